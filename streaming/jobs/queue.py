@@ -1,6 +1,6 @@
-"""The door to the queue: put a job, cancel it, follow it. What an API process may do to the work.
+"""Producer side of the queue: API and offline processes put jobs, cancel them and subscribe to their tokens.
 
-A put is one atomic script and may be repeated with the same job id, so a lost reply never makes a second job.
+A put is one atomic script and idempotent by the job's id, so a retry after a lost reply never makes a second job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from streaming.jobs.cards import ModelCard
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.quotas import NAMES, Quotas
-from streaming.jobs.reservation import owed_bytes
+from streaming.jobs.reservation import reserved_bytes
 from streaming.keys import partition_key
 from streaming.redis.batcher import ScriptBatcher
 from streaming.redis.client import Call, RedisClient
@@ -41,7 +41,7 @@ PUT_RETRY_DELAY_S = 0.05
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """A job that will reach a final state. `joined`: its idempotency key led to a job that was there already."""
+    """An accepted job. `joined`: its idempotency key belongs to a job that existed already."""
 
     id: str
     waiting: int = 0
@@ -49,22 +49,22 @@ class Accepted(msgspec.Struct, frozen=True):
     created_ms: int = 0
     joined: bool = False
     state: JobState = JobState.QUEUED
-    """Of a job that was there already: as the put found it."""
+    """Of a job that existed already: its state at the put."""
     attempts: int = 0
     epoch: int = 0
-    """Of its partition, for event ids; 0: not asked for, because the request waits."""
+    """Of its partition, for event ids; 0: not read, because the request waits."""
 
 
 class Queue:
-    """Many may share a wire; what is asked through one of them goes to Redis together. With a `headroom`, a job is
-    refused whose output would not fit into the store beside what is owed to others."""
+    """Queue client; coalesces concurrent calls. Many may share a RedisClient. With a `headroom`, it refuses jobs whose
+    output would not fit into the store's memory beside what is reserved for others."""
 
     def __init__(self, wire: RedisClient, headroom: Headroom | None = None) -> None:
         self._wire, self._headroom, self._quotas = wire, headroom, Quotas(wire)
         self._puts, self._follows = ScriptBatcher(wire, "put"), ScriptBatcher(wire, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
-        """A fresh job id. The partition follows from tenant and key, so that equal keys meet in one place."""
+        """Make a job id. An idempotency key determines the partition, so that equal keys meet in one partition."""
         count = self._wire.settings.partitions
         if idempotency_key:
             return new_job_id(digest_partition(idempotency_digest(tenant, idempotency_key), count))
@@ -81,12 +81,17 @@ class Queue:
         refusal: str = "",
         quota: QuotaSettings = UNLIMITED,
     ) -> Accepted:
-        """Accept a job for good. `digest` identifies the request body for the idempotency check, `card` says how much
-        the job may write, `quota` how much its tenant may keep. With a `refusal`, why there is no room, only a job is
-        answered that the idempotency key leads to: whoever comes back for it needs no room.
+        """Accept a job.
+
+        Args:
+            digest: Of the request body, for the idempotency check.
+            must_run: Refuse the job unless a worker is idle.
+            card: Of the job's model, to estimate how much the job may write.
+            refusal: Why there is no room. Then only the existing job of the idempotency key is returned.
+            quota: The tenant's storage quota.
 
         Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, NoCapacity (only if must_run), KeyReused, Unavailable
-        (then nothing can be said about the job: it may be there, but the same idempotency key will find it).
+        (then the job may exist; a retry with the same idempotency key finds it).
         """
         try:
             if refusal:
@@ -109,13 +114,13 @@ class Queue:
         return self._accepted(job, answer)
 
     async def _put(self, partition: int, args: Sequence[str | bytes | int]) -> Sequence[Any]:
-        """Once more after a lost connection (the script knows a repetition by the job's id). Raises Unavailable."""
+        """Retry once after a lost connection: the script recognises a retry by the job's id. Raises Unavailable."""
         call = partial(self._puts.call, partition, *args)
         answer: Sequence[Any] = await retry(call, ExpectedErrors(Unavailable), (PUT_RETRY_DELAY_S,))
         return answer
 
     async def _join(self, job: Job, key: str, digest: str) -> Accepted | None:
-        """The job an idempotency key leads to; None if it is free. Raises KeyReused, Unavailable."""
+        """Find the job of an idempotency key; None if the key is free. Raises KeyReused, Unavailable."""
         args = (job.tenant, idempotency_digest(job.tenant, key), digest, "1" if job.reply_to else "")
         answer = await self._wire.call("join", self._partition(job.id), *args)
         return None if answer[0] == b"free" else self._accepted(job, answer)
@@ -123,9 +128,9 @@ class Queue:
     async def put_parts(
         self, jobs: Sequence[Job], cards: Mapping[str, ModelCard] | None = None
     ) -> list[Accepted | LaneFull | StoreFull]:
-        """Accept many in one round trip, as parts of something that is listed by itself; what happened to each. Those
-        that fit are accepted, also behind one that does not. Their ids must be the same each time, so that all of it
-        may be repeated. `cards` are the models', by name. Raises Unavailable."""
+        """Accept many lines of a batch in one round trip, as jobs that job lists omit; returns the result of each. A
+        refused job does not affect those behind it. The call is idempotent if a retry uses the same ids. `cards`: by
+        model name. Raises Unavailable."""
         calls: list[Call] = []
         reserved: list[Reservation] = []
         refused: dict[str, StoreFull] = {}
@@ -179,22 +184,22 @@ class Queue:
         part: bool = False,
         card: ModelCard | None = None,
     ) -> tuple[Call, Reservation]:
-        """The call, and the room it has reserved. Raises StoreFull, NeverFits."""
+        """Build the call and reserve its memory. Raises StoreFull, NeverFits."""
         settings, partition, body = self._wire.settings, self._partition(job.id), encode(job)
         key = idempotency_digest(job.tenant, key) if key else ""
-        owed = owed_bytes(job, card)
+        may_write = reserved_bytes(job, card)
         reserved = Reservation()
         if self._headroom is not None:
-            reserved = self._headroom.reserve(partition, len(body), owed, part=part)
+            reserved = self._headroom.reserve(partition, len(body), may_write, part=part)
         args = (
             job.id, body, job.tenant, job.model, job.priority, job.reply_to, _or_empty(job.max_queue_ms),
             _or_empty(job.deadline_ms), key, digest, settings.lane_limit, "1" if must_run else "", settings.retention_s,
-            "1" if part else "", job.events, encode_metadata(job.metadata), owed, _or_empty(reserved.most_owed),
+            "1" if part else "", job.events, encode_metadata(job.metadata), may_write, _or_empty(reserved.max_reserved),
         )  # fmt: skip
         return ("put", partition, args), reserved
 
     async def ended(self, job_ids: Iterable[str]) -> list[str]:
-        """Those of these jobs that have ended, or are not kept. Raises Unavailable."""
+        """Filter ids: those of jobs that have ended or are no longer kept. Raises Unavailable."""
         parts: dict[int, list[str]] = {}
         for job_id in job_ids:
             parts.setdefault(self._partition(job_id), []).append(job_id)
@@ -202,7 +207,7 @@ class Queue:
         return [job_id.decode() for answer in answers for job_id in answer]
 
     async def known(self, job_ids: Sequence[str]) -> list[str]:
-        """Those of these jobs that are kept, whatever their state. Raises Unavailable."""
+        """Filter ids: those of jobs that are kept, in any state. Raises Unavailable."""
         pipeline = self._wire.redis.pipeline(transaction=False)
         for job_id in job_ids:
             pipeline.exists(partition_key(self._partition(job_id), "job", job_id))
@@ -211,7 +216,7 @@ class Queue:
         return [job_id for job_id, there in zip(job_ids, found, strict=True) if there]
 
     async def stop(self, job_ids: Sequence[str], *, waiting_only: bool) -> list[JobState | None]:
-        """Cancel many, or only those nobody has begun; the states they were found in, None for one that is not kept.
+        """Cancel many jobs, or only the queued ones; returns the states they were found in, None for an unknown job.
 
         Raises Unavailable.
         """
@@ -220,7 +225,7 @@ class Queue:
         return [None if answer == b"unknown" else _state(answer) for answer in answers]
 
     async def shorten_retention(self, job_ids: Iterable[str], seconds: int) -> None:
-        """Keep the records of ended jobs only so long: what they hold is kept elsewhere. Raises Unavailable."""
+        """Let the records of ended jobs, whose results are stored elsewhere, expire sooner. Raises Unavailable."""
         pipeline = self._wire.redis.pipeline(transaction=False)
         for job_id in job_ids:
             pipeline.expire(partition_key(self._partition(job_id), "job", job_id), seconds, lt=True)
@@ -228,21 +233,21 @@ class Queue:
             await pipeline.execute()
 
     async def cancel(self, job_id: str) -> JobState:
-        """Cancel a job; returns the state it was found in. Waiting jobs have ended on return, running ones will in a
-        step. Raises UnknownJob, Unavailable."""
+        """Cancel a job; returns the state it was found in. A queued job has ended on return, a running one ends within
+        an engine step. Raises UnknownJob, Unavailable."""
         return self._state(await self._wire.call("cancel", self._partition(job_id), job_id))
 
     async def abandon(self, job_id: str, address: str) -> bool:
-        """Say that no client of the process at `address` waits for a job any more. It is cancelled, and its idempotency
-        key is free again, unless other processes follow it or a request that did not wait was told its id.
+        """Cancel a job because the last client of the process at `address` disconnected, and free its idempotency key;
+        but keep the job if other processes follow it or a client that does not wait has its id.
 
-        Returns whether it ends by this. Raises UnknownJob, Unavailable.
+        Returns whether the job ends by this. Raises UnknownJob, Unavailable.
         """
         answer = await self._wire.call("cancel", self._partition(job_id), job_id, "", address)
         return answer != b"kept" and not self._state(answer).final
 
     async def follow(self, job_id: str, address: str, *, joining: bool = False) -> JobState:
-        """Have a job's coming tokens sent to `address` too; returns its state.
+        """Subscribe `address` to a job's coming tokens; returns the job's state.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
@@ -252,7 +257,7 @@ class Queue:
         return self._state(answer)
 
     async def reset(self, job_id: str, resets: int) -> int:
-        """Begin a new epoch of a job's events, unless another reader did since `resets` was read; the resets now.
+        """Begin a new epoch of a job's events, unless another reader did since `resets` was read; returns the resets.
 
         Raises UnknownJob, Unavailable.
         """
@@ -275,7 +280,7 @@ class Queue:
 
 
 def _exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Sequence[int | str]) -> QuotaExceeded:
-    """What a put was refused for: by all that is kept, wherever it is."""
+    """The error of a put that a quota refused, with the usage of all partitions."""
     name, limits = NAMES[answer[1].decode()], (quota.jobs, quota.job_bytes, quota.result_bytes)
     place = ("jobs", "job_bytes", "result_bytes").index(name)
     limit = limits[place] or 0
@@ -288,7 +293,7 @@ def _brought_work(answer: Sequence[Any]) -> bool:
 
 
 def _state(answer: bytes) -> JobState:
-    """A state that cannot be read is that of a job which fails as soon as its record is read."""
+    """Decode a state; a malformed one counts as failed, because the job fails when its record is read."""
     try:
         return JobState(answer.decode())
     except ValueError:

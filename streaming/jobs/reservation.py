@@ -1,6 +1,6 @@
-"""How many bytes of the store an accepted job may still fill: its log while it runs, and its record when it ends.
+"""Memory reservation: estimates the most bytes that an accepted job may still write: its log, then its record.
 
-Admission reserves them (`streaming/store/memory.py`), so that what was accepted fits into the store until it has ended.
+Admission reserves them (`streaming/store/memory.py`), so that every accepted job fits into the store until its end.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ JOB = 1536
 """Beside its tokens: fields of its hash that come with claim and end, its places in streams and sets."""
 
 
-def owed_bytes(job: Job, card: ModelCard | None = None) -> int:
-    """What a job may write from its acceptance to its end. `card`: what is known of its model."""
+def reserved_bytes(job: Job, card: ModelCard | None = None) -> int:
+    """The most bytes that a job may write from its acceptance to its end. `card`: of its model, if one is known."""
     sampling = job.sampling
     each = TOKEN
     if sampling.logprobs is not None:

@@ -1,9 +1,9 @@
-"""Access rules of the store: what the processes of each role may do in Redis, as the users of an ACL file.
+"""Access control of the store: generates a Redis ACL file with one user per role, each with the least rights it needs.
 
-A rule allows commands, key patterns and channels by name; the server refuses everything else (NOPERM). The rules are
-derived: from the source of each script the commands it runs and the keys and channels it touches; from the tables here
-what a role sends besides. A script runs with the rights of the user who sent it, so a role's password opens what its
-own scripts need and no more: docs/operations.md says what that is.
+A rule allows commands, key patterns and channels by name; the server refuses everything else (NOPERM). The commands,
+keys and channels of each script are derived from its source; the tables here list what a role sends besides. A script
+runs with the rights of the user who sent it, so a role's password allows what its own scripts need and no more
+(docs/operations.md).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SCRIPTS: Mapping[str, frozenset[str]] = {
 
 LANES = ("lane", "retry", "suspects")
 FIELD_KINDS: Mapping[str, tuple[str, ...]] = {"lane": LANES, "idem": ("idem",)}
-"""Fields of a job's record that hold a key, and what kinds of key these are: a script that reads one may use it."""
+"""Fields of a job's record that hold a key, and the kinds of that key: a script that reads one may use the key."""
 ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
-"""Scripts that are given a key as an argument."""
+"""Scripts that take a key as an argument, and the kinds of that key."""
 
 CONNECTION = frozenset(
     {
@@ -57,7 +57,7 @@ CONNECTION = frozenset(
         "command",
     }
 )
-"""What every process sends, whatever it does, and what the client library sends for it."""
+"""Commands of every connection, redis-py's own among them."""
 
 COMMON_COMMANDS: Mapping[str, frozenset[str]] = {
     "hmget": frozenset({"store"}),
@@ -100,11 +100,11 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "zrangebyscore": frozenset({"expiring"}),
         "hmget": frozenset({"batch"}),
         "hgetall": frozenset({"card"}),
-        "incrby": frozenset({"redelivery"}),  # as the client library says INCR
+        "incrby": frozenset({"redelivery"}),  # redis-py sends INCR as INCRBY
         "del": frozenset({"redelivery"}),
     },
 }  # fmt: skip
-"""What a role sends without a script besides."""
+"""Further commands that a role sends without a script, and the kinds of key they are for."""
 
 SUBSCRIBED: Mapping[str, tuple[str, ...]] = {
     "api": ("api", "pools"),
@@ -112,7 +112,7 @@ SUBSCRIBED: Mapping[str, tuple[str, ...]] = {
     "scheduler": ("scheduler",),
     "offline": (),
 }
-"""The channels that processes of a role listen to."""
+"""The channels that the processes of a role subscribe to."""
 
 BROKER_COMMANDS = frozenset(
     {
@@ -135,7 +135,7 @@ BROKER_COMMANDS = frozenset(
         *("zrange", "zrevrangebyscore", "pexpire", "set", "get", "del", "exists", "evalsha", "script|load"),
     }
 )
-"""What Celery sends to its broker, where that is the same Redis."""
+"""Commands that Celery sends to its broker, where that is the same Redis."""
 
 CALL = re.compile(r"redis\.p?call\(([^,)]*)(?:, *'([A-Z]+)')?")
 PUBLISH = re.compile(r"'PUBLISH', (?:CHANNEL \.\. '(\w+):)?")
@@ -143,10 +143,10 @@ WITH_SUBCOMMAND = frozenset({"xgroup", "xinfo"})
 
 
 def acl_file() -> str:
-    """The users, one on a line. All but `probe` are off and have no password: whoever deploys gives them theirs.
+    """The ACL file: one user per line. All but `probe` are off and without a password: the deployment sets these.
 
     `default` stays off, so that a connection without a login may do nothing. `probe` needs no password, for health
-    checks, and may only ping. `operator` is for people: `penstock ps`, `store` and `doctor`, and `penstock up`.
+    checks, and may only ping. `operator` is for operators: `penstock ps`, `store` and `doctor`, and `penstock up`.
     """
     users = [_user("default", ["off"], (), (), ()), _user("probe", ["on", "nopass"], ("ping",), (), ())]
     users += [_role_user(role) for role in SCRIPTS]
@@ -157,11 +157,10 @@ def acl_file() -> str:
 
 def _role_user(role: str) -> str:
     keys = {_pattern(kind) for kind in _kinds(role)}
-    # EVALSHA names one key: what all keys of the partition, or of the fleet, begin with.
+    # EVALSHA names one key: the common prefix of all keys of the partition, or of the fleet.
     keys |= {_any_partition(""), prefix(FLEET_SLOT)}
     user = _user(role, ["off"], _commands(role), keys, [_channel(kind) for kind in _channels(role)])
-    # A first start looks whether an earlier version has used the store: keys of others too, and nothing but whether
-    # they are there.
+    # A first start checks whether an earlier version has used the store: EXISTS on keys of other roles too.
     fixed = {_pattern(key.name) for key in (*CATALOGUE, *FLEET) if "{}" not in key.pattern}
     user += f" (+exists {_words('~', fixed)})"
     if role == "offline":
@@ -183,7 +182,7 @@ def _words(sign: str, names: Iterable[str]) -> str:
 
 
 def _commands(role: str) -> frozenset[str]:
-    """Every command that its processes send, or that their scripts run."""
+    """Every command that the role's processes send, or that their scripts run."""
     found = {*CONNECTION, *COMMON_COMMANDS, *COMMANDS[role]}
     for script in SCRIPTS[role]:
         found |= script_commands(script)
@@ -193,7 +192,7 @@ def _commands(role: str) -> frozenset[str]:
 
 
 def _operator_commands() -> frozenset[str]:
-    """What the commands of `penstock` send besides, and the scripts that they and the pools of `penstock up` run."""
+    """Further commands of the command line, and of the scripts that it and the pools of `penstock up` run."""
     return (
         script_commands("share")
         | script_commands("condemn")
@@ -211,7 +210,7 @@ def _operator_commands() -> frozenset[str]:
 
 
 def _kinds(role: str) -> frozenset[str]:
-    """The kinds of key they touch."""
+    """The kinds of key that the role uses."""
     found = {kind for table in (COMMON_COMMANDS, COMMANDS[role]) for kinds in table.values() for kind in kinds}
     for script in SCRIPTS[role]:
         found |= script_kinds(script)
@@ -226,7 +225,7 @@ def _channels(role: str) -> frozenset[str]:
 
 @cache
 def _sources() -> dict[str, str]:
-    """Each script with what it uses of the shared functions, and of the catalogue, and without comments."""
+    """The source of each assembled script, without comments."""
     return {name: re.sub(r"--.*", "", script.source) for name, script in load_scripts().items()}
 
 
@@ -241,7 +240,7 @@ def script_commands(script: str) -> frozenset[str]:
 
 
 def script_kinds(script: str) -> frozenset[str]:
-    """The kinds of key a script touches: by their functions, by what a record says, or because it is given one."""
+    """The kinds of key that a script uses: by their functions, by fields of a record, or as an argument."""
     source = _sources()[script]
     found = {key.name for key in (*CATALOGUE, *FLEET) if f"local function {key.name}_key(" in source}
     found.update(ARGUMENT_KINDS.get(script, ()))
@@ -252,8 +251,7 @@ def script_kinds(script: str) -> frozenset[str]:
 
 
 def script_channels(script: str) -> frozenset[str]:
-    """The kinds of channel a script publishes on. An address without a kind is one that a reader gave: an API
-    process's."""
+    """The kinds of channel that a script publishes on. An address without a kind is a reader's: an API process's."""
     return frozenset(kind or "api" for kind in PUBLISH.findall(_sources()[script]))
 
 

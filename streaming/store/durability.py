@@ -1,4 +1,4 @@
-"""Whether a server can keep the level of durability that is asked of it: what is wanting, how bad, and how to mend it.
+"""Durability check: compares a Redis server's configuration with the required level, and names each fix.
 
 | level | Redis process lost | power cut             | Redis host lost or cut off   | needs                            |
 |-------|--------------------|-----------------------|------------------------------|----------------------------------|
@@ -7,9 +7,9 @@
 | D2    | nothing is lost    | nothing               | down until it is back        | append-only file, fsync always   |
 | D3    | nothing is lost    | nothing, for one host | nothing that was answered    | as D1, and a replica             |
 
-At D3 an answer to put, cancel or finish is given only once a replica has what was written (`RedisClient.calls`);
-until then it is Unavailable. The job may still run: the same idempotency key finds it. A worker repeats a finish until
-a replica has it or another worker has the job.
+At D3 `RedisClient.calls` answers put, cancel and finish only once a replica has the write, and raises Unavailable if
+none has it in time. The job may still run: the same idempotency key finds it. A worker repeats a finish until a replica
+has it or another worker has the job.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ FSYNC: dict[Durability, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """One thing a server lacks. `fatal`: the level cannot be kept at all; else it is kept, but not as well or as surely
-    as it could be."""
+    """One setting that a server lacks. `fatal`: the level cannot be kept without it; else this is a warning."""
 
     key: str
     found: str
@@ -45,7 +44,7 @@ class Shortfall:
 
 
 def shortfalls(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
-    """Everything wanting, from the facts `RedisClient.inspect` gives; the fatal first."""
+    """List every shortfall by the facts of `RedisClient.inspect`, the fatal ones first."""
     found = [*_version(facts), *_eviction(level, facts), *_file(level, facts), *_replicas(level, facts)]
     return sorted(found, key=lambda shortfall: not shortfall.fatal)
 
@@ -97,8 +96,8 @@ def _replicas(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
 
 
 async def check_level(wire: RedisClient) -> list[str]:
-    """Warnings for the operator. Raises ConfigError if a server cannot keep `redis.durability`, Unavailable if it does
-    not answer (yet)."""
+    """Check all servers; returns warnings for the operator. Raises ConfigError if a server cannot keep
+    `redis.durability`, Unavailable if it does not answer (yet)."""
     level, warnings = wire.settings.durability, []
     for facts in await wire.servers():
         server = f"{facts['place']}: " if facts["place"] else ""

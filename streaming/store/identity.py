@@ -1,7 +1,7 @@
-"""The identity of a store: its format version, its number of partitions and its deployment id.
+"""Store identity: format version, number of partitions and deployment id, which every process checks at its start.
 
-The first process that uses an empty store writes all three, in one step; every later process compares them with its
-own before it does anything else. A store that differs is refused with the fix.
+The first process that uses an empty store writes all three atomically; every later process compares them with its own
+before any other use. A process refuses a store that differs, and its error names the fix.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from streaming.redis.failures import translated
 from streaming.settings import RedisSettings
 
 FORMAT = 1
-"""The version of everything in the store: keys, messages, and what scripts read and write. Every change of these raises
-it, for a process of one version must not work on a store of another."""
+"""The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must
+raise it, because a process of one version must not work on a store of another."""
 FORMAT_DIGEST = "b903ded325873f54"
-"""Digest of what FORMAT stands for; tests/streaming/store/test_identity.py computes it and fails when it changes."""
+"""Digest of everything that FORMAT versions; tests/streaming/store/test_identity.py fails when it changes."""
 
 LOST_S = 5.0
-"""How long a starting process waits for a running one to write a lost identity again, before it takes the store for one
-of an earlier version. Running processes look every two seconds."""
+"""How long a starting process waits for a running one to write a lost identity again, before it treats the store as one
+of an earlier version. Running processes check every two seconds."""
 POLL_S = 0.25
 
 RESET = "stop Penstock, then `penstock store reset --yes`, which deletes everything Penstock keeps in it"
@@ -35,17 +35,17 @@ RESET = "stop Penstock, then `penstock store reset --yes`, which deletes everyth
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a store says it is."""
+    """The identity that a store holds."""
 
     format: int
     partitions: int
     deployment: str
-    """Random: another store, or the same one emptied, has another."""
+    """Random: another store, or the same one after it was emptied, has another id."""
 
 
 async def enter_store(wire: RedisClient) -> Identity:
-    """Compare the store's identity with this process's settings; an empty store gets one. One round trip, except for
-    the first process of all. Raises ConfigError if this process must not use the store, Unavailable."""
+    """Compare the store's identity with this process's settings; give an empty store one. Takes one round trip, except
+    in the first process. Raises ConfigError if this process must not use the store, Unavailable."""
     found = await read_identity(wire)
     if found is None and await _is_used(wire):
         found = await _awaited(wire)
@@ -57,15 +57,15 @@ async def enter_store(wire: RedisClient) -> Identity:
 
 
 async def identify(wire: RedisClient) -> Identity:
-    """The store's identity, which is written if it has none, as after FLUSHALL or a failover that lost it. It then
-    has a new deployment id, so that a folder with the former one shows that the store has lost data. Raises
+    """Read the store's identity, or write one if it has none, as after FLUSHALL or a failover that lost it. The new
+    deployment id differs from the one in the files folder, which shows that the store has lost data. Raises
     Unavailable."""
     args = (FORMAT, wire.settings.partitions, new_deployment_id())
     return _parsed(await wire.call("identify", FLEET_SLOT, *args))
 
 
 async def read_identity(wire: RedisClient) -> Identity | None:
-    """The store's identity; None if it has none. Raises Unavailable."""
+    """Read the store's identity; None if it has none. Raises Unavailable."""
     with translated():
         fields = await cast(
             Awaitable[list[Any]],
@@ -87,8 +87,8 @@ def check_identity(identity: Identity, settings: RedisSettings) -> None:
 
 
 def disagreement(deployment: str, owner: str, folder: Path) -> str:
-    """What is wrong, and the fix, if a folder of files is not that of the store's deployment; else "". `owner`: the
-    deployment whose files these are, "" if nobody has said so."""
+    """Describe the problem and the fix if the files folder belongs to another deployment than the store; else "".
+    `owner`: the deployment noted in the folder, "" if there is none."""
     if owner == deployment:
         return ""
     whose = f"belongs to deployment {owner}" if owner else "has files and does not say which deployment they belong to"
@@ -127,7 +127,7 @@ async def _is_used(wire: RedisClient) -> bool:
 
 
 async def _awaited(wire: RedisClient) -> Identity | None:
-    """The identity, once a running process has written it: it may be about to, and after a loss it does so again."""
+    """Wait for a running process to write the identity, at its start or again after a loss; None after LOST_S."""
     for _ in range(round(LOST_S / POLL_S)):
         if (found := await read_identity(wire)) is not None:
             return found

@@ -1,12 +1,12 @@
-"""How much room the store has left: jobs are refused while what is accepted can still be finished.
+"""Memory admission control: refuses new jobs early enough that the store has memory left to finish the accepted ones.
 
-A full store refuses every write that needs memory, but for the scripts that end what was accepted. So admission stops
-earlier: beside the memory in use it counts what accepted jobs may still write (`streaming/jobs/reservation.py`), which
-`put` reserves and the end of a job gives back. `put` itself compares, so several processes do not reserve the same
-room; a process also counts what it has reserved since its last look: partitions of a server share its memory and each
-`put` sees only its own. A job that would not fit into an idle store is refused for good (`NeverFits`). Between two
-looks processes that put into different partitions of one server may each reserve the same room once; what is left above
-ADMISSION_SHARE, and the next look, are there for that.
+A full store refuses every write that needs memory, except by the scripts that finish accepted work. So admission stops
+earlier: besides the memory in use it counts the bytes that accepted jobs may still write
+(`streaming/jobs/reservation.py`), which `put` reserves and a job's end returns. `put` checks the limit itself, so that
+several processes do not reserve the same memory; a process also counts its own reservations since its last check,
+because the partitions of a server share its memory and each `put` sees only its own. A job that would not fit into an
+empty store is refused for good (`NeverFits`). Between two checks, processes that put into different partitions of one
+server may reserve the same memory once; the margin above ADMISSION_SHARE covers that until the next check.
 """
 
 from __future__ import annotations
@@ -23,51 +23,52 @@ log = logging.getLogger(__name__)
 
 ADMISSION_SHARE = 0.8
 BATCH_LINE_SHARE = 0.7
-"""The same for lines of batches: what they would take beyond it is left to those who wait for their answer."""
+"""The same for lines of batches: the rest is left to requests whose clients wait."""
 IDLE_SHARE, IDLE_BYTES = 0.02, 2 << 20
-"""What a store without jobs is expected to hold beside what the server used at its start: connections, scripts, keys of
-processes. A job that needs more than is left beside them would wait for ever."""
+"""Expected memory of a store without jobs, beyond what the server used at its start: connections, scripts, keys of
+processes. A job that needs more than the rest could never be accepted."""
 MIN_LOOK_INTERVAL_S, MAX_LOOK_INTERVAL_S = 0.2, 2.0
-"""Between two looks: near ADMISSION_SHARE, and where there is no limit. What a flood brings meanwhile must fit above
-that share: a second was too long for 10 MB/s into 16 MB."""
+"""Between two checks: near ADMISSION_SHARE, and where there is no limit. A flood of requests between them must fit
+above that share: a second was too long for 10 MB/s into 16 MB."""
 MAX_INFLOW_BYTES_PER_S = 100 << 20
-"""Bytes a second that are never expected to come faster."""
+"""The highest expected inflow."""
 
 
 @dataclass(slots=True)
 class Share:
-    """One server as it was at the last look."""
+    """One server's memory at the last check."""
 
     memory: ServerMemory
     taken: int = 0
-    """Reserved by this process since then."""
+    """Bytes reserved by this process since then."""
 
 
 @dataclass(slots=True)
 class Reservation:
-    """Room that one put has reserved."""
+    """Memory that one put has reserved."""
 
-    most_owed: int | None = None
-    """The most that all jobs of its partition may then owe, for `put` to hold against what they do owe; None: there is
-    no limit."""
+    max_reserved: int | None = None
+    """The most bytes that all jobs of the partition may reserve together, which `put` checks; None: there is no
+    limit."""
     share: Share | None = None
-    """Of which server, as of the look that the room was reserved by; a later look counts anew."""
+    """The server, as of the check that the reservation was made by; a later check counts anew."""
     size: int = 0
 
     def give_back(self) -> None:
-        """The put has brought nothing into the store. Idempotent."""
+        """Undo the reservation of a put that has added no job. Idempotent."""
         if self.share is not None:
             self.share.taken -= self.size
             self.share = None
 
 
 class Headroom:
-    """One per process that accepts jobs. As it was at the last look; room is taken to be there before the first."""
+    """Free memory of the store as of the last check, in a process that accepts jobs; before the first check it is
+    assumed to suffice."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self.reason = ""
-        """Why nothing may be accepted, for people; "" while there is room."""
+        """Why no job may be accepted, for operators; "" while there is room."""
         self._memories: list[ServerMemory] = []
         self._shares: dict[int, Share] = {}
         """By partition."""
@@ -78,7 +79,7 @@ class Headroom:
         return bool(self.reason)
 
     async def look(self) -> None:
-        """Ask every primary. Raises Unavailable."""
+        """Read the memory figures of every primary. Raises Unavailable."""
         self._memories = await self._wire.memory()
         self._shares = {}
         for memory in self._memories:
@@ -89,13 +90,13 @@ class Headroom:
         self.reason = reason
 
     async def keep_looking(self) -> None:
-        """Look for ever, whatever Redis does."""
+        """Check in a loop until cancelled, also while Redis is unavailable."""
         expected = ExpectedErrors(Unavailable, log.debug, "memory as it was: %s")
         await run_periodically(self.look, lambda: next_look_s(self._memories), expected)
 
     def reserve(self, partition: int, size: int, owed: int, *, part: bool = False) -> Reservation:
-        """Room for a job of `size` bytes that may write `owed` more, to be given back unless the put is answered with
-        `queued`. Raises StoreFull; NeverFits."""
+        """Reserve memory for a job of `size` bytes that may write `owed` more. The caller must undo it unless `put`
+        answers `queued`. Raises StoreFull; NeverFits."""
         share = self._shares.get(partition)
         if share is None or not share.memory.allowed:
             return Reservation(size=size + owed)
@@ -109,7 +110,7 @@ class Headroom:
         return Reservation(share.memory.owed[partition] + room, share, size + owed)
 
     def fits(self, partition: int, needed: int, *, part: bool = False) -> bool:
-        """Whether a job that needs so many bytes would get them now, or would be refused for good."""
+        """Whether a job of `needed` bytes can be decided now: it would be accepted, or refused for good."""
         share = self._shares.get(partition)
         if share is None or not share.memory.allowed:
             return True
@@ -118,17 +119,17 @@ class Headroom:
 
 
 def room_of(memory: ServerMemory, most: float = ADMISSION_SHARE) -> int:
-    """Bytes that new jobs may bring and write, until this share of the memory is taken."""
+    """Bytes left for new jobs until the share `most` of the memory is used or reserved."""
     return int(most * memory.allowed) - memory.used - sum(memory.owed.values())
 
 
 def max_job_bytes(memory: ServerMemory, most: float = ADMISSION_SHARE) -> int:
-    """Bytes that one new job may bring and write into a store that holds no other."""
+    """The most bytes that one job may use in a store without other jobs."""
     return int((most - IDLE_SHARE) * memory.allowed) - IDLE_BYTES - memory.at_start
 
 
 def next_look_s(memories: Iterable[ServerMemory]) -> float:
-    """Seconds in which no flood can fill the fullest server: it is soon enough to look again then."""
+    """Seconds until the next check: no flood can fill the fullest server before."""
     room = min(
         (room_of(memory) for memory in memories if memory.allowed), default=MAX_LOOK_INTERVAL_S * MAX_INFLOW_BYTES_PER_S
     )
@@ -136,7 +137,7 @@ def next_look_s(memories: Iterable[ServerMemory]) -> float:
 
 
 def full_reason(memories: Iterable[ServerMemory]) -> str:
-    """What is said of the fullest server; "" if all that have a limit have room."""
+    """Describe the fullest server; "" if all servers with a limit have room."""
     fullest = min((memory for memory in memories if memory.allowed), key=_left, default=None)
     return "" if fullest is None or room_of(fullest) > 0 else _said_of(fullest)
 

@@ -1,7 +1,7 @@
-"""StoreMonitor: checks, for as long as a process lives, that its store is the right one and can keep what is promised.
+"""Store monitor: checks at intervals that the store has the right identity and keeps the required durability.
 
-A store does not stay what it was at the start: Sentinel may promote a replica that evicts or has no append-only file,
-somebody may empty it, or change its settings.
+A store may change while a process runs: Sentinel may promote a replica that evicts keys or has no append-only file, an
+operator may empty the store or change its settings.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from streaming.store.identity import LOST_S, Identity, check_identity, enter_sto
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 2.0
-"""Between two looks at which servers these are, and at the store's identity: two small commands."""
-CHECK_S = 20.0
+"""Between two checks of the servers' run ids and of the store's identity: two small commands."""
+CHECK_INTERVAL_S = 20.0
 """Between two checks of the settings of servers that have not changed."""
 ENTER_RETRY_DELAY_S, ENTER_TIMEOUT_S = 0.25, LOST_S + 1.0
 
 NOT_CHECKED = "the store has not been checked yet"
-WRONG_STORE = "the store is not one that this server may use; whoever runs it finds the reason in its log"
-SHORTFALL = "the store cannot keep what is accepted; whoever runs this server finds the reason in its log"
+WRONG_STORE = "the store is not one that this server may use; the operator of this server finds the reason in its log"
+SHORTFALL = "the store cannot keep what is accepted; the operator of this server finds the reason in its log"
 
 
 class StoreMonitor:
-    """One per process. Nothing may be accepted while `reason` is not empty."""
+    """Monitor of one process's store. The process must accept no work while `reason` is not empty."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self.entered = asyncio.Event()
-        """Set once the store was found to be one this process may use."""
+        """Set once this process may use the store."""
         self.deployment = ""
-        """The store's deployment id as of the last look."""
+        """The store's deployment id as of the last check."""
         self._refusal: ConfigError | None = None
         self._shortfall: ConfigError | None = None
         self._warnings: list[str] = []
@@ -48,33 +48,32 @@ class StoreMonitor:
 
     @property
     def reason(self) -> str:
-        """Why the store may be given no work now, for people; "" while it may."""
+        """Why the store must get no work now, for operators; "" while it may."""
         error = self._refusal or self._shortfall
         return str(error) if error else "" if self.entered.is_set() else NOT_CHECKED
 
     @property
     def brief(self) -> str:
-        """The same for clients, whom the settings of the deployment do not concern: the log and `penstock doctor` say
-        what to do."""
+        """The same for clients, without the deployment's settings, which only the log and `penstock doctor` show."""
         if self._refusal:
             return WRONG_STORE
         return SHORTFALL if self._shortfall else self.reason
 
     async def enter(self) -> None:
-        """Compare the store's identity with the settings, before anything else is done with it. Raises ConfigError if
-        this process must not use it, Unavailable."""
+        """Compare the store's identity with the settings, before any other use of it. Raises ConfigError if this
+        process must not use the store, Unavailable."""
         self.deployment = (await enter_store(self._wire)).deployment
         self._refuse(None)
         self.entered.set()
 
     async def try_to_enter(self) -> None:
-        """Enter now if Redis answers soon; if not, `keep_looking` does so later. Raises ConfigError."""
+        """Enter if Redis answers within ENTER_TIMEOUT_S; else `keep_looking` does so later. Raises ConfigError."""
         with contextlib.suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(ENTER_TIMEOUT_S):
                 await self.enter()
 
     async def require(self) -> None:
-        """Enter if that is still to be done, and look. Raises ConfigError if the store may be given no work,
+        """Enter the store unless that was done, and check it. Raises ConfigError if the store must get no work,
         Unavailable."""
         if not self.entered.is_set():
             await self.enter()
@@ -83,17 +82,17 @@ class StoreMonitor:
             raise error
 
     async def look(self) -> None:
-        """Check the store's identity, and the settings of its servers if these are others than before or CHECK_S is
-        over. Raises Unavailable."""
+        """Check the store's identity, and its servers' settings if the servers have changed or CHECK_INTERVAL_S has
+        passed. Raises Unavailable."""
         self._verify(await read_identity(self._wire) or await identify(self._wire))
         servers = await self._wire.run_ids()
-        if servers == self._servers and time.monotonic() - self._checked_at < CHECK_S:
+        if servers == self._servers and time.monotonic() - self._checked_at < CHECK_INTERVAL_S:
             return
         await self._check_level()
         self._servers, self._checked_at = servers, time.monotonic()
 
     async def keep_looking(self) -> None:
-        """For ever, whatever Redis does."""
+        """Check in a loop until cancelled, also while Redis is unavailable."""
         await run_periodically(
             self._enter_and_look,
             lambda: LOOK_INTERVAL_S if self.entered.is_set() else ENTER_RETRY_DELAY_S,
@@ -101,7 +100,7 @@ class StoreMonitor:
         )
 
     async def _enter_and_look(self) -> None:
-        """If Redis was away at the start, this process serves already: it refuses work instead of ending."""
+        """Enter after a start without Redis: this process serves already, so it refuses work instead of ending."""
         try:
             if not self.entered.is_set():
                 await self.enter()

@@ -1,7 +1,7 @@
-"""What a store holds, counted, and its end: every key of Penstock deleted, in slices, on one server or on a cluster.
+"""Store reset: counts what a store holds, and deletes every key of Penstock, in slices, on one server or a cluster.
 
-Neither looks at the store's format: a store of another version is counted by the names of its keys, as far as these
-are the same.
+Both ignore the store's format: a store of another version is counted by the names of its keys, as far as these are the
+same.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SIZES = {
     "outbox": ("XLEN", "events"),
     "hook_due": ("ZCARD", "webhooks"),
 }
-"""By kind of key: the command that tells how much is in it, and what that is added to."""
+"""By kind of key: the command that returns its size, and the field of Contents that it counts in."""
 COUNTED = {"job": "jobs", "batch": "batches", "file": "files"}
 
 
 @dataclass(slots=True)
 class Contents:
-    """What would be lost."""
+    """Counts of what a reset would delete."""
 
     keys: int = 0
     jobs: int = 0
@@ -41,16 +41,16 @@ class Contents:
     batches: int = 0
     batches_unfinished: int = 0
     files: int = 0
-    """Records of files; their bytes lie in the folder of files."""
+    """Records of files; their bytes are in the files folder."""
     dead_letters: int = 0
     events: int = 0
-    """Not passed on yet."""
+    """Not delivered to the broker or the webhooks yet."""
     webhooks: int = 0
     """Not delivered yet."""
 
 
 async def count_contents(wire: RedisClient) -> Contents:
-    """Read the names of all keys. Raises Unavailable."""
+    """Count by reading the names of all keys. Raises Unavailable."""
     found = Contents()
     async for place, keys in wire.scan(f"{ROOT}*"):
         found.keys += len(keys)
@@ -68,8 +68,8 @@ async def count_contents(wire: RedisClient) -> Contents:
 
 
 async def reset_store(wire: RedisClient) -> int:
-    """Delete every key of Penstock; the number of keys. Interrupted, the store stays unusable until it is done again:
-    its identity goes last, and until then it names no format. Raises Unavailable."""
+    """Delete every key of Penstock; returns their number. If interrupted, the store stays unusable until it is reset
+    again: its identity is deleted last, and marked as without a format before. Raises Unavailable."""
     identity = fleet_key("store")
     await wire.call("condemn", FLEET_SLOT)
     deleted = 0
@@ -81,8 +81,7 @@ async def reset_store(wire: RedisClient) -> int:
 
 
 async def live_processes(wire: RedisClient) -> list[str]:
-    """The processes that have said in the last seconds that they are there, of whatever version: role and a name.
-    Raises Unavailable."""
+    """List the processes, of any version, whose heartbeat has not expired, as role:name. Raises Unavailable."""
     now_ms = await wire.now_ms()
     with translated():
         names = cast(list[bytes], await wire.redis.zrangebyscore(fleet_key("procs"), now_ms / 1000, "+inf"))

@@ -38,7 +38,7 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
-from streaming.jobs.reservation import owed_bytes
+from streaming.jobs.reservation import reserved_bytes
 from streaming.jobs.terminal import Terminal
 from streaming.keys import channel, partition_key, prefix
 from streaming.priority import Priority
@@ -622,7 +622,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert sorted(entries) == sorted(job_id for job_id, job in self.jobs.items() if not job.state.final)
         assert dead == self.dead
         unfinished = [job.job for job in self.jobs.values() if not job.state.final]
-        assert sum(map(int, owed)) == sum(map(owed_bytes, unfinished))
+        assert sum(map(int, owed)) == sum(map(reserved_bytes, unfinished))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

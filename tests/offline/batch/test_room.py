@@ -27,7 +27,7 @@ from streaming.fleet.processes import Fleet
 from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.job import Job, Sampling, Text
 from streaming.jobs.queue import Accepted, Queue
-from streaming.jobs.reservation import TOKEN, owed_bytes
+from streaming.jobs.reservation import TOKEN, reserved_bytes
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings, EventSettings, ModelSettings, RedisSettings
@@ -165,7 +165,7 @@ async def test_what_is_refused_for_good_depends_on_the_store_alone(small: RedisC
 
     with pytest.raises(NeverFits) as caught:
         await queue.put(too_large := a_job(queue, tokens_of(door)))
-    assert caught.value.most == door < caught.value.needed <= owed_bytes(too_large) + 1000
+    assert caught.value.most == door < caught.value.needed <= reserved_bytes(too_large) + 1000
     assert isinstance(await put_line(a_job(queue, tokens_of(lines))), NeverFits)
     largest = a_job(queue, tokens_of(lines - 4096))
     assert isinstance(await put_line(largest), Accepted)

@@ -12,7 +12,7 @@ from api.openai.batch_lines import traits
 from api.openai.schemas import Kind, parse, to_job
 from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.job import Chat, ChatTurn, Prompt, Sampling, Text, Tokens
-from streaming.jobs.reservation import JOB, TOKEN, owed_bytes
+from streaming.jobs.reservation import JOB, TOKEN, reserved_bytes
 from streaming.jobs.work import UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, work_of
 from streaming.priority import Priority
 
@@ -80,7 +80,7 @@ def test_a_line_of_a_batch_and_a_request_weigh_the_same(body: dict[str, object],
     job = to_job(request, job_id="j", tenant="t", ceiling=Priority.BATCH, reply_to="", trace={})
     work = work_of(job.prompt, job.sampling, card)
     assert traits(request, card).tokens == job.sampling.n * sum(prompt_sizes(job.prompt)) + work
-    assert owed_bytes(job, card) == JOB + TOKEN * work
+    assert reserved_bytes(job, card) == JOB + TOKEN * work
     if card is not None and request.max_tokens is None and work:
         assert work <= job.choices * (card.default_output or card.max_output)
     assert request.prompts * job.sampling.n == job.choices

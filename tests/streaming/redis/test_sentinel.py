@@ -146,7 +146,7 @@ async def test_a_promoted_replica_is_checked(
 ) -> None:
     """Replicas without an append-only file, which nobody looks at before one of them is the primary. That it is
     another server is enough: nothing else would bring about a check here."""
-    monkeypatch.setattr(monitors, "CHECK_S", 1e9)
+    monkeypatch.setattr(monitors, "CHECK_INTERVAL_S", 1e9)
     for port in deployment.replicas:
         with Redis(port=port) as replica:
             replica.config_set("appendonly", "no")

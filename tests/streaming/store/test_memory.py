@@ -24,7 +24,7 @@ from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, owed_bytes
+from streaming.jobs.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, reserved_bytes
 from streaming.jobs.terminal import Terminal
 from streaming.jobs.work import UNKNOWN_OUTPUT
 from streaming.keys import partition_key
@@ -127,9 +127,9 @@ CARD = ModelCard(
 def test_a_job_owes_its_longest_answer(sampling: Sampling, card: ModelCard | None, tokens: int) -> None:
     """Each choice as many tokens as were asked for, else as the engine generates at most."""
     job = a_job_of(sampling)
-    assert owed_bytes(job, card) == JOB + tokens * TOKEN
+    assert reserved_bytes(job, card) == JOB + tokens * TOKEN
     with_logprobs = msgspec.structs.replace(job, sampling=msgspec.structs.replace(sampling, logprobs=5))
-    assert owed_bytes(with_logprobs, card) == JOB + tokens * (TOKEN + LOGPROB + 5 * ALTERNATIVE)
+    assert reserved_bytes(with_logprobs, card) == JOB + tokens * (TOKEN + LOGPROB + 5 * ALTERNATIVE)
 
 
 def a_job_of(sampling: Sampling) -> Job:
@@ -169,7 +169,7 @@ async def test_a_token_weighs_no_more_than_is_reserved_for_it(wire: RedisClient,
     await lease.calls([lease.finish_call(Finish(end, claim.number, False))])
     grown = await weight(wire, "log", lease.id) + await weight(wire, "job", job.id) - before
     sampling = Sampling(max_tokens=len(rows), logprobs=alternatives)
-    reserved = owed_bytes(msgspec.structs.replace(job, sampling=sampling))
+    reserved = reserved_bytes(msgspec.structs.replace(job, sampling=sampling))
     assert reserved / 2 < grown <= reserved
 
 
@@ -203,12 +203,14 @@ async def test_what_is_accepted_leaves_room_for_its_output(small: tuple[RedisCli
     job = msgspec.structs.replace(a_job(queues[0]), sampling=Sampling(max_tokens=10_000))
     room = 0.8 * (64 << 20) - int(client.info("memory")["used_memory"])
     accepted = await flooded(queues[:1], job)
-    assert 0.9 * room / owed_bytes(job) - 1 <= len(accepted) <= room / owed_bytes(job)
+    assert 0.9 * room / reserved_bytes(job) - 1 <= len(accepted) <= room / reserved_bytes(job)
     with pytest.raises(StoreFull, match="MiB of 64 MiB"):
         await queues[0].put(again(queues[0], job))
     others = await flooded(queues[1:], job)
-    assert len(accepted) + len(others) <= 2 * room / owed_bytes(job), "each partition holds its limit for all processes"
-    assert await owed_now(wire, 0) + await owed_now(wire, 1) == (len(accepted) + len(others)) * owed_bytes(job)
+    assert len(accepted) + len(others) <= 2 * room / reserved_bytes(job), (
+        "a partition holds its limit for all processes"
+    )
+    assert await owed_now(wire, 0) + await owed_now(wire, 1) == (len(accepted) + len(others)) * reserved_bytes(job)
     await doors[0].look()
     assert doors[0].full and "may still write" in doors[0].reason
     await queues[0].stop(accepted + others, waiting_only=True)
@@ -330,7 +332,7 @@ async def test_what_ends_gives_its_reservation_back(wire: RedisClient) -> None:
     for job in jobs:
         await queue.put(job)
         await queue.put(job)
-    assert await owed_now(wire) == sum(map(owed_bytes, jobs))
+    assert await owed_now(wire) == sum(map(reserved_bytes, jobs))
     await lease.register()
     claims = {claim.job.id: claim for claim in (await lease.claim(0, 2)).jobs if isinstance(claim, Claim)}
     first, second = claims.values()
@@ -340,7 +342,7 @@ async def test_what_ends_gives_its_reservation_back(wire: RedisClient) -> None:
     await lease.release(second.job.id, second.number)
     (again,) = (await lease.claim(0, 1)).jobs
     assert isinstance(again, Claim) and again.job == second.job
-    assert await owed_now(wire) == 2 * owed_bytes(jobs[0])
+    assert await owed_now(wire) == 2 * reserved_bytes(jobs[0])
     await queue.cancel(next(job.id for job in jobs if job.id not in claims))
     await lease.calls([lease.finish_call(Finish(Terminal(again.job.id, JobState.FAILED, 0), again.number, False))])
     assert await owed_now(wire) == 0
@@ -353,9 +355,9 @@ async def test_a_sum_that_outlived_its_jobs_is_forgotten(wire: RedisClient) -> N
     await queue.put(kept)
     await queue.put(lost)
     await redis.delete(partition_key(0, "job", lost.id), partition_key(0, "lane", MODEL, "batch"))
-    assert await owed_now(wire) == owed_bytes(kept) + owed_bytes(lost)
+    assert await owed_now(wire) == reserved_bytes(kept) + reserved_bytes(lost)
     await Reaper(wire).sweep()
-    assert await owed_now(wire) == owed_bytes(kept)
+    assert await owed_now(wire) == reserved_bytes(kept)
     await queue.cancel(kept.id)
     await Reaper(wire).sweep()
     assert not await redis.exists(partition_key(0, "owed"))

@@ -50,7 +50,7 @@ def test_a_server_that_came_back_unfit_is_given_nothing(tmp_path: Path) -> None:
 
 
 async def test_settings_that_change_are_seen_a_little_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is the same: it is asked again after CHECK_S, and not with every look."""
+    """The server is the same: it is asked again after CHECK_INTERVAL_S, and not with every look."""
     with redis_process(tmp_path, None, "--appendonly", "yes") as url, Redis.from_url(url) as client:
         wire = RedisClient.open(RedisSettings(url=url))
         try:
@@ -62,7 +62,7 @@ async def test_settings_that_change_are_seen_a_little_later(tmp_path: Path, monk
             client.config_resetstat()
             await monitor.look()
             assert monitor.reason == "" and "cmdstat_config|get" not in client.info("commandstats")
-            monkeypatch.setattr(monitors, "CHECK_S", 0.0)
+            monkeypatch.setattr(monitors, "CHECK_INTERVAL_S", 0.0)
             await monitor.look()
             assert "appendonly is no" in monitor.reason
             with pytest.raises(ConfigError, match="appendonly"):
