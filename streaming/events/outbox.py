@@ -1,8 +1,8 @@
-"""What happened to jobs and batches, for those outside who asked to hear of it: which, and the way out.
+"""Transactional outbox of lifecycle events of jobs and batches, for the message broker and the webhooks.
 
-The scripts that change a job's state add an entry to an outbox, in the same step, if its record names somebody; else
-it costs nothing. An entry stays until it was passed on, so an event may be passed on twice and is never lost; its id
-is made of what happened, so it is the same each time. Nothing here knows brokers or webhooks' receivers.
+The script that changes a job's state appends the event in the same step, if the job's record names a recipient. An
+entry stays until it is acknowledged, so delivery is at least once; an event's id is derived from its subject and type,
+so receivers can detect duplicates. Nothing here knows brokers or receivers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 Box: TypeAlias = Literal["broker", "webhooks"]
 
 LEASES_HELD = 2
-"""Events taken and not passed on within so many leases are given to somebody else."""
+"""Events that a consumer took and did not acknowledge within so many leases are given to another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened, at `at_ms` of Redis time. `type` is job.started, batch.completed..."""
+    """One lifecycle event, at `at_ms` of Redis time. `type` is job.started, batch.completed..."""
 
     subject: str
     """Id of the job or batch."""
@@ -35,38 +35,38 @@ class Event:
     at_ms: int
     partition: int
     entry: str
-    """Where it lies in the outbox."""
+    """Its entry in the outbox."""
 
     @property
     def id(self) -> str:
-        """A job begins once and ends once, so subject and type make an event."""
+        """Derived from subject and type, which are unique: a job starts once and ends once."""
         return "evt_" + hashlib.sha256(f"{self.subject}:{self.type}".encode()).hexdigest()[:32]
 
 
 class EventSubscriptions:
-    """Who hears of which tenant's jobs and batches: b the broker, w webhooks. Their records carry it."""
+    """Recipients of each tenant's events, as the letters that records hold: b the broker, w webhooks."""
 
     def __init__(self, events: EventSettings, webhooks: Mapping[str, WebhookSettings]) -> None:
         self._broker = "b" if events.publish_url else ""
         self._webhooks = {(row.tenant, each.partition(".")[0]) for row in webhooks.values() for each in row.events}
 
     def of_jobs(self, tenant: str) -> str:
-        """For a job that nobody waits for at the door."""
+        """Recipients for a job whose client does not wait for the answer."""
         return self._broker + ("w" if (tenant, "job") in self._webhooks else "")
 
     def of_batches(self, tenant: str) -> str:
-        """For a batch; its lines have no events of their own."""
+        """Recipients for a batch; its lines have no events of their own."""
         return self._broker + ("w" if (tenant, "batch") in self._webhooks else "")
 
 
 class Outbox:
-    """One of the two ways out. Stateless; every method raises Unavailable."""
+    """Outbox of one kind of recipient. Stateless; every method raises Unavailable."""
 
     def __init__(self, wire: RedisClient, box: Box) -> None:
         self._wire, self._box = wire, box
 
     async def collect(self, consumer: str, most: int) -> list[Event]:
-        """Events nobody else is passing on, of each partition at most so many, the oldest first."""
+        """Take up to `most` events of each partition that no other consumer has taken, the oldest first."""
         idle_ms = LEASES_HELD * self._wire.settings.lease_ms
         args = (self._box, consumer, most, idle_ms)
         answers = await self._wire.calls([("collect", partition, args) for partition in self._wire.partitions])
@@ -84,7 +84,7 @@ class Outbox:
         return events
 
     async def posted(self, events: Iterable[Event]) -> None:
-        """They are passed on."""
+        """Acknowledge events that were delivered."""
         entries: dict[int, list[str]] = {}
         for event in events:
             entries.setdefault(event.partition, []).append(event.entry)
@@ -92,5 +92,5 @@ class Outbox:
 
 
 def endpoints_for(event: Event, webhooks: Mapping[str, WebhookSettings]) -> Sequence[str]:
-    """The names of those that want it."""
+    """The names of the webhooks that subscribe to the event."""
     return [name for name, row in webhooks.items() if row.tenant == event.tenant and event.type in row.events]

@@ -1,5 +1,4 @@
-"""Broker messages that came again because whoever took them failed without an answer: counted, so that one that no
-process can work with comes only so often."""
+"""Redelivery counter: counts how often the broker redelivered a message, so that a poison message can be rejected."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ KEEP_S = 86_400
 
 
 class Redeliveries:
-    """Stateless; many may share a wire. Every method raises Unavailable."""
+    """Counters in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def begin(self, queue: str, message_id: str) -> int:
-        """A redelivered message is taken up: how often that was so without an outcome, this time included."""
+        """Count a redelivered message; returns how often it was redelivered without an outcome, this time included."""
         key = self._key(queue, message_id)
         with translated():
             pipeline = self._wire.redis.pipeline(transaction=False)
@@ -30,7 +29,7 @@ class Redeliveries:
         return int(count)
 
     async def settle(self, queue: str, message_id: str) -> None:
-        """It was accepted or rejected, or has to wait: it harms nobody."""
+        """Delete the counter of a message that was accepted, rejected or postponed."""
         with translated():
             await self._wire.redis.delete(self._key(queue, message_id))
 

@@ -1,7 +1,7 @@
-"""Webhook messages on the wire: an event on its way to one endpoint, its attempts, and what came of them.
+"""Webhook message store: queues the messages of each endpoint and records their delivery attempts.
 
-A message is taken for one attempt under a lease; whoever is lost with it loses only time. Nothing here knows HTTP,
-secrets or when to give up.
+A process takes a message for one attempt under a lease; if the process is lost, the message is due again after the
+lease. Nothing here knows HTTP, secrets or when to give up.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class DeliveryAttempt:
-    """A message that is ours to deliver now."""
+    """A message that this process has taken to deliver now."""
 
     id: str
     attempt: int
     tries: int
-    """Of this round, this one among them: a replay begins a new round."""
+    """Attempts of this round, including this one: a replay begins a new round."""
     age_ms: int
-    """Since the round began."""
+    """Time since the round began."""
     now_ms: int
     event: str
     type: str
@@ -66,13 +66,13 @@ class WebhookMessage:
 
 
 class Webhooks:
-    """Stateless; many may share a wire. Every method raises Unavailable."""
+    """Messages in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def dispatch(self, event: Event, endpoints: Sequence[str]) -> None:
-        """Make it into a message for each of these, and take it out of the outbox."""
+        """Create a message for each endpoint, and remove the event from the outbox."""
         args: list[str | int] = [event.entry, event.id, event.type, event.subject, event.tenant, event.at_ms]
         args.append(2000 * self._wire.settings.retention_s)
         for endpoint in endpoints:
@@ -80,33 +80,33 @@ class Webhooks:
         await self._wire.call("dispatch", event.partition, *args)
 
     async def outgoing(self, endpoint: str, limit: int, lease_ms: int) -> list[DeliveryAttempt]:
-        """Messages whose time has come, ours for the lease; of each partition at most so many."""
+        """Take up to `limit` messages of each partition that are due, for the lease."""
         args = (endpoint, limit, lease_ms)
         answers = await self._wire.calls([("outgoing", partition, args) for partition in self._wire.partitions])
-        errands = []
+        attempts = []
         for now, *messages in answers:
             for name, attempt, *rest in messages:
                 try:
-                    errands.append(_errand(now, name, attempt, *rest))
+                    attempts.append(_attempt(now, name, attempt, *rest))
                 except (ValueError, TypeError, AttributeError) as error:
                     await self._give_up(name.decode(errors="replace"), attempt, str(error))
-        return errands
+        return attempts
 
     async def _give_up(self, message: str, attempt: int, problem: str) -> None:
-        """End a message whose record cannot be read: it would be due again and again."""
+        """End a message whose record is malformed, so that it is not due again and again."""
         log.error("a webhook message cannot be read and is given up: %s", problem, extra={"message_id": message})
         if self._is_ours(message):
             reason = "its record cannot be read"
             args = (message, attempt, "failed", 0, reason, 0, self._wire.settings.retention_s)
             await self._wire.call("settle", self._partition(message), *args)
 
-    async def settle(self, errand: DeliveryAttempt, state: State, status: int, problem: str, wait_ms: int = 0) -> bool:
-        """What came of it; `pending` has it tried again after `wait_ms`. False: somebody else has tried it since."""
-        args = (errand.id, errand.attempt, state, status, problem[:500], wait_ms, self._wire.settings.retention_s)
-        return bool(await self._wire.call("settle", self._partition(errand.id), *args))
+    async def settle(self, taken: DeliveryAttempt, state: State, status: int, problem: str, wait_ms: int = 0) -> bool:
+        """Record the outcome; `pending` schedules a retry after `wait_ms`. False: another attempt has begun since."""
+        args = (taken.id, taken.attempt, state, status, problem[:500], wait_ms, self._wire.settings.retention_s)
+        return bool(await self._wire.call("settle", self._partition(taken.id), *args))
 
     async def recent(self, limit: int) -> list[WebhookMessage]:
-        """The newest first, of all tenants."""
+        """List messages of all tenants, newest first."""
         found: list[tuple[str, int]] = []
         for partition in self._wire.partitions:
             found += await page(self._wire, partition_key(partition, "hooks"), None, limit)
@@ -115,7 +115,7 @@ class Webhooks:
         return [message for message in await self._messages(names) if message is not None]
 
     async def get(self, message: str) -> WebhookMessage:
-        """Raises UnknownMessage."""
+        """Read one message. Raises UnknownMessage."""
         self._partition(message)
         (found,) = await self._messages([message])
         if found is None:
@@ -123,7 +123,7 @@ class Webhooks:
         return found
 
     async def redeliver(self, message: str) -> None:
-        """Send it once more, under the same id. Raises UnknownMessage."""
+        """Schedule a message for redelivery under the same id. Raises UnknownMessage."""
         if not await self._wire.call("redeliver", self._partition(message), message):
             raise UnknownMessage(message)
 
@@ -144,17 +144,17 @@ class Webhooks:
         return cast(int, kept_partition(message))
 
 
-def _errand(
+def _attempt(
     now: int, name: bytes, attempt: int, before: int, began: int, event: bytes, kind: bytes, subject: bytes, at: int
 ) -> DeliveryAttempt:
-    """Raises TypeError, ValueError, AttributeError for a record that is not ours."""
+    """Raises TypeError, ValueError, AttributeError for a malformed record."""
     return DeliveryAttempt(
         name.decode(), attempt, attempt - before, now - began, now, event.decode(), kind.decode(), subject.decode(), at
     )
 
 
 def _message(name: str, values: Sequence[bytes | None]) -> WebhookMessage | None:
-    """Of a record that holds what it should not, the numbers that cannot be read are 0."""
+    """Decode a message; None if there is none. Malformed numbers become 0."""
     pairs = zip(FIELDS, values, strict=True)
     raw: dict[str, Any] = {field: (value or b"").decode(errors="replace") for field, value in pairs}
     if not raw["state"]:

@@ -1,4 +1,4 @@
-"""Entries of the fleet's keys: JSON that any process may have written, of this version or another."""
+"""Decoder of the fleet's entries: JSON that a process of this version, or of another, has written."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def entry(name: str, data: bytes | str, kind: type[T]) -> T | None:
-    """One entry, or None, with a log line, if it cannot be read. Callers go on with the other entries."""
+    """Decode one entry; logs and returns None if it is malformed, so that callers continue with the others."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -23,6 +23,6 @@ def entry(name: str, data: bytes | str, kind: type[T]) -> T | None:
 
 
 def entries(found: Mapping[str, bytes], kind: type[T]) -> dict[str, T]:
-    """Those of a hash's fields that can be read."""
+    """Decode a hash's fields, without the malformed ones."""
     read = {name: entry(name, data, kind) for name, data in found.items()}
     return {name: value for name, value in read.items() if value is not None}

@@ -1,7 +1,7 @@
-"""Who leads: one scheduler at a time, each under a greater epoch than the last.
+"""Leader election: one scheduler leads at a time, each new leader under a greater epoch.
 
-A leader that was stopped for a while does not know that another has come. So nothing is done on its word alone: what
-it publishes, and what pools do, is held against the epoch where it is written.
+A leader that was suspended does not know that another was elected meanwhile. So the store checks the epoch (a fencing
+token) of everything a leader publishes and of everything a pool does for it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from streaming.redis.client import RedisClient
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Who leads, under which epoch. `holder` is "" while nobody does."""
+    """The current leader and its epoch. `holder` is "" while there is none."""
 
     holder: str
     epoch: int
 
 
 class Leadership:
-    """Stateless; many may share a wire. Every method raises Unavailable."""
+    """Election calls. Stateless; many may share a client. Every method raises Unavailable."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def claim(self, holder: str, keep_ms: int) -> Lead:
-        """Ask to lead for the next `keep_ms`, or to go on leading; whoever leads now."""
+        """Acquire or renew the lead for `keep_ms`; returns the current leader."""
         return await self._lead(holder, keep_ms)
 
     async def leave(self, holder: str) -> None:
-        """Let another lead at once."""
+        """Give up the lead at once."""
         await self._lead(holder, 0)
 
     async def current(self) -> Lead:
-        """Whoever leads now."""
+        """Return the current leader."""
         return await self._lead("", 0)
 
     async def _lead(self, holder: str, keep_ms: int) -> Lead:

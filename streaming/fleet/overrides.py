@@ -1,6 +1,6 @@
-"""What people have decided about a model's workers, over the scheduler's head: a fixed number, or to change nothing.
+"""Manual overrides of the scheduler: an operator fixes a model's number of workers, or pauses its scaling.
 
-One decision a model, until it is ended or its time is over. All times are Redis's.
+A model has at most one override, until it is ended or expires. All times are Redis time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streaming.redis.failures import translated
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A fixed number of workers, or, without one, nothing is changed."""
+    """A fixed number of workers; without `want`, scaling is paused."""
 
     want: int | None = None
     by: str
@@ -32,7 +32,7 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Overrides:
-    """Stateless; many may share a wire. Every method raises Unavailable."""
+    """Overrides in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
@@ -46,12 +46,12 @@ class Overrides:
         return override
 
     async def end(self, model: str, by: str) -> bool:
-        """Let the scheduler decide again; False if it did already."""
+        """End a model's override; False if there was none."""
         return await self._write(model, b"", "", Action(model=model, kind="resume", reason="by hand", by=by))
 
     async def of(self, models: Iterable[str]) -> dict[str, Override]:
-        """Those that hold now, by model. One that cannot be read counts as a pause: somebody has decided something, and
-        the scheduler is not to decide otherwise."""
+        """Read the current overrides by model. A malformed one counts as a pause, so that the scheduler does not act
+        against an operator's decision."""
         models = tuple(models)
         if not models:
             return {}

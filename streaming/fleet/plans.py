@@ -1,7 +1,8 @@
-"""How many workers each model should have, and why: published by the scheduler that leads, followed by the pools.
+"""Scaling plans: the leading scheduler publishes how many workers each model should have; the pools carry that out.
 
-Both sides are fenced. A plan is taken only from whoever leads at that moment, and a pool notes what it is about to do
-under the plan's epoch: when another leader has come since, it is refused and nothing is done.
+Both sides are fenced by the leader's epoch. The store takes plans only from the current leader, and a pool records each
+action under its plan's epoch before it acts: if another leader was elected since, the store refuses and the pool does
+nothing.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
 
 SHARE_S = 10
-"""A machine that has not asked for its share of a pool for so long counts as gone."""
+"""A machine that does not ask for its share of a pool for so long counts as gone."""
 
 PoolKind: TypeAlias = Literal["local", "kubernetes", "dry-run"]
-"""Who makes a plan come true: the supervisors of each machine, a cluster's controllers, or nobody."""
+"""What carries out a plan: the supervisors of each machine, a cluster's controllers, or nothing."""
 
 
 class Cordoned(msgspec.Struct, frozen=True, array_like=True):
-    """A worker, by its lease, that is to finish what it has and be replaced."""
+    """A cordoned worker, by its lease: it finishes its jobs and is replaced."""
 
     worker: str
     reason: str
 
 
 class Prospect(msgspec.Struct, frozen=True, array_like=True):
-    """What a job that is put into a lane now may expect."""
+    """Expected wait of a job that is put into a lane now."""
 
     wait_s: float | None
-    """Until it is begun; None: nobody will begin it."""
+    """Until it starts; None: no worker will start it."""
     each_s: float = 0.0
-    """More for each further job before it."""
+    """Added for each further job before it."""
     waiting: int = 0
     """Jobs that were in the lane when this was decided."""
 
@@ -51,27 +52,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     model: str
     want: int
-    """Without those that are cordoned; of all shapes together."""
+    """Without cordoned workers; of all shapes together."""
     reason: str
     epoch: int = 0
     """Of the leader that published it."""
     at_ms: int = 0
-    """Redis time of what it was decided on."""
+    """Redis time of the observation that it was decided on."""
     pool: PoolKind = "local"
     cordon: tuple[Cordoned, ...] = ()
     leaving: tuple[str, ...] = ()
-    """What its workers live in, where pools have names for that (pods): chosen to go, and still there."""
+    """Pods, in pools that have them, that were chosen to be removed and still exist."""
     lanes: dict[str, Prospect] = {}
     wake_s: float = 0.0
-    """Until the first worker is there; 0 when one is."""
+    """Until the first worker is ready; 0 if one is."""
     cold_start_s: float = 0.0
-    """From ordering a worker to having it."""
+    """From ordering a worker until it is ready."""
     shapes: dict[str, int] = {}
     """Workers wanted of each shape, where the model has several."""
     shape: str = ""
-    """The shape its load calls for."""
+    """The shape that suits the current load."""
     takes: tuple[str, ...] = ()
-    """The shapes that take new jobs: that one, as soon as it can."""
+    """The shapes that take new jobs: that one, as soon as it has workers."""
 
     @property
     def pools(self) -> dict[str, int]:
@@ -82,11 +83,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 ActionKind: TypeAlias = Literal[
     "lead", "up", "down", "switch", "cordon", "start", "drain", "scale", "remove", "set", "pause", "resume"
 ]
-"""What a leader decides, what a pool does, what people decide."""
+"""What a leader decides, a pool does, or an operator decides."""
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that was decided, or done to a pool."""
+    """A decision about a pool, or an action on it."""
 
     model: str
     kind: ActionKind
@@ -102,7 +103,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """An action with the place it has among the others."""
+    """An action as it was recorded."""
 
     action: Action
     at_ms: int
@@ -110,7 +111,7 @@ class Noted:
 
 
 class Plans:
-    """Stateless; many may share a wire. Every method raises Unavailable."""
+    """Plans in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
@@ -123,9 +124,14 @@ class Plans:
         cold: Mapping[str, float] | None = None,
         holds: Mapping[str, int] | None = None,
     ) -> bool:
-        """Write what the leader has decided and tell whom it concerns, in one step; cordoned workers are told each
-        time. `cold`: cold starts in seconds, by model or `pool_name`; `holds`: milliseconds for which a worker, by its
-        lease, is to leave new jobs to others. False: another leads now, and nothing was done."""
+        """Store the leader's decisions and notify workers and pools, in one step; notifies cordoned workers each time.
+
+        Args:
+            cold: Cold starts in seconds, by model or `pool_name`.
+            holds: Milliseconds for which a worker, by its lease, shall leave new jobs to others.
+
+        Returns: False if another leads now; then nothing was done.
+        """
         rows: list[str] = []
         for plan in plans:
             rows += ["plan", plan.model, _text(plan)]
@@ -140,32 +146,32 @@ class Plans:
         return bool(await self._wire.call("plan", FLEET_SLOT, lead.holder, lead.epoch, *rows))
 
     async def act(self, epoch: int, action: Action) -> bool:
-        """To be asked before anything is done for a plan of this epoch. False: another leads now, do not."""
+        """Record an action before it is done for a plan of this epoch. False: another leads now, so do nothing."""
         return bool(await self._wire.call("act", FLEET_SLOT, epoch, action.model, _text(action)))
 
     async def share(self, epoch: int, pool: str, machine: str, has: int, want: int) -> int | None:
-        """How many of the `want` workers of a pool this machine is to have; it asks again at least every SHARE_S.
-        None: another leads now, do nothing."""
+        """Return how many of the `want` workers of a pool this machine shall have; call it at least every SHARE_S
+        seconds. None: another leads now, so do nothing."""
         args = (epoch, pool, machine, has, want, 1000 * SHARE_S)
         share = await self._wire.call("share", FLEET_SLOT, *args)
         return None if share < 0 else int(share)
 
     async def read(self) -> dict[str, Plan]:
-        """Plans by model."""
+        """Read the plans by model."""
         return entries(await self._hash("plan"), Plan)
 
     async def cold_starts(self) -> dict[str, float]:
-        """Seconds from ordering a worker to having it, as last measured, by `pool_name`."""
+        """Read the last measured cold starts in seconds, by `pool_name`."""
         return entries(await self._hash("cold"), float)
 
     async def actions(self, count: int) -> list[Noted]:
-        """The newest first."""
+        """Read the last recorded actions, newest first."""
         with translated():
             rows: Any = await self._wire.redis.xrevrange(fleet_key("actions"), count=count)
         return [noted for name, fields in rows if (noted := _noted(name, fields))]
 
     async def news(self, every_s: float) -> AsyncGenerator[None]:
-        """When to read the plans: now, whenever one has changed, and every `every_s` whatever is heard. Ends never."""
+        """Yield when plans should be read: at once, after each change, and at least every `every_s`. Never ends."""
         changed = asyncio.Event()
         hearing = asyncio.create_task(self._hear(changed, every_s))
         try:
@@ -184,7 +190,7 @@ class Plans:
         await run_periodically(listen, again_s, ExpectedErrors(Unavailable))
 
     async def woken(self) -> AsyncIterator[None]:
-        """Whenever a scheduler should look at once, or may have missed that. Ends never."""
+        """Yield when a scheduler should run at once, or may have missed such a wake-up. Never ends."""
         async for _ in told(self._wire, "scheduler", "wake"):
             yield
 
@@ -195,12 +201,12 @@ class Plans:
 
 
 def pool_name(model: str, shape: str) -> str:
-    """One of a model's pools, where one word names it; no model's name has a #."""
+    """Name of one of a model's pools; no model's name has a #."""
     return f"{model}#{shape}" if shape else model
 
 
 async def told(wire: RedisClient, kind: str, name: str) -> AsyncIterator[None]:
-    """Every message of a channel, and each time it is listened to anew. Ends never; raises Unavailable."""
+    """Yield once subscribed to a channel, and after each of its messages. Never ends; raises Unavailable."""
     async with wire.subscribe(channel(kind, name)) as subscription:
         yield
         while True:
@@ -209,7 +215,7 @@ async def told(wire: RedisClient, kind: str, name: str) -> AsyncIterator[None]:
 
 
 def _noted(name: bytes, fields: Mapping[bytes, bytes]) -> Noted | None:
-    """None for an entry that cannot be read."""
+    """Decode an action; None if it is malformed."""
     action, epoch = entry("an action", fields.get(b"action", b""), Action), fields.get(b"epoch", b"")
     return Noted(action, int(name.split(b"-")[0]), int(epoch)) if action and epoch.isdigit() else None
 

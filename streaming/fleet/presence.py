@@ -1,4 +1,4 @@
-"""A process's presence in the fleet: said every two seconds, taken back at the end, never in the way of its work."""
+"""Heartbeat of a process: registers it in the fleet every two seconds, and removes it at its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streaming.ids import new_life
 
 log = logging.getLogger(__name__)
 
-REPORT_INTERVAL_S = 2.0
+HEARTBEAT_INTERVAL_S = 2.0
 
 
 def this_process(role: Role, process_id: str) -> Process:
@@ -35,7 +35,7 @@ def this_process(role: Role, process_id: str) -> Process:
 
 @contextlib.asynccontextmanager
 async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterator[asyncio.Event]:
-    """Within the block the process is seen in the fleet as `describe` says; set the event to be seen anew at once."""
+    """Register the process as `describe` returns it while the block runs; set the yielded event to report at once."""
     process, changed = describe(), asyncio.Event()
     task = asyncio.create_task(_report(fleet, describe, changed))
     try:
@@ -43,7 +43,7 @@ async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterato
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        with contextlib.suppress(Unavailable):  # it will count as gone a little later
+        with contextlib.suppress(Unavailable):  # its entry expires a little later
             await fleet.leave(process)
 
 
@@ -52,5 +52,5 @@ async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asynci
     while True:
         with outage:
             await fleet.report(describe())
-        await wait(changed, REPORT_INTERVAL_S)
+        await wait(changed, HEARTBEAT_INTERVAL_S)
         changed.clear()

@@ -1,6 +1,6 @@
-"""Who is there: what processes say of themselves, what models were found to be.
+"""Registry of running processes and of model cards.
 
-Nothing of this is needed to keep a promise; it is what people, the scheduler and the supervisor look at.
+No guarantee depends on it: operators, the scheduler and the supervisor read it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
 
 GONE_S = 10
-"""A process that has said nothing for so long counts as gone."""
+"""A process without a heartbeat for so long counts as gone."""
 
 
 Role: TypeAlias = Literal["redis", "api", "worker", "scheduler", "offline"]
@@ -71,17 +71,17 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Fleet:
-    """Stateless; many may share a wire. Every method raises Unavailable."""
+    """The registry in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def report(self, process: Process) -> None:
-        """Say "I am here" for the next GONE_S seconds."""
+        """Heartbeat: store the process's description for GONE_S seconds."""
         await self._wire.call("report", FLEET_SLOT, _key_name(process), msgspec.json.encode(process), GONE_S)
 
     async def leave(self, process: Process) -> None:
-        """Say "I am going"."""
+        """Remove the process."""
         name = _key_name(process)
         with translated():
             pipeline = self._wire.redis.pipeline(transaction=False)
@@ -90,7 +90,7 @@ class Fleet:
             await pipeline.execute()
 
     async def processes(self, role: Role | None = None) -> list[Process]:
-        """Those that spoke in the last GONE_S seconds, by role, name and host."""
+        """List the processes with a heartbeat in the last GONE_S seconds, by role, name and host."""
         with translated():
             names = await cast(Awaitable[list[bytes]], self._wire.redis.zrange(fleet_key("procs"), 0, -1))
             if not names:
@@ -106,13 +106,13 @@ class Fleet:
         )
 
     async def publish_card(self, card: ModelCard) -> None:
-        """Keep what a worker found when it loaded a model; the time of the first load stays."""
+        """Store the card that a worker made when it loaded a model; keeps the time of the first load."""
         known = (await self.cards()).get(card.name)
         kept = card if known is None else msgspec.structs.replace(card, created=known.created)
         await self._wire.call("card", FLEET_SLOT, card.name, msgspec.json.encode(kept))
 
     async def cards(self) -> dict[str, ModelCard]:
-        """Model cards by name, of every model that was ever loaded."""
+        """Read the cards, by name, of every model that was ever loaded."""
         return entries(await self._hash("card"), ModelCard)
 
     async def _hash(self, name: str) -> dict[str, bytes]:
