@@ -23,7 +23,7 @@ def output_lines(
     """
     unanswered = not_run(reason) if reason else b""
     with (folder / "input").open("rb") as source, AnswerReader(folder) as answers:
-        for place, original in enumerate(plan.twins):
+        for place, original in enumerate(plan.duplicate_of):
             end = ledger.ends[original]
             if end is None and (not reason or outcome is not LineOutcome.FAILED):
                 continue

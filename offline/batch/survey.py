@@ -107,8 +107,8 @@ def _add(line: Envelope, place: int, terms: Terms, found: Survey, grouping: _Pre
         return
     seen = traits(request, terms.cards.get(request.model))
     found.models.add(seen.model)
-    found.plan.twins[place] = grouping.duplicate_of(seen.digest, place)
-    if found.plan.twins[place] == place:
+    found.plan.duplicate_of[place] = grouping.duplicate_of(seen.digest, place)
+    if found.plan.duplicate_of[place] == place:
         grouping.add(place, seen.groups)
         found.plan.tokens[place] = seen.tokens
         found.tokens += seen.tokens

@@ -1,8 +1,8 @@
-"""Where the bytes of files lie: one folder that every API and offline process of a deployment sees.
+"""File store on disk: the bytes of uploaded files and of batches, in a folder that all API and offline processes share.
 
-Names are ids of ours, never what a client said. A file appears in one step, whole and flushed, or not at all. A batch
-has a folder of its own for its work, and its own link to its input, so that a deleted file takes nothing from it.
-This module knows no Redis: what is recorded of files stands elsewhere. All of it blocks: call it from a thread.
+File names are ids of Penstock, never a client's text. A file appears atomically, complete and fsynced, or not at all. A
+batch has a folder of its own for its work, with a hard link to its input, so that deleting the file does not affect it.
+This module knows no Redis: file records are in `files.py`. All of it blocks: call it from a thread.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 DAY_S = 86_400
 ORPHAN_AGE_S = 3600
-"""What nobody has a record of is left alone for so long: its record may be on its way."""
+"""A file without a record is left alone until this age: its record may not be written yet."""
 OWNER = "deployment"
-"""The file that names the deployment whose files these are."""
+"""Name of the file that holds the id of the owning deployment."""
 
 
 class FileStore:
-    """`folder` is made when it is first needed."""
+    """The files folder; `folder` is created when it is first needed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,15 +38,15 @@ class FileStore:
         self._quarantine, self._owner = folder / "quarantine", folder / OWNER
 
     def prepare(self) -> None:
-        """Make the folders; nobody else may look inside. Raises OSError."""
+        """Create the folders, accessible to this user only. Raises OSError."""
         for folder in (self.folder, self._files, self._incoming, self._work, self._notes):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    # --- whose files these are ----------------------------------------------------------------------------------------
+    # --- the owning deployment ---------------------------------------------------------------------------------------
 
     @property
     def owner(self) -> str:
-        """The id of the deployment whose files these are; "" if nobody has said so yet. Raises OSError."""
+        """The id of the owning deployment; "" if there is none yet. Raises OSError."""
         try:
             return self._owner.read_text("ascii").strip()
         except (FileNotFoundError, UnicodeDecodeError):
@@ -54,12 +54,12 @@ class FileStore:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is neither a file nor a batch's work. Raises OSError."""
+        """Whether there are neither files nor batch folders. Raises OSError."""
         return not any(any(folder.iterdir()) for folder in (self._files, self._work) if folder.exists())
 
     def claim(self, deployment: str) -> str:
-        """Note whose files these are if that is not noted yet and there are none; returns whose they are, "" if that
-        cannot be known. Raises OSError."""
+        """Make `deployment` the owner of an empty folder without an owner; returns the owner, "" if it is unknown.
+        Raises OSError."""
         owner = self.owner
         if owner or not deployment or not self.is_empty:
             return owner
@@ -72,7 +72,7 @@ class FileStore:
                 os.link(fresh, self._owner)  # fails if another process was faster
             except FileExistsError:
                 return self.owner
-            except OSError:  # storage that knows no hard links
+            except OSError:  # a file system without hard links
                 fresh.replace(self._owner)
         finally:
             fresh.unlink(missing_ok=True)
@@ -80,40 +80,40 @@ class FileStore:
         return self.owner
 
     def adopt(self, deployment: str) -> None:
-        """Note whose files these are from now on, whoever's they were: for a person to decide. Raises OSError."""
+        """Make `deployment` the owner in place of any other; an operator decides that. Raises OSError."""
         self.prepare()
         write_file(self._owner, deployment.encode())
 
     # --- files -------------------------------------------------------------------------------------------------------
 
     def path(self, file_id: str) -> Path:
-        """Where a file is."""
+        """Path of a file."""
         return self._files / _safe(file_id)
 
     def open_incoming(self) -> Incoming:
-        """A new file that is not there yet. Raises OSError."""
+        """Open a new file for an upload, which is not visible until `keep`. Raises OSError."""
         self.prepare()
         path = self._incoming / secrets.token_hex(16)
         return Incoming(path, path.open("xb"))
 
     def keep(self, incoming: Incoming, file_id: str) -> None:
-        """Let it be there, under its id. Raises OSError."""
+        """Make the upload visible under its id. Raises OSError."""
         incoming.close()
         publish(incoming.path, self.path(file_id))
 
     def remove(self, file_id: str) -> None:
-        """Idempotent."""
+        """Delete a file. Idempotent."""
         self.path(file_id).unlink(missing_ok=True)
 
     # --- batches -----------------------------------------------------------------------------------------------------
 
     def work(self, batch_id: str) -> Path:
-        """The folder of a batch's work."""
+        """Path of a batch's folder."""
         return self._work / _safe(batch_id)
 
     def input_of(self, batch_id: str, file_id: str) -> Path:
-        """The batch's own link to its input, which is this file: of several that were offered under the batch's id
-        (tries to create it, of which one counted) this one is taken, and the others are removed. Idempotent. Blocks."""
+        """Path of the batch's own link to its input `file_id`. Several attempts to create the batch may each have
+        offered a link; this takes the one of `file_id` and removes the others. Idempotent. Blocks."""
         work = self.work(batch_id)
         link = work / "input"
         with contextlib.suppress(FileNotFoundError):  # taken before
@@ -123,8 +123,8 @@ class FileStore:
         return link
 
     def take_back(self, batch_id: str, file_id: str, used: str) -> None:
-        """Remove a link to an input that a refused request offered to a batch whose own input is `used`. The same file
-        is left until the batch has taken it. Idempotent."""
+        """Remove the link that a refused request offered to a batch whose input is `used`. If it is the same file, it
+        stays until the batch has taken it. Idempotent."""
         if file_id != used or (self.work(batch_id) / "input").exists():
             self._offered(batch_id, file_id).unlink(missing_ok=True)
 
@@ -132,7 +132,7 @@ class FileStore:
         return self.work(batch_id) / f"input.{_safe(file_id)}"
 
     def begin_work(self, batch_id: str, file_id: str) -> None:
-        """Give a batch its folder and offer it an input. Idempotent. Raises FileNotFoundError when the file is gone."""
+        """Create a batch's folder and offer it an input. Idempotent. Raises FileNotFoundError if the file is gone."""
         work, link = self.work(batch_id), self._offered(batch_id, file_id)
         work.mkdir(mode=0o700, parents=True, exist_ok=True)
         if link.exists():
@@ -143,13 +143,13 @@ class FileStore:
             return
         except FileNotFoundError:
             raise
-        except OSError:  # storage that knows no hard links
+        except OSError:  # a file system without hard links
             fresh = work / f"input.{secrets.token_hex(4)}"
             shutil.copyfile(self.path(file_id), fresh)
             fresh.replace(link)
 
     def works(self) -> list[str]:
-        """The batches that have a folder."""
+        """List the batches that have a folder."""
         return [path.name for path in self._work.iterdir()] if self._work.exists() else []
 
     def end_work(self, batch_id: str) -> None:
@@ -157,26 +157,26 @@ class FileStore:
         shutil.rmtree(self.work(batch_id), ignore_errors=True)
 
     def note(self, batch_id: str, epoch: int, data: bytes) -> None:
-        """Keep what is to be known of a batch's end beside its record. Raises OSError."""
+        """Store a batch's final state on disk too, beside its record in the store. Raises OSError."""
         self.prepare()
         write_file(self._notes / f"{_safe(batch_id)}.{epoch:08d}", data)
 
     def notes(self, batch_id: str) -> list[bytes]:
-        """The last first. Raises OSError."""
+        """Read a batch's notes, the last first. Raises OSError."""
         return [path.read_bytes() for path in sorted(self._notes.glob(f"{_safe(batch_id)}.????????"), reverse=True)]
 
     def end_notes(self, keep_s: float, now: float | None = None) -> None:
-        """Remove those older than `keep_s`. Raises OSError."""
+        """Remove notes older than `keep_s`. Raises OSError."""
         horizon = (time.time() if now is None else now) - keep_s
         for path in self._notes.iterdir() if self._notes.exists() else ():
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 if path.stat().st_mtime < horizon:
                     path.unlink()
 
-    # --- what a killed process left ----------------------------------------------------------------------------------
+    # --- orphans of killed processes ---------------------------------------------------------------------------------
 
     def strays(self, part: str, now: float | None = None) -> list[str]:
-        """Names in `files`, `incoming` or `batches` that nobody has touched for ORPHAN_AGE_S."""
+        """List names in `files`, `incoming` or `batches` that were not modified for ORPHAN_AGE_S."""
         folder = self.folder / part
         horizon = (time.time() if now is None else now) - ORPHAN_AGE_S
         found = []
@@ -188,8 +188,8 @@ class FileStore:
         return found
 
     def set_aside(self, part: str, name: str, now: float | None = None) -> Path:
-        """Move something out of `files` or `batches` that nobody has a record of, to where a person finds it; returns
-        where it is. Raises OSError, FileNotFoundError when it is gone."""
+        """Move an entry of `files` or `batches` that has no record into quarantine; returns its new path. Raises
+        OSError, FileNotFoundError if it is gone."""
         day = datetime.fromtimestamp(time.time() if now is None else now, UTC).date().isoformat()
         place = self._quarantine / day / part
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -200,23 +200,23 @@ class FileStore:
         return there
 
     def bring_back(self, file_id: str) -> bool:
-        """Whether a file is there, out of quarantine if it was set aside. Raises OSError."""
+        """Restore a file from quarantine if it is there; returns whether the file exists now. Raises OSError."""
         path = self.path(file_id)
         for found in sorted(self._quarantine.glob(f"*/files/{_safe(file_id)}")) if not path.exists() else ():
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 found.rename(path)
-                os.utime(path)  # young, so that it is not set aside again before its record is there
+                os.utime(path)  # restart its age, so that it is not quarantined again before its record is written
         return path.exists()
 
     def quarantined(self) -> list[tuple[str, int]]:
-        """The days on which something was set aside, and how much. Raises OSError."""
+        """List the days of quarantine, each with its number of entries. Raises OSError."""
         return [
             (day.name, sum(1 for part in day.iterdir() if part.is_dir() for _ in part.iterdir()))
             for day, _ in self._quarantined_days()
         ]
 
     def _quarantined_days(self) -> list[tuple[Path, float]]:
-        """The folders of days, and when each day began; what else people have put there is theirs. Raises OSError."""
+        """The folders of days, and when each day began; other entries are ignored. Raises OSError."""
         found = []
         for path in sorted(self._quarantine.iterdir()) if self._quarantine.exists() else []:
             with contextlib.suppress(ValueError):
@@ -226,8 +226,8 @@ class FileStore:
         return found
 
     def end_quarantine(self, keep_s: float, now: float | None = None) -> list[str]:
-        """Remove what was set aside on days that ended more than `keep_s` ago; returns these days. A day that
-        cannot be removed keeps no other. Raises OSError."""
+        """Delete days of quarantine that ended more than `keep_s` ago; returns them. A day that cannot be deleted is
+        logged and skipped. Raises OSError."""
         now, ended = time.time() if now is None else now, []
         for day, began in self._quarantined_days():
             if began + DAY_S + keep_s >= now:
@@ -241,13 +241,13 @@ class FileStore:
         return ended
 
     def drop_incoming(self) -> None:
-        """Remove uploads that nobody goes on with."""
+        """Delete abandoned uploads."""
         for name in self.strays("incoming"):
             (self._incoming / name).unlink(missing_ok=True)
 
 
 class Incoming:
-    """A file on its way in. `write` and `close` raise OSError, e.g. when the disk is full."""
+    """An upload in progress. `write` and `close` raise OSError, e.g. when the disk is full."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self._file = path, file
@@ -258,17 +258,17 @@ class Incoming:
         self.size += len(data)
 
     def close(self) -> None:
-        """All of it is written. Idempotent."""
+        """Close the file. Idempotent."""
         self._file.close()
 
     def discard(self) -> None:
-        """Nothing of it stays. Idempotent; harmless after it was kept."""
+        """Delete the upload. Idempotent; does nothing after `keep`."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 def _safe(name: str) -> str:
-    """Ids of ours have no separators; whatever else comes here is a fault of ours."""
+    """Check that an id has no path separators. Raises ValueError, which would be a bug of the caller."""
     if not name.replace("-", "").replace("_", "").isalnum() or not name.isascii():
         raise ValueError("not an id")
     return name

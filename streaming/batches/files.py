@@ -1,4 +1,4 @@
-"""What is known of files: whose they are, their names for people, how long they are kept. Not where their bytes lie."""
+"""File records in the store: owner, name, size and expiry of each file, whose bytes are in the files folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from streaming.redis.paging import overdue, owned, page
 log = logging.getLogger(__name__)
 
 UNREADABLE = "(its record cannot be read)"
-"""Name of a file whose record cannot be read."""
+"""Name shown for a file whose record is malformed."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ def decode_file(data: bytes) -> StoredFile:
 
 
 class Files:
-    """Stateless; many may share a wire. Every method that waits raises Unavailable."""
+    """File records. Stateless; many may share a client. Every async method raises Unavailable."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
@@ -53,15 +53,15 @@ class Files:
         return new_file_id(tenant_partition(tenant, self._wire.settings.partitions))
 
     async def put(self, file: StoredFile, limit: int | None = None) -> None:
-        """Make a file known whose bytes are in their place. Raises QuotaExceeded if the tenant's files would then have
-        more bytes than `limit`."""
+        """Store the record of a file whose bytes are in the files folder. Raises QuotaExceeded if the tenant's files
+        would then have more bytes than `limit`."""
         args = (file.id, file.tenant, encode(file), file.expires_ms - file.created_ms, "" if limit is None else limit)
         answer = await self._wire.call("put_file", kept_partition(file.id) or 0, *args)
         if limit is not None and isinstance(answer, list):
             raise QuotaExceeded(NAMES["files"], answer[2], limit)
 
     async def get(self, file_id: str, tenant: str) -> StoredFile:
-        """Raises UnknownFile, also for somebody else's."""
+        """Read a file's record. Raises UnknownFile, also for another tenant's file."""
         partition = kept_partition(file_id)
         if partition not in self._wire.partitions or not file_id.startswith("file-"):
             raise UnknownFile(file_id)
@@ -74,7 +74,7 @@ class Files:
     async def recent(
         self, tenant: str, after: StoredFile | None, limit: int, *, newest_first: bool = True
     ) -> list[StoredFile]:
-        """A tenant's files in the order they were made, behind `after`."""
+        """List a tenant's files in the order of their creation, behind `after`."""
         partition = tenant_partition(tenant, self._wire.settings.partitions)
         key = partition_key(partition, "files", tenant)
         behind = None
@@ -94,12 +94,12 @@ class Files:
         return [_file(name, data) or _unreadable(name, tenant) for name, data in pairs]
 
     async def forget(self, file_id: str, tenant: str) -> None:
-        """Drop the record; the bytes are to be removed before. They are counted for as long as a batch works on them.
-        Idempotent, also where there is no record."""
+        """Delete the record; remove the bytes before. The quota counts them while an unfinished batch reads them.
+        Idempotent, also without a record."""
         await self._wire.call("forget", kept_partition(file_id) or 0, "file", file_id, tenant)
 
     async def known(self, file_ids: list[str]) -> set[str]:
-        """Those of these ids that have a record."""
+        """Filter ids: those that have a record."""
         with translated():
             pipeline = self._wire.redis.pipeline(transaction=False)
             for file_id in file_ids:
@@ -108,7 +108,7 @@ class Files:
         return {file_id for file_id, there in zip(file_ids, found, strict=True) if there}
 
     async def expired(self, limit: int) -> list[tuple[str, str]]:
-        """Files whose time is over, by id, each with its tenant: also those whose record cannot be read or is gone."""
+        """List expired files as (id, tenant), also those whose record is malformed or lost."""
         now = await self._wire.now_ms()
         found: list[tuple[str, str]] = []
         for partition in self._wire.partitions:
@@ -118,7 +118,7 @@ class Files:
 
 
 def _file(file_id: str, data: bytes) -> StoredFile | None:
-    """None for a record that cannot be read."""
+    """Decode a record; None if it is malformed."""
     try:
         return decode_file(data)
     except DecodeError as error:
@@ -127,5 +127,5 @@ def _file(file_id: str, data: bytes) -> StoredFile | None:
 
 
 def _unreadable(file_id: str, tenant: str) -> StoredFile:
-    """What a list shows in the place of a record that cannot be read; its bytes are still there."""
+    """Placeholder in lists for a malformed record; the file's bytes still exist."""
     return StoredFile(id=file_id, tenant=tenant, name=UNREADABLE, size=0, purpose="", created_ms=0, expires_ms=0)

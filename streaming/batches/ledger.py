@@ -1,9 +1,9 @@
-"""What is known of every line of a batch, on disk: where it stands in the input, and how it ended.
+"""Batch ledger on disk: an append-only log of how every line of a batch ended, and a plan of where it is in the input.
 
-The plan is written once, when the input was read. Results are written by whoever holds the batch, into a segment of
-its own: answers into `<epoch>.results`, then one row per answer into `<epoch>.index`. A row counts once it is whole,
-so a process may be killed at any point; and because every turn has its own segment, one that was overtaken can spoil
-nothing. A line has the answer of the first row, in the order of turns, that ends it.
+The plan is written once, after the input was read. The process that holds the batch's lease writes results into a
+segment of its own: answers into `<epoch>.results`, then one row per answer into `<epoch>.index`. A row is valid once it
+is complete, so a process may be killed at any point; every turn has its own segment, so a process that has lost the
+lease cannot damage another's. The answer of a line is that of the first row, in the order of turns, that ends it.
 This module knows no Redis and no request format. All of it blocks: call it from a thread.
 """
 
@@ -30,16 +30,16 @@ NO_TOKENS = Usage()
 
 
 class LineOutcome(IntEnum):
-    """What a row says of a line."""
+    """Outcome of a line in a row."""
 
     DONE = 1
-    """Its answer is an answer."""
+    """The answer is a result."""
     FAILED = 2
-    """Its answer is an error."""
+    """The answer is an error."""
     RETRIED = 3
-    """It failed and is tried again, as a new job."""
+    """The line's job failed; it is retried as a new job."""
     WITHDRAWN = 4
-    """It was taken out of the queue and will be put again, as a new job."""
+    """The line's job was cancelled in the queue; it will be put again as a new job."""
 
     @property
     def ends(self) -> bool:
@@ -47,7 +47,7 @@ class LineOutcome(IntEnum):
 
 
 class AnswerRow(NamedTuple):
-    """Where a line's answer lies."""
+    """Position of a line's answer in the segments."""
 
     line: int
     outcome: LineOutcome
@@ -66,20 +66,20 @@ class _Arrays(msgspec.Struct, array_like=True):
     offsets: bytes
     lengths: bytes
     order: bytes
-    twins: bytes
+    duplicate_of: bytes
     tokens: bytes
 
 
 class InputPlan:
-    """Every line of the input, by its place among the lines that are not blank (from 0)."""
+    """Index of the input's lines, by their place among the lines that are not blank (from 0)."""
 
     def __init__(self) -> None:
         self.numbers = array("I")
-        """The number people know it by, from 1."""
+        """Line numbers in the file, from 1."""
         self.offsets, self.lengths = array("Q"), array("I")
         self.order = array("I")
-        """Lines that differ, in the order they are to be computed."""
-        self.twins = array("I")
+        """Distinct lines, in the order in which they are computed."""
+        self.duplicate_of = array("I")
         """The line whose answer each one gets: itself, or an equal one before it."""
         self.tokens = array("I")
         """Estimates."""
@@ -88,25 +88,25 @@ class InputPlan:
         return len(self.numbers)
 
     def add(self, number: int, offset: int, length: int) -> int:
-        """One more line, for now its own twin; its place."""
+        """Add a line, as a duplicate of none; returns its place."""
         place = len(self.numbers)
         self.numbers.append(number)
         self.offsets.append(offset)
         self.lengths.append(length)
-        self.twins.append(place)
+        self.duplicate_of.append(place)
         self.tokens.append(0)
         return place
 
     def read(self, source: BinaryIO, line: int) -> bytes:
-        """The line as it stands in the input."""
+        """Read a line of the input."""
         source.seek(self.offsets[line])
         return source.read(self.lengths[line])
 
     def copies(self) -> array[int]:
-        """How many lines get the answer of each."""
+        """Count how many lines get the answer of each."""
         counts = array("I", bytes(4 * len(self)))
-        for twin in self.twins:
-            counts[twin] += 1
+        for original in self.duplicate_of:
+            counts[original] += 1
         return counts
 
     def save(self, folder: Path) -> None:
@@ -114,7 +114,7 @@ class InputPlan:
         stored = _Arrays(
             *(
                 each.tobytes()
-                for each in (self.numbers, self.offsets, self.lengths, self.order, self.twins, self.tokens)
+                for each in (self.numbers, self.offsets, self.lengths, self.order, self.duplicate_of, self.tokens)
             )
         )
         write_file(folder / PLAN, msgspec.msgpack.encode(stored))
@@ -128,16 +128,16 @@ class InputPlan:
         plan.offsets.frombytes(stored.offsets)
         plan.lengths.frombytes(stored.lengths)
         plan.order.frombytes(stored.order)
-        plan.twins.frombytes(stored.twins)
+        plan.duplicate_of.frombytes(stored.duplicate_of)
         plan.tokens.frombytes(stored.tokens)
         return plan
 
 
 class Segment:
-    """The answers one turn writes. Nothing counts before `commit`."""
+    """Writer of one turn's answers and rows. Nothing is durable before `commit`."""
 
     def __init__(self, folder: Path, epoch: int) -> None:
-        # A store that lost data may count its epochs again: an older segment is never touched.
+        # A store that lost data may issue an epoch again: never write to an older segment.
         last = max((int(path.stem) for path in folder.glob("*.results")), default=0)
         self._folder, self._epoch = folder, max(epoch, last + 1)
         self._results: BinaryIO | None = None
@@ -149,13 +149,13 @@ class Segment:
     def add(
         self, line: int, outcome: LineOutcome, attempt: int = 0, answer: bytes = b"", usage: Usage = NO_TOKENS
     ) -> None:
-        """One row. `answer` is kept as it is."""
+        """Buffer one row with its answer, which is stored unchanged."""
         self._rows.append(AnswerRow(line, outcome, attempt, self._epoch, self._offset, len(answer), usage))
         self._answers.append(answer)
         self._offset += len(answer)
 
     def commit(self) -> list[AnswerRow]:
-        """Answers first, then their rows, each flushed to the disk; the rows that count now. Raises OSError."""
+        """Write and fsync the answers, then their rows; returns the rows that are durable now. Raises OSError."""
         rows, self._rows = self._rows, []
         answers, self._answers = self._answers, []
         if not rows:
@@ -169,7 +169,7 @@ class Segment:
         return rows
 
     def close(self) -> None:
-        """What was not committed is gone."""
+        """Close the files; rows that were not committed are lost."""
         for file in (self._results, self._index):
             if file is not None:
                 file.close()
@@ -188,7 +188,7 @@ def _packed(row: AnswerRow) -> bytes:
 
 
 def rows_of(folder: Path, epoch: int) -> list[AnswerRow]:
-    """The whole rows of one segment; what a killed process left half written ends it."""
+    """Read the complete rows of one segment; stops at a row that a killed process left incomplete."""
     data = (folder / f"{epoch:08d}.index").read_bytes()
     rows = []
     for at in range(0, len(data) - ROW_BYTES + 1, ROW_BYTES):
@@ -201,13 +201,13 @@ def rows_of(folder: Path, epoch: int) -> list[AnswerRow]:
 
 
 class Ledger:
-    """All segments together: how every line ended, and how often it was tried."""
+    """State of all lines from all segments: how each ended, and how often it was tried."""
 
     def __init__(self, folder: Path, lines: int) -> None:
         self.folder = folder
         self.ends: list[AnswerRow | None] = [None] * lines
         self.attempts = array("H", bytes(2 * lines))
-        """Number of each line's present job."""
+        """Number of each line's current job."""
         self.failures = array("H", bytes(2 * lines))
         """How many of its jobs failed and were tried again."""
 
@@ -220,7 +220,7 @@ class Ledger:
         return ledger
 
     def take(self, rows: Sequence[AnswerRow]) -> list[AnswerRow]:
-        """Rows that count now; those that ended their line. The first that does stays."""
+        """Apply durable rows; returns those that ended their line. The first row that ends a line counts."""
         ended = []
         for row in rows:
             if row.line >= len(self.ends):
@@ -236,7 +236,7 @@ class Ledger:
 
 
 class AnswerReader:
-    """Reading answers by their rows; keeps a few segments open."""
+    """Reads answers by their rows; keeps up to MAX_OPEN segments open."""
 
     MAX_OPEN = 32
 
@@ -267,8 +267,8 @@ class AnswerReader:
 
 
 def lines_of(source: BinaryIO, longest: int) -> Iterator[tuple[int, int, bytes]]:
-    """Number (from 1), offset and bytes of every line that is not blank; a line beyond `longest` bytes comes cut off
-    behind them. Lines end at newlines alone: text may hold other separators."""
+    """Iterate over the lines that are not blank: number (from 1), offset and bytes. A line longer than `longest` bytes
+    is truncated. Only a newline ends a line: text may hold other separators."""
     number = offset = 0
     while data := source.readline(longest + 1):
         number += 1

@@ -1,7 +1,8 @@
-"""Batches on the wire: what was asked, who works on it under which fence, how far it is, what its owner wants.
+"""Batch records in the store: request, lease, progress, and the owner's cancel, pause and resume commands.
 
-A batch is worked on by one process at a time, for one turn. The fence is the batch's epoch, which grows with every
-turn: whoever was overtaken is refused at its next word. Nothing here knows lines or files' contents.
+One offline process at a time runs a batch, for one turn, under a lease. The batch's epoch is the fencing token: it
+grows with every turn, and the store refuses the next write of a process with an older one. Nothing here knows lines or
+files' contents.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ MALFORMED = LineFault(0, "malformed_batch", "What the store holds of this batch 
 FIELDS = ("asked", "status", "paused", "created", "expires", "cancelling", "progress", "tenant")
 
 LEASES_HELD = 2
-LEASES_TOLD = 4
-"""A batch is this worker's for so many leases after its last word, and told of again after so many without any."""
+LEASES_UNTIL_NEXT_NOTICE = 4
+"""In lengths of [redis] lease_ms: how long a batch's lease lasts, and when a due batch without a turn gets a new
+notice."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch as it stands. Times are Redis milliseconds, 0 for "not yet" or "never"."""
+    """The record of a batch. Times are Redis milliseconds, 0 for "not yet" or "never"."""
 
     batch: Batch
     state: BatchState
@@ -52,7 +54,7 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class BatchLease:
-    """A batch that is ours to work on, for as long as we go on saying so."""
+    """A batch that this process runs, until its lease lapses; `save` renews it."""
 
     batch: Batch
     epoch: int
@@ -66,7 +68,7 @@ class BatchLease:
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """What the store says to a word of ours: the time, and what the owner wants by now."""
+    """Answer to `save`: Redis time, and the state as the owner may have changed it."""
 
     now_ms: int
     state: BatchState
@@ -74,16 +76,16 @@ class SaveResult:
 
 
 class DueNotice(NamedTuple):
-    """Somebody must be told to work on this batch."""
+    """A batch is due: an offline process must be told to run it."""
 
     batch_id: str
     number: int
     reason: Reason
-    """due; unanswered: nobody began when it was told last; lapsed: whoever worked on it fell silent."""
+    """due; unanswered: no process acted on the last notice; lapsed: the lease of the process that ran it lapsed."""
 
 
 class Batches:
-    """Stateless; many may share a wire. Every method that waits raises Unavailable."""
+    """Batch records. Stateless; many may share a client. Every async method raises Unavailable."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
@@ -92,16 +94,22 @@ class Batches:
     # --- its owner's side --------------------------------------------------------------------------------------------
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
-        """The same for the same key."""
+        """Make a batch id; the same key gives the same id."""
         seed = joined(tenant, idempotency_key) if idempotency_key else ""
         return new_batch_id(tenant_partition(tenant, self._wire.settings.partitions), seed)
 
     async def create(
         self, batch: Batch, digest: str, file_limit: int | None = None, input_bytes: int = 0
     ) -> BatchRecord:
-        """Accept a batch for good: as it stands, also if it was there already. `file_limit`: the bytes of files that
-        the tenant may keep, to which it will add its output. `input_bytes`: of its input, which is counted until the
-        batch has ended. Raises KeyReused, QuotaExceeded."""
+        """Accept a batch; returns its record, new or not.
+
+        Args:
+            digest: Of the request, to detect another request under the same id.
+            file_limit: The tenant's quota of file bytes, to which the batch will add its output.
+            input_bytes: Size of the input, which counts until the batch has ended, even if its file is deleted.
+
+        Raises KeyReused, QuotaExceeded.
+        """
         most = "" if file_limit is None else file_limit
         window, source = batch.window_ms or "", (batch.input_file, input_bytes)
         args = (batch.id, batch.tenant, encode(batch), digest, window, batch.events, most, *source)
@@ -115,22 +123,22 @@ class Batches:
         return record
 
     async def get(self, batch_id: str, tenant: str) -> BatchRecord:
-        """Raises UnknownBatch, also for somebody else's."""
+        """Read a batch. Raises UnknownBatch, also for another tenant's."""
         (record,) = await self._records([batch_id])
         if record is None or record.batch.tenant != tenant:
             raise UnknownBatch(batch_id)
         return record
 
     async def recent(self, tenant: str, after: BatchRecord | None, limit: int) -> list[BatchRecord]:
-        """A tenant's batches, newest first, behind `after`."""
+        """List a tenant's batches, newest first, behind `after`."""
         key = partition_key(tenant_partition(tenant, self._wire.settings.partitions), "batches", tenant)
         behind = (after.created_ms, after.batch.id) if after else None
         ids = [name for name, _ in await page(self._wire, key, behind, limit) if self._is_ours(name)]
         return [record for record in await self._records(ids) if record is not None]
 
-    async def steer(self, batch_id: str, wish: BatchCommand) -> BatchState:
-        """Say what the owner wants; the state it was found in. Raises UnknownBatch."""
-        answer = await self._wire.call("steer", self._partition(batch_id), batch_id, wish)
+    async def steer(self, batch_id: str, command: BatchCommand) -> BatchState:
+        """Cancel, pause or resume a batch; returns the state it was found in. Raises UnknownBatch."""
+        answer = await self._wire.call("steer", self._partition(batch_id), batch_id, command)
         if answer == b"unknown":
             raise UnknownBatch(batch_id)
         return BatchState(answer.decode())
@@ -138,13 +146,13 @@ class Batches:
     # --- the worker's side -------------------------------------------------------------------------------------------
 
     async def due(self, limit: int) -> list[DueNotice]:
-        """Batches somebody must be told to work on now."""
-        again_ms = LEASES_TOLD * self._wire.settings.lease_ms
+        """List due batches, each with a new notice."""
+        again_ms = LEASES_UNTIL_NEXT_NOTICE * self._wire.settings.lease_ms
         answers = await self._wire.calls([("due", partition, (limit, again_ms)) for partition in self._wire.partitions])
         return [DueNotice(name.decode(), turn, why.decode()) for answer in answers for name, turn, why in answer]
 
     async def totals(self, tenants: Iterable[str]) -> tuple[int, int]:
-        """How many batches have not ended, and the tokens that those of these tenants still have to compute."""
+        """Count the unfinished batches, and the tokens that those of these tenants still have to compute."""
         with translated():
             pipeline = self._wire.redis.pipeline(transaction=False)
             for partition in self._wire.partitions:
@@ -157,7 +165,8 @@ class Batches:
         return sum(counts), sum(int(count) for each in waiting for count in each)
 
     async def hold(self, batch_id: str, turn: int) -> BatchLease:
-        """Begin a turn. Raises Stale when there is nothing to do for whoever was told by this number."""
+        """Begin a turn: take the batch's lease. `turn`: the number of the notice. Raises Superseded if the notice is
+        not the latest, or if there is nothing to do."""
         answer = await self._wire.call("hold", self._partition(batch_id), batch_id, turn, self._lease_ms)
         match answer:
             case [epoch, now, status, paused, created, expires, asked, progress]:
@@ -182,13 +191,14 @@ class Batches:
         raise StreamingError(f"hold answered {answer!r}")
 
     async def _fail_malformed(self, batch_id: str, epoch: int) -> None:
-        """End a batch whose record cannot be read, so that it is not told of again and again. Raises Fenced."""
+        """End a batch whose record is malformed, so that it is not due again and again. Raises Fenced."""
         progress, keep_s = encode(BatchProgress(faults=(MALFORMED,))), self._wire.settings.retention_s
         args = (batch_id, epoch, self._lease_ms, BatchState.FAILED, progress, "", "", keep_s)
         await self._wire.call("save", self._partition(batch_id), *args)
 
     async def reserve(self, hold: BatchLease, tokens: int) -> tuple[bool, int]:
-        """Count its tokens against the tenant's quota: whether there is room, and how many wait. Raises Fenced."""
+        """Reserve the batch's tokens in the tenant's quota; returns whether there is room, and the tokens of the
+        tenant's other batches. Raises Fenced."""
         limit = hold.batch.token_limit
         args = (hold.batch.id, hold.epoch, hold.batch.tenant, tokens, "" if limit is None else limit)
         room, waiting = await self._wire.call("reserve", self._partition(hold.batch.id), *args)
@@ -205,8 +215,16 @@ class Batches:
         keep_s: int = 0,
         files: Sequence[StoredFile] = (),
     ) -> SaveResult:
-        """Say how far it is. `rest_ms` ends the turn: somebody must go on in so many milliseconds, at once if it is not
-        paused. A final state ends the batch, keeps its record for `keep_s` and makes `files` known. Raises Fenced."""
+        """Save the batch's progress and renew the lease. A final state ends the batch.
+
+        Args:
+            tokens: Tokens still to be computed, for the tenant's quota.
+            rest_ms: Ends the turn: the batch is due again after so many milliseconds, at once if it is not paused.
+            keep_s: How long the record of an ended batch is kept.
+            files: Files that an ended batch leaves, whose records are stored in the same step.
+
+        Raises Fenced.
+        """
         args: list[str | bytes | int] = [
             hold.batch.id, hold.epoch, self._lease_ms, state, encode(progress), "" if tokens is None else tokens,
             "" if rest_ms is None else rest_ms, keep_s,
@@ -217,7 +235,7 @@ class Batches:
         return SaveResult(now, BatchState(status.decode()), bool(paused))
 
     async def forget_expired(self, limit: int) -> list[str]:
-        """Drop the records of ended batches whose time is over; their ids."""
+        """Delete the records of ended batches that have expired; returns their ids."""
         now, gone = await self._wire.now_ms(), []
         for partition in self._wire.partitions:
             found = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
@@ -229,7 +247,7 @@ class Batches:
         return gone
 
     async def states(self, batch_ids: Sequence[str]) -> dict[str, BatchState | None]:
-        """Where each of these stands, None if there is no record of it; what is no batch's id is left out."""
+        """Read the states of batches, None for one without a record; other ids are left out."""
         ids = [each for each in batch_ids if self._is_ours(each)]
         records = await self._records(ids)
         return {each: record.state if record else None for each, record in zip(ids, records, strict=True)}
@@ -254,7 +272,7 @@ class Batches:
 
 
 def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None:
-    """One that cannot be read is shown as failed."""
+    """Decode a record; a malformed one is shown as failed."""
     raw: dict[str, Any] = dict(zip(FIELDS, values, strict=True))
     if raw["asked"] is None:
         return None
@@ -276,7 +294,7 @@ def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None
 
 
 def _parsed(raw: dict[str, Any]) -> BatchRecord:
-    """Raises what a record that is not ours makes the parts of it raise."""
+    """Raises DecodeError, ValueError, OverflowError, AttributeError or TypeError for a malformed record."""
     return BatchRecord(
         batch=decode_batch(raw["asked"]),
         state=BatchState(raw["status"].decode()),

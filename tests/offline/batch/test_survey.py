@@ -114,7 +114,7 @@ def test_equal_lines_are_computed_once_if_their_answer_is_sure(tmp_path: Path) -
         line(9, "same", user="somebody", metadata={"a": "b"}, **cold),
     ]  # fmt: skip
     found, _ = surveyed(tmp_path, jsonl(lines))
-    assert list(found.plan.twins) == [0, 0, 2, 3, 4, 4, 6, 7, 8, 0]
+    assert list(found.plan.duplicate_of) == [0, 0, 2, 3, 4, 4, 6, 7, 8, 0]
     assert sorted(found.plan.order) == [0, 2, 3, 4, 6, 7, 8]
 
 

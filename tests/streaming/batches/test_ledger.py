@@ -32,12 +32,12 @@ def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
     plan = InputPlan()
     for number in (1, 3, 4):
         plan.add(number, 100 * number, number)
-    plan.twins[2], plan.tokens[0] = 0, 7
+    plan.duplicate_of[2], plan.tokens[0] = 0, 7
     plan.order.extend([1, 0])
     plan.save(tmp_path)
     again = InputPlan.load(tmp_path)
     assert [list(again.numbers), list(again.offsets), list(again.lengths)] == [[1, 3, 4], [100, 300, 400], [1, 3, 4]]
-    assert [list(again.order), list(again.twins), list(again.tokens)] == [[1, 0], [0, 1, 0], [7, 0, 0]]
+    assert [list(again.order), list(again.duplicate_of), list(again.tokens)] == [[1, 0], [0, 1, 0], [7, 0, 0]]
     assert list(again.copies()) == [2, 1, 0]
 
 

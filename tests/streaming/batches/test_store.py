@@ -11,7 +11,13 @@ from msgspec.structs import replace
 
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.files import Files, StoredFile
-from streaming.batches.store import LEASES_HELD, LEASES_TOLD, BatchCommand, Batches, BatchLease
+from streaming.batches.store import (
+    LEASES_HELD,
+    LEASES_UNTIL_NEXT_NOTICE,
+    BatchCommand,
+    Batches,
+    BatchLease,
+)
 from streaming.errors import Fenced, KeyReused, Superseded, UnknownBatch
 from streaming.ids import line_job_id, partition_of
 from streaming.priority import Priority
@@ -62,7 +68,7 @@ async def test_a_new_batch_is_due_once(batches: Batches) -> None:
     assert await batches.due(10) == []
     began = asyncio.get_running_loop().time()
     assert await until(lambda: batches.due(10)) == [(batch.id, 2, "unanswered")]
-    assert asyncio.get_running_loop().time() - began > LEASES_TOLD * LEASE_MS / 1000 * 0.8
+    assert asyncio.get_running_loop().time() - began > LEASES_UNTIL_NEXT_NOTICE * LEASE_MS / 1000 * 0.8
     with pytest.raises(Superseded, match="stale"):
         await batches.hold(batch.id, 1)  # a message that came late
     assert (await batches.hold(batch.id, 2)).batch == batch
@@ -92,7 +98,7 @@ async def test_a_turn_that_ends_hands_it_on_when_it_says(batches: Batches) -> No
     await batches.steer(batch.id, "pause")
     second = await held(batches)
     await batches.save(second, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)
-    await asyncio.sleep(LEASES_TOLD * LEASE_MS / 1000)
+    await asyncio.sleep(LEASES_UNTIL_NEXT_NOTICE * LEASE_MS / 1000)
     assert await batches.due(10) == []
 
 
