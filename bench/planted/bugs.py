@@ -924,8 +924,8 @@ TOKENS = (
         (
             Edit(
                 "streaming/redis/connection.py",
-                "except RuntimeError as error:  # uvloop",
-                "except ZeroDivisionError as error:  # uvloop",
+                "except RuntimeError as error:  # raised by uvloop",
+                "except ZeroDivisionError as error:  # raised by uvloop",
             ),
         ),
         (LINE + "one_that_is_closed_without_a_word_counts_as_lost",),
@@ -1015,7 +1015,7 @@ LOOKS = (
     Bug(
         "a list that looks without end",
         "Whoever asks for a state that few jobs are in has every job of theirs read, in one request.",
-        (Edit("streaming/jobs/summaries.py", "ROUNDS = 4", "ROUNDS = 4_000"),),
+        (Edit("streaming/jobs/summaries.py", "MAX_ROUNDS = 4", "MAX_ROUNDS = 4_000"),),
         (LISTS + "a_status_that_no_job_has_is_looked_for_in_bounds",),
     ),
     Bug(
@@ -1437,7 +1437,7 @@ STORE = (
         (
             Edit(
                 "streaming/store/monitor.py",
-                "if servers == self._servers and time.monotonic() - self._checked_at < CHECK_S:",
+                "if servers == self._servers and time.monotonic() - self._checked_at < CHECK_INTERVAL_S:",
                 "if self._servers:",
             ),
         ),

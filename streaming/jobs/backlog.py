@@ -1,4 +1,4 @@
-"""How much waits in each lane, and since when."""
+"""Backlog: counts the waiting and running jobs of each lane, with the oldest job's age and the nearest deadlines."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from streaming.keys import parse_lane
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
-NEAREST = 32
-"""Deadlines looked at, of each partition."""
+MAX_DEADLINES = 32
+"""Deadlines read from each partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneDepth:
-    """One lane of one model, all partitions together."""
+    """Counts of one lane of one model, summed over all partitions."""
 
     model: str
     priority: Priority
@@ -40,24 +40,25 @@ class WaitingDeadline:
 
 @dataclass(frozen=True, slots=True)
 class BacklogSnapshot:
-    """What all partitions said at one time."""
+    """Lanes and deadlines of all partitions at one time."""
 
     lanes: list[LaneDepth]
     due: list[WaitingDeadline]
 
 
 class Backlog:
-    """Stateless; many may share a wire. Every look is one call for each partition: one round trip a server."""
+    """Reads the backlog, with one call per partition: one round trip per server. Stateless; many may share a client."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def lanes(self, models: Iterable[str]) -> list[LaneDepth]:
-        """Every lane of these models. Raises Unavailable."""
+        """Count every lane of these models. Raises Unavailable."""
         return (await self.look(models, deadlines=0)).lanes
 
-    async def look(self, models: Iterable[str], deadlines: int = NEAREST) -> BacklogSnapshot:
-        """Every lane of these models, and the nearest deadlines of waiting jobs, of all models. Raises Unavailable."""
+    async def look(self, models: Iterable[str], deadlines: int = MAX_DEADLINES) -> BacklogSnapshot:
+        """Count every lane of these models, and read the nearest deadlines of waiting jobs of all models. Raises
+        Unavailable."""
         models = tuple(models)
         args: list[str | int] = [deadlines, *models]
         answers = await self._wire.calls([("lanes", partition, args) for partition in self._wire.partitions])
@@ -70,7 +71,7 @@ class Backlog:
 
 
 def _lane(model: str, priority: Priority, parts: Iterable[tuple[int, int, int, int, int]]) -> LaneDepth:
-    """Of each partition: its time, what waits and runs, the time of the oldest that waits, what was ever put."""
+    """Sum one lane. `parts`, by partition: its time (ms), waiting, running, the oldest waiting job's time, ever put."""
     waiting = running = added = oldest_ms = 0
     for now, here, there, first, put in parts:
         waiting, running, added = waiting + here, running + there, added + put
@@ -79,7 +80,7 @@ def _lane(model: str, priority: Priority, parts: Iterable[tuple[int, int, int, i
 
 
 def _due(now: int, lane: bytes, created: bytes, at: bytes) -> WaitingDeadline | None:
-    """None for a job whose record cannot be read."""
+    """Decode a deadline; None for a job whose record is malformed."""
     try:
         model, priority = parse_lane(lane.decode())
         return WaitingDeadline(model, priority, max(0, int(float(at)) - now), now - int(float(created)))

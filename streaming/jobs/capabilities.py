@@ -1,6 +1,6 @@
-"""What an engine can do, held against what a job asks: the answer names the request field at fault.
+"""Capability check: compares a job's options with its engine's capabilities; the refusal names the request field.
 
-The API asks before it accepts a job, the worker again before it runs it: the model's engine may have changed.
+The API checks a job before it accepts it, and the worker again before it runs it: the model's engine may have changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from streaming.jobs.terminal import Failure
 
 
 def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
-    """The first thing the job asks for that the engine cannot honour, or None."""
+    """Return a failure for the first option of the job that the engine does not support, or None."""
     return _prompt(job, capabilities) or _logprobs(job, capabilities) or _options(job, capabilities)
 
 

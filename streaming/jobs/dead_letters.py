@@ -1,4 +1,4 @@
-"""What was given up: entries nobody could read, and jobs whose workers keep dying. For people to look at and decide."""
+"""Dead letters: malformed entries, and jobs given up after lost workers, for operators to list, replay or drop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LETTER_ID = re.compile(r"([0-9]{1,3})-([0-9]{1,15}-[0-9]{1,10})")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """`job` is the id of a job that was given up; without one, `lane` and `entry` tell what lay where."""
+    """A dead letter. `job`: the id of a job given up; without one, `lane` and `entry` name a malformed entry."""
 
     id: str
     reason: str
@@ -34,13 +34,13 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """Stateless; many may share a wire. Every method raises Unavailable."""
+    """Dead letters in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire, self._journal, self._queue = wire, JobReader(wire), Queue(wire)
 
     async def recent(self, limit: int) -> list[DeadLetter]:
-        """The newest first, of all partitions."""
+        """List the dead letters of all partitions, newest first."""
         found = []
         for partition in self._wire.partitions:
             with translated():
@@ -49,7 +49,7 @@ class DeadLetters:
         return sorted(found, key=lambda letter: letter.at_ms, reverse=True)[:limit]
 
     async def get(self, letter_id: str) -> DeadLetter:
-        """Raises UnknownJob."""
+        """Read one dead letter. Raises UnknownJob."""
         partition, entry = self._place(letter_id)
         with translated():
             entries: Any = await self._wire.redis.xrange(partition_key(partition, "dead"), entry, entry)
@@ -58,7 +58,7 @@ class DeadLetters:
         return _letter(partition, *entries[0])
 
     async def drop(self, letter_id: str) -> None:
-        """Forget it. Raises UnknownJob."""
+        """Delete a dead letter. Raises UnknownJob."""
         partition, entry = self._place(letter_id)
         with translated():
             dropped = await self._wire.redis.xdel(partition_key(partition, "dead"), entry)
@@ -66,8 +66,7 @@ class DeadLetters:
             raise UnknownJob(letter_id)
 
     async def replay(self, letter_id: str) -> Accepted:
-        """Put its job again, as a new one: the old one has ended and stays so. However often it is replayed, that is
-        one new job.
+        """Put a copy of its job as a new job; the old one stays ended. Idempotent: repeated replays give one new job.
 
         Raises UnknownJob (the letter, or the job it names, is no longer kept), MalformedJob, LaneFull.
         """
@@ -76,7 +75,7 @@ class DeadLetters:
         if record.fault:
             raise MalformedJob(record.fault)
         accepted = await self._queue.put(_again(record.job, replay_job_id(letter_id, letter.job)))
-        with contextlib.suppress(UnknownJob):  # somebody else has replayed it too: it is the same job
+        with contextlib.suppress(UnknownJob):  # a concurrent replay, which gives the same job, has dropped it
             await self.drop(letter_id)
         return accepted
 

@@ -1,7 +1,7 @@
-"""When answers were handed on: noted per job, and written together a moment later, never in a reader's way.
+"""Delivery times: buffers when each answer reached its client, and writes these in batches to the jobs' records.
 
-The notes are for people who look at a job's timing. One that is lost, with its process or because the store does not
-answer, is missing there and nowhere else.
+Only the timing of a job shows them. One that is lost, with its process or while the store is unavailable, is missing
+there and has no other effect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 WRITE_INTERVAL_S = 0.25
 MAX_WAITING = 20_000
 MAX_AT_ONCE = 500
-"""Notes in one script, which holds the server for about half a millisecond then."""
+"""Entries of one script call, which then blocks the server for about half a millisecond."""
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +47,7 @@ def decode_delivered(data: bytes) -> Delivered:
 
 
 class Deliveries:
-    """One per API process."""
+    """Buffer of one API process."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
@@ -55,17 +55,17 @@ class Deliveries:
         self._noted = asyncio.Event()
 
     def note(self, job_id: str, delivered: Delivered) -> None:
-        """The answer of a job was handed on."""
+        """Buffer when the answer of a job was delivered; dropped if MAX_WAITING entries are buffered."""
         if len(self._notes) < MAX_WAITING:
             self._notes[job_id] = delivered
             self._noted.set()
 
     def of(self, job_id: str) -> Delivered | None:
-        """A note that is not written yet."""
+        """Return an entry that is not written yet, or None."""
         return self._notes.get(job_id)
 
     async def keep_writing(self) -> None:
-        """For ever."""
+        """Write in a loop until cancelled."""
         expected = ExpectedErrors(Unavailable, log.debug, "deliveries are noted later: %s")
         await run_periodically(self._write_noted, 0, expected)
 
@@ -77,7 +77,7 @@ class Deliveries:
         self._noted.clear()
 
     async def write(self) -> None:
-        """What has been noted so far. Raises Unavailable: then it stays noted."""
+        """Write the buffered entries. Raises Unavailable; entries that were not written stay buffered."""
         while batch := self._batch():
             calls: dict[int, list[str | bytes | int]] = {}
             for job_id, delivered in batch.items():

@@ -1,7 +1,7 @@
-"""What jobs have generated, as the logs of their workers hold it: one pass over each log for many jobs.
+"""Log reader: reads the deltas of jobs from their workers' durable logs, with one pass over each log for many jobs.
 
-A log holds the steps of all jobs of a worker, so it costs the same to find the deltas of one job as of all. It is read
-in small pages, and the event loop runs in between: nobody waits for the whole of it.
+A log holds the steps of all jobs of a worker, so finding the deltas of one job costs as much as finding all. It is read
+in small pages, between which the event loop runs other tasks.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from streaming.redis.failures import translated
 log = logging.getLogger(__name__)
 
 PAGE = 64
-"""Entries read at once: a few hundred kB where hundreds of jobs run."""
+"""Log entries per read: a few hundred kB where hundreds of jobs run."""
 ROWS_AT_ONCE = 1_000
-"""Rows decoded before the event loop has its turn: a few milliseconds."""
+"""Rows decoded before the event loop runs other tasks: a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +41,19 @@ class LoggedRun:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a job's runs have logged so far: its deltas in order, and who wrote which."""
+    """The deltas that a job's runs have logged so far, in order, and which run wrote which."""
 
     rows: Sequence[Delta] = ()
     sections: tuple[Section, ...] = ()
 
     @property
     def whole(self) -> bool:
-        """Whether it has every delta from the first to the last: a store that lost data may have left a hole."""
+        """Whether no delta is missing between the first and the last, as after a loss of data."""
         return all(row.seq == number for number, row in enumerate(self.rows, 1))
 
     @property
     def last_run(self) -> Run | None:
-        """The author of its last delta."""
+        """The run that wrote the last delta."""
         return author(self.sections, len(self.rows)) if self.rows else None
 
 
@@ -61,7 +61,7 @@ NOTHING = History()
 
 
 class HistoryRequest(NamedTuple):
-    """A job whose history is wanted."""
+    """A request for a job's history, with the runs that its record names."""
 
     job: str
     runs: Sequence[LoggedRun]
@@ -76,15 +76,15 @@ class Logged:
 
 
 class Histories:
-    """One per journal. Jobs that are asked for at the same time are read together."""
+    """Reads histories; concurrent requests share one pass over each log."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self._rounds: dict[int, Rounds[HistoryRequest, History | NewerMessage]] = {}
-        """By partition: one that is slow, or down, keeps no other waiting."""
+        """By partition, so that a slow or unavailable one delays no other."""
 
     async def read(self, wanted: HistoryRequest) -> History:
-        """What its runs have logged. Raises Unavailable, NewerMessage (one of its workers is of a newer version)."""
+        """Read what a job's runs have logged. Raises Unavailable, NewerMessage (a worker has a newer version)."""
         partition = partition_of(wanted.job) or 0
         if partition not in self._rounds:
             self._rounds[partition] = Rounds(lambda jobs: self._read(partition, jobs))
@@ -94,7 +94,7 @@ class Histories:
         return history
 
     async def _read(self, partition: int, asked: Sequence[HistoryRequest]) -> list[History | NewerMessage]:
-        """In one pass for each log."""
+        """Read each log once, for all requests of a round."""
         logged = {each.run: Logged() for wanted in asked for each in wanted.runs}
         newer: dict[str, NewerMessage] = {}
         for worker, first in by_log(asked).items():
@@ -112,7 +112,7 @@ class Histories:
 
 
 def by_log(asked: Iterable[HistoryRequest]) -> dict[str, int]:
-    """By worker: the first frame of its log that may hold what is wanted."""
+    """By worker: the first frame of its log that may hold a requested delta."""
     logs: dict[str, int] = {}
     for wanted in asked:
         for run, frame in [(each.run, each.frame) for each in wanted.runs]:
@@ -121,15 +121,15 @@ def by_log(asked: Iterable[HistoryRequest]) -> dict[str, int]:
 
 
 def deal(frame: Frame, logged: Mapping[Run, Logged]) -> None:
-    """Put the rows of a frame where they are wanted."""
+    """Add the rows of a frame to the runs that were requested."""
     for row in frame.rows:
-        taker = logged.get(Run(frame.worker, abs(row.stream)))
-        if taker is not None:
-            (taker.own if row.stream > 0 else taker.copies)[row.seq] = row
+        found = logged.get(Run(frame.worker, abs(row.stream)))
+        if found is not None:
+            (found.own if row.stream > 0 else found.copies)[row.seq] = row
 
 
 def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> History:
-    """The deltas of a job, one run's behind the other's; copies stand in for what is missing."""
+    """Join the deltas of a job's runs in order; copies from checkpoints replace deltas that were trimmed."""
     rows: dict[int, Delta] = {}
     sections: list[Section] = []
     for run in [each.run for each in runs]:
@@ -140,9 +140,9 @@ def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> Histo
 
 
 async def read_log(wire: RedisClient, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
-    """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left out.
+    """Iterate over a worker's log from frame `first` on: the frames of all reply addresses, without malformed ones.
 
-    Raises Unavailable, NewerMessage (the worker is of a newer version).
+    Raises Unavailable, NewerMessage (the worker has a newer version).
     """
     key, start, rows = partition_key(partition, "log", worker), f"{first}-0", 0
     while True:
@@ -168,7 +168,7 @@ async def read_log(wire: RedisClient, partition: int, worker: str, first: int) -
 
 
 def _frame(data: bytes, worker: str) -> Frame | None:
-    """None for what is no frame. Raises NewerMessage."""
+    """Decode a frame; None if it is malformed or not a frame. Raises NewerMessage."""
     try:
         reply = decode_reply(data)
     except NewerMessage:

@@ -1,7 +1,7 @@
-"""A worker's side of the protocol: take a lease, claim, write steps, finish, hand back. Everything it writes is fenced.
+"""Worker lease: a worker's side of the queue, with which it claims jobs, logs engine steps, finishes and releases jobs.
 
-The lease is renewed by `beat` and by the steps written, a few times in its length. When it lapses anybody may fence the
-worker; from then on each call raises Fenced, and the worker must stop. It never comes back under the same name.
+`beat` and the logged steps renew the lease several times per lease length. When it lapses any process may fence the
+worker; from then on every call raises Fenced, and the worker must stop. Its id is never used again.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from streaming.redis.client import Call, RedisClient
 log = logging.getLogger(__name__)
 
 SILENT = "-"
-"""The reply address of deltas nobody listens to: logged, not published."""
+"""The reply address of deltas without a reader: logged, not published."""
 
 NO_OPENINGS: dict[int, Opening] = {}
 
 LOG_KEEP_S = 86_400
-"""The log of a worker that is gone is kept until the last of the jobs it was lost with has ended, but no longer."""
+"""The longest time for which a dead worker's log is kept; it expires sooner when the last of its jobs has ended."""
 
-RENEWALS = 20
-"""In the length of a lease, at most, by steps: each costs the server a tenth of what a step does."""
+MAX_RENEWALS = 20
+"""Renewals by steps in the length of a lease: each costs the server a tenth of a step."""
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """A job that is this worker's to run, until its lease lapses."""
+    """A job that this worker has claimed and runs, until its lease lapses."""
 
     job: Job
     partition: int
     attempt: int
     number: int
-    """Of the run that this claim began: the worker uses it for no other."""
+    """Number of the run that this claim began; the worker uses it for no other."""
     created_ms: int
     """Redis time of its acceptance."""
     claimed_ms: int
@@ -56,7 +56,7 @@ class Claim(msgspec.Struct, frozen=True):
     deadline_ms: int | None
     """Redis time after which the job has expired."""
     reply: tuple[str, ...]
-    """Addresses its deltas go to."""
+    """Addresses to which its deltas are published."""
     past: tuple[LoggedRun, ...]
     """Earlier attempts, whose logged deltas come first."""
     first_frame: int
@@ -65,18 +65,18 @@ class Claim(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class UnreadableClaim:
-    """A claimed job that cannot be read. `newer`: only by this version, and it is for a newer worker."""
+    """A claimed job that this worker cannot decode. `newer`: a worker of a newer version can."""
 
     id: str
     number: int
-    """As a claim's."""
+    """Number of the run, as in Claim."""
     problem: str
     newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a claim gave. `suspects`: this worker is to finish what it has and then claim alone, until it is False."""
+    """Result of a claim. `suspects`: this worker must finish its jobs and then claim `alone`, until it is False."""
 
     jobs: list[Claim | UnreadableClaim]
     suspects: bool
@@ -84,12 +84,12 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class HeldJob:
-    """What the server says of a job that it counts as this worker's."""
+    """A job that this worker holds by the store's records."""
 
     number: int
-    """Of the run under which it does."""
+    """Number of the run under which it does."""
     cancelled: bool
-    """Somebody has asked for its end."""
+    """Whether the job was cancelled."""
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -97,15 +97,15 @@ class Finish(msgspec.Struct, frozen=True):
 
     terminal: Terminal
     number: int
-    """Of the run that ends it: refused when the job has been claimed anew since."""
+    """Number of the run that ends it: refused if the job has been claimed anew since."""
     with_rows: bool
-    """Publish the rows with it: the reader has not had them as deltas."""
+    """Publish the rows with it: the reader has not received them as deltas."""
     dead: str = ""
-    """Why people should look at it: it becomes a dead letter too."""
+    """Reason for a dead letter; "" for none."""
 
 
 class Lease:
-    """One worker's hold on its jobs, in every partition. `id` is new in every life of a worker process."""
+    """Lease of one worker in every partition. `id` is new at every start of a worker process."""
 
     def __init__(self, wire: RedisClient, model: str) -> None:
         self.id = f"{secrets.token_hex(6)}"
@@ -114,28 +114,29 @@ class Lease:
         self._lease_ms = wire.settings.lease_ms
         self._frames = dict.fromkeys(wire.partitions, 0)
         self._run = 0
-        """The last number given to a run."""
+        """Number of the last run."""
         self._renewed = dict.fromkeys(wire.partitions, 0.0)
-        """When a step last did it (monotonic)."""
+        """By partition: when a step last renewed the lease (monotonic)."""
 
     async def register(self) -> None:
-        """Raises Unavailable."""
+        """Register the worker and take its lease. Raises Unavailable."""
         await self._wire.calls([("register", p, (self.id, self._model, self._lease_ms)) for p in self._wire.partitions])
 
     async def claim(self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
-        """Up to `want` waiting jobs, highest lane first, at most `lowest` of them from the lowest; or, `alone`, one
-        suspect. Fewer than asked: this worker is noted as idle and will be woken. Raises Fenced, Unavailable."""
+        """Claim up to `want` waiting jobs, highest lane first, at most `lowest` of them from the lowest lane; or, if
+        `alone`, one suspect. If it gets fewer, the worker is marked as idle and will be woken. Raises Fenced,
+        Unavailable."""
         most = "" if alone or lowest is None else lowest
         want = 1 if alone else want
         before, self._run = self._run, self._run + want
         args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before)
         now, frame, suspects, *taken = await self._wire.call("claim", partition, *args)
-        if self._run == before + want:  # else another claim has taken numbers behind these
-            self._run = before + len(taken)  # small numbers are short in every frame
+        if self._run == before + want:  # else a concurrent claim has reserved the following numbers
+            self._run = before + len(taken)  # reuse unused numbers: small ones are shorter in every frame
         return Claimed([_claim(item, partition, now, frame) for item in taken], bool(suspects))
 
     def next_frame(self, partition: int) -> int:
-        """The number the next frame of a partition will have."""
+        """The number of the next frame of a partition."""
         return self._frames[partition] + 1
 
     def append_call(
@@ -147,11 +148,14 @@ class Lease:
         openings: Mapping[str, dict[int, Opening]],
         forced: bool = False,
     ) -> Call:
-        """One engine step for `calls`: encoded deltas by reply address, the oldest frame a running job still needs, and
-        the runs whose first rows for an address these are.
+        """Build the call that logs one engine step; pass it to `calls`. It takes the next frame number, by which the
+        script recognises a retry, so the call is idempotent.
 
-        The number is taken here: the call may be repeated until it is answered, the script knows a repetition.
-        `forced` writes it even where earlier frames are missing, once these rows make up for them.
+        Args:
+            rows: Encoded deltas by reply address.
+            oldest: The oldest frame that a running job still needs.
+            openings: By reply address, the runs whose first rows for that address these are.
+            forced: Write even if earlier frames are missing, because these rows replace them.
         """
         self._frames[partition] += 1
         number = self._frames[partition]
@@ -163,36 +167,36 @@ class Lease:
         return ("append", partition, args)
 
     def _renewal(self, partition: int) -> int:
-        """For how long the next step renews the lease, in ms; 0: it was renewed just now."""
+        """For how long the next step renews the lease, in ms; 0: not, because it was renewed recently."""
         now = time.monotonic()
-        if (now - self._renewed[partition]) * RENEWALS * 1000 < self._lease_ms:
+        if (now - self._renewed[partition]) * MAX_RENEWALS * 1000 < self._lease_ms:
             return 0
         self._renewed[partition] = now
         return self._lease_ms
 
     def finish_call(self, finish: Finish) -> Call:
-        """The terminal record and the acknowledgement for `calls`; harmless when repeated."""
+        """Build the call that writes the terminal record and acknowledges the job; idempotent."""
         end = finish.terminal
         summary, whole = encode(without_rows(end)), "1" if finish.with_rows else ""
         args = (self.id, end.job, finish.number, end.state, encode(end), summary, whole, finish.dead)
         return ("finish", partition_of(end.job) or 0, args)
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:
-        """That the deltas of a run are read from this frame on, for `calls`; harmless when repeated."""
+        """Build the call that records a checkpoint: a run's deltas are read from this frame on; idempotent."""
         return ("checkpoint", partition, (self.id, job_id, number, frame))
 
     async def calls(self, calls: Sequence[Call]) -> None:
-        """Write appends and finishes, in order, in one round trip.
+        """Run append, checkpoint and finish calls, in order, in one round trip.
 
-        Raises Fenced, Unavailable, Rewound (an append found frames missing before it; appends of that partition and
-        their jobs' finishes are to be written anew).
+        Raises Fenced, Unavailable, Rewound (an append found frames missing before it: repeat the appends of that
+        partition and their jobs' finishes).
         """
         if behind := _behind(calls, await self._wire.calls(calls)):
             raise Rewound(behind)
 
     def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool], None]) -> bool:
-        """Send the same calls before this returns; `on_done` is told whether all of them were written. If they were
-        not, or if this returns False, pass them to `calls`, which raises the reason."""
+        """Send the calls before this returns; then `on_done` gets whether all of them were written. If they were not,
+        or if this returns False, pass them to `calls`, which raises the reason."""
 
         def answered(answers: list[Any] | None) -> None:
             if answers is None or any(each == b"fenced" or isinstance(each, Exception) for each in answers):
@@ -203,7 +207,7 @@ class Lease:
         return self._wire.send_nowait(calls, answered)
 
     async def beat(self, partition: int) -> dict[str, HeldJob]:
-        """Renew the lease in a partition; the jobs held there, by id, as the server sees it.
+        """Renew the lease in a partition; returns the jobs that this worker holds there by the store's records, by id.
 
         Raises Fenced, Unavailable.
         """
@@ -211,34 +215,33 @@ class Lease:
         return {job_id.decode(): HeldJob(int(number), bool(cancelled)) for job_id, number, cancelled in answer}
 
     async def release(self, job_id: str, number: int) -> None:
-        """Hand a job back for another worker to go on with. A call that arrives late, when this worker holds the job
-        under a later run, changes nothing. Raises Fenced, Unavailable."""
+        """Requeue a job for another worker to continue. A late call, when this worker holds the job under a later run,
+        changes nothing. Raises Fenced, Unavailable."""
         await self._wire.call("release", partition_of(job_id) or 0, self.id, job_id, number, LOG_KEEP_S)
 
     async def restart(self, job_id: str, number: int) -> None:
-        """Begin a claimed job anew under a new epoch: what earlier runs logged of it counts no more.
+        """Restart a claimed job from its beginning under a new epoch: deltas of earlier runs become void.
 
         Raises Fenced, Unavailable.
         """
         await self._wire.call("restart", partition_of(job_id) or 0, self.id, job_id, number)
 
     async def decline(self, jobs: Sequence[UnreadableClaim]) -> None:
-        """Put jobs back that only a newer version can read, as if they had never been claimed. Raises Fenced,
-        Unavailable."""
+        """Undo the claims of jobs that only a newer version can decode. Raises Fenced, Unavailable."""
         await self._wire.calls(
             [("decline", partition_of(each.id) or 0, (self.id, each.id, each.number)) for each in jobs]
         )
 
     async def unfollow(self, partition: int, address: str, job_ids: Sequence[str]) -> None:
-        """Have these jobs, held here, send nothing more to an address. Raises Fenced, Unavailable."""
+        """Unsubscribe an address from jobs that this worker holds. Raises Fenced, Unavailable."""
         await self._wire.call("unfollow", partition, self.id, address, *job_ids)
 
     async def leave(self) -> int:
-        """Give the lease up; returns how many jobs are still held (then it is kept). Raises Unavailable."""
+        """Give up the lease, unless jobs are still held; returns how many are. Raises Unavailable."""
         return sum(await self._wire.calls([("leave", p, (self.id, LOG_KEEP_S)) for p in self._wire.partitions]))
 
     async def controls(self) -> AsyncIterator[Control]:
-        """What this worker is told, as it is told. Skips what it cannot read. Ends never; raises Unavailable."""
+        """Iterate over control messages to this worker, without malformed ones. Never ends; raises Unavailable."""
         async with self._wire.subscribe(channel("worker", self.id)) as subscription:
             while True:
                 data = await subscription.message()
@@ -251,7 +254,7 @@ class Lease:
 
 
 def _behind(calls: Sequence[Call], answers: Sequence[Any]) -> set[int]:
-    """Partitions whose log has lost frames."""
+    """Partitions whose append found frames missing."""
     return {call[1] for call, answer in zip(calls, answers, strict=True) if call[0] == "append" and answer == -1}
 
 
@@ -283,7 +286,7 @@ def _readable(job: Job, item: Sequence[bytes], partition: int, now: int, frame: 
 
 
 def without_rows(end: Terminal) -> Terminal:
-    """What a list shows of an end, and the published form for readers that have had the rows."""
+    """Copy a terminal without its rows: for job lists, and for readers that have received the rows."""
     return Terminal(
         end.job, end.state, end.seq, end.finishes, end.usage, end.failure, end.worker, end.first_ms, end.sections
     )

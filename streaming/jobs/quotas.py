@@ -1,11 +1,10 @@
-"""Storage quotas: what one tenant keeps in the store, and how much of its limits is left in one partition.
+"""Storage quotas: reads what one tenant keeps in the store, and how much of its limits is left in one partition.
 
-The store counts in the scripts that put, end and forget, by what is there: a tenant's list of jobs, bytes by the time
-at which they are gone, sizes and their sum beside the list of files. A script sees its own partition; what the others
-hold is read at most once a second and taken off the limit, so that with several partitions a tenant may exceed it by
-what it brings within that second. With one partition the limit is exact. While another partition cannot be asked, what
-is known of it stands, so that its loss refuses nobody elsewhere; of a tenant of which nothing is known nothing is taken
-off.
+The scripts that put, end and delete jobs and files maintain the counts. A script sees only its own partition, so this
+class subtracts the usage of the other partitions from the limit. It reads that at most once a second, so with several
+partitions a tenant may exceed its limit by what it adds within that second; with one partition the limit is exact.
+While a partition is unavailable its last known usage counts (zero if there is none), so that its loss refuses no job
+elsewhere.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from streaming.settings import QuotaSettings
 log = logging.getLogger(__name__)
 
 NAMES = {"jobs": "jobs", "requests": "job_bytes", "results": "result_bytes", "files": "file_bytes"}
-"""The quotas by what the scripts call them."""
+"""Quota names of QuotaSettings by their names in the scripts."""
 
 OTHERS_MAX_AGE_S = 1.0
-AWAY_S = 5.0
-"""So long a partition that could not be asked is not asked again: each time somebody's put waits for it."""
+UNAVAILABLE_RETRY_DELAY_S = 5.0
+"""Before an unavailable partition is asked again: each time a put waits for it."""
 MAX_TENANTS = 4096
-"""Whose figures of other partitions are remembered."""
+"""Tenants whose usage of other partitions is cached."""
 MAX_LOOKED = 1000
-"""Jobs looked at in one call; the server does nothing else meanwhile."""
+"""Jobs read in one call, which blocks the server."""
 MAX_COUNTED = 20_000
-"""Jobs of a tenant, the newest, of which is said how they stand."""
+"""The newest jobs of a tenant, whose states are counted."""
 
 
 class TenantUsage(msgspec.Struct, frozen=True):
-    """What a tenant keeps. `waiting` and `running` are those among its newest MAX_COUNTED jobs."""
+    """A tenant's usage. `waiting` and `running` count among its newest MAX_COUNTED jobs."""
 
     jobs: int = 0
     job_bytes: int = 0
@@ -53,17 +52,17 @@ class TenantUsage(msgspec.Struct, frozen=True):
 
 
 class Quotas:
-    """One per process that accepts work; keeps the figures of other partitions for a second."""
+    """Quota reader of one process that accepts work; caches the usage of other partitions for a second."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self._seen: dict[str, tuple[float, list[TenantUsage]]] = {}
-        """By tenant, when its figures were asked for, and these, by partition."""
+        """By tenant: when its usage was read (monotonic), and the usage by partition."""
         self._away: dict[int, float] = {}
-        """Partitions that could not be asked the last time, and until when they are not asked again."""
+        """Unavailable partitions, and until when (monotonic) they are not asked again."""
 
     async def usage(self, tenant: str) -> TenantUsage:
-        """What the tenant keeps in all partitions. Raises Unavailable."""
+        """Read the tenant's usage of all partitions. Raises Unavailable."""
         parts = await self._slices(tenant, 0, MAX_LOOKED)
         total, looked = _sum(parts), MAX_LOOKED
         waiting, running = total.waiting, total.running
@@ -73,13 +72,13 @@ class Quotas:
         return msgspec.structs.replace(total, waiting=waiting, running=running)
 
     async def file_bytes(self, tenant: str) -> int:
-        """Bytes of the tenant's files, which are all in one partition. Raises Unavailable."""
+        """Read the bytes of the tenant's files, which are all in one partition. Raises Unavailable."""
         partition = tenant_partition(tenant, self._wire.settings.partitions)
         return _usage(await self._wire.call("usage", partition, *self._asked(tenant, 0, 0))).file_bytes
 
     async def left(self, tenant: str, partition: int, quota: QuotaSettings) -> tuple[int | str, int | str, int | str]:
-        """The most jobs, bytes of requests and bytes of results that the tenant may keep in a partition, as `put` takes
-        them. Other partitions may be away."""
+        """The tenant's remaining jobs, request bytes and result bytes in a partition, as arguments of `put`. Other
+        partitions may be unavailable."""
         limits = (quota.jobs, quota.job_bytes, quota.result_bytes)
         if len(self._wire.partitions) == 1 or not quota.bounds_jobs:
             jobs, requests, results = ("" if limit is None else limit for limit in limits)
@@ -92,7 +91,7 @@ class Quotas:
         return jobs, requests, results
 
     async def _others(self, tenant: str, partition: int) -> list[TenantUsage]:
-        """Of the other partitions, as it was within the last second; of those that are away, as they last said."""
+        """Usage of the other partitions, at most a second old; of unavailable ones the last known usage."""
         asked, parts = self._seen.get(tenant, (-math.inf, [TenantUsage()] * len(self._wire.partitions)))
         if time.monotonic() - asked > OTHERS_MAX_AGE_S:
             if len(self._seen) >= MAX_TENANTS:
@@ -102,7 +101,7 @@ class Quotas:
         return [part for number, part in enumerate(parts) if number != partition]
 
     async def _slice(self, tenant: str, partition: int, known: TenantUsage) -> TenantUsage:
-        """Of one partition; what is `known` while it is away."""
+        """Read the usage of one partition; returns `known` while it is unavailable."""
         if time.monotonic() < self._away.get(partition, -math.inf):
             return known
         try:
@@ -110,7 +109,7 @@ class Quotas:
         except Unavailable as error:
             if partition not in self._away:
                 log.warning("quotas go by what was last known of partition %d: %s", partition, error)
-            self._away[partition] = time.monotonic() + AWAY_S
+            self._away[partition] = time.monotonic() + UNAVAILABLE_RETRY_DELAY_S
             return known
         self._away.pop(partition, None)
         return part

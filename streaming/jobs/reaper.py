@@ -1,6 +1,6 @@
-"""Take work from dead hands: fence lapsed workers, put their jobs back, expire what waited too long.
+"""Reaper: fences workers whose lease has lapsed, requeues their jobs, and expires jobs that waited too long.
 
-Any process may sweep, as often as it likes: each sweep is one atomic script per partition.
+Any process may sweep at any time: each sweep is one atomic script per partition.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ log = logging.getLogger(__name__)
 
 MAX_WORKERS = 4
 MAX_JOBS = 256
-"""Per sweep, so that a script never holds the server for long."""
+"""Per sweep, because a script blocks the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one sweep did."""
+    """Counts of one sweep."""
 
     lapsed_workers: int = 0
     requeued: int = 0
     expired: int = 0
     given_up: int = 0
     spared: int = 0
-    """Workers whose lease was renewed, since they could not do it while the store was away."""
+    """Workers whose lease was extended, because they could not renew it while the store was unavailable."""
 
     def __bool__(self) -> bool:
         return any((self.lapsed_workers, self.requeued, self.expired, self.given_up, self.spared))
 
 
 class Reaper:
-    """One per process: it remembers how far the store's own count of sweeps had come."""
+    """Reaper of one process; remembers each partition's count of sweeps, to detect that the store lost data."""
 
     def __init__(self, wire: RedisClient, metrics: Metrics | None = None) -> None:
         self._wire, self._metrics = wire, metrics
         self._ticks = dict.fromkeys(wire.partitions, 0)
 
     async def sweep(self) -> Swept:
-        """Raises Unavailable."""
+        """Sweep all partitions once. Raises Unavailable."""
         settings = self._wire.settings
         args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms)
         answers = await self._wire.calls([("reap", p, args) for p in self._wire.partitions])
@@ -52,10 +52,10 @@ class Reaper:
             await self._compare(partition, answer[-1])
         swept = Swept(*(sum(column) for column in zip(*(answer[:-1] for answer in answers), strict=True)))
         if swept:
-            self._tell(swept)
+            self._report(swept)
         return swept
 
-    def _tell(self, swept: Swept) -> None:
+    def _report(self, swept: Swept) -> None:
         if swept.spared:
             log.warning("the store was away: %d workers keep their jobs for one more lease", swept.spared)
         if swept.lapsed_workers or swept.expired:
@@ -73,7 +73,7 @@ class Reaper:
             self._metrics.deadline_misses.labels("queue").inc(swept.expired)
 
     async def _compare(self, partition: int, tick: int) -> None:
-        """A tick that is not later than the last one seen: the store was set back. Every event id changes its epoch."""
+        """Begin a new epoch of the partition if its tick is not later than the last one seen: the store lost data."""
         seen = self._ticks[partition]
         if tick <= seen:
             epoch = await self._wire.call("rewound", partition, seen)
@@ -82,7 +82,8 @@ class Reaper:
         self._ticks[partition] = max(tick, seen)
 
     async def keep_sweeping(self, every_s: float) -> None:
-        """Sweep for ever, whatever Redis does; well within a lease, so that a longer gap says that nobody could."""
+        """Sweep in a loop until cancelled, at least four times per lease: `reap` takes a gap of half a lease as an
+        outage of the store."""
         every_s = min(every_s, self._wire.settings.lease_ms / 4000)
         expected = ExpectedErrors(Unavailable, log.debug, "no sweep: %s")
         await run_periodically(self.sweep, every_s, expected, wait_first=True)

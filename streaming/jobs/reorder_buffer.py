@@ -1,8 +1,8 @@
-"""Reorder buffer for one reader of one job: delivers each delta once and in order, and knows what is missing.
+"""Reorder buffer for one reader of one job: delivers each delta once and in order, and detects missing ones.
 
-The relay pushes what pub/sub brings and what it reads from the log; it knows neither itself. Every delta has an author,
-the run that wrote it (`messages.Run`). Deltas of a run are only put behind those it says it goes on from: what a store
-that lost data makes two workers write is told to the reader (`rewound`), never spliced.
+The relay pushes deltas in, from pub/sub and from the log; the buffer reads neither itself. Every delta has an author,
+the run that wrote it (`messages.Run`), and the buffer appends a run's deltas only to those that the run says it
+continues. If a store that lost data lets two workers write different deltas, the buffer reports it (`rewound`).
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Failure, Terminal
 
 MAX_ROWS = 512
-"""Deltas held for one reader, beside the rest of a frame of which the first are held; a slower one loses them here and
-gets them from the log when it catches up."""
+"""Deltas buffered for one reader, and the rest of a frame of which the first are buffered; a slower reader gets further
+deltas from the log when it catches up."""
 TICK_S, LOOKS = 0.25, 5
-"""How often silent inboxes are looked at, and how often in that time those that know they miss something."""
+"""How often the relay checks silent buffers, and how many times in that interval those with a known gap."""
 
 MAX_RETRY_DELAY_S = 1.0
-"""Between two looks for what is missing."""
+"""Longest delay between two log reads for a known gap."""
 
 NO_RUN = Run("", 0)
 INCOMPLETE = Failure("result_incomplete", "The store has lost a part of this job's result.", 500)
 
 Sink: TypeAlias = Callable[[list[Delta], Terminal | None], bool]
-"""Shows what has come, at once and without waiting. False: nothing more for now."""
+"""Callback that takes new deltas, and the terminal at the end, without blocking. Returns False to stop."""
 
 Flow: TypeAlias = Callable[[Delta, float], bool]
-"""The same for the next delta alone, which came at a time (monotonic): nearly all there is to show."""
+"""The same for a single delta and its time of arrival (monotonic): the fast path of nearly all deltas."""
 
 
 class ReorderState(NamedTuple):
-    """What an inbox held when its job's record was asked for, to be judged by that record and not by later news."""
+    """The runs in a buffer when its job's record was requested: `settle` compares these with the record, not later
+    ones."""
 
     runs: tuple[Run, ...]
     disputed: frozenset[Run]
 
 
 class ReorderBuffer:
-    """The deltas of one job for one reader, who takes them or has them poured.
+    """The deltas of one job for one reader, who calls `take` or attaches a sink.
 
-    Whoever pushes calls `tell` when it is done, so that a reader is served once for all that a frame holds.
+    After its pushes of a frame the caller calls `flush`, so that the reader is served once for the whole frame.
     """
 
     __slots__ = (
@@ -59,49 +60,49 @@ class ReorderBuffer:
     def __init__(
         self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
     ) -> None:
-        """`after`: the last delta its reader has, which the last of `runs` wrote behind what the others had written."""
+        """`after`: number of the last delta that the reader has. `runs`: the runs that wrote these, in order."""
         self.job_id = job_id
         self.rowless = rowless
-        """Only that the job has ended is waited for, not its deltas."""
+        """The reader wants only the end, without deltas."""
         self.whole = whole or rowless
-        """Only the end is waited for: deltas are not kept, the terminal brings them all."""
+        """The reader wants only the end: deltas are not buffered, the terminal has them all."""
         self.seq = after
-        """The last delta given or waiting here."""
+        """Number of the last delta delivered or buffered."""
         self.terminal: Terminal | None = None
         self.over = False
-        """Its end was announced."""
+        """The end was announced."""
         self.stale = False
-        """Something is missing: the log must be read."""
+        """A delta is missing: the log must be read."""
         self.checked = 0.0
-        """When it was last known that nothing is missing (loop time)."""
+        """When the buffer was last known to be complete (loop time)."""
         self.patience = TICK_S
         self._haste = TICK_S / LOOKS
-        """Before the log is asked again for what is missing: longer each time that it had nothing new."""
+        """Delay before the log is read again for a known gap: a backoff while the log has nothing new."""
         self._looked = after
         self.worker, self.stream = (runs[-1].worker, runs[-1].number) if runs else ("", 0)
         """The run of the last delta."""
         self.number = 0
-        """The frame of the last delta, before which nothing is missing; 0: not known."""
+        """The frame of the last delta, before which nothing is missing; 0: unknown."""
         self.openings: dict[Run, Opening] = {}
-        """What the runs of the job say of themselves."""
+        """The openings of the job's runs."""
         self.flow: Flow | None = None
-        """There while the inbox is poured and nothing waits here: the same run's next delta goes straight on."""
+        """Set while a sink is attached and nothing is buffered: the same run's next delta bypasses the buffer."""
         self.hung_up = False
-        """Whoever waited has left."""
+        """The reader's client has disconnected."""
         self.accepted = False
         """The put was answered: if the store does not know the job, it has lost it."""
         self.rewound = False
-        """The store lost deltas that were already given, and others came in their place: the stream cannot go on."""
+        """The store lost deltas that were delivered, and has others in their place: the stream cannot continue."""
         self._resumed = (after, tuple(runs))
-        """The last delta its reader had before, and the runs that may have written it."""
+        """The last delta that the reader had at the start, and the runs that may have written it."""
         self._sections: list[Section] = []
-        """Who wrote what was given since."""
+        """Which run wrote which of the deltas accepted since."""
         self._parents = tuple(runs)
-        """The runs that the next one may go on from."""
+        """The runs that the next one may continue."""
         self._disputed: set[Run] = set()
-        """Runs whose deltas do not fit: the job's record tells who is right."""
+        """Runs whose deltas contradict the buffer; the job's record decides."""
         self._ignored: set[Run] = set()
-        """Runs that the record does not know: of a worker that does not know yet that it has lost the job."""
+        """Runs that the record does not name: of a worker that has lost the job without noticing yet."""
         self._rows: list[Delta] = []
         self._early: dict[int, tuple[Delta, Run, int]] = {}
         self._waiter: asyncio.Future[None] | None = None
@@ -111,16 +112,16 @@ class ReorderBuffer:
 
     @property
     def full(self) -> bool:
-        """The reader has to take something first; until then the log keeps the rest."""
+        """Whether the buffer is full: until the reader takes something, the rest stays in the log."""
         return len(self._rows) >= MAX_ROWS
 
     def author(self, seq: int) -> Run | None:
-        """The run that wrote a delta that was given; None if that is not known here."""
+        """Return the run that wrote an accepted delta; None if it is unknown here."""
         return author(self._sections, seq)
 
     def push(self, row: Delta, run: Run = NO_RUN, number: int = 0) -> None:
-        """Take one delta of a run from its worker's frame `number`: the next one is kept, an old one dropped, an early
-        one held until the gap is filled. One that contradicts what is here is disputed until `settle`."""
+        """Accept one delta of a run from its worker's frame `number`: buffers the next one, drops an old one, holds an
+        early one until the gap is filled. A delta that contradicts the buffer is disputed until `settle`."""
         if self.whole or run in self._ignored:
             return
         if row.seq <= self.seq:
@@ -139,14 +140,14 @@ class ReorderBuffer:
             self.stale, self.flow = True, None
 
     def _may_have_written(self, run: Run, seq: int) -> bool:
-        """Whether a delta that was given can be this run's."""
+        """Whether this run may have written an accepted delta."""
         after, runs = self._resumed
         if seq <= after:
             return seq < after or run in runs
         return self.author(seq) == run
 
     def _goes_on(self, run: Run) -> bool:
-        """Whether the next delta may be this run's."""
+        """Whether this run may write the next delta."""
         if run.number == self.stream and run.worker == self.worker:
             return True
         opening = self.openings.get(run)
@@ -175,12 +176,13 @@ class ReorderBuffer:
             self._accept(row, run, number)
 
     def standing(self) -> ReorderState:
-        """What `settle` is to judge: taken before the record is read, for deltas go on coming meanwhile."""
+        """The state for `settle`: take it before reading the record, because deltas arrive meanwhile."""
         resumed = self._resumed[1][-1:]
         return ReorderState((*resumed, *(section.run for section in self._sections)), frozenset(self._disputed))
 
     def settle(self, held: ReorderState, runs: Iterable[Run]) -> None:
-        """The job's record names these runs: deltas of others that were given are void, and others are ignored."""
+        """Resolve disputes by the runs that the job's record names: ignores disputed runs that it does not name, and
+        sets `rewound` if it contradicts accepted deltas."""
         if not held.disputed:
             return
         valid = set(runs)
@@ -195,8 +197,8 @@ class ReorderBuffer:
         self.rewound, self.flow = True, None
 
     def end(self, terminal: Terminal) -> None:
-        """Take the end of the job, with all deltas that are still missing if it has them; else it is held until they
-        are here."""
+        """Accept the end of the job, with the missing deltas if it has rows; else the end waits until they have
+        arrived."""
         if self.terminal is not None or self.rewound:
             return
         if self.rowless:
@@ -234,7 +236,7 @@ class ReorderBuffer:
         )
 
     def _sections_behind(self, terminal: Terminal) -> list[Section]:
-        """Who wrote what the terminal brings."""
+        """Which run wrote which of the terminal's rows."""
         return [
             Section(max(section.first, self.seq + 1), section.run)
             for section, bound in zip(
@@ -244,7 +246,7 @@ class ReorderBuffer:
         ]
 
     def is_due(self, now: float, silence: float) -> bool:
-        """Whether the log should be asked; a stream whose deltas keep coming lacks nothing."""
+        """Whether the log should be read; not while deltas keep arriving without a gap."""
         if self.terminal is not None or self.full:
             return False
         if self.stale:
@@ -254,19 +256,19 @@ class ReorderBuffer:
         return now - self.checked >= min(self.patience, silence)
 
     def look(self, now: float, longest: float) -> None:
-        """Record and log are about to be asked."""
+        """Note that record and log are about to be read: sets the time of the next read."""
         new = self.seq != self._looked
         self._looked, self.checked = self.seq, now
         self._haste = TICK_S / LOOKS if new or not self.stale else min(2 * self._haste, MAX_RETRY_DELAY_S)
         self.patience, self.stale = min(self.patience * 2, longest), False
 
     def hang_up(self) -> None:
-        """The reader's client has left: wake the reader."""
+        """Note that the reader's client has disconnected, and wake the reader."""
         self.hung_up = True
         self._wake()
 
     async def take(self, patience: float) -> tuple[list[Delta], Terminal | None]:
-        """New deltas (perhaps none, after `patience` seconds of silence), and the terminal once all were taken."""
+        """Wait up to `patience` seconds; returns new deltas (perhaps none), and the terminal once all were taken."""
         if not self._rows and self.terminal is None and not self.hung_up and not self.rewound:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(patience, self._wake)
@@ -278,11 +280,11 @@ class ReorderBuffer:
         return rows, self.terminal
 
     async def attach_sink(self, sink: Sink, direct: Flow | None = None) -> None:
-        """Have `sink` called with what is here and with all that comes, from where it arrives: no task is woken per
-        frame. `direct`, if there is one, is called for what comes one by one. Returns after the terminal, when they
-        have enough, the client has left, or the stream is rewound.
+        """Pass buffered and later deltas to `sink` as they arrive, without waking a task per frame; `direct`, if given,
+        takes single deltas. Returns after the terminal, when a callback returns False, the client has disconnected, or
+        the stream is rewound.
 
-        Raises what they raise.
+        Raises what the callbacks raise.
         """
         self._sink, self._direct = sink, direct
         try:
@@ -300,13 +302,13 @@ class ReorderBuffer:
             self.flow = self._direct
 
     def stop(self, fault: Exception | None = None) -> None:
-        """Pour no more, and wake whoever had it poured."""
+        """Detach the sink, and let `attach_sink` return, or raise `fault`."""
         self._fault = fault
         self._sink = self._direct = self.flow = None
         self._wake()
 
     def flush(self) -> None:
-        """Something was given: pour it, or wake whoever waits."""
+        """Pass new deltas to the sink, or wake the waiting reader."""
         rows, terminal, sink = self._rows, self.terminal, self._sink
         if not rows and terminal is None and not self.rewound:
             return
@@ -316,7 +318,7 @@ class ReorderBuffer:
         self._rows = []
         try:
             more = sink(rows, terminal)
-        except Exception as error:  # noqa: BLE001 - whoever pours hears of it; the other inboxes go on
+        except Exception as error:  # noqa: BLE001 - `attach_sink` raises it; other buffers are not affected
             self.stop(error)
             return
         if more and terminal is None:

@@ -1,7 +1,7 @@
-"""What a list shows of a tenant's jobs: their small fields, never their bodies or answers.
+"""Job list: reads pages of a tenant's jobs without their bodies and answers.
 
-A page looks at a bounded number of jobs, in a few rounds of one call for each partition. So it may be short, or empty,
-where few of them are in the state that is asked for; it says where the next one begins.
+A page reads a bounded number of jobs, in a few rounds of one call per partition. So it may be short, or empty, if few
+jobs are in the requested state; it always has a cursor for the next page, if there is one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ FIELDS = (
 """As `recent.lua` returns them."""
 
 MAX_LOOKED = 250
-"""Jobs looked at in one round, all partitions together; but in each at least as many as the page may hold. The server
-does nothing else meanwhile."""
-ROUNDS = 4
-"""For one page, at most."""
+"""Jobs read in one round from all partitions together, but from each at least the page's limit. The server is blocked
+meanwhile."""
+MAX_ROUNDS = 4
+"""For one page."""
 
 Place: TypeAlias = tuple[int, str]
 """A job's place in the list: the time (ms) of its acceptance, and its id."""
@@ -67,22 +67,22 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True)
 class PagePart:
-    """What one partition has of a page. `reached` is the last place it looked at; None: it has no more."""
+    """One partition's part of a page. `reached`: the last place that was read; None: the partition has no more."""
 
     jobs: Sequence[tuple[Place, Summary]]
     reached: Place | None
 
 
 class Summaries:
-    """Stateless; many may share a wire."""
+    """Reads job lists. Stateless; many may share a client."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
 
     async def recent(self, tenant: str, before: Place | None, limit: int, state: JobState | None = None) -> JobPage:
-        """A tenant's jobs behind `before`, newest first, in any state or in one. Raises Unavailable."""
+        """Read a page of a tenant's jobs behind `before`, newest first, in any state or in one. Raises Unavailable."""
         found: list[Summary] = []
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             page = await self._round(tenant, before, limit - len(found), state)
             found, before = found + page.jobs, page.behind
             if before is None or len(found) >= limit:
@@ -98,7 +98,7 @@ class Summaries:
         return merged([await self._part(answer) for answer in answers], limit)
 
     async def _part(self, answer: Sequence[Any]) -> PagePart:
-        """One job that cannot be read fails, and the others are shown. Raises Unavailable."""
+        """Decode one partition's part; fails a malformed job and shows it so. Raises Unavailable."""
         epoch, reached, *jobs = answer
         found: list[tuple[Place, Summary]] = []
         for name, time, values in jobs:
@@ -113,8 +113,8 @@ class Summaries:
 
 
 def merged(parts: Sequence[PagePart], limit: int) -> JobPage:
-    """The newest jobs of all partitions. Nothing older is shown than the newest place at which a partition stopped
-    looking: it may have jobs behind it that come first."""
+    """Merge the parts of all partitions, newest first. Jobs older than the newest `reached` are left to the next page:
+    that partition may have newer ones."""
     reached = max((part.reached for part in parts if part.reached is not None), default=None)
     found = [job for part in parts for job in part.jobs if reached is None or job[0] >= reached]
     found.sort(key=lambda job: job[0], reverse=True)
@@ -123,7 +123,7 @@ def merged(parts: Sequence[PagePart], limit: int) -> JobPage:
 
 
 def _malformed(job_id: str, created_ms: int, done_ms: int, keep_s: int) -> Summary:
-    """What is shown of a job whose record cannot be read. The list itself says when it was accepted."""
+    """Summary of a job whose record is malformed; its time of acceptance is known from the list."""
     return Summary(
         id=job_id,
         model="",

@@ -1,9 +1,9 @@
-"""The unit of work: how many tokens a request may have generated. Pure.
+"""Work estimate: the most tokens that a request may generate. Pure.
 
-One unit is one token of one choice. The reservation of the store's memory and the token quotas of batches count by it,
-and a worker's share of its KV cache by the same limit of an answer, so that no shape of a request (prompt lists, n, no
-max_tokens) is cheaper in one of them. Quotas count prompts too, once for each choice: an engine computes the prompt of
-every choice unless its prefix cache happens to have it.
+One unit is one token of one choice. The store's memory reservation and the token quotas of batches use it, and a
+worker's share of its KV cache uses the same limit of an answer, so that no form of a request (prompt lists, n, no
+max_tokens) is cheaper in one of them. Quotas also count prompts, once for each choice: an engine computes the prompt of
+every choice unless its prefix cache has it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ CHARACTERS_PER_TOKEN = 4
 
 
 def work_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
-    """The most tokens that all choices together can have. `card`: what is known of the model, if anything is."""
+    """The most tokens of all choices together. `card`: of the model, if one is known."""
     if isinstance(prompt, Tokens):
         return sampling.n * sum([answer_tokens(sampling.max_tokens, card, len(ids)) for ids in prompt.ids])
     return sampling.n * prompt_count(prompt) * answer_tokens(sampling.max_tokens, card)
 
 
 def weight_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
-    """What token quotas count: the work, and the prompt of every choice. `card` as for `work_of`."""
+    """Tokens that quotas count: the work, and the prompt of every choice. `card` as for `work_of`."""
     return sampling.n * sum(prompt_sizes(prompt)) + work_of(prompt, sampling, card)
 
 
 def answer_tokens(max_tokens: int | None, card: ModelCard | None, prompt_tokens: int = 0) -> int:
-    """The longest answer of one choice: as asked for, else the engine's default, and in both cases no longer than the
-    model's longest answer and what `prompt_tokens` leave of its context. Only the engine knows how many tokens a text
-    has, so callers who must not count too little leave them out for texts."""
+    """The most tokens of one choice: as requested, else the engine's default, and at most the model's longest
+    answer and the rest of its context behind `prompt_tokens`. Only the engine can count a text's tokens, so
+    callers that need an upper bound pass 0 for texts."""
     if card is None:
         return UNKNOWN_OUTPUT if max_tokens is None else max_tokens
     wanted = (card.default_output or card.max_output) if max_tokens is None else max_tokens
