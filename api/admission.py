@@ -22,6 +22,7 @@ from api.openai import errors, job_errors
 from api.openai.json_weight import Weighed, weighed
 from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.services import Services
+from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, retry
 from streaming.errors import (
     Abandoned,
@@ -37,7 +38,6 @@ from streaming.errors import (
 )
 from streaming.ids import joined, partition_of
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.cards import ModelCard
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer

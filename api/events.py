@@ -32,6 +32,7 @@ from api.openai.rendering import (
     terminal_event,
 )
 from api.services import Services
+from penstock.engine import Failure
 from streaming.errors import NewerMessage, UnknownJob
 from streaming.jobs.frames import Delta
 from streaming.jobs.history import History
@@ -39,7 +40,7 @@ from streaming.jobs.job import JobState
 from streaming.jobs.records import MALFORMED, NEWER, JobRecord
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
-from streaming.jobs.terminal import Failure, Terminal
+from streaming.jobs.terminal import Terminal
 
 RESET_DELAY_S = 0.1
 """Delay before a reader gets the log of a new epoch, so that a log that changes constantly cannot spin."""

@@ -17,6 +17,7 @@ from api.openapi import document
 from api.outlook import PlanReader
 from api.pace import CompletionRate
 from api.settings import ApiSettings
+from penstock.engine import ModelCard
 from runtime.lag import watch_lag
 from runtime.loops import ExpectedErrors, run_periodically, supervise
 from streaming.batches.file_store import FileStore
@@ -29,7 +30,6 @@ from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.backlog import Backlog
-from streaming.jobs.cards import ModelCard
 from streaming.jobs.deliveries import Deliveries
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas

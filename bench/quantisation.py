@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from streaming.jobs.job import ChatTurn, Sampling
-from workers.engines.base import Piece, Request
+from penstock.engine import ChatTurn, Piece, Request, Sampling
 from workers.engines.llamacpp import gguf, gguf_convert
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.engine import Engine, EngineDead, ModelCard, Piece
 from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
 from runtime.loops import ExpectedErrors, retry_until, supervise, wait
@@ -21,7 +22,6 @@ from runtime.process import Launch, argument_parser, collect_rarely, needed_to_s
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.presence import present, this_process
 from streaming.fleet.processes import Fleet, Process
-from streaming.jobs.cards import ModelCard
 from streaming.redis.client import RedisClient
 from streaming.settings import ModelSettings, RedisSettings, served_models
 from streaming.store.monitor import StoreMonitor
@@ -29,7 +29,6 @@ from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
-from workers.engines.base import Engine, EngineDead, Piece
 from workers.engines.registry import build, sections
 from workers.record import Recorder
 from workers.settings import WorkerSettings

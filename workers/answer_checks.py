@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 
+from penstock.engine import Failure
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Failure
 from workers.attempt import Attempt
 from workers.checker import Checker
 from workers.engines.constraint import unchecked

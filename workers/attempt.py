@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from penstock.engine import ChatTurn, Failure, Piece, Request
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
 from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState, Text, prompt_count
+from streaming.jobs.job import Chat, Job, JobState, Text, prompt_count
 from streaming.jobs.lease import SILENT, Claim
-from streaming.jobs.terminal import Failure, Generated, Terminal, Usage
-from workers.engines.base import Piece, Request
+from streaming.jobs.terminal import Generated, Terminal, Usage
 from workers.engines.constraint import complete_texts
 from workers.stamps import AttemptStamps
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from streaming.jobs.terminal import Failure
+from penstock.engine import Failure
 from workers.engines.constraint import unchecked, unusable, violated
 
 PROGRAM = Path(__file__).resolve().with_name("json_check.py")

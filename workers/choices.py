@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from streaming.jobs.cards import ModelCard
+from penstock.engine import Engine, EngineDead, ModelCard, Refused, Stats
 from streaming.jobs.job import Job
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
 from workers.attempt import Attempt
 from workers.claimer import reserved_slots
-from workers.engines.base import Engine, EngineDead, Refused, Stats
 from workers.settings import WorkerSettings
 
 PARTIAL_PER_SLOT = 4

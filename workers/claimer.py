@@ -10,15 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from penstock.engine import Capabilities, Failure, Stats
 from runtime.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
-from streaming.jobs.cards import Capabilities
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
-from streaming.jobs.terminal import Failure
-from workers.engines.base import Stats
 from workers.resume import restart_reason
 from workers.settings import WorkerSettings
 

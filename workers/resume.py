@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from streaming.jobs.cards import Capabilities
+from penstock.engine import Capabilities
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Job
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 
+from penstock.engine import EngineTimes
 from streaming.jobs.terminal import Generated
 from streaming.redis.clock import Clock
-from workers.engines.base import EngineTimes
 
 
 class AttemptStamps:

@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from penstock.engine import Capabilities, Engine, EngineDead, Failure, ModelCard, Piece, Refused, Stats
 from runtime.lag import watch_lag
 from runtime.loops import ExpectedErrors, retry_until
 from streaming.errors import Fenced, Unavailable
 from streaming.ids import partition_of
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.control import Cancel, Control, Cordon, Follow, Hold, Wake
 from streaming.jobs.history import History
 from streaming.jobs.job import Job, JobState, prompt_count
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.terminal import Failure, Terminal
+from streaming.jobs.terminal import Terminal
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from workers.answer_checks import AnswerChecks
@@ -31,7 +31,6 @@ from workers.attempt import CANCELLED, EXPIRED, Attempt, samples
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
 from workers.drain import Drain
-from workers.engines.base import Engine, EngineDead, Piece, Refused, Stats
 from workers.heartbeat import Heartbeat
 from workers.held_jobs import HeldJobs
 from workers.listeners import ListenerWatch

@@ -13,8 +13,8 @@ from api.openai.errors import ApiError, model_not_found
 from api.openai.json_weight import nested_beyond
 from api.openai.rendering import Facts, completion, to_json
 from api.openai.schemas import Kind, Request, check_choices, parse
+from penstock.engine import ModelCard
 from streaming.batches.batch import Batch
-from streaming.jobs.cards import ModelCard
 from streaming.jobs.job import Chat, Job, JobState, Text, Tokens
 from streaming.jobs.records import JobRecord
 from streaming.jobs.work import weight_of

@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from streaming.jobs.job import ChatTurn
+from penstock.engine import ChatTurn
 
 MAX_MESSAGES = 1024
 MAX_PROMPTS = 128

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from api.openai.errors import FINAL, ApiError, retry_after
+from penstock.engine import Failure
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Failure, Terminal
+from streaming.jobs.terminal import Terminal
 
 
 def job_unreadable(job_id: str, retry_s: float = 1) -> ApiError:

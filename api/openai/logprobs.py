@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from streaming.jobs.frames import Logprob
+from penstock.engine import Logprob
 
 LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express; OpenAI uses the same value."""

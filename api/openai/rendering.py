@@ -19,9 +19,9 @@ from api.openai.cursor import Cursor
 from api.openai.errors import ApiError
 from api.openai.job_errors import from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
+from penstock.engine import Logprob, ModelCard
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
-from streaming.jobs.cards import ModelCard
-from streaming.jobs.frames import Delta, Logprob
+from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority

@@ -32,7 +32,8 @@ from api.openai.fields import (
 )
 from api.openai.json_weight import check_weight
 from api.openai.validation import explained
-from streaming.jobs.job import Chat, Job, Sampling, Text, Tokens
+from penstock.engine import Sampling
+from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.priority import Priority
 

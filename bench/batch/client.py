@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 import msgspec
 
-from streaming.jobs.job import ChatTurn
+from penstock.engine import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 FINAL = ("completed", "failed", "expired", "cancelled")

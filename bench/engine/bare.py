@@ -10,8 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from streaming.jobs.job import ChatTurn, Sampling
-from workers.engines.base import Piece, Request
+from penstock.engine import ChatTurn, Piece, Request, Sampling
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings
 

@@ -11,8 +11,7 @@ from typing import cast
 
 import msgspec
 
-from streaming.jobs.job import Sampling
-from workers.engines.base import Piece, Request
+from penstock.engine import Piece, Request, Sampling
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 

@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from bench.gateway.engine import MODEL, EngineConnection, serve
-from workers.engines.base import Piece
+from penstock.engine import Piece
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 DONE = b"data: [DONE]\n\n"

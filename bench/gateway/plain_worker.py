@@ -15,7 +15,7 @@ import uvloop
 from redis.asyncio import Redis
 
 from bench.gateway.engine import Taker, Tap, settings_from
-from workers.engines.base import Piece
+from penstock.engine import Piece
 
 JOBS = "plain:jobs"
 

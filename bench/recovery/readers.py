@@ -13,7 +13,7 @@ from bench.http import answer_to, request
 from bench.penstock import MODEL
 from bench.report import Column, Ratio
 from bench.stats import finite
-from streaming.jobs.job import ChatTurn
+from penstock.engine import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 

@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from bench.gateway.engine import EngineConnection, serve
-from workers.engines.base import Piece
+from penstock.engine import Piece
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nX-Ended: %.6f\r\nContent-Length: %d\r\n\r\n%b"
 

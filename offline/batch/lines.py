@@ -18,13 +18,13 @@ import msgspec
 from api.openai.batch_lines import answer, envelope, job_of, refusal, request_of, worth_retrying
 from api.openai.errors import ApiError, too_large_for_store
 from offline.batch.urgency import BatchStanding, lane_of, window_of
+from penstock.engine import ModelCard
 from streaming.batches.batch import BatchProgress
 from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment
 from streaming.batches.store import BatchLease
 from streaming.errors import LaneFull, NeverFits, StoreFull
 from streaming.fleet.processes import Fleet
 from streaming.ids import line_job_id, partition_of
-from streaming.jobs.cards import ModelCard
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader

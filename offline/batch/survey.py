@@ -12,9 +12,9 @@ from pathlib import Path
 
 from api.openai.batch_lines import BadLine, Envelope, envelope, refusal, request_of, traits
 from api.openai.errors import ApiError
+from penstock.engine import ModelCard
 from streaming.batches.batch import LineFault
 from streaming.batches.ledger import InputPlan, LineOutcome, Segment, lines_of
-from streaming.jobs.cards import ModelCard
 
 MAX_FAULTS = 100
 MAX_LINE_BYTES = 2 * 1024 * 1024

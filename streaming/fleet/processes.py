@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
+from penstock.engine import ModelCard
 from streaming.fleet.entries import entries, entry
-from streaming.jobs.cards import ModelCard
 from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated

@@ -5,9 +5,8 @@ The API checks a job before it accepts it, and the worker again before it runs i
 
 from __future__ import annotations
 
-from streaming.jobs.cards import Capabilities
+from penstock.engine import Capabilities, Failure
 from streaming.jobs.job import Chat, Job, Tokens
-from streaming.jobs.terminal import Failure
 
 
 def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:

@@ -10,13 +10,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import astuple
 
-
-class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One token's log-probability and its best alternatives as (token text, log-probability)."""
-
-    token: str
-    logprob: float
-    top: tuple[tuple[str, float], ...] = ()
+from penstock.engine import Logprob
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):

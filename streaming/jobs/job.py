@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
+from penstock.engine import ChatTurn, Sampling
 from streaming.priority import Priority
 
 
@@ -23,13 +24,6 @@ class JobState(StrEnum):
     @property
     def final(self) -> bool:
         return self not in (JobState.QUEUED, JobState.RUNNING)
-
-
-class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
-    """One turn of a chat, its content already flattened to text."""
-
-    role: str
-    content: str
 
 
 class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat"):
@@ -62,23 +56,6 @@ def prompt_count(prompt: Prompt) -> int:
             return len(texts)
         case Tokens(ids):
             return len(ids)
-
-
-class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How to sample. None means "the engine's own default"."""
-
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    logprobs: int | None = None
-    """None: off. k >= 0: the log-probability of each token and of its k best alternatives."""
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    json_schema: dict[str, Any] | None = None
-    """The output must be JSON of this schema; `{}` means any JSON object."""
 
 
 JOB_VERSION = 1

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, retry
 from streaming.errors import (
     Abandoned,
@@ -25,7 +26,6 @@ from streaming.errors import (
     UnknownJob,
 )
 from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
-from streaming.jobs.cards import ModelCard
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.quotas import NAMES, Quotas

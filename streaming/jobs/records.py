@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from penstock.engine import Failure
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage
 from streaming.jobs.codec import decode_in_slices, decode_job, decode_rowless, decode_terminal
@@ -17,7 +18,7 @@ from streaming.jobs.deliveries import Delivered, decode_delivered
 from streaming.jobs.frames import Run
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Job, JobState, Text
-from streaming.jobs.terminal import Failure, Generated, Terminal
+from streaming.jobs.terminal import Generated, Terminal
 from streaming.keys import parse_lane
 from streaming.priority import Priority
 from telemetry.latency import Stamps

@@ -14,6 +14,7 @@ import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
+from penstock.engine import Failure
 from runtime.loops import supervise, wait
 from runtime.rounds import Rounds
 from runtime.turns import ROWS_PER_SLICE
@@ -28,7 +29,7 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.records import LONG_BYTES, NEWER, JobRecord
 from streaming.jobs.reorder_buffer import LOOKS, TICK_S, ReorderBuffer
 from streaming.jobs.subscribers import Subscribers, author_of, missing_runs
-from streaming.jobs.terminal import Ended, Failure, Terminal
+from streaming.jobs.terminal import Ended, Terminal
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
 

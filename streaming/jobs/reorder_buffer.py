@@ -13,9 +13,10 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
+from penstock.engine import Failure
 from streaming.jobs.frames import Delta, Opening, Run, Section, author
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Failure, Terminal
+from streaming.jobs.terminal import Terminal
 
 MAX_ROWS = 512
 """Deltas buffered for one reader, and the rest of a frame of which the first are buffered; a slower reader gets further

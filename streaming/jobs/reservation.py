@@ -5,7 +5,7 @@ Admission reserves them (`streaming/store/memory.py`), so that every accepted jo
 
 from __future__ import annotations
 
-from streaming.jobs.cards import ModelCard
+from penstock.engine import ModelCard
 from streaming.jobs.job import Job
 from streaming.jobs.work import work_of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.engine import Failure
 from streaming.jobs.frames import Delta, Section
 from streaming.jobs.job import JobState
 
@@ -14,15 +15,6 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     prompt: int = 0
     completion: int = 0
     cached: int = 0
-
-
-class Failure(msgspec.Struct, frozen=True, array_like=True):
-    """Why a job did not complete, in words for its owner. `status` is the HTTP code it stands for."""
-
-    code: str
-    message: str
-    status: int = 500
-    param: str | None = None
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True):

@@ -8,8 +8,8 @@ every choice unless its prefix cache has it.
 
 from __future__ import annotations
 
-from streaming.jobs.cards import ModelCard
-from streaming.jobs.job import Chat, Prompt, Sampling, Text, Tokens, prompt_count
+from penstock.engine import ModelCard, Sampling
+from streaming.jobs.job import Chat, Prompt, Text, Tokens, prompt_count
 
 UNKNOWN_OUTPUT = 4096
 """Tokens of an answer without a limit by a model that no worker has loaded yet."""

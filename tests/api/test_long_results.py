@@ -20,11 +20,12 @@ from api.events import EventReader
 from api.openai.cursor import Place
 from api.openai.rendering import Facts, completion, completion_in_slices, to_json
 from api.services import Services
+from penstock.engine import ChatTurn, Logprob
 from runtime.turns import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
 from streaming.jobs.codec import decode_terminal, encode
-from streaming.jobs.frames import Delta, Logprob, Run, Section
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState
+from streaming.jobs.frames import Delta, Run, Section
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import without_rows
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import LONG_BYTES

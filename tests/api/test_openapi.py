@@ -21,6 +21,7 @@ from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion, job_object
 from api.openapi import CURSOR, ERRORS, HEADERS
 from api.query import page_limit
+from penstock.engine import Failure
 from streaming.batches.batch import Batch, BatchProgress, BatchState, LineFault
 from streaming.batches.files import StoredFile
 from streaming.batches.store import BatchRecord
@@ -28,7 +29,7 @@ from streaming.events.webhooks import WebhookMessage
 from streaming.jobs.dead_letters import DeadLetter
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Failure, Terminal
+from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority
 
 

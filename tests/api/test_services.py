@@ -11,8 +11,8 @@ import pytest
 
 from api import services
 from api.services import Services
+from penstock.engine import Capabilities, ModelCard
 from streaming.errors import Unavailable
-from streaming.jobs.cards import Capabilities, ModelCard
 
 
 async def test_what_models_can_do_is_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from bench.chaos.history import ClientHistory, Event, load
 from bench.chaos.lives import stalls_ms
 from bench.chaos.rows import ROWS
 from bench.stats import percentile
-from streaming.jobs.job import ChatTurn
+from penstock.engine import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 N = 6

@@ -18,7 +18,7 @@ from bench.recovery.probe import GOOD, Watch, longest_ms, own_ms
 from bench.recovery.readers import Reader, RecoverySample, Stall, of_api, of_worker
 from bench.recovery.shows import QUICK, RecoverySize, TooSlow, _kill, api_killed, worker_killed
 from bench.report import as_json
-from streaming.jobs.job import ChatTurn
+from penstock.engine import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 QUIET = Stall(10.0, 4.0, 6.0, 1.0, 1.0, 0.0)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from streaming.jobs.job import Sampling
-from workers.engines.base import Piece, Request
+from penstock.engine import Piece, Request, Sampling
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

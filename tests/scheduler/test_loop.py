@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 from redis import Redis
 
+from penstock.engine import ChatTurn
 from scheduler.loop import Loop, SchedulerIdentity, SchedulerStores
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.shapes import Shape
@@ -22,7 +23,7 @@ from streaming.fleet.plans import Plan, Plans
 from streaming.fleet.processes import Process
 from streaming.jobs.codec import decode_control, encode
 from streaming.jobs.control import Control, Cordon, Hold
-from streaming.jobs.job import Chat, ChatTurn, Job
+from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept

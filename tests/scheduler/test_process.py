@@ -17,6 +17,7 @@ from typing import TypeVar
 import pytest
 from kube import Kube
 
+from penstock.engine import ChatTurn
 from runtime.config import Config, ConfigError
 from scheduler.__main__ import Settings, main
 from scheduler.settings import KubernetesSettings
@@ -24,7 +25,7 @@ from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Noted, Plans
 from streaming.fleet.processes import Fleet, Process
-from streaming.jobs.job import Chat, ChatTurn, Job
+from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

@@ -10,6 +10,7 @@ import pytest
 from flow import a_job, append, delta, deltas_of
 from msgspec.structs import replace
 
+from penstock.engine import Capabilities, ModelCard
 from streaming.batches.batch import Batch, BatchState
 from streaming.batches.files import UNREADABLE, Files, StoredFile
 from streaming.batches.store import Batches
@@ -22,7 +23,6 @@ from streaming.fleet.plans import Action, Plan, Plans
 from streaming.fleet.processes import Fleet, Process
 from streaming.ids import idempotency_digest, message_id
 from streaming.jobs.backlog import Backlog
-from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.codec import encode
 from streaming.jobs.control import Wake
 from streaming.jobs.dead_letters import DeadLetters

@@ -11,7 +11,7 @@ from house import House, eventually
 from openai import OpenAI
 from openai.types import Batch
 
-from streaming.jobs.job import ChatTurn
+from penstock.engine import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 TOKENS = 6

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
+from penstock.engine import ChatTurn
 from streaming.errors import Fenced, Rewound, Unavailable
 from streaming.jobs.codec import encode_delta
 from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader

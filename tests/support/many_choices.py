@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sim_worker import Running, a_job
 
-from streaming.jobs.job import Job, Sampling, Text
+from penstock.engine import Sampling
+from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from streaming.jobs.cards import ModelCard
-from streaming.jobs.job import Chat, ChatTurn, Job, Sampling
+from penstock.engine import ChatTurn, ModelCard, Piece, Request, Sampling, Step
+from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
@@ -19,7 +19,6 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
-from workers.engines.base import Piece, Request, Step
 from workers.engines.sim.engine import SimEngine, prompt_text, token_text
 from workers.engines.sim.settings import SimSettings
 from workers.record import Recorder

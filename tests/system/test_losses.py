@@ -20,7 +20,7 @@ import pytest
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
-from streaming.jobs.job import ChatTurn
+from penstock.engine import ChatTurn
 from streaming.keys import partition_key
 from workers.engines.sim.engine import count_tokens, prompt_text, token_text
 

@@ -20,11 +20,12 @@ from openai import OpenAI, RateLimitError
 from redis import Redis
 
 from cli.__main__ import main
+from penstock.engine import ChatTurn
 from streaming.batches.files import Files, StoredFile
 from streaming.errors import QuotaExceeded
 from streaming.ids import partition_of
 from streaming.jobs import quotas as quotas_module
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas, TenantUsage

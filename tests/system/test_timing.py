@@ -17,13 +17,13 @@ from unittest.mock import patch
 import pytest
 from house import House, eventually
 
+from penstock.engine import Piece, Request
 from streaming.jobs.lease import Claimed, Lease
 from streaming.redis.client import Call, RedisClient
 from streaming.settings import RedisSettings
 from telemetry.latency import PARTS
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
-from workers.engines.base import Piece, Request
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.record import Recorder

@@ -13,7 +13,7 @@ import openai
 import pytest
 from house import House, eventually
 
-from streaming.jobs.job import ChatTurn
+from penstock.engine import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
 

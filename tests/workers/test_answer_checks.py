@@ -8,11 +8,11 @@ import pytest
 from flow import deltas_of
 from sim_worker import LONG, DeafEngine, Start, a_job, ended, expected, recorder, start, text_of, until
 
-from streaming.jobs.job import JobState, Sampling
+from penstock.engine import Failure, Sampling
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import Finish
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.terminal import Failure
 from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
 from workers.record import Recorder

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.engine import ChatTurn, Logprob, Piece, Sampling
 from streaming.jobs.codec import decode_terminal, encode, encode_delta
-from streaming.jobs.frames import Delta, Logprob, Opening, Run, Section
+from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.history import History
-from streaming.jobs.job import Chat, ChatTurn, Job, Sampling, Text
+from streaming.jobs.job import Chat, Job, Text
 from streaming.jobs.lease import Claim
 from streaming.jobs.terminal import Generated, Usage
 from streaming.priority import Priority
 from workers.attempt import Attempt
-from workers.engines.base import Piece
 
 STREAM = 7
 EARLIER = Run("v", 3)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from streaming.jobs.terminal import Failure
+from penstock.engine import Failure
 from workers.checker import MAX_EXHAUSTING, Checker, ExhaustingSchemas
 from workers.engines.constraint import begins_json, complete_texts
 

@@ -13,13 +13,13 @@ from many_choices import job_of, many, nothing_left, prompts
 from msgspec.structs import replace
 from sim_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
 
-from streaming.jobs.job import Job, JobState, Sampling, Text
+from penstock.engine import EngineDead, EngineHealth, Piece, Request, Sampling
+from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from workers.engines.base import EngineDead, EngineHealth, Piece, Request
 from workers.engines.sim.engine import SimEngine, token_text
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
+from penstock.engine import Capabilities, Stats
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Plans
-from streaming.jobs.cards import Capabilities
 from streaming.jobs.codec import encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import History
@@ -26,7 +26,6 @@ from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, reserved_slots, room, room_for_batch
-from workers.engines.base import Stats
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 

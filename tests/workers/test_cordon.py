@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from house import House, eventually
 
+from penstock.engine import Failure
 from runtime.config import Config
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Cordoned, Plan, Plans
 from streaming.fleet.presence import this_process
 from streaming.fleet.processes import Fleet, Process, Served
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Failure, Terminal, Usage
+from streaming.jobs.terminal import Terminal, Usage
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 from telemetry.metrics import Metrics

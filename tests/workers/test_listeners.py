@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from flow import numbers_read, until
 
+from penstock.engine import ChatTurn, Sampling
 from streaming.errors import Unavailable
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState, Sampling
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import SILENT
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader

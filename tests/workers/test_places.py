@@ -11,12 +11,12 @@ import pytest
 from many_choices import job_of, many, nothing_left
 from sim_worker import Start, a_job, recorder, start, until
 
-from streaming.jobs.job import Job, Sampling
+from penstock.engine import Piece, Request, Sampling, Stats
+from streaming.jobs.job import Job
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from workers.choices import PARTIAL_PER_SLOT
-from workers.engines.base import Piece, Request, Stats
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings

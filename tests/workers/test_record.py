@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from streaming.jobs.job import Chat, ChatTurn, Job, Sampling
+from penstock.engine import ChatTurn, Sampling
+from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Claim
 from streaming.priority import Priority
 from telemetry.metrics import Metrics

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from streaming.jobs.cards import Capabilities
+from penstock.engine import Capabilities, ChatTurn, Sampling
 from streaming.jobs.frames import Delta
-from streaming.jobs.job import Chat, ChatTurn, Job, Sampling, Text
+from streaming.jobs.job import Chat, Job, Text
 from streaming.priority import Priority
 from workers.resume import restart_reason
 

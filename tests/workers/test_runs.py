@@ -11,11 +11,12 @@ import pytest
 from flow import append, delta, deltas_of
 from sim_worker import Start, a_job, ended, expected, recorder, start, text_of, until
 
+from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.codec import decode_reply
 from streaming.jobs.control import Control, Follow
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.frames import Frame, Opening
-from streaming.jobs.job import ChatTurn, JobState, Sampling
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader

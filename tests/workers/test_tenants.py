@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streaming.jobs.job import ChatTurn, Sampling
-from workers.engines.base import Engine, Piece, Refused, Request
+from penstock.engine import ChatTurn, Engine, Piece, Refused, Request, Sampling
 from workers.engines.control_tokens import ControlTokens
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.engine import LlamacppEngine

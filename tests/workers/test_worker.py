@@ -6,9 +6,10 @@ import asyncio
 
 from sim_worker import LONG, Start, a_job, ended, expected, recorder, start, text_of, until
 
+from penstock.engine import Sampling
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import NOTHING
-from streaming.jobs.job import JobState, Sampling, Text
+from streaming.jobs.job import JobState, Text
 from streaming.jobs.lease import Claim, Claimed, HeldJob
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pydantic_core
 
-from streaming.jobs.terminal import Failure
+from penstock.engine import Failure
 
 _TRUNCATED = "EOF while parsing"
 _UNDECIDED = ("recursion limit", "number out of range", "hex escape", "surrogate")

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streaming.jobs.job import ChatTurn
+from penstock.engine import ChatTurn
 
 
 class ControlTokens:

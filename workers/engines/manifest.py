@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from workers.engines.base import EngineDead
+from penstock.engine import EngineDead
 from workers.engines.weights import file_sha256
 
 LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")

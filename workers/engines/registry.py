@@ -12,9 +12,9 @@ from typing import cast
 
 import msgspec
 
+from penstock.engine import Engine
 from runtime.config import ENGINES, Config
 from streaming.settings import ModelSettings
-from workers.engines.base import Engine
 
 
 def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -> Engine:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from workers.engines.base import Piece
+from penstock.engine import Piece
 
 
 class StopMatcher:

@@ -18,8 +18,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from penstock.engine import EngineDead
 from runtime.files import file_lock, publish
-from workers.engines.base import EngineDead
 from workers.engines.download import DownloadInterrupted, download, locate
 from workers.engines.llamacpp.gguf import GgufError, read
 

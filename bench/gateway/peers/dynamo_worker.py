@@ -19,7 +19,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from bench.gateway.engine import MODEL, Tap, settings_from
-from workers.engines.base import Piece
+from penstock.engine import Piece
 from workers.engines.sim.engine import WORDS
 
 PLACES = 1024

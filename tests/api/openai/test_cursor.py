@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from api.openai import cursor
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError
+from penstock.engine import ChatTurn
 from streaming.jobs.frames import Run, Section
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.records import MALFORMED, JobRecord
 from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority

@@ -17,9 +17,10 @@ from api.auth import access_errors
 from api.openai import errors, job_errors
 from api.openai.errors import ApiError
 from api.stream import connection_errors
+from penstock.engine import ChatTurn, Failure
 from streaming.errors import QuotaExceeded
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState
-from streaming.jobs.terminal import Failure, Terminal
+from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.terminal import Terminal
 from streaming.keys import fleet_key
 from streaming.priority import Priority
 

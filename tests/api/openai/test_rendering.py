@@ -34,10 +34,10 @@ from api.openai.rendering import (
     started_event,
     terminal_event,
 )
-from streaming.jobs.cards import Capabilities, ModelCard
-from streaming.jobs.frames import Delta, Logprob
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState, Sampling, Text
-from streaming.jobs.terminal import Failure, Terminal, Usage
+from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
+from streaming.jobs.frames import Delta
+from streaming.jobs.job import Chat, Job, JobState, Text
+from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 
 TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
+from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.codec import decode_job, encode
-from streaming.jobs.job import Chat, ChatTurn, Job, Prompt, Sampling, Text, Tokens
+from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens
 from streaming.priority import Priority
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -8,13 +8,14 @@ import msgspec
 from batching import jsonl, line
 
 from offline.batch.lines import BatchTools, Lines
+from penstock.engine import Failure
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import InputPlan, LineOutcome
 from streaming.batches.store import BatchLease
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.reader import JobReader
-from streaming.jobs.terminal import Failure, Terminal
+from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient

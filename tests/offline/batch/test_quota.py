@@ -18,10 +18,10 @@ from redis import Redis
 
 from offline.batch.lines import BatchTools, Lines
 from offline.batch.survey import Terms, survey
+from penstock.engine import Capabilities, ModelCard
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import LineOutcome, Segment
 from streaming.batches.store import BatchLease
-from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.job import Job
 from streaming.keys import partition_key
 from streaming.priority import Priority

@@ -18,14 +18,14 @@ from offline.batch import lines as lines_module
 from offline.batch.lines import BatchTools, Lines
 from offline.batch.survey import Terms, survey
 from offline.broker.intake import Intake, Rejected
+from penstock.engine import Capabilities, ModelCard, Sampling
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import Segment
 from streaming.batches.store import BatchLease
 from streaming.errors import NeverFits, StoreFull
 from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.processes import Fleet
-from streaming.jobs.cards import Capabilities, ModelCard
-from streaming.jobs.job import Job, Sampling, Text
+from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reservation import TOKEN, reserved_bytes
 from streaming.priority import Priority

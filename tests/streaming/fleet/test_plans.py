@@ -7,11 +7,12 @@ import asyncio
 import pytest
 from redis import Redis
 
+from penstock.engine import ChatTurn
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Action, Cordoned, Plan, Plans, Prospect, told
 from streaming.jobs.control import Cordon
-from streaming.jobs.job import Chat, ChatTurn, Job
+from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.keys import channel

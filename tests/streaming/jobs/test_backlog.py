@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 from flow import until
 
+from penstock.engine import ChatTurn
 from streaming.jobs.backlog import Backlog, LaneDepth
-from streaming.jobs.job import Chat, ChatTurn, Job
+from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority

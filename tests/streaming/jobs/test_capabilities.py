@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.engine import Capabilities, ChatTurn, Sampling
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.cards import Capabilities
-from streaming.jobs.job import Chat, ChatTurn, Job, Prompt, Sampling, Text, Tokens
+from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens
 from streaming.priority import Priority
 
 CHAT = Chat((ChatTurn("user", "hello"),))

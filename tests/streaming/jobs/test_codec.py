@@ -11,15 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engine import ChatTurn, Sampling
 from streaming import settings
 from streaming.batches import batch, files
 from streaming.errors import DecodeError, NewerMessage
 from streaming.fleet import overrides, plans, processes
 from streaming.ids import new_job_id, partition_of
-from streaming.jobs import cards, control, deliveries, frames, job, terminal
+from streaming.jobs import control, deliveries, frames, job, terminal
 from streaming.jobs.codec import TAGS, decode_control, decode_job, decode_reply, decode_terminal, encode
 from streaming.jobs.frames import Delta, Frame, Opening, Run, Section
-from streaming.jobs.job import JOB_VERSION, Chat, ChatTurn, Job, JobState, Sampling
+from streaming.jobs.job import JOB_VERSION, Chat, Job, JobState
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 
@@ -113,7 +114,7 @@ def test_an_id_leads_to_its_partition() -> None:
         assert partition_of(text) is None
 
 
-MESSAGES = [job, frames, terminal, control, cards, deliveries, batch, files, processes, plans, overrides, settings]
+MESSAGES = [job, frames, terminal, control, deliveries, batch, files, processes, plans, overrides, settings]
 
 
 @pytest.mark.parametrize("module", MESSAGES, ids=lambda module: str(module.__name__))

@@ -10,10 +10,11 @@ from flow import until
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.engine import ChatTurn
 from streaming.catalogue import CATALOGUE
 from streaming.errors import Abandoned, KeyReused
 from streaming.ids import idempotency_digest, joined
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from flow import append, delta, deltas_of, until
 
+from penstock.engine import ChatTurn
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
 from streaming.ids import new_job_id
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.frames import Delta, Run, Section
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader

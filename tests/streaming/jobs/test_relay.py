@@ -12,10 +12,11 @@ import msgspec
 import pytest
 from flow import append, delta, until
 
+from penstock.engine import ChatTurn
 from streaming.errors import UnknownJob
 from streaming.jobs.codec import encode
 from streaming.jobs.frames import Delta, Frame, Opening, Run, Section, author
-from streaming.jobs.job import Chat, ChatTurn, Job, JobState
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from api.openai.batch_lines import traits
 from api.openai.schemas import Kind, parse, to_job
-from streaming.jobs.cards import Capabilities, ModelCard
-from streaming.jobs.job import Chat, ChatTurn, Prompt, Sampling, Text, Tokens
+from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
+from streaming.jobs.job import Chat, Prompt, Text, Tokens
 from streaming.jobs.reservation import JOB, TOKEN, reserved_bytes
 from streaming.jobs.work import UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, work_of
 from streaming.priority import Priority

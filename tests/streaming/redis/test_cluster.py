@@ -17,6 +17,7 @@ from house import eventually, free_port, redis_process
 from redis import Redis
 from redis.crc import key_slot
 
+from penstock.engine import Capabilities, ModelCard
 from streaming.errors import Unavailable
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
@@ -24,7 +25,6 @@ from streaming.fleet.plans import Plan, Plans
 from streaming.fleet.processes import Fleet, Process
 from streaming.ids import partition_of
 from streaming.jobs.backlog import Backlog
-from streaming.jobs.cards import Capabilities, ModelCard
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, HeldJob, Lease

@@ -19,6 +19,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from cli.__main__ import main
+from penstock.engine import ChatTurn
 from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
@@ -28,7 +29,7 @@ from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.job import Chat, ChatTurn, Job
+from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import BROKER, fleet_key, partition_key

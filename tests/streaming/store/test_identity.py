@@ -19,6 +19,8 @@ import pytest
 from house import House, redis_process
 from redis import Redis
 
+from penstock import engine
+from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
 from runtime.config import ConfigError
 from streaming import catalogue, keys, priority
 from streaming.batches import batch
@@ -26,7 +28,7 @@ from streaming.batches import files as stored_files
 from streaming.fleet import overrides, plans, processes
 from streaming.fleet.processes import Fleet, Process
 from streaming.ids import new_life
-from streaming.jobs import cards, codec, control, deliveries, frames, job, terminal
+from streaming.jobs import codec, control, deliveries, frames, job, terminal
 from streaming.jobs.reaper import Reaper
 from streaming.redis import scripts
 from streaming.redis.client import RedisClient
@@ -205,15 +207,19 @@ def _closed(text: str, start: int) -> int:
     return at
 
 
-JOBS = (job, frames, terminal, control, cards, deliveries, codec)
+JOBS = (job, frames, terminal, control, engine, deliveries, codec)
 OTHERS = (batch, stored_files, processes, plans, overrides, priority)
+
+
+ENGINE_PARTS = (Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling)
+"""Parts of messages that engines see, and that are defined with their protocol therefore."""
 
 
 def shapes() -> Iterator[str]:
     """Every struct and enumeration that is written into the store or sent through it, field by field."""
     for module in (*JOBS, *OTHERS):
         for name, kind in sorted(inspect.getmembers(module, inspect.isclass)):
-            if kind.__module__ != module.__name__:
+            if kind.__module__ != module.__name__ or (module is engine and kind not in ENGINE_PARTS):
                 continue
             if issubclass(kind, Enum):
                 yield f"{name} {[each.value for each in kind]}"

@@ -14,12 +14,12 @@ from flow import MODEL, a_job, append, delta, deltas_of, until
 from house import redis_process
 from redis import Redis
 
+from penstock.engine import Capabilities, Logprob, ModelCard, Sampling
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
 from streaming.fleet.processes import Fleet, Process
 from streaming.ids import new_job_id
-from streaming.jobs.cards import Capabilities, ModelCard
-from streaming.jobs.frames import Delta, Logprob, Run, Section
-from streaming.jobs.job import Job, JobState, Sampling, Text
+from streaming.jobs.frames import Delta, Run, Section
+from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader

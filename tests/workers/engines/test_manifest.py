@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.engine import EngineDead
 from workers.engines import manifest
-from workers.engines.base import EngineDead
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings
 

@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.jobs.frames import Logprob
-from workers.engines.base import Piece
+from penstock.engine import Logprob, Piece
 from workers.engines.stops import StopMatcher, TokenGate, joined
 
 TEXT = st.text("ab", max_size=14)

@@ -13,9 +13,7 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from streaming.jobs.job import ChatTurn
-from streaming.jobs.terminal import Failure
-from workers.engines.base import Refused
+from penstock.engine import ChatTurn, Failure, Refused
 
 _MAX_PROMPT_CHARS = 1 << 24
 """Characters of a rendered prompt; far more than any context holds."""

@@ -21,9 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streaming.jobs.cards import Capabilities, ModelCard
+from penstock.engine import Capabilities, EngineDead, EngineHealth, ModelCard, Piece, Refused, Request, Stats, Step
 from workers.engines import manifest
-from workers.engines.base import EngineDead, EngineHealth, Piece, Refused, Request, Stats, Step
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
 from workers.engines.llamacpp.request import Generation, engine_error, invalid, too_long

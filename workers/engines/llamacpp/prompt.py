@@ -11,8 +11,7 @@ import logging
 from collections.abc import Sequence
 from itertools import groupby
 
-from streaming.jobs.job import ChatTurn
-from workers.engines.base import Refused
+from penstock.engine import ChatTurn, Refused
 from workers.engines.control_tokens import ControlTokens
 from workers.engines.llamacpp.chat_template import ChatTemplate, TemplateBroken
 from workers.engines.llamacpp.gguf import Gguf

@@ -9,10 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streaming.jobs.frames import Logprob
-from streaming.jobs.job import ChatTurn
-from streaming.jobs.terminal import Failure
-from workers.engines.base import EngineTimes, Piece, Request
+from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Request
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.stops import TokenGate
 

@@ -21,10 +21,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from streaming.jobs.cards import Capabilities, ModelCard
-from streaming.jobs.job import ChatTurn
-from streaming.jobs.terminal import Failure
-from workers.engines.base import EngineHealth, EngineTimes, Piece, Refused, Request, Stats, Step
+from penstock.engine import (
+    Capabilities,
+    ChatTurn,
+    EngineHealth,
+    EngineTimes,
+    Failure,
+    ModelCard,
+    Piece,
+    Refused,
+    Request,
+    Stats,
+    Step,
+)
 from workers.engines.sim.alarm import Alarm
 from workers.engines.sim.cache import PrefixCache
 from workers.engines.sim.settings import SimSettings
@@ -112,7 +121,7 @@ class _Batch:
 
 
 class SimEngine:
-    """See workers.engines.base.Engine. `now` and `sleep` may be replaced to run it on a virtual clock."""
+    """See penstock.engine.Engine. `now` and `sleep` may be replaced to run it on a virtual clock."""
 
     def __init__(self, model: str, settings: SimSettings) -> None:
         self._model, self._settings = model, settings

@@ -21,11 +21,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.engine import (
+    Capabilities,
+    EngineDead,
+    EngineHealth,
+    Failure,
+    ModelCard,
+    Piece,
+    Refused,
+    Request,
+    Stats,
+    Step,
+)
 from runtime.loops import wait
-from streaming.jobs.cards import Capabilities, ModelCard
-from streaming.jobs.terminal import Failure
 from workers.engines import manifest
-from workers.engines.base import EngineDead, EngineHealth, Piece, Refused, Request, Stats, Step
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import sampling as trtllm_sampling
 from workers.engines.trtllm import stats as trtllm_stats

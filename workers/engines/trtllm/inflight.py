@@ -14,8 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streaming.jobs.terminal import Failure
-from workers.engines.base import Piece, Request, Step
+from penstock.engine import Failure, Piece, Request, Step
 from workers.engines.trtllm import sampling as trtllm_sampling
 from workers.engines.trtllm import stats as trtllm_stats
 from workers.engines.trtllm.text import Codec, TextStream

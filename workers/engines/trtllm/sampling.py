@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streaming.jobs.frames import Logprob
-from streaming.jobs.job import Sampling
-from streaming.jobs.terminal import Failure
+from penstock.engine import Failure, Logprob, Sampling
 from workers.engines.trtllm.settings import TrtllmSettings
 
 MAX_LOGPROBS = 20

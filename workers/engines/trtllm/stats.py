@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from workers.engines.base import EngineTimes
+from penstock.engine import EngineTimes
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from streaming.jobs.job import ChatTurn
-from streaming.jobs.terminal import Failure
-from workers.engines.base import Refused, Request
+from penstock.engine import ChatTurn, Failure, Refused, Request
 from workers.engines.control_tokens import ControlTokens
 from workers.engines.stops import StopMatcher
 

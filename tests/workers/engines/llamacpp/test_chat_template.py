@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streaming.jobs.job import ChatTurn
-from workers.engines.base import Refused
+from penstock.engine import ChatTurn, Refused
 from workers.engines.llamacpp.chat_template import ChatTemplate, TemplateBroken
 
 CHATML = """{% for message in messages %}

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from streaming.jobs.cards import ModelCard
-from streaming.jobs.job import ChatTurn, Sampling
-from streaming.jobs.terminal import Failure
-from workers.engines.base import EngineDead, Piece, Refused, Request
+from penstock.engine import ChatTurn, EngineDead, Failure, ModelCard, Piece, Refused, Request, Sampling
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.tokenizer import Tokenizer

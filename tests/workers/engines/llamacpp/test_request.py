@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from streaming.jobs.job import Sampling
-from workers.engines.base import Request
+from penstock.engine import Request, Sampling
 from workers.engines.llamacpp.request import Generation
 
 

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from streaming.jobs.job import Sampling
-from workers.engines.base import Piece, Refused, Request
+from penstock.engine import Piece, Refused, Request, Sampling
 from workers.engines.sim.engine import SimEngine, count_tokens, token_text
 from workers.engines.sim.settings import SimSettings
 

@@ -23,11 +23,9 @@ from typing import Any
 
 import pytest
 
+from penstock.engine import ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling
 from runtime.config import build
-from streaming.jobs.job import ChatTurn, Sampling
-from streaming.jobs.terminal import Failure
 from streaming.settings import ModelSettings
-from workers.engines.base import EngineDead, Piece, Refused, Request
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import engine as trtllm
 from workers.engines.trtllm import sampling as trtllm_sampling

@@ -1,20 +1,88 @@
-"""Engine interface: the protocol between the worker and an inference engine, and the types they exchange.
+"""Engine protocol: the calls a worker makes to an engine, and the values that pass between them.
 
-An engine generates texts. It does not know jobs, lanes, leases, attempts or Redis: those are the worker's.
+An engine generates texts. It does not know jobs, lanes, leases, attempts or Redis: those are the worker's. This module
+needs msgspec and nothing else of Penstock.
+
+ChatTurn, Sampling, Logprob, Failure, Capabilities and ModelCard are also parts of the messages between processes: the
+rules for changing a message (streaming/jobs) hold for their fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from streaming.jobs.cards import ModelCard
-from streaming.jobs.frames import Logprob
-from streaming.jobs.job import ChatTurn, Sampling
-from streaming.jobs.terminal import Failure
+
+class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
+    """One turn of a chat, its content already flattened to text."""
+
+    role: str
+    content: str
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to sample. None means "the engine's own default"."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    """None: off. k >= 0: the log-probability of each token and of its k best alternatives."""
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    json_schema: dict[str, Any] | None = None
+    """The output must be JSON of this schema; `{}` means any JSON object."""
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One token's log-probability and its best alternatives as (token text, log-probability)."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """Why a job did not complete, in words for its owner. `status` is the HTTP code it stands for."""
+
+    code: str
+    message: str
+    status: int = 500
+    param: str | None = None
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """Which known request fields an engine honours. What it cannot do is refused with 400, never ignored."""
+
+    chat: bool = True
+    logprobs: int = 0
+    """The most alternatives per token; -1: no log-probabilities at all."""
+    json_schema: bool = False
+    json_resume: bool = False
+    """Whether the engine can continue JSON output that an earlier attempt began: it restores the grammar's state."""
+    penalties: bool = False
+    token_prompts: bool = False
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker found when it loaded a model. It stays in Redis, so a sleeping model is still described."""
+
+    name: str
+    engine: str
+    context: int
+    """Longest prompt + completion, in tokens."""
+    max_output: int
+    capabilities: Capabilities
+    created: int
+    """Unix seconds of the first load."""
+    default_output: int = 0
+    """Tokens of an answer whose request names no limit, at most; 0: max_output."""
 
 
 class Request(msgspec.Struct, frozen=True):
