@@ -30,7 +30,8 @@ from runtime.config import Config, ConfigError
 from runtime.process import Launch, StartError, argument_parser, collect_rarely, run_process
 from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.presence import present, this_process
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
 from streaming.settings import (
     BatchSettings,

@@ -11,7 +11,7 @@ from cli.errors import DONE, UNREACHABLE, Problem
 from cli.instance import Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
 from cli.output import note, print_rows, rfc3339
-from streaming.fleet.processes import Process
+from streaming.fleet.process import Process
 from streaming.settings import RedisSettings
 
 ORDER = ("redis", "api", "worker", "scheduler", "offline")

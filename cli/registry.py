@@ -6,7 +6,8 @@ import asyncio
 
 from cli.errors import UNREACHABLE, Problem
 from streaming.errors import Unavailable
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 

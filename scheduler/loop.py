@@ -27,7 +27,8 @@ from streaming.errors import Unavailable
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Override, Overrides
 from streaming.fleet.plans import Action, ActionKind, Cordoned, Plan, Plans, Prospect, pool_name
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.ids import new_life
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.reaper import Reaper

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from scheduler.policy import snapshot
 from scheduler.policy.snapshot import Snapshot
-from streaming.fleet.processes import Process
+from streaming.fleet.process import Process
 from streaming.jobs.backlog import Backlog, LaneDepth, WaitingDeadline
 
 

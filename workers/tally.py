@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streaming.fleet.processes import Served
+from streaming.fleet.process import Served
 from streaming.jobs.terminal import Terminal
 
 

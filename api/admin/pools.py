@@ -20,7 +20,7 @@ from api.openai.schemas import read_object
 from api.services import Services
 from streaming.fleet.overrides import Override
 from streaming.fleet.plans import Noted, Plan, Prospect
-from streaming.fleet.processes import Process
+from streaming.fleet.process import Process
 from streaming.jobs.backlog import LaneDepth
 from streaming.settings import ModelSettings
 

@@ -22,7 +22,8 @@ from bench.processes import Processes
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Action, Noted, Plan, Plans
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 

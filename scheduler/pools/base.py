@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from streaming.fleet.plans import Action, Plan, PoolKind
-from streaming.fleet.processes import Process
+from streaming.fleet.process import Process
 
 log = logging.getLogger(__name__)
 

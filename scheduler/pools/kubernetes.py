@@ -31,7 +31,7 @@ from scheduler.pools.base import Move, PoolError
 from scheduler.pools.leaving import LeavingStep, Member, next_step
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Action, Cordoned, Plan, PoolKind, pool_name
-from streaming.fleet.processes import Process
+from streaming.fleet.process import Process
 
 log = logging.getLogger(__name__)
 

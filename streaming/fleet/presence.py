@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Callable
 
 from runtime.loops import ExpectedErrors, wait
 from streaming.errors import Unavailable
-from streaming.fleet.processes import Fleet, Process, Role
+from streaming.fleet.process import Process, Role
+from streaming.fleet.processes import Fleet
 from streaming.ids import new_life
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cli.__main__ import main
 from cli.client import ServerSentEvent, parse_events
 from cli.instance import DataDir, Instance
-from streaming.fleet.processes import Process
+from streaming.fleet.process import Process
 
 JOB = {
     "id": "job_1", "object": "job", "status": "completed", "created_at": 1.5, "started_at": 2.0, "first_token_at": 2.5,

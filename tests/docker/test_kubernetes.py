@@ -36,7 +36,7 @@ from scheduler.pools.base import Pool
 from scheduler.pools.kubernetes import KubernetesPool
 from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.fleet.plans import Plan
-from streaming.fleet.processes import Process
+from streaming.fleet.process import Process
 from streaming.settings import ModelSettings, RedisSettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.trtllm.settings import TrtllmSettings

@@ -20,7 +20,7 @@ from streaming.errors import Unavailable
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plan, Plans
-from streaming.fleet.processes import Process
+from streaming.fleet.process import Process
 from streaming.jobs.codec import decode_control, encode
 from streaming.jobs.control import Control, Cordon, Hold
 from streaming.jobs.job import Chat, Job

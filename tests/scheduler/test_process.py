@@ -24,7 +24,8 @@ from scheduler.settings import KubernetesSettings
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Noted, Plans
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority

@@ -20,7 +20,8 @@ from streaming.events.webhooks import Webhooks
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Action, Plan, Plans
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.ids import idempotency_digest, message_id
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.codec import encode

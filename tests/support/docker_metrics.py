@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import promql_parser
 
-from streaming.fleet.processes import Role
+from streaming.fleet.process import Role
 from streaming.priority import Priority
 from telemetry import live_gauges
 from telemetry.live_gauges import LiveGauge

@@ -137,7 +137,7 @@ RAW = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1" + "0" * 5000, '"\\
 """What no encoder writes: put into the body as it is."""
 
 
-EXAMPLES: dict[str, dict[str, Any]] = {"Message": {"role": "user", "content": "x"}}
+EXAMPLES: dict[str, dict[str, Any]] = {"ChatMessage": {"role": "user", "content": "x"}}
 """Where the least that the schema takes is refused: by its name."""
 
 

@@ -21,7 +21,8 @@ from openapi_document import SCHEMAS, conforms
 from bench.chaos.processes import until
 from bench.elastic.testbed import Crowd, ElasticTestbed
 from streaming.fleet.plans import Plans
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings

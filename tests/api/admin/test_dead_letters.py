@@ -58,7 +58,7 @@ def test_dead_letters_can_be_dropped_and_absent_ones_are_404(house: House) -> No
     with Redis.from_url(house.redis_url) as client:
         client.xadd("penstock:{0}:lane:sim:batch", {"alien": "x"})
     (letter,) = eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
-    assert letter["job_id"] is None and "not an entry" in letter["reason"]
+    assert letter["job_id"] is None and "not a lane entry" in letter["reason"]
     assert house.post(f"/admin/dlq/{letter['id']}/replay", {})[0] == 400
     assert house.request("DELETE", f"/admin/dlq/{letter['id']}")[0] == 200
     for method, path in (("GET", letter["id"]), ("DELETE", letter["id"]), ("GET", "nonsense"), ("GET", "9-1-1")):
@@ -120,7 +120,7 @@ def test_the_command_line_looks_after_dead_letters(
         return main(["dlq", *words, "--url", house.url]), capsys.readouterr().out
 
     letter = json.loads(penstock("ls", "--json")[1].splitlines()[0])
-    assert "not an entry" in penstock("ls")[1] and "not an entry" in penstock("show", letter["id"])[1]
+    assert "not a lane entry" in penstock("ls")[1] and "not a lane entry" in penstock("show", letter["id"])[1]
     assert penstock("replay", letter["id"])[0] == 1
     assert penstock("drop", letter["id"]) == (0, f"{letter['id']} dropped\n")
     assert penstock("show", letter["id"])[0] == 1

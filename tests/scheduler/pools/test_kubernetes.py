@@ -14,7 +14,7 @@ from scheduler.pools.kubernetes import EPOCH_ANNOTATION, LOWEST_COST, Kubernetes
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.plans import Cordoned, Plan, Plans
-from streaming.fleet.processes import Process
+from streaming.fleet.process import Process
 from streaming.redis.client import RedisClient
 
 MODEL = "Llama-3.1_8B"

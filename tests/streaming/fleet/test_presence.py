@@ -10,7 +10,8 @@ import pytest
 
 from streaming.errors import Unavailable
 from streaming.fleet.presence import present
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.ids import new_life
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient

@@ -22,7 +22,8 @@ from streaming.errors import Unavailable
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plan, Plans
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.ids import partition_of
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters

@@ -25,8 +25,9 @@ from runtime.config import ConfigError
 from streaming import catalogue, keys, priority
 from streaming.batches import batch
 from streaming.batches import files as stored_files
-from streaming.fleet import overrides, plans, processes
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet import overrides, plans, process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.ids import new_life
 from streaming.jobs import codec, control, deliveries, frames, job, terminal
 from streaming.jobs.reaper import Reaper
@@ -208,7 +209,7 @@ def _closed(text: str, start: int) -> int:
 
 
 JOBS = (job, frames, terminal, control, engine, deliveries, codec)
-OTHERS = (batch, stored_files, processes, plans, overrides, priority)
+OTHERS = (batch, stored_files, process, plans, overrides, priority)
 
 
 ENGINE_PARTS = (Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling)

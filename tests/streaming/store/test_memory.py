@@ -16,7 +16,8 @@ from redis import Redis
 
 from penstock.engine import Capabilities, Logprob, ModelCard, Sampling
 from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavailable
-from streaming.fleet.processes import Fleet, Process
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.ids import new_job_id
 from streaming.jobs.frames import Delta, Run, Section
 from streaming.jobs.job import Job, JobState, Text
