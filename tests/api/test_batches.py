@@ -20,6 +20,8 @@ from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 from workers.engines.sim.engine import token_text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:

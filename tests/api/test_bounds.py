@@ -33,6 +33,8 @@ from streaming.settings import EventSettings, ModelSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 
+pytestmark = pytest.mark.slow
+
 BODY_LIMIT = 2 * 1024 * 1024
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
 

@@ -20,6 +20,8 @@ from streaming.settings import EventSettings, ModelSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, Any] = {"model": "sim", "prompt": ["a"] * 128, "n": 8, "max_tokens": 4}
 """600 bytes that ask for 1,024 choices."""
 MESSAGES = [{"role": "user", "content": "hello"}]

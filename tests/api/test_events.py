@@ -30,6 +30,8 @@ from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
+pytestmark = pytest.mark.slow
+
 LEASE_MS = 3_600_000
 """Workers by hand send no heartbeat; the API process's sweep keeps a lease no longer than its own."""
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 99}

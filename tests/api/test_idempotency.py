@@ -18,6 +18,8 @@ from api import admission
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
 from streaming.jobs.job import JobState
 
+pytestmark = pytest.mark.slow
+
 LONG = 4000
 PATHS = ("/v1/jobs", "/v1/chat/completions")
 

@@ -23,6 +23,8 @@ from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 
+pytestmark = pytest.mark.slow
+
 BODY = 400_000
 JOBS = 12
 

@@ -35,6 +35,8 @@ from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
+pytestmark = pytest.mark.slow
+
 JOB = "job_00" + "1" * 30
 ROWS = 5 * ROWS_PER_SLICE
 RUN = Run("w", 1)

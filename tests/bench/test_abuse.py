@@ -22,6 +22,8 @@ from bench.http import RequestRefused
 from bench.report import goals, load
 from workers.engines.sim.engine import count_tokens
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("choices", "prompts", "n"), [(1, 1, 1), (64, 64, 1), (128, 128, 1), (1024, 128, 8)])
 def test_a_large_request_is_one_that_is_accepted(choices: int, prompts: int, n: int) -> None:

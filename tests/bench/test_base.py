@@ -19,6 +19,8 @@ from bench.program import WrongArguments
 from bench.report import load
 from bench.stats import Spread, coverage_of, median_interval
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 VERSIONS = {THIS: "aaa", BASE: "bbb"}
 

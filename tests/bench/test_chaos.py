@@ -14,6 +14,8 @@ from bench.chaos.rows import ROWS
 from bench.chaos.stage import FaultRow, FaultTestbed, play_row
 from bench.report import as_json
 
+pytestmark = pytest.mark.slow
+
 KNOWN = {row.id: row for row in ROWS}
 
 

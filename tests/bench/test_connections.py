@@ -22,6 +22,8 @@ from bench.load.plan import StreamReading
 from bench.report import goals, load
 from bench.stats import Spread
 
+pytestmark = pytest.mark.slow
+
 
 def turn(ttft: float, e2e: float, wrong: int = 0, own_ms: float = 0.0) -> ConnectionReading:
     reading = StreamReading(

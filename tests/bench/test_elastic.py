@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.chaos.processes import until
 from bench.elastic.shows import SHORT, SIM, Shown, wake
 from bench.elastic.testbed import MODEL, Crowd, ElasticTestbed, stale
 from streaming.fleet.plans import Action, Noted
+
+pytestmark = pytest.mark.slow
 
 NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}
 

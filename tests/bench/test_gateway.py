@@ -28,6 +28,8 @@ from bench.report import Report, load
 from bench.stats import Spread
 from workers.engines.sim.settings import SimSettings
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--levels", "2", "--tokens", "8", "--step-ms", "2", "--prefill-ms", "2", "--requests-per-stream", "2")
 
 

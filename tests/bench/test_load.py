@@ -27,6 +27,8 @@ from bench.processes import Processes
 from bench.report import goals
 from bench.stats import Spread, spread
 
+pytestmark = pytest.mark.slow
+
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 WORDS = ("amber0", " brook1", " cedar2", " delta3")
 

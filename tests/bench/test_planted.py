@@ -33,6 +33,8 @@ from bench.planted.trial import (
 )
 from bench.reach.reach import Reach, changed_scripts
 
+pytestmark = pytest.mark.slow
+
 TREE = Path(__file__).parents[2]
 
 NAMED = Chosen(("tests/t.py::test_x",))

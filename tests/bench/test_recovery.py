@@ -21,6 +21,8 @@ from bench.report import as_json
 from penstock.engine import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
+pytestmark = pytest.mark.slow
+
 QUIET = Stall(10.0, 4.0, 6.0, 1.0, 1.0, 0.0)
 
 

@@ -24,6 +24,8 @@ from bench.workload.trace import TraceRow
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
 
+pytestmark = pytest.mark.slow
+
 ENGINE = EngineModel(slots=2, step_s=1.0, each_s=0.0, prompt_s=0.0, start_s=10.0)
 """A token a second, whatever else runs."""
 

@@ -11,6 +11,8 @@ from house import eventually
 
 from bench import syncs
 
+pytestmark = pytest.mark.slow
+
 
 def test_writes_are_counted_until_the_server_is_gone(tmp_path: Path) -> None:
     """At fsync always, all that were answered are there when it is started again."""

@@ -21,6 +21,8 @@ from cli.batch_input import Recipe, batch_lines, prepare
 from cli.batch_run import duration
 from cli.errors import Problem
 
+pytestmark = pytest.mark.slow
+
 RECIPE = Recipe("sim", options={"max_tokens": 6})
 
 

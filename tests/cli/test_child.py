@@ -16,6 +16,8 @@ from house import eventually
 from cli.child import Child, Program, Status, backoff_s, last_words
 from cli.supervisor import Supervisor
 
+pytestmark = pytest.mark.slow
+
 READY = "from runtime.lifeline import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'at last')"
 SERVE = f"{READY}; import time; time.sleep(600)"
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"

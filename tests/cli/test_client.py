@@ -20,6 +20,8 @@ from cli.client import ServerSentEvent, parse_events
 from cli.instance import DataDir, Instance
 from streaming.fleet.process import Process
 
+pytestmark = pytest.mark.slow
+
 JOB = {
     "id": "job_1", "object": "job", "status": "completed", "created_at": 1.5, "started_at": 2.0, "first_token_at": 2.5,
     "completed_at": 3.0, "expires_at": 9.0, "model": "sim", "priority": "standard", "queue_position": None,

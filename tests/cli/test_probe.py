@@ -14,6 +14,8 @@ from cli.__main__ import main
 from streaming.fleet.processes import GONE_S
 from streaming.keys import fleet_key
 
+pytestmark = pytest.mark.slow
+
 LOADING = {"PENSTOCK_SIM_LOAD_MS": "600000"}
 
 

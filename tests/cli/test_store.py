@@ -20,6 +20,8 @@ from streaming.redis.client import RedisClient
 from streaming.store.identity import FORMAT, enter_store
 from streaming.store.reset import count_contents, reset_store
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
 

@@ -25,6 +25,8 @@ from redis import Redis
 
 from cli.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 ROLES = ["redis", "api", "worker", "scheduler", "offline"]
 TOKENS = "20"
 TWO_WORKERS = """

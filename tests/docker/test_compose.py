@@ -51,6 +51,8 @@ from streaming.settings import FilesSettings, ModelSettings, RedisSettings
 from streaming.store.durability import check_level
 from workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 FILE: dict[str, Any] = document(COMPOSE / "compose.yaml")
 SERVICES: dict[str, Any] = FILE["services"]
 ROLES = {"api": "api", "worker": "worker", "scheduler": "scheduler", "offline": "offline"}

@@ -27,6 +27,8 @@ from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 from telemetry.metrics import Metrics
 
+pytestmark = pytest.mark.slow
+
 
 def nothing(_batch: str, _telling: int) -> None:
     """A task without work."""

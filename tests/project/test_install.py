@@ -22,6 +22,8 @@ import pytest
 
 import penstock
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BUNDLED = ("api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli", "bench")
 

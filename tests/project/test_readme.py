@@ -34,6 +34,8 @@ from workers.engines.sim.settings import SimSettings
 from workers.engines.trtllm.settings import TrtllmSettings
 from workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MODEL = "smollm2-135m-instruct"
 ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}

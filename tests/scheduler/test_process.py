@@ -32,6 +32,8 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MODEL = "m"
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+import pytest
 from batching import begin, client, ended, line
 from flow import until
 from house import House, eventually, redis_process
@@ -21,6 +22,8 @@ from streaming.jobs.reaper import Reaper
 from streaming.keys import BROKER, partition_key
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
+
+pytestmark = pytest.mark.slow
 
 RETENTION_S, PARTITIONS = 2, 2
 TEXT: Any = {"decode_responses": True}

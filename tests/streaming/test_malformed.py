@@ -41,6 +41,8 @@ from streaming.keys import channel, fleet_key, partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
+pytestmark = pytest.mark.slow
+
 FAULTS = {
     "state": b"\xffno state",
     "created": b"yesterday",

@@ -7,6 +7,8 @@ import rollback_model
 from protocol_model import Protocol, Rule
 from protocol_search import Found, Search
 
+pytestmark = pytest.mark.slow
+
 LESSER = {
     "I1": [
         {Rule.ACK_NOT_FIRST},

@@ -45,6 +45,8 @@ from streaming.priority import Priority
 from streaming.redis.client import Call, RedisClient
 from streaming.settings import RedisSettings
 
+pytestmark = pytest.mark.slow
+
 MODEL = "m"
 HOUR_MS = 3_600_000
 """Nothing lapses by itself: the rules alone decide whose time is over."""

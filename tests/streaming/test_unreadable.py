@@ -35,6 +35,8 @@ from streaming.redis.scripts import load_scripts
 from streaming.settings import RedisSettings
 from streaming.store.reset import reset_store
 
+pytestmark = pytest.mark.slow
+
 FIELDS = (
     *("state", "body", "tenant", "reply", "created", "lane", "entry", "keep", "owed", "events", "metadata", "idem"),
     *("deadline", "queue_deadline", "pinned", "worker", "attempt", "run", "claimed", "started", "runs", "alone"),

@@ -12,6 +12,8 @@ import pytest
 from forked import Forked, can_fork
 from house import House, eventually
 
+pytestmark = pytest.mark.slow
+
 
 def forked(folder: Path, role: str, *args: str, **environ: str) -> tuple[Forked, Path]:
     log = folder / "said"

@@ -28,6 +28,8 @@ from redis import Redis
 
 from streaming.keys import partition_key
 
+pytestmark = pytest.mark.slow
+
 NAMES = (
     "api_key", "bob_key", "admin_key", "wrong_key", "redis_password", "wrong_password", "webhook_secret", "webhook_url",
     "prompt", "failing_prompt", "poison_prompt", "waiting_prompt", "idempotency_key", "metadata", "unknown_field",

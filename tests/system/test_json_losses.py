@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from house import House, eventually
 
+pytestmark = pytest.mark.slow
+
 ITEMS = 12
 SCHEMA = {
     "type": "object",

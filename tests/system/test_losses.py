@@ -24,6 +24,8 @@ from penstock.engine import ChatTurn
 from streaming.keys import partition_key
 from workers.engines.sim.engine import count_tokens, prompt_text, token_text
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 400
 
 

@@ -21,6 +21,8 @@ from redis import Redis
 
 from api.openapi import document
 
+pytestmark = pytest.mark.slow
+
 KEYS = {"red": "sk-red-5f0c1d", "weak": "sk-weak-77aa0b", "root": "sk-root-9e1f2a", "blue": "sk-blue-c3d4e5"}
 """`red` and `weak` are one tenant's, `blue` another's; `root` may administer."""
 SETTINGS = "".join(

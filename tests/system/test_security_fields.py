@@ -20,6 +20,8 @@ from matrices import RAW, TYPES, Fields, Place
 
 from api.openapi import document
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-fields-0123456789"
 DOCUMENT = document("0")
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]

@@ -12,6 +12,8 @@ import pytest
 from batching import begin, client, ended, line
 from house import House, serving
 
+pytestmark = pytest.mark.slow
+
 TRAP = """
 import os, pickle, sys
 

@@ -27,6 +27,8 @@ from streaming.keys import channel
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
+pytestmark = pytest.mark.slow
+
 JOB_WAIT_S = 60.0
 NOTHING_LOST = {"not accepted": 0, "failed": 0, "cut": 0, "broken promises": 0}
 TWO = {

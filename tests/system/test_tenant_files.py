@@ -29,6 +29,8 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
+pytestmark = pytest.mark.slow
+
 TENANT = "t"
 LEAST_FILE = 4096
 QUOTAS = {"small": 3 * LEAST_FILE, "middle": 40_000, "large": 2_000_000}

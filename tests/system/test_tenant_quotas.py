@@ -36,6 +36,8 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import QuotaSettings, RedisSettings
 
+pytestmark = pytest.mark.slow
+
 RETENTION_S = 48
 TENANT = "t"
 LEAST_FILE = 4096

@@ -30,6 +30,8 @@ from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 DELAY_S = 0.2
 STEP_MS, PREFILL_MS, TOKENS = 5.0, 10.0, 56
 """Decode takes longer than the delay, or a late first chunk would be a late last one too."""

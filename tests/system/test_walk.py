@@ -16,6 +16,8 @@ from house import House, eventually
 from penstock.engine import ChatTurn
 from workers.engines.sim.engine import prompt_text, token_text
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def client(house: House) -> Iterator[openai.OpenAI]:

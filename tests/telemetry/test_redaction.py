@@ -23,6 +23,8 @@ from streaming.settings import WebhookSettings
 from telemetry.redaction import HIDDEN, clean, redact
 from telemetry.tracing import Tracing
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 __all__ = ["collector"]
 

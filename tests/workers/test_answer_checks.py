@@ -18,6 +18,8 @@ from workers.attempt import Attempt
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["recorder", "start"]  # fixtures
 
 

@@ -17,6 +17,8 @@ from penstock.engine import Failure
 from workers.checker import MAX_EXHAUSTING, Checker, ExhaustingSchemas
 from workers.engines.constraint import begins_json, complete_texts
 
+pytestmark = pytest.mark.slow
+
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 
 

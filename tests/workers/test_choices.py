@@ -24,6 +24,8 @@ from workers.engines.sim.engine import SimEngine, token_text
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["recorder", "start"]  # fixtures
 
 SLOW = SimSettings(step_ms=20, prefill_ms=1, slots=8)

@@ -29,6 +29,8 @@ from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, reserved_slots, r
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["recorder", "start"]  # fixtures
 
 

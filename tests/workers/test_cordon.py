@@ -31,6 +31,8 @@ from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.tally import WorkCounters
 
+pytestmark = pytest.mark.slow
+
 
 class Yard:
     """A house with one worker, and the leader's hand."""

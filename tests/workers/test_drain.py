@@ -23,6 +23,8 @@ from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["recorder", "start"]  # fixtures
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from sim_worker import Start, a_job, ended, expected, recorder, start, text_of, until
 
 from streaming.errors import Fenced
@@ -16,6 +17,8 @@ from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from workers.engines.sim.settings import SimSettings
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["recorder", "start"]  # fixtures
 

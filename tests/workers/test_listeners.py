@@ -31,6 +31,8 @@ from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.worker import Worker
 
+pytestmark = pytest.mark.slow
+
 GONE = channel("api", "gone")
 TOKENS = 600
 

@@ -21,6 +21,8 @@ from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["recorder", "start"]  # fixtures
 
 SLOTS = SimSettings(slots=4)

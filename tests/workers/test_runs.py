@@ -29,6 +29,8 @@ from workers.engines.sim.engine import prompt_text, token_text
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["recorder", "start"]  # fixtures
 
 

@@ -24,7 +24,7 @@ from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.engines.stops import joined
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 CONTEXT = 512
 SECRET = "The patient in room 7 is called Ada Byron, and her diagnosis is a secret between her and the doctor. " * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from sim_worker import LONG, Start, a_job, ended, expected, recorder, start, text_of, until
 
 from penstock.engine import Sampling
@@ -16,6 +17,8 @@ from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from workers.engines.sim.engine import token_text
 from workers.engines.sim.settings import SimSettings
+
+pytestmark = pytest.mark.slow
 
 __all__ = ["recorder", "start"]  # fixtures
 

@@ -12,6 +12,8 @@ from house import ADMIN_TOKEN, House, eventually
 
 from cli.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 def job_of(house: House, text: str) -> dict[str, Any]:
     body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 9}

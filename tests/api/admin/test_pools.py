@@ -21,6 +21,8 @@ from cli.client import Client
 from streaming.fleet.plans import Plan, Prospect
 from streaming.priority import Priority
 
+pytestmark = pytest.mark.slow
+
 TWO = "[models.sim]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 3\n[models.'org/big']\nengine = 'sim'\n"
 
 

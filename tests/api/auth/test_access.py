@@ -28,6 +28,8 @@ from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from telemetry.tracing import Tracing
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "the-admin-token"
 KEYED, KEYLESS = "with keys", "without keys"
 SERVED = [(path, method) for path, rows in RULES.items() for method in rows]

@@ -19,6 +19,8 @@ from api.openapi import HEADERS
 from api.settings import ApiSettings
 from runtime.config import ConfigError, build
 
+pytestmark = pytest.mark.slow
+
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 EVIL = "https://evil.example"
 APP = "https://app.example"

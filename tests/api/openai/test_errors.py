@@ -24,6 +24,8 @@ from streaming.jobs.terminal import Terminal
 from streaming.keys import fleet_key
 from streaming.priority import Priority
 
+pytestmark = pytest.mark.slow
+
 JOB = Job(id="j1", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))
 
 EVERY: dict[str, tuple[ApiError, int, str]] = {

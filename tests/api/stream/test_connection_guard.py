@@ -30,6 +30,8 @@ from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard, GuardedConnection
 from api.stream.deadlines import DeadlineQueue
 
+pytestmark = pytest.mark.slow
+
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
 PATIENCE_S = 30.0

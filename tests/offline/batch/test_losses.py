@@ -18,6 +18,8 @@ from redis import Redis
 
 from streaming.keys import BROKER
 
+pytestmark = pytest.mark.slow
+
 LINES = 160
 
 

@@ -30,6 +30,8 @@ from streaming.settings import BatchSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 
+pytestmark = pytest.mark.slow
+
 DEFAULT = 128
 """Tokens of the simulated engine's answers to requests without max_tokens."""
 CARDS = {

@@ -18,6 +18,8 @@ from streaming.batches.batch import BatchProgress, BatchState
 from streaming.batches.file_store import DAY_S, FileStore
 from streaming.batches.files import StoredFile
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = ("--appendonly", "yes", "--appendfsync", "always")
 LINES = 60
 

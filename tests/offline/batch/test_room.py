@@ -34,6 +34,8 @@ from streaming.settings import BatchSettings, EventSettings, ModelSettings, Redi
 from streaming.store.memory import ADMISSION_SHARE, BATCH_LINE_SHARE, Headroom, max_job_bytes
 from streaming.store.monitor import StoreMonitor
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 LIMIT = ("--maxmemory", "32mb", "--maxmemory-policy", "noeviction")
 HUGE: dict[str, Any] = {"model": "sim", "prompt": ["a"] * 8, "n": 8, "max_tokens": 8000}

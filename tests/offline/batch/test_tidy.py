@@ -30,6 +30,8 @@ from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 
+pytestmark = pytest.mark.slow
+
 KEEP_S = 90 * DAY_S
 LONG_AGO = 2 * ORPHAN_AGE_S
 

@@ -23,6 +23,8 @@ from streaming.settings import EventSettings, ModelSettings, QuotaSettings, Redi
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 
+pytestmark = pytest.mark.slow
+
 JOB = "job_00" + "1" * 30
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 

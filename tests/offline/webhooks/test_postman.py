@@ -36,6 +36,8 @@ from streaming.redis.client import RedisClient
 from streaming.settings import ENDS, WebhookSettings, signing_key
 from telemetry.metrics import Metrics
 
+pytestmark = pytest.mark.slow
+
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 """The 32 bytes 0123456789abcdef0123456789abcdef."""
 JOB = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}

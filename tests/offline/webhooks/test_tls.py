@@ -23,6 +23,8 @@ from runtime.config import ConfigError, build
 from streaming.events.webhooks import DeliveryAttempt
 from streaming.settings import WebhookSettings
 
+pytestmark = pytest.mark.slow
+
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 NAME = "hooks.test"
 ERRAND = DeliveryAttempt(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,8 @@ from scheduler.policy.demand import MIN_QUEUED_S, RATE_WINDOW_S, Demand, Flow
 from scheduler.policy.limits import TARGETS, ScalingLimits
 from scheduler.policy.plan import PolicyState, PoolPlan
 from scheduler.policy.snapshot import DueJob, LaneLoad, ServedCount, Snapshot, WorkerLoad
+
+pytestmark = pytest.mark.slow
 
 LIMITS = ScalingLimits(min=1, max=4)
 LANES = tuple(TARGETS)

@@ -24,6 +24,8 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
+pytestmark = pytest.mark.slow
+
 LEASE_MS = 400
 
 

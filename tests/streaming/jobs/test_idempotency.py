@@ -25,6 +25,8 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
+pytestmark = pytest.mark.slow
+
 RETENTION_S = 1
 HERE, THERE = "penstock:api:here", "penstock:api:there"
 

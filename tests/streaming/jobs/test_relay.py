@@ -28,6 +28,8 @@ from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 async def relay(wire: RedisClient) -> AsyncIterator[Relay]:

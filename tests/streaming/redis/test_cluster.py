@@ -43,6 +43,8 @@ from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom
 from streaming.store.reset import count_contents, reset_store
 
+pytestmark = pytest.mark.slow
+
 PARTITIONS = 6
 SLOTS = 16384
 FILE = ("--appendonly", "yes", "--appendfsync", "everysec", "--repl-diskless-sync-delay", "0")

@@ -26,6 +26,8 @@ from streaming.store.durability import check_level
 from streaming.store.identity import read_identity
 from streaming.store.monitor import StoreMonitor
 
+pytestmark = pytest.mark.slow
+
 SERVICE = "main"
 DOWN_MS = 500
 FILE = ("--appendonly", "yes", "--appendfsync", "everysec", "--repl-diskless-sync-delay", "0")

@@ -42,6 +42,8 @@ from streaming.store.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_chann
 from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom
 
+pytestmark = pytest.mark.slow
+
 ROLES = [*SCRIPTS]
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}
 SECRET = "whsec_" + "QUJDRA" * 6 + "QUJDRA=="[:4]

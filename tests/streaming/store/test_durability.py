@@ -25,6 +25,8 @@ from streaming.redis.client import RedisClient
 from streaming.settings import Durability, RedisSettings
 from streaming.store.durability import check_level, shortfalls
 
+pytestmark = pytest.mark.slow
+
 GOOD = {
     "place": "",
     "redis_version": "7.2.4",

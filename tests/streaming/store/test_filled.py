@@ -8,11 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from house import Answer, House, eventually, redis_process
 from redis import Redis
 
 from streaming.jobs.reservation import JOB, TOKEN
 from streaming.store.memory import ADMISSION_SHARE
+
+pytestmark = pytest.mark.slow
 
 WAVES, TOKENS = (250, 50, 50, 50), 1000
 """An answer takes some 25 KB of the store, more while it is written: those of the first wave alone would fill it, and

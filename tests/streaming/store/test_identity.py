@@ -38,6 +38,8 @@ from streaming.store import identity
 from streaming.store.identity import FORMAT, FORMAT_DIGEST, Identity, enter_store, identify, read_identity
 from streaming.store.monitor import StoreMonitor
 
+pytestmark = pytest.mark.slow
+
 
 @asynccontextmanager
 async def opened(url: str, partitions: int = 1) -> AsyncIterator[RedisClient]:

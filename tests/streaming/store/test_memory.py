@@ -34,6 +34,8 @@ from streaming.redis.client import RedisClient, ServerMemory
 from streaming.settings import RedisSettings
 from streaming.store.memory import ADMISSION_SHARE, Headroom, full_reason, next_look_s
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

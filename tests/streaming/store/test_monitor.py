@@ -20,6 +20,8 @@ from streaming.store import monitor as monitors
 from streaming.store.identity import enter_store
 from streaming.store.monitor import StoreMonitor
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
 

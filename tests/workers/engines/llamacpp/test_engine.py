@@ -18,7 +18,7 @@ from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.tokenizer import Tokenizer
 from workers.engines.stops import joined
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 SLOTS, CONTEXT = 4, 512
 GREEDY: dict[str, Any] = {"temperature": 0.0}
