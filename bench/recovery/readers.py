@@ -14,7 +14,7 @@ from bench.penstock import MODEL
 from bench.report import Column, Ratio
 from bench.stats import finite
 from penstock.engine import ChatTurn
-from workers.engines.sim.engine import prompt_text, token_text
+from workers.engines.sim.text import prompt_text, token_text
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Batch lines: keeps a bounded number of a batch's lines in the queue and writes each answer to the ledger.
 
-The id of a line's job is derived from batch, line and attempt. Enqueuing a line twice is therefore harmless, and no
-process must remember what is in the queue: the next turn, in any process, finds the same jobs.
+The id of a line's job follows from batch, line and attempt: enqueuing a line twice is harmless, and the next turn, in
+any process, finds the same jobs.
 """
 
 from __future__ import annotations
@@ -395,7 +395,6 @@ class Lines:
         now = asyncio.get_running_loop().time()
         if now - self._slots_at > SLOTS_MAX_AGE_S:
             models = {self._lease.progress.model} if self._lease.progress.model else set(self._tools.models)
-            workers = await self._fleet.processes("worker")
-            self._slots = sum(worker.slots for worker in workers if worker.model in models)
-            self._slots_at = now
+            found = [each for each in await self._fleet.processes("worker") if each.model in models]
+            self._slots, self._slots_at = sum(worker.slots for worker in found), now
         return self._slots

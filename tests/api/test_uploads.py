@@ -57,7 +57,7 @@ async def test_cut_at_every_byte_it_is_the_same(shelf: FileStore) -> None:
     whole = form(b"a\r\n--cu\n--cut\nb")
     for at in range(len(whole)):
         upload = await take(shelf, [whole[:at], whole[at:]])
-        upload.incoming.finish()
+        upload.incoming.close()
         assert upload.incoming.path.read_bytes() == b"a\r\n--cu\n--cut\nb"
         assert (upload.fields, upload.name, upload.lines) == ({"purpose": "batch"}, "in.jsonl", 3)
         upload.incoming.discard()

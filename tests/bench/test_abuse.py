@@ -20,7 +20,7 @@ from bench.abuse.__main__ import CASES, CHAT_KEY, LARGE_KEY, main
 from bench.abuse.ask import LLAMACPP, Case, LargeRequest, Round, goals_of, row_of
 from bench.http import RequestRefused
 from bench.report import goals, load
-from workers.engines.sim.engine import count_tokens
+from workers.engines.sim.text import count_tokens
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from bench.recovery.readers import Reader, RecoverySample, Stall, of_api, of_wor
 from bench.recovery.shows import QUICK, RecoverySize, TooSlow, _kill, api_killed, worker_killed
 from bench.report import as_json
 from penstock.engine import ChatTurn
-from workers.engines.sim.engine import prompt_text, token_text
+from workers.engines.sim.text import prompt_text, token_text
 
 pytestmark = pytest.mark.slow
 

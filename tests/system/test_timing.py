@@ -65,8 +65,8 @@ class SlowLease(Lease):
         await _pause(self._slow == "gate" and bool(claimed.jobs))
         return claimed
 
-    def begin(self, calls: Sequence[Call], then: Callable[[bool], None]) -> bool:
-        return not self._slow.startswith("egress") and super().begin(calls, then)  # else by `calls`, late
+    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool], None]) -> bool:
+        return not self._slow.startswith("egress") and super().send_nowait(calls, on_done)  # else by `calls`, late
 
     async def calls(self, calls: Sequence[Call]) -> None:
         finishes = any(name == "finish" for name, _, _ in calls)

@@ -20,8 +20,9 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from workers.engines.sim.engine import SimEngine, token_text
+from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
+from workers.engines.sim.text import token_text
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow

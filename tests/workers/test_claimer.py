@@ -289,11 +289,11 @@ async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wi
     claimer, _ = a_claimer(wire, lease)
     pauses = []
     for _ in range(12):
-        await claimer._take(0, [UnreadableClaim("j", 1, "newer", newer=True)])
+        await claimer._begin_jobs(0, [UnreadableClaim("j", 1, "newer", newer=True)])
         pauses.append(claimer._pause_s)
     assert pauses == [min(MIN_PAUSE_S * 2 ** (place + 1), MAX_PAUSE_S) for place in range(12)]
     assert pauses[2] == 4 * pauses[0] and pauses[-1] == MAX_PAUSE_S
-    await claimer._take(0, [])
+    await claimer._begin_jobs(0, [])
     assert claimer._pause_s == MIN_PAUSE_S
 
 
@@ -317,5 +317,5 @@ async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(
         await Reaper(wire).sweep()
         assert (await JobReader(wire).record(job.id)).state is JobState.CANCELLED
     claimer, hands = a_claimer(wire, second)
-    assert await claimer._go_on([claim]) == []
+    assert await claimer._begin_continued([claim]) == []
     assert hands.begun == ([] if has_ended else [job.id])

@@ -15,8 +15,8 @@ from streaming.jobs.lease import Claim, Claimed, HeldJob
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
-from workers.engines.sim.engine import token_text
 from workers.engines.sim.settings import SimSettings
+from workers.engines.sim.text import token_text
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import string
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from msgspec.structs import replace
 
 from penstock.engine import (
     Capabilities,
-    ChatTurn,
     EngineHealth,
     EngineTimes,
     Failure,
@@ -37,14 +36,8 @@ from penstock.engine import (
 from workers.engines.sim.alarm import Alarm
 from workers.engines.sim.cache import PrefixCache
 from workers.engines.sim.settings import SimSettings
+from workers.engines.sim.text import INNER, WORDS, count_tokens, prompt_text
 from workers.engines.stops import TokenGate, joined
-
-WORDS = tuple(
-    "amber brook cedar delta ember fjord grove haven inlet jetty kelp lagoon mill north ocean pier quarry river sluice "  # noqa: SIM905
-    "tide upland valve weir xylem yarrow zephyr basin canal drift eddy ford gate".split()
-)
-INNER = tuple(f" {word}" for word in WORDS)
-"""The words as they follow another token."""
 
 DEFAULT_MAX_TOKENS = 128
 HUNG_AFTER_S = 10.0
@@ -55,24 +48,6 @@ SLOWDOWN = 5.0
 """Factor on the duration of a step after the fault "slow"."""
 
 FAULT = re.compile(r"\[\[(crash|hang|fail|slow)@(\d+)\]\]")
-
-
-def prompt_text(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> str:
-    """Render a prompt as text."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join(f"{item.role}: {item.content}" if isinstance(item, ChatTurn) else str(item) for item in prompt)
-
-
-def token_text(prompt: str, index: int) -> str:
-    """The text of token `index` (from 0) of the answer to `prompt`."""
-    number = zlib.crc32(f"{prompt}{index}".encode())
-    return f"{(INNER if index else WORDS)[number % len(WORDS)]}{index}"
-
-
-def count_tokens(prompt: str) -> int:
-    """About four characters a token."""
-    return max(1, len(prompt) // 4)
 
 
 @dataclass(slots=True, eq=False)

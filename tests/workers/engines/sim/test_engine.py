@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from penstock.engine import Piece, Refused, Request, Sampling
-from workers.engines.sim.engine import SimEngine, count_tokens, token_text
+from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
+from workers.engines.sim.text import count_tokens, token_text
 
 
 class Bench:

@@ -1,0 +1,33 @@
+"""Text of the simulated engine: each token is a function of the prompt and of its index."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+from penstock.engine import ChatTurn
+
+WORDS = tuple(
+    "amber brook cedar delta ember fjord grove haven inlet jetty kelp lagoon mill north ocean pier quarry river sluice "  # noqa: SIM905
+    "tide upland valve weir xylem yarrow zephyr basin canal drift eddy ford gate".split()
+)
+INNER = tuple(f" {word}" for word in WORDS)
+"""The words as they follow another token."""
+
+
+def prompt_text(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> str:
+    """Render a prompt as text."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(f"{item.role}: {item.content}" if isinstance(item, ChatTurn) else str(item) for item in prompt)
+
+
+def token_text(prompt: str, index: int) -> str:
+    """The text of token `index` (from 0) of the answer to `prompt`."""
+    number = zlib.crc32(f"{prompt}{index}".encode())
+    return f"{(INNER if index else WORDS)[number % len(WORDS)]}{index}"
+
+
+def count_tokens(prompt: str) -> int:
+    """About four characters a token."""
+    return max(1, len(prompt) // 4)
