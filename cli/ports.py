@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import random
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,12 +71,6 @@ def is_free(host: str, port: int) -> bool:
 def next_free(host: str, port: int) -> int:
     """The first free port among the 200 from `port` on; 0 (any port) if there is none."""
     return next((candidate for candidate in range(port, min(port + 200, 65536)) if is_free(host, candidate)), 0)
-
-
-def any_free(host: str) -> int:
-    """A free port below the ephemeral range, from which a client might get the port of a server that restarts and then
-    connect to itself. 0 if there is none."""
-    return next_free(host, random.randrange(20_000, 26_000))  # noqa: S311 - not a secret
 
 
 def holder(port: int) -> Holder | None:

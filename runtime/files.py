@@ -23,7 +23,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Callable[[bytes], objec
     try:
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file.write
-        publish(fresh, path)
+        rename_durably(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)
 
@@ -34,7 +34,7 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
         write(data)
 
 
-def publish(part: Path, path: Path) -> None:
+def rename_durably(part: Path, path: Path) -> None:
     """Rename a complete file: a power cut leaves the old file or the whole new one at `path`. Raises OSError."""
     flush(part)
     part.replace(path)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
+from runtime.loops import wait_any
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.lease import Lease
 from workers.choices import ChoiceStarter
@@ -67,7 +68,7 @@ class Drain:
 
     async def after(self, stop: asyncio.Event, claiming: asyncio.Task[None]) -> None:
         """Take nothing more, let what runs finish within the grace time, hand back the rest, give up the lease."""
-        await _first(stop, self._losing)
+        await wait_any(stop, self._losing)
         self._claimer.end()
         if self._has_leases:
             await claiming  # what it is claiming now is still ours
@@ -109,13 +110,3 @@ class Drain:
             self._recorder.released(attempt.job.id)
         if self._held.handed_back:
             log.info("handed back %d unfinished jobs", len(self._held.handed_back))
-
-
-async def _first(*events: asyncio.Event) -> None:
-    """Wait until one of these happens."""
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()

@@ -8,10 +8,10 @@ follows the job again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.lease import SILENT, Lease
 from streaming.redis.client import RedisClient
@@ -59,14 +59,13 @@ class ListenerWatch:
 
     async def keep_looking(self) -> None:
         """Send no more to addresses that nobody listens at."""
-        while True:
-            await asyncio.sleep(CHECK_INTERVAL_S)
-            if addresses := in_use((attempt.addresses for attempt in self._held.attempts.values()), SILENT):
-                try:
-                    for address in self._listeners.given_up(await self._wire.listeners(addresses)):
-                        await self.unfollow(address)
-                except Unavailable as error:
-                    log.debug("who listens cannot be asked: %s", error)
+        expected = ExpectedErrors(Unavailable, log.debug, "who listens cannot be asked: %s")
+        await run_periodically(self._look, CHECK_INTERVAL_S, expected, wait_first=True)
+
+    async def _look(self) -> None:
+        if addresses := in_use((attempt.addresses for attempt in self._held.attempts.values()), SILENT):
+            for address in self._listeners.given_up(await self._wire.listeners(addresses)):
+                await self.unfollow(address)
 
     async def unfollow(self, address: str) -> None:
         held = [attempt for attempt in self._held.attempts.values() if address in attempt.addresses]

@@ -12,8 +12,8 @@ from bench.gateway.systems import ROOT
 from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.program import WrongArguments
 
-ROLES = ("api", "workers", "streaming", "telemetry")
-"""Packages that the processes of a measured deployment import."""
+ROLES = ("api", "workers", "streaming", "telemetry", "runtime", "penstock")
+"""Packages that the processes of a measured deployment import; older trees lack the last two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def export(ref: str, target: Path) -> Tree:
 def _checked(tree: Tree) -> Tree:
     """Its processes will import it, and nothing of the tree that is installed. Raises WrongArguments."""
     try:
-        check_origins(tree.path, ROLES)
+        check_origins(tree.path, [name for name in ROLES if (tree.path / name).is_dir()])
     except subprocess.CalledProcessError as error:
         last_line = (error.stderr.strip().splitlines() or ["no message"])[-1]
         raise WrongArguments(

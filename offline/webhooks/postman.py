@@ -38,7 +38,6 @@ from telemetry.metrics import Metrics
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.25
-NO_STORE = ExpectedErrors(Unavailable, log.debug, "no webhooks until the store answers: %s")
 MAX_EVENTS = 100
 MAX_IN_FLIGHT = 8
 """Concurrent attempts at one endpoint, in one process."""
@@ -53,6 +52,10 @@ def body_of(attempt: DeliveryAttempt) -> bytes:
     created = attempt.at_ms // 1000
     event = {"id": attempt.event, "object": "event", "created_at": created, "type": attempt.type}
     return msgspec.json.encode(event | {"data": {"id": attempt.subject}})
+
+
+def _no_store() -> ExpectedErrors:
+    return ExpectedErrors(Unavailable, log.debug, "no webhooks until the store answers: %s")
 
 
 class Endpoint:
@@ -121,7 +124,7 @@ class Postman:
     async def keep_going(self) -> None:
         """Run until cancelled, whatever the store and the endpoints do."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(run_periodically(self._fan_out, POLL_INTERVAL_S, NO_STORE))
+            group.create_task(run_periodically(self._fan_out, POLL_INTERVAL_S, _no_store()))
             for endpoint in self._endpoints:
                 group.create_task(self._keep_delivering(endpoint))
 
@@ -133,7 +136,7 @@ class Postman:
     async def _keep_delivering(self, endpoint: Endpoint) -> None:
         under_way: set[asyncio.Task[None]] = set()
         try:
-            await run_periodically(partial(self._start_attempts, endpoint, under_way), POLL_INTERVAL_S, NO_STORE)
+            await run_periodically(partial(self._start_attempts, endpoint, under_way), POLL_INTERVAL_S, _no_store())
         finally:
             for task in under_way:
                 task.cancel()

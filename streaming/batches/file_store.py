@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from runtime.files import flush, publish, write_file
+from runtime.files import flush, rename_durably, write_file
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class FileStore:
     def keep(self, incoming: Incoming, file_id: str) -> None:
         """Make the upload visible under its id. Raises OSError."""
         incoming.close()
-        publish(incoming.path, self.path(file_id))
+        rename_durably(incoming.path, self.path(file_id))
 
     def remove(self, file_id: str) -> None:
         """Delete a file. Idempotent."""

