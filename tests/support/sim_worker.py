@@ -14,7 +14,9 @@ from penstock.engine import ChatTurn, ModelCard, Piece, Request, Sampling, Step
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
+from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
+from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
@@ -92,6 +94,17 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20) -
     while not await condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         await asyncio.sleep(0.01)
+
+
+async def lose_lease(wire: RedisClient, worker: Worker, partition: int = 0) -> None:
+    """Let the lease of a running worker pass in one partition, again if a write of the worker has just renewed it."""
+
+    async def taken() -> bool:
+        await wire.redis.zadd(partition_key(partition, "leases"), {worker.lease.id: 1})
+        await Reaper(wire).sweep()  # the worker's own may come first
+        return await wire.redis.hget(partition_key(partition, "worker", worker.lease.id), "state") != b"live"
+
+    await until(taken)
 
 
 async def ended(wire: RedisClient, job_id: str) -> JobRecord:

@@ -6,14 +6,13 @@ import asyncio
 
 import pytest
 from flow import deltas_of
-from sim_worker import FAST, Start, a_job, ended, expected, recorder, start, text_of, until
+from sim_worker import FAST, Start, a_job, ended, expected, lose_lease, recorder, start, text_of, until
 
 from streaming.errors import Fenced
 from streaming.ids import new_job_id
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
@@ -31,15 +30,15 @@ __all__ = ["recorder", "start"]  # fixtures
 async def test_a_drained_worker_finishes_or_hands_over(wire: RedisClient, start: Start) -> None:
     """Short jobs finish within the grace time; a long one goes on elsewhere from its logged tokens, exactly."""
     queue = Queue(wire)
-    first = await start(SimSettings(step_ms=2, prefill_ms=1), WorkerSettings(drain_s=0.3))
-    short, long = a_job(queue, "short", 20), a_job(queue, "long", 600)
+    short, long = a_job(queue, "short", 20), a_job(queue, "long", 1500)
     await queue.put(short)
     await queue.put(long)
+    first = await start(SimSettings(step_ms=2, prefill_ms=1), WorkerSettings(drain_s=1))
 
-    async def both_run() -> bool:
-        return first.engine.stats().running == 2
+    async def long_runs() -> bool:
+        return (await JobReader(wire).record(long.id)).state is JobState.RUNNING
 
-    await until(both_run)
+    await until(long_runs)  # the short one was claimed with it
     first.stop.set()
     await asyncio.wait_for(first.task, 20)
     assert (await ended(wire, short.id)).state is JobState.COMPLETED
@@ -47,7 +46,7 @@ async def test_a_drained_worker_finishes_or_hands_over(wire: RedisClient, start:
     assert handed.state is JobState.QUEUED and handed.attempt == 1
     await start()
     record = await ended(wire, long.id)
-    assert text_of(record) == expected("long", 600)
+    assert text_of(record) == expected("long", 1500)
     assert len(record.runs) == 2
 
 
@@ -106,8 +105,7 @@ async def test_a_lease_lost_in_one_partition_abandons_no_job_of_another(
     await until(both_run)
     if draining:
         stop.set()
-    await wire.redis.zadd(partition_key(0, "leases"), {worker.lease.id: 1})
-    await Reaper(wire).sweep()  # the worker's own may come first
+    await lose_lease(wire, worker)
     with pytest.raises(Fenced, match=r"\[0\]"):
         await asyncio.wait_for(task, 30)
     taken, kept = [await JobReader(wire).record(job.id) for job in jobs]
@@ -130,7 +128,6 @@ async def test_a_lease_lost_everywhere_ends_the_worker_at_once(wire: RedisClient
         return running.engine.stats().running == 1
 
     await until(runs)
-    await wire.redis.zadd(partition_key(0, "leases"), {running.worker.lease.id: 1})
-    await Reaper(wire).sweep()
+    await lose_lease(wire, running.worker)
     with pytest.raises(Fenced):
         await asyncio.wait_for(running.task, 20)
