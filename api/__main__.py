@@ -1,4 +1,4 @@
-"""`python -m api`: one API process, on a socket it was handed or on one it opens."""
+"""`python -m api`: runs one API process, on a socket that it inherits or on one that it opens."""
 
 from __future__ import annotations
 

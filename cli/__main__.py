@@ -1,4 +1,4 @@
-"""The `penstock` command: run what was asked for, and turn every ending into its exit code."""
+"""The `penstock` command: runs the subcommand, and maps its outcome to an exit code."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ def run(
     """Compute every line of INPUT and write the answers to a file.
 
     INPUT is a file of JSON lines (requests of a batch, or objects with `messages`, `prompt` or the template's columns),
-    a CSV table, or a folder of .txt and .md files (columns `name` and `text`). The same command again goes on where
-    this one was stopped. Exit code 5: some lines failed, or not all were computed.
+    a CSV table, or a folder of .txt and .md files (columns `name` and `text`). If the command is stopped, the same
+    command continues where it stopped. Exit code 5: some lines failed, or not all were computed.
     """
     options = {"max_tokens": max_tokens, "temperature": temperature}
     given = {name: value for name, value in options.items() if value is not None}
@@ -100,7 +100,7 @@ def ls(limit: int, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def show(batch_id: str, where: Where, as_json: bool) -> int:
-    """Show one: how far it is, how fast, in which lane and why, and its files."""
+    """Show a batch: its progress, its pace, its lane and the reason for it, and its files."""
     with Client.find(where) as client:
         found = _timed(client.get(f"/v1/batches/{batch_id}"))
     if as_json:
@@ -114,7 +114,7 @@ def show(batch_id: str, where: Where, as_json: bool) -> int:
 @click.argument("batch_id")
 @where_options(url=True)
 def output(batch_id: str, where: Where) -> int:
-    """Print the answers there are, also while it runs."""
+    """Print the finished answers of a batch, also while it runs."""
     with Client.find(where) as client:
         client.download(f"/v1/batches/{batch_id}/output", _writer())
     return DONE
@@ -134,7 +134,7 @@ def _writer() -> Callable[[bytes], object]:
 @where_options(url=True)
 @json_option
 def errors(batch_id: str, where: Where, as_json: bool) -> int:
-    """List what is wrong with the input, and the lines that failed, by their numbers."""
+    """List errors of the input, and failed lines, with their line numbers."""
     with Client.find(where) as client:
         faults = (client.get(f"/v1/batches/{batch_id}")["errors"] or {}).get("data", [])
         rows = [*faults, *map(_failure, client.lines(f"/v1/batches/{batch_id}/errors"))]
@@ -150,7 +150,7 @@ def errors(batch_id: str, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def cancel(batch_id: str, where: Where, as_json: bool) -> int:
-    """Cancel one; finished lines are kept."""
+    """Cancel a batch; finished lines are kept."""
     return _send_command(where, batch_id, "cancel", as_json=as_json)
 
 
@@ -159,7 +159,7 @@ def cancel(batch_id: str, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def pause(batch_id: str, where: Where, as_json: bool) -> int:
-    """Begin no more lines; the deadline stays."""
+    """Pause a batch: begin no more lines. Its deadline does not move."""
     return _send_command(where, batch_id, "pause", as_json=as_json)
 
 
@@ -168,7 +168,7 @@ def pause(batch_id: str, where: Where, as_json: bool) -> int:
 @where_options(url=True)
 @json_option
 def resume(batch_id: str, where: Where, as_json: bool) -> int:
-    """Continue after a pause."""
+    """Resume a paused batch."""
     return _send_command(where, batch_id, "resume", as_json=as_json)
 
 

@@ -59,8 +59,8 @@ class Client:
 
     @classmethod
     def find(cls, where: Where) -> Client:
-        """Find the API by --url or by the instance of the data folder. Without a key also by Redis or by the configured
-        port; these do not prove who answers, so a key is never sent there. Raises Problem.
+        """Find the API by --url or by the running instance of the data folder. If there is no key, try Redis, then the
+        configured port. Any program may answer there, so a key is never sent to them. Raises Problem.
         """
         home = where.home()
         if where.url:
@@ -139,7 +139,7 @@ class Client:
     def events(
         self, method: str, path: str, *, body: Mapping[str, Any] | None = None, after: str = ""
     ) -> Iterator[Iterator[ServerSentEvent]]:
-        """A context manager for the events of a stream; leaving it closes the connection."""
+        """Open an event stream: the context yields its events, and closes the connection at its end."""
         headers = {"Last-Event-ID": after} if after else {}
         with self._reached(), self._http.stream(method, path, json=body, headers=headers) as response:
             if response.status_code >= 400:

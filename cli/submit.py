@@ -22,7 +22,7 @@ LONG_POLL_S = 30.0
 
 
 class SubmitCommand(Command):
-    """Parses `--wait` without a value, so that the next word is the text."""
+    """Accepts `--wait` without a value (no time limit): a word after it is TEXT, and only `--wait=5` sets seconds."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _spelled_out(args))
@@ -50,8 +50,8 @@ def submit(
 ) -> int:
     """Queue TEXT (- reads it from stdin) as a chat job; its id goes to stdout.
 
-    With --wait the answer goes to stdout instead. Exit code 5: the job ended without an answer. Exit code 6: the time
-    is over, the work goes on, and its id is on stdout.
+    With --wait the answer goes to stdout instead. Exit code 5: the job ended without an answer. Exit code 6: the
+    seconds of --wait are over, the job continues, and its id is on stdout.
     """
     client = Client.find(where)
     headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}

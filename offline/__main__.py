@@ -1,7 +1,7 @@
-"""`python -m offline`: one Celery worker process, for what nobody waits for; and the bell that rings for it.
+"""`python -m offline`: runs one offline process: batches as Celery tasks, due notices, webhooks and broker events.
 
-Celery runs in a thread with a pool of threads; the work itself is done in this process's event loop. Nothing is lost
-when the process is killed: others go on where the files and the store say it stopped.
+Celery runs in a thread with a pool of threads; the work itself is done in this process's event loop. A kill of the
+process loses nothing: the files and the store say where it stopped, and other processes continue there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Module runner: `python -m penstock.run api` is `python -m api`, also where only an installed wheel has that package.
+"""Module runner: `python -m penstock.run api` runs the package `api` of a checkout or of an installed wheel.
 
 It starts any module of Penstock: a role (`api`, `workers`, `scheduler`, `offline`) or a program such as `bench.audit`.
 """
@@ -15,7 +15,7 @@ USAGE = "usage: python -m penstock.run MODULE [ARGUMENTS], such as: python -m pe
 
 
 def main() -> None:
-    """Run the module that the first argument names, with the arguments behind it. Exits with 2 if there is none."""
+    """Run the module that the first argument names, with the other arguments. Exits with 2 if there is none."""
     words = sys.argv[1:]
     bundle.add_to_path()
     if not words or words[0].startswith("-") or not _exists(words[0]):
@@ -28,7 +28,7 @@ def main() -> None:
 def _exists(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ImportError:  # of a package it would be in
+    except ImportError:  # its parent package does not exist
         return False
 
 

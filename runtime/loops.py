@@ -1,4 +1,4 @@
-"""Loops that live as long as their process, and retries: what may fail is logged and tried again."""
+"""Supervised loops and retries: calls a function again after an error, and logs the error."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def supervise(work: Callable[[], Awaitable[None]], restart_delay_s: float)
     while True:
         try:
             return await work()
-        except Exception:  # the boundary of a task: told in full, and tried again
+        except Exception:  # the boundary of a task: logged, then restarted
             log.exception("%s broke and is begun again", getattr(work, "__qualname__", work))
             await asyncio.sleep(restart_delay_s)
 
@@ -77,7 +77,7 @@ async def run_periodically(
     *,
     wait_first: bool = False,
 ) -> NoReturn:
-    """Call `work` for ever and wait `interval_s` between two calls. Raises errors of `work` that are not expected."""
+    """Call `work` without end, `interval_s` apart. Raises errors of `work` that are not expected."""
     while True:
         if not wait_first:
             with expected:

@@ -1,4 +1,4 @@
-"""Live gauges: metrics that no process keeps, computed when the page is asked for."""
+"""Live gauges: metrics that no process keeps, computed at each scrape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LiveGauge:
-    """A gauge nobody keeps: its samples are computed when the page is asked for."""
+    """A gauge whose samples are computed at each scrape."""
 
     name: str
     help: str

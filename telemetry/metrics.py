@@ -1,8 +1,8 @@
-"""Every metric there is, with its name, unit and labels on one page, and how one machine's processes count together.
+"""Metrics: defines the name, unit and labels of every metric, and sums the counts of one machine's processes.
 
-A process alone keeps its numbers to itself. Given a folder, the processes of one machine write theirs to files there,
-and any of them can show the sum, the dead ones included; whoever sees a process end calls `reap`.
-This module does not know what a request or a lane is: callers count, it shows.
+Without a metrics folder, a process shows only its own numbers. With one, the processes of a machine write their numbers
+to files there, and each can show the sum, including processes that have ended. The process that sees another one end
+calls `reap`. This module knows neither requests nor lanes: its callers count, and it shows the counts.
 
 prometheus_client chooses between the two modes while it is imported, so it is imported by `Metrics.start`.
 """

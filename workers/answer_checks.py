@@ -1,4 +1,4 @@
-"""Answer checks: what is under way to find out whether the answers of jobs that asked for JSON are what was asked."""
+"""Answer checks: the running tasks that validate schemas, and finished answers, of jobs that asked for JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class AnswerChecks:
-    """Those of one worker, by one checker."""
+    """The answer checks of one worker, which share one child process."""
 
     def __init__(
         self, held: HeldJobs, *, on_refused: Callable[[Attempt], None], on_checked: Callable[[Attempt], None]
@@ -32,11 +32,11 @@ class AnswerChecks:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def try_schema(self, attempt: Attempt) -> None:
-        """Begin to find out whether the schema of an attempt can be used."""
+        """Start to check whether the schema of an attempt can be used."""
         self._keep(self._refuse_unusable(attempt))
 
     def begin(self, attempt: Attempt) -> asyncio.Task[None]:
-        """Begin to check the complete answer of an attempt."""
+        """Start to check the complete answer of an attempt."""
         return self._keep(self._end_checked(attempt))
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Choices on their way to the engine: which texts of which jobs it runs, and which of those that wait it gets next."""
+"""Choice scheduler of a worker: decides which choices of its jobs run in the engine, and which start next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held jobs: the jobs that one worker has claimed and not ended, and what of its log they need."""
+"""Held jobs: the jobs that one worker has claimed and not ended, and which part of its log they need."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from workers.writer import Checkpoint, StepWrite, Writer
 
 
 class HeldJobs:
-    """Those of all partitions."""
+    """The held jobs of all partitions."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self.attempts: dict[str, Attempt] = {}
         """By job id, oldest first, until their end is written."""
         self.handed_back: list[Attempt] = []
-        """Those that a drain gave up unfinished."""
+        """Jobs that a drain handed back unfinished."""
 
     def hand_back(self) -> None:
-        """From now on those held are handed back."""
+        """Move all held jobs to `handed_back`."""
         self.handed_back = list(self.attempts.values())
         self.attempts.clear()
 
     def of(self, partition: int) -> list[Attempt]:
-        """Those of one partition."""
+        """The held jobs of one partition."""
         return [attempt for attempt in self.attempts.values() if attempt.partition == partition]
 
     def oldest_frame(self, partition: int) -> int:

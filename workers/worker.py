@@ -1,6 +1,7 @@
-"""The worker: let the engine run what was claimed, write what comes out, and end each job exactly once.
+"""Worker: runs claimed jobs in the engine, writes their tokens, and ends each job exactly once.
 
-It decides when to stop; the claimer claims, the engine batches, the lease protects, the writer writes.
+It also decides when to stop. The claimer claims jobs, the engine batches them, and the writer writes to Redis under the
+worker's lease.
 """
 
 from __future__ import annotations

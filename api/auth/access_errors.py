@@ -1,4 +1,4 @@
-"""Errors of access: why a caller, a host name or a page of another origin is refused."""
+"""Access errors: the answers that refuse a caller, a host name, a proxy or a web page of another origin."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from api.openai.errors import ApiError
 
 
 def foreign_host(host: str) -> ApiError:
-    """A server without keys was addressed by a name that is not this machine's."""
+    """The Host header of a request to a server without keys is not a loopback name."""
     message = (
         f"Without an API key this server answers to loopback names only, and the request's Host is {host[:128]!r}. "
         "Use http://127.0.0.1 or http://localhost with its port, or configure a key ([keys.<name>])."
@@ -20,11 +20,11 @@ def unlisted_host(host: str) -> ApiError:
 
 
 def foreign_origin(origin: str, *, can_be_listed: bool) -> ApiError:
-    """A page may not use a server without keys. `origin` is its Origin header, which may be one that no setting takes,
-    such as "null"."""
+    """A page of another origin may not use a server without keys. `origin` is its Origin header. Some values, such as
+    "null", cannot be listed in `[api] cors_origins`."""
     fix = "Add it to [api] cors_origins (exactly as written here) and restart."
     if not can_be_listed:
-        fix = "That is none to add to [api] cors_origins: serve the page from an address such as https://app.example."
+        fix = "[api] cors_origins cannot list it: serve the page from an address such as https://app.example."
     message = (
         "This server has no API keys, so it refuses web pages of other origins; this page's origin is "
         f"{origin[:128]!r}. {fix}"
@@ -33,7 +33,7 @@ def foreign_origin(origin: str, *, can_be_listed: bool) -> ApiError:
 
 
 def foreign_site(site: str) -> ApiError:
-    """As `foreign_origin`, for a request whose page's origin the browser did not send: `site` is Sec-Fetch-Site."""
+    """Like `foreign_origin`, if the browser sent no Origin header; `site` is its Sec-Fetch-Site header."""
     message = (
         "This server has no API keys, so it refuses web pages of other origins; the browser names no origin and "
         f"Sec-Fetch-Site {site[:128]!r}. Add the page's origin to [api] cors_origins, restart, and have the page send "
@@ -43,13 +43,13 @@ def foreign_site(site: str) -> ApiError:
 
 
 def unlisted_origin(origin: str) -> ApiError:
-    """The answer to the question that a browser asks before its page may send."""
+    """The answer to a CORS preflight whose origin is not listed."""
     message = f"Pages of {origin[:128]!r} may not use this server. Add the origin to [api] cors_origins and restart."
     return ApiError(403, "foreign_origin", message)
 
 
 def proxy_without_keys() -> ApiError:
-    """To a server without keys all that a proxy forwards seems to come from this machine."""
+    """A server without keys cannot tell a proxy's clients from programs of this machine, so it refuses them."""
     message = "A proxy forwards to this server, which has no API keys. Configure a key ([keys.<name>])."
     return ApiError(403, "proxy_without_keys", message)
 

@@ -21,7 +21,7 @@ ANY_ORIGIN = "*"
 CORS_PATH_PREFIX = "/v1/"
 """CORS applies only to the routes of callers, never to /admin."""
 OWN_SITES = (b"same-origin", b"none")
-"""Values of Sec-Fetch-Site for a page of this server, and for an address that a user typed."""
+"""Allowed values of Sec-Fetch-Site: from a page of this server, and from an address that a user typed."""
 
 EXPOSED = (
     *("X-Job-Id", "X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", "Location"),
@@ -117,8 +117,8 @@ def _foreign(origin: bytes) -> errors.ApiError:
 
 
 def _is_visit(method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a user followed a link to "/": it changes nothing, and the linking page cannot read the answer. In
-    a frame it is refused."""
+    """Whether a user followed a link to "/": it changes nothing, and the linking page cannot read the answer. The
+    same request from a frame is refused."""
     return (
         method in ("GET", "HEAD")
         and path == "/"

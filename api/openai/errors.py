@@ -1,9 +1,9 @@
-"""Errors that requests are answered with: HTTP status, code, words, and what a client library may do about it.
+"""Error answers: HTTP status, code and message of each refusal, and whether client libraries should retry.
 
-Those of connections, of access and of accepted jobs are in connection_errors, access_errors and job_errors.
+The errors of connections, of access and of accepted jobs are in connection_errors, access_errors and job_errors.
 
-OpenAI's libraries choose the exception class by the HTTP status alone and retry 408, 409, 429 and 5xx by themselves.
-So an answer that a blind retry could only make worse says `x-should-retry: false`.
+OpenAI's libraries choose the exception class by the HTTP status alone, and retry 408, 409, 429 and 5xx automatically.
+So an answer has `x-should-retry: false` if a retry cannot help.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Bounds on what a client may send before anybody knows it: bytes and fields of a head, pipelined requests, framing
-around the chunks of a body, and the time for each of them. The library's parser has no such limits.
+"""HTTP protocol with limits: bounds what a client may send, and how slowly, before it is authenticated.
+
+The limits hold for the bytes and fields of a head (request line and headers), for pipelined requests, and for the
+framing of chunked bodies. uvicorn's protocol and its parser (httptools) have no such limits.
 """
 
 from __future__ import annotations
@@ -21,21 +23,21 @@ from api.stream.deadlines import DeadlineQueue
 from api.stream.transport import CoalescingTransport
 
 MAX_PIPELINED = 8
-"""Requests that wait on one connection for the answers before theirs."""
+"""Requests on one connection that may wait for the answers to earlier ones."""
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
-"""A body that was answered before its end is read on for so long, so that the connection can serve the next request."""
+"""If a request is answered before its body has ended, so much of the rest is read, and the connection stays usable."""
 FRAMING_PER_BYTE = 8
-"""Bytes around the chunks of a body allowed for each of its bytes; chunks of one byte need five."""
+"""Framing bytes of a chunked body that are allowed for each byte of content; chunks of one byte need five."""
 VERSIONS = ("1.0", "1.1")
 FRAMING_FIELDS = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """The server's HTTP protocol with these bounds; `Connection` adds what answers need.
+    """uvicorn's HTTP protocol with these limits; `Connection` adds what answers need.
 
-    It is in one of three places of a request: before its first byte, in its head, or in its body. While the client has
-    to send something, the connection is in one of the guard's queues; while a complete request is being answered it is
-    in none, so no deadline ends an open stream or a long wait.
+    A connection is before the first byte of a request, in its head, or in its body. While the client has to send
+    something, the connection is in one of the guard's deadline queues. While a complete request is being answered, it
+    is in none, so no deadline ends an open stream or a long wait.
     """
 
     _on_lost: Callable[[], None] | None = None
@@ -46,25 +48,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self._max_header_bytes = guard.settings.max_header_bytes
         self._max_headers = guard.settings.max_headers
         self._queue: DeadlineQueue[GuardedConnection] | None = None
-        """Where this connection waits for its client."""
+        """The deadline queue that this connection is in."""
         self._admitted = True
         self._silent = True
-        """No byte has come yet."""
+        """No byte has arrived yet."""
         self._dropping = False
-        """What comes is neither parsed nor kept."""
+        """Bytes that arrive are discarded."""
         self._in_body = self._begun = self._ended = False
-        """Behind the head of a request; behind its first byte; the last bytes that came ended a request."""
+        """After a request's head; after its first byte; whether the last received bytes ended a request."""
         self._head_room = self._max_header_bytes
-        """Bytes that the head, or blank lines in front of it, may still bring."""
+        """Bytes that the head, with blank lines before it, may still have."""
         self._unmeasured = False
-        """A head may have begun among bytes that `_head_room` did not bound."""
+        """A head may have begun in bytes that were not counted in `_head_room`."""
         self._length, self._chunked = 0, False
         self._body_bytes = self._framed_bytes = 0
-        """Of the body, and of the body with what stands around its chunks."""
+        """Bytes of the body without and with the framing of its chunks."""
         self._window_start = 0
-        """`_body_bytes` when the present body deadline began."""
+        """`_body_bytes` when the current body deadline began."""
         self._max_body_bytes: int | None = None
-        """Set once the request was answered before its body's end."""
+        """Limit of `_body_bytes`, set if the request is answered before its body has ended."""
         self._unsent = 0
 
     @property
@@ -84,12 +86,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._on_lost is not None:
             self._on_lost()
-        # They hold this connection: together they, and what was received, would wait for the garbage collector.
+        # They refer to this connection: without this, the cycle and the received bytes wait for the garbage collector.
         self.pipeline.clear()
         self.cycle = self.scope = None  # type: ignore[assignment]  # as the library begins with them
 
     def shutdown(self) -> None:
-        """The server ends: a client whose request was refused gets no more time to read why."""
+        """Called when the server stops: a client whose request was refused gets no more time to read the answer."""
         if self._dropping and (self.cycle is None or self.cycle.disconnected):
             self.transport.close()
         else:
@@ -123,8 +125,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._wait_for_more(len(data))
 
     def _feed_head(self, data: bytes) -> None:
-        """Parse a head that may exceed its limit, and no byte beyond the limit before it is known to have ended.
-        Raises ApiError."""
+        """Parse data that may exceed the head's limit: first up to the limit, then the rest, if the head ended there.
+        Raises ApiError if it did not."""
         room = self._head_room
         if room:
             self.parser.feed_data(data[:room])
@@ -134,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.parser.feed_data(data[room:])
 
     def _wait_for_more(self, size: int) -> None:
-        """After `size` bytes without a fault: which deadline the client has now."""
+        """After `size` valid bytes, put the connection into the queue of its next deadline."""
         guard = self._guard
         if self._in_body:
             if self._chunked:
@@ -166,7 +168,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _too_large(self) -> ApiError:
         return connection_errors.headers_too_large(self._max_header_bytes, self._max_headers)
 
-    # --- what the parser finds; errors raised here come back out of its feed_data -------------------------------------
+    # --- callbacks of the parser; its feed_data raises the errors that they raise -------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -175,7 +177,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._length, self._chunked = 0, False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As the library's own, and bounded. Fields behind a body are left out: they would count as the head's."""
+        """Like uvicorn's, with limits. Drops trailer fields: the application would take them for headers."""
         if self._in_body:
             return
         headers = self.headers
@@ -225,7 +227,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._check_probe()
 
     def _check_probe(self) -> None:
-        """Of the connections beyond the limits only health probes are answered. Raises ApiError."""
+        """Refuse all requests except health probes on connections beyond the limits. Raises ApiError."""
         is_probe = self.url.partition(b"?")[0].decode("latin-1") in PROBES and not (self._length or self._chunked)
         if not is_probe or not self._guard.admit_probe(self):
             raise self._guard.refusal()
@@ -254,7 +256,7 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle.message_event.set()
 
     def on_response_complete(self) -> None:
-        """As the library's own, but that no timer is made for each answer."""
+        """Like uvicorn's, without a timer for each answer."""
         self.server_state.total_requests += 1
         if self.transport.is_closing() or self._queue is self._guard.lingering:
             return
@@ -270,8 +272,8 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer in place of the application, and end the connection. If the fault lies behind a request that is being
-        answered, the connection ends with that answer."""
+        """Send the error as the answer, and end the connection. If an earlier request is still being answered, only
+        end the connection after that answer."""
         self._guard.count(error.code)
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
@@ -290,7 +292,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._linger()
 
     def _end(self) -> None:
-        """The answer was the last one of this connection."""
+        """Called after the last answer of this connection."""
         if self.transport.is_closing():
             return
         if self._in_body or self._dropping:
@@ -302,8 +304,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._watch_writing()
 
     def _linger(self) -> None:
-        """Close for writing, and drop what comes for a while: a client that is still sending would be sent a reset
-        otherwise, and never read the answer."""
+        """Close for writing, and discard what arrives for a while. Otherwise, a client that still sends would get a
+        reset, and could not read the answer."""
         self._dropping = True
         if self.transport.is_closing():
             return
@@ -313,7 +315,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def turn_away(self) -> None:
-        """Called by the guard: another connection takes this one's place among those beyond the limits."""
+        """Called by the guard: a newer connection replaces this one among those beyond the limits."""
         if self._dropping:
             self.transport.abort()
         elif not self.transport.is_closing():
@@ -336,7 +338,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- deadlines that have passed; the connection has left its queue by then ---------------------------------------
 
     def head_overdue(self) -> None:
-        """A client that has begun a request is told; one that has not might take a 408 for its next answer."""
+        """Answer 408 if a request has begun; otherwise, the client could take the 408 for its next request's answer."""
         self._queue = None
         if self._begun:
             self._refuse(connection_errors.request_timeout("header fields", "header_timeout_s"))
@@ -344,7 +346,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def body_overdue(self) -> None:
-        """Refuse a body that came too slowly. Where this process did not read, the client gets another window."""
+        """Refuse a body that arrives too slowly. If this process paused reading, the client gets a new window."""
         self._queue = None
         settings, cycle = self._guard.settings, self.cycle
         enough = settings.min_body_bytes_per_s * settings.body_timeout_s
@@ -360,7 +362,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def idle_overdue(self) -> None:
         self._queue = None
         if self.transport.get_write_buffer_size():
-            self.transport.abort()  # the last answer was not taken
+            self.transport.abort()  # the last answer was not read
         else:
             self.transport.close()
 
@@ -369,7 +371,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def write_overdue(self) -> None:
-        """Cut off a reader that took no byte, unless an open answer looks after that itself."""
+        """Disconnect a client that has read no byte, unless an open answer watches for that itself."""
         unsent = self.transport.get_write_buffer_size()
         if self._on_lost is None and unsent >= self._unsent:
             self.transport.abort()

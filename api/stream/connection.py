@@ -1,8 +1,8 @@
-"""The server's side of one HTTP connection, with a short way for tokens: a chunk straight onto the transport.
+"""HTTP connection of the server, which writes each token of a stream straight to its transport, without ASGI.
 
-An ASGI `send` costs a message, a coroutine and a state machine; for the body of a token stream, where nothing of that
-can change any more, it was half of what a token costs this process. Head and end of an answer go the usual way, but for
-the head's own write: it goes out with what follows.
+An ASGI `send` costs a message, a coroutine and a state machine. The body of a token stream needs none of these, and
+they were half of a token's cost in this process. Head and end of an answer use ASGI as usual, except that the head is
+written together with the first chunk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors of a connection: what its client is told before any endpoint has seen a request."""
+"""Connection errors: the answers to requests that the server refuses before any endpoint sees them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from api.openai.errors import ApiError, retry_after
 from api.openai.rendering import to_json
 
 CONNECTION_RETRY_S = 5
-"""Before a client that got no connection tries again."""
+"""Retry-After for a client that was refused a connection."""
 
 
 def invalid_http(reason: str) -> ApiError:

@@ -1,4 +1,4 @@
-"""Transport of one answer: joins its first two writes, and frames the chunks of a body without a length."""
+"""Transport of one HTTP response: sends its first two writes together, and frames the chunks of a chunked body."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ CHUNK_END = b"\r\n"
 
 
 def chunk_head(size: int) -> bytes:
-    """What stands before so many bytes of a body that was begun without a length."""
+    """The line before a chunk of `size` bytes in a chunked body."""
     return b"%x\r\n" % size
 
 
 class CoalescingTransport:
-    """The transport as one answer sees it: the first write waits for the second, within the same turn of the loop."""
+    """Holds a response's first write until its second, or until the event loop's next iteration, and sends both."""
 
     __slots__ = ("_end", "_first", "_loop", "_transport")
 

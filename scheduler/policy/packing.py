@@ -1,7 +1,8 @@
 """GPU packing: how many replicas of a small model share one GPU, and each one's memory budget in absolute numbers.
 
-Absolute, because a share of the free memory would give most to the replica that starts first. After the replication in
-SLM-Pareto. TensorRT-LLM takes the budget as `KvCacheConfig.max_tokens` or `max_gpu_total_bytes`.
+The numbers are absolute, because a share of the free memory would give most to the replica that starts first. The
+formulas follow the paper SLM-Pareto. TensorRT-LLM takes a budget as `KvCacheConfig.max_tokens` or
+`max_gpu_total_bytes`. No decision of the scheduler uses this module yet.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 USABLE = 0.9
-"""Share of a GPU's memory; the rest is for its driver and for fragmentation."""
+"""Share of a GPU's memory that replicas may use; the rest is for the driver and for fragmentation."""
 SLACK_BYTES = 1 << 30
-"""Memory of each replica besides weights and cache."""
+"""Memory that each replica needs besides weights and KV cache."""
 MAX_REPLICAS = 3
 """More replicas gained nothing in the paper."""
 
@@ -47,7 +48,7 @@ class Packing:
 
 
 def replicas_for(footprint: Footprint, gpu_bytes: int, knee: int) -> int:
-    """How many replicas fit that each run `knee` concurrent requests, beyond which throughput hardly grows; 0: none.
+    """How many replicas fit, each with `knee` concurrent requests, beyond which throughput hardly grows; 0: none fits.
 
     min(3, floor(0.9 M / (W + knee * kv_token * (L + G/2) + 1 GiB)))
     """

@@ -99,8 +99,8 @@ def _route(snapshot: Snapshot, limits: ScalingLimits, state: Switch, now: float)
 
 
 def _view(snapshot: Snapshot, shape: str, *, took: bool) -> Snapshot:
-    """One shape's part of a snapshot. Workers that leave new jobs to others count as draining, because waiting jobs
-    then say nothing about their capacity."""
+    """One shape's part of a snapshot. If the shape took no new jobs, its ready workers count as draining: jobs that
+    waited although these workers had room say nothing about their capacity."""
     own = (worker for worker in snapshot.workers if worker.shape == shape)
     workers = (replace(each, state="draining") if each.state == "ready" and not took else each for each in own)
     elsewhere = sum(worker.running for worker in snapshot.workers if worker.shape != shape)

@@ -1,4 +1,4 @@
-"""Batch: what its owner asked for and how far it is, as the store keeps both."""
+"""Batch: the owner's request and the progress of one batch, as the store keeps both."""
 
 from __future__ import annotations
 

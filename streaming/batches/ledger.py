@@ -1,4 +1,4 @@
-"""Batch ledger on disk: an append-only log of how every line of a batch ended, and a plan of where it is in the input.
+"""Batch ledger on disk: an append-only log of the result of each line, and an index of the lines in the input (plan).
 
 The plan is written once, after the input was read. The process that holds the batch's lease writes results into a
 segment of its own: answers into `<epoch>.results`, then one row per answer into `<epoch>.index`. A row is valid once it

@@ -1,6 +1,6 @@
-"""Codec: writes every message that crosses a process as msgpack, and reads and validates it.
+"""Codec: encodes every message between processes as msgpack, and decodes and validates it.
 
-Messages are frozen structs, nearly all of them arrays, so that a Lua script can write the small ones with cmsgpack.
+Messages are frozen structs, nearly all encoded as arrays, so that a Lua script can write the small ones with cmsgpack.
 
 Versions. Processes of version N and N+1 run side by side during an upgrade, so every message says its version:
 
@@ -10,11 +10,11 @@ Versions. Processes of version N and N+1 run side by side during an upgrade, so 
 - A field may be added without a new version if it is the last one and has a default: older readers skip it, newer
   readers of an older message take the default. Any other change of a message needs a new tag, or JOB_VERSION + 1. The
   version that introduces it must also read the previous one (as a union of both structs).
-- A tag or JOB_VERSION that a process does not know decodes to NewerMessage, a DecodeError of its own. Whoever reads it
-  sets it aside: a worker puts the job back for a newer worker, an API process ends the reader with `newer_version`, a
-  control message is ignored. Nobody fails the job for it, and no loop ends.
-- Records of files and batches and the JSON of the fleet's keys are maps: they only ever gain fields with defaults. Any
-  other change of a key or a record raises the format number of the store.
+- A tag or JOB_VERSION that a process does not know decodes to NewerMessage, a subclass of DecodeError. Its
+  reader sets it aside: a worker puts the job back for a newer worker and ignores a control message, and an API process
+  ends its reader with `newer_version`. The job does not fail, and no loop ends.
+- Records of files and batches, and the JSON under the fleet's keys, are maps. A version may only add fields with
+  defaults; any other change of a key or a record raises the format number of the store.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ TAG = re.compile(r"[a-z][0-9]{0,3}")
 
 
 class _Parted(Terminal, frozen=True, array_like=True, tag="t"):
-    """A terminal whose rows are only told apart."""
+    """A terminal message whose rows are separated but not decoded."""
 
     rows: tuple[msgspec.Raw, ...] = ()  # type: ignore[assignment]
 
 
 class _Headed(Terminal, frozen=True, array_like=True, tag="t"):
-    """A terminal whose rows are only passed over."""
+    """A terminal message whose rows are skipped as one value."""
 
     rows: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
 
 
 class _JobVersion(msgspec.Struct):
-    """Of a job's body, whatever else is in it."""
+    """The version of a job's body; all other fields are ignored."""
 
     v: int = 1
 
@@ -70,12 +70,12 @@ _METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
 
 _ARRAY_32 = b"\xdd"
-"""What an array begins with in msgpack, its length in the four bytes behind."""
+"""First byte of a msgpack array whose length is in the next four bytes."""
 _TERMINAL_TAG = b"\xa1t"
-"""As it stands in a message, behind a byte that tells the length of all."""
+"""Tag of a terminal message, which follows the byte with the length of the array."""
 
 TAGS = frozenset(kind.__struct_config__.tag for kind in (*get_args(Reply), *get_args(Control)))
-"""Those this version knows."""
+"""The tags that this version knows."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -84,7 +84,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 encode_plain: Callable[[PlainDelta], bytes] = _ENCODER.encode
-"""The same, without a call of our own between: done once a token."""
+"""The encoder itself: it runs once per token, and a function around it would cost one more call."""
 
 
 def encode_delta(delta: Delta) -> bytes:
@@ -96,15 +96,15 @@ def encode_delta(delta: Delta) -> bytes:
 
 
 def packed(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
-    """So many deltas, encoded one behind the other, as the rows of a message that is only to be encoded.
+    """Wrap `count` encoded deltas, joined in `deltas`, as the rows of a message. Such a message can only be encoded.
 
-    A token is encoded once, and its bytes are what frame and record hold.
+    So each token is encoded once, and the frame and the record hold the same bytes.
     """
     return cast("tuple[Delta, ...]", msgspec.Raw(_array(count, deltas)))
 
 
 def unpacked(count: int, deltas: bytes | bytearray) -> tuple[Delta, ...]:
-    """The deltas again."""
+    """Decode deltas that `packed` could wrap."""
     return _DELTAS.decode(_array(count, deltas))
 
 
@@ -147,17 +147,17 @@ def decode_terminal(data: bytes) -> Terminal:
 
 
 def is_terminal(data: bytes) -> bool:
-    """Whether a reply that can be read is one, by its tag alone."""
+    """Whether a valid reply is a terminal message; reads only its tag."""
     return data[1:3] == _TERMINAL_TAG
 
 
 def decode_rowless(data: bytes) -> Terminal:
-    """A terminal without its rows, a tenth of the work. Raises NewerMessage, DecodeError."""
+    """Decode a terminal message without its rows, which takes a tenth of the time. Raises NewerMessage, DecodeError."""
     return _plain(_decode_tagged(_HEADED, data), ())
 
 
 def decode_in_slices(data: bytes, rows_at_once: int) -> Generator[None, None, Terminal]:
-    """As `decode_terminal`, of which each slice decodes so many rows. Raises NewerMessage, DecodeError."""
+    """Like `decode_terminal`, but yields after every `rows_at_once` rows. Raises NewerMessage, DecodeError."""
     parted = _decode_tagged(_PARTED, data)
     rows: list[Delta] = []
     for first in range(0, len(parted.rows), rows_at_once):
@@ -176,7 +176,7 @@ def _plain(terminal: Terminal, rows: tuple[Delta, ...]) -> Terminal:
 
 
 def encode_metadata(metadata: dict[str, str]) -> bytes:
-    """As it stands beside a job's body, for lists; b"" where there is none."""
+    """Encode the copy of a job's metadata that is stored beside its body, for lists; b"" if there is none."""
     return _ENCODER.encode(metadata) if metadata else b""
 
 
@@ -195,7 +195,7 @@ def _decode_tagged(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 def _is_newer(data: bytes) -> bool:
-    """Whether this is a whole array with a tag as ours are, but of a version or kind not known here."""
+    """Whether this is a complete array with a well-formed tag of an unknown version or kind."""
     try:
         match msgspec.msgpack.decode(data):
             case [str(tag), *_]:

@@ -1,7 +1,7 @@
-"""Delivery times: buffers when each answer reached its client, and writes these in batches to the jobs' records.
+"""Delivery times: buffers the times at which answers were sent, and writes them in batches to the jobs' records.
 
-Only the timing of a job shows them. One that is lost, with its process or while the store is unavailable, is missing
-there and has no other effect.
+Only `GET /v1/jobs/{id}/timing` shows them. If one is lost, with its process or while the store is unavailable, it is
+missing there; nothing else uses it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ log = logging.getLogger(__name__)
 WRITE_INTERVAL_S = 0.25
 MAX_WAITING = 20_000
 MAX_AT_ONCE = 500
-"""Entries of one script call, which then blocks the server for about half a millisecond."""
+"""Entries of one script call, so that it blocks the server for only about half a millisecond."""
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):
-    """When an API process handed a job's answer on, in microseconds of Redis time, within `clock_us`; 0: never."""
+    """When an API process forwarded a job's answer, in microseconds of Redis time, accurate to `clock_us`; 0: never."""
 
     first_got: int = 0
     first_sent: int = 0
     last_got: int = 0
     last_sent: int = 0
-    """The first and last of the answer: come from the worker, given to the network."""
+    """`got`: the first token, or the end, came from the worker; `sent`: it was written to the connection."""
     clock_us: int = 0
     whole: bool = False
-    """Sent in one piece, so it has no first."""
+    """The answer was sent in one piece, so `first_got` and `first_sent` are 0."""
 
 
 _DELIVERED = msgspec.msgpack.Decoder(Delivered)
@@ -47,7 +47,7 @@ def decode_delivered(data: bytes) -> Delivered:
 
 
 class Deliveries:
-    """Buffer of one API process."""
+    """Delivery times of one API process that are not written yet."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
@@ -70,7 +70,7 @@ class Deliveries:
         await run_periodically(self._write_noted, 0, expected)
 
     async def _write_noted(self) -> None:
-        """Wait for a note, then a moment for others, and write them together. Raises Unavailable."""
+        """Wait for an entry, then WRITE_INTERVAL_S for others, and write them together. Raises Unavailable."""
         await self._noted.wait()
         await asyncio.sleep(WRITE_INTERVAL_S)
         await self.write()

@@ -14,8 +14,8 @@ from penstock.engine import Logprob
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One begin of a job by one worker: the author of its deltas. No two are equal: worker ids are random and new in
-    every life of a process, and a worker never uses a number twice."""
+    """One attempt of one worker at a job, and the author of its deltas. No two runs are equal: a worker gets a random
+    id at each start, and never uses a number twice."""
 
     worker: str
     number: int
@@ -25,8 +25,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Section(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The stretch of a job's deltas that one run wrote: from `first` up to the next section. Of a run that wrote
-    nothing, `first` is the next section's too."""
+    """The consecutive deltas of a job that one run wrote: from `first` up to the next section. If a run wrote nothing,
+    its section has the same `first` as the next one."""
 
     first: int
     run: Run
@@ -43,19 +43,19 @@ def author(sections: Sequence[Section], seq: int) -> Run | None:
 
 
 class Opening(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a worker says of a run in the first frame that has deltas of it: the job, the number of the run's first
-    delta, and the run that wrote the delta before that one. Readers compare it with what they have: a run that does
-    not go on from there is never spliced to it."""
+    """Header of a run, which the worker sends in the first frame with deltas of the run: the job, the number of the
+    run's first delta, and the run that wrote the delta before it. Readers compare it with the text that they have, and
+    never join a run that continues another text."""
 
     job: str
     first: int = 1
     parent: Run | None = None
     copied: tuple[Section, ...] = ()
-    """Deltas under this number are copies of what these earlier runs wrote, logged anew for a store that lost them."""
+    """Not empty: deltas under this run number, negated, are copies of these runs' deltas, logged again after a loss."""
 
 
 def openings_of(job: str, sections: Sequence[Section]) -> list[tuple[Run, Opening]]:
-    """What the runs of these sections said of themselves when they began."""
+    """The openings that the runs of these sections had when they began."""
     return [(run, Opening(job, first, author(sections, first - 1))) for first, run in map(astuple, sections)]
 
 
@@ -63,20 +63,20 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A few tokens of one choice of one job. `seq` counts 1, 2, 3... over the whole job, across attempts."""
 
     stream: int
-    """The number of the run that wrote it; minus that number for a copy (`Opening.copied`). In a record the sections
-    tell who wrote what, and this says nothing."""
+    """The number of the run that wrote it; minus that number for a copy (`Opening.copied`). Meaningless in a record,
+    whose sections name the runs."""
     seq: int
     index: int
     text: str
     ids: tuple[int, ...]
-    """The token ids, as far as the engine knows them; enough to go on after a loss."""
+    """The token ids, as far as the engine knows them; enough to continue after a loss."""
     n: int
     """How many tokens these are (may exceed len(ids))."""
     finish: str = ""
     """"stop" or "length" when this delta ends its choice."""
     logprobs: tuple[Logprob, ...] = ()
     prompt: tuple[int, int] | None = None
-    """Tokens of its choice's prompt, and how many of them were cached: in the first delta of a choice, in no other."""
+    """Tokens of the choice's prompt, and how many of them were cached; only in the first delta of a choice."""
 
 
 class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

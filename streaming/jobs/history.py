@@ -33,7 +33,7 @@ ROWS_AT_ONCE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """One attempt, and the number of the first frame of its worker that may hold its deltas."""
+    """One run of a job, and the number of the first frame of its worker's log that may hold its deltas."""
 
     run: Run
     frame: int

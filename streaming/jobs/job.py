@@ -1,4 +1,4 @@
-"""Job: one accepted request, as it lies in the queue."""
+"""Job: one accepted request, as the queue stores it."""
 
 from __future__ import annotations
 

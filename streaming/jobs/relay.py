@@ -1,7 +1,7 @@
-"""Replies on their way back: one subscription per API process, fanned out to the responses it holds open.
+"""Relay: receives workers' frames over one subscription per API process, and fans them out to open responses.
 
-Pub/sub may lose messages, the log does not. Every delta has a number, so an inbox knows what it lacks, and what is
-lacking is read from the log; an inbox that hears nothing for a while is checked against the record.
+Pub/sub may lose messages; the log does not. Every delta has a number, so a reorder buffer (inbox) detects missing ones,
+and the relay reads them from the log. It compares an inbox that receives nothing for a while with the job's record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Subscribers of one job in one API process: whose deltas each of them gets, and which runs it still lacks."""
+"""Subscribers of one job in one API process: which runs they read, and which logged runs they still need."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from streaming.jobs.reorder_buffer import ReorderBuffer
 
 @dataclass(slots=True)
 class Subscribers:
-    """Who listens to one job."""
+    """The subscribers of one job, and the runs that its workers have opened."""
 
     inboxes: tuple[ReorderBuffer, ...] = ()
     streams: list[tuple[str, int]] = field(default_factory=list)
-    """The workers that have opened runs of it, each with the number that stands for the run."""
+    """(worker, number of the run) of each run that a worker has opened."""
     openings: dict[Run, Opening] = field(default_factory=dict)
-    """Its runs, and what stands for copies of their deltas."""
+    """The opening of each run, which says whose deltas the run copied."""
 
 
 def author_of(inbox: ReorderBuffer, row: Delta, worker: str) -> Run:
@@ -30,7 +30,7 @@ def author_of(inbox: ReorderBuffer, row: Delta, worker: str) -> Run:
 
 
 def missing_runs(inbox: ReorderBuffer, record: JobRecord) -> Sequence[LoggedRun]:
-    """The runs whose logs may hold what an inbox lacks, each from the first frame it lacks."""
+    """The runs whose logs may hold deltas that an inbox lacks, each from the first missing frame."""
     if inbox.whole or inbox.rewound:
         return ()
     current = Run(inbox.worker, inbox.stream)

@@ -1,4 +1,4 @@
-"""Terminal: how a job ended, as its record keeps it and as its readers are told."""
+"""Terminal: the message that ends a job, as its record keeps it and as its readers receive it."""
 
 from __future__ import annotations
 

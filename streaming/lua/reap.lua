@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Reaper: fences workers whose lease has lapsed, requeues their jobs and expires waiting jobs. Any process may run it.
--- ARGV: most workers at once, most expired jobs at once, most attempts, seconds to keep a dead worker's log, lease in ms
--- Returns: {lapsed workers, jobs requeued, jobs expired, jobs given up, workers spared, tick}
+-- ARGV: max workers at once, max expired jobs at once, max attempts, seconds to keep a dead worker's log, lease in ms
+-- Returns: {lapsed workers, jobs requeued, jobs expired, jobs given up, workers whose lease was extended, number of this sweep}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local lease = tonumber(ARGV[5])
 local now = now_ms()
@@ -89,8 +89,7 @@ for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', '
   run_or_fail(id, nil, expire)
 end
 
--- Delete the sum of reserved bytes of every lane that is empty: what is left of it belongs to jobs that were lost, or
--- deleted by hand.
+-- Delete the sum of reserved bytes of each empty lane: jobs that were lost, or deleted by hand, released nothing.
 flush_writes()
 local owed = redis.call('HGETALL', owed_key())
 for i = 1, #owed, 2 do

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
--- Removes an address without a subscriber from the jobs that publish to it. A process that subscribes there again sends
--- `follow` again. ARGV: worker, address, ids
--- Returns: 'fenced' | how many of the jobs are this worker's
+-- Removes the reply address of a lost API process from a worker's jobs, so that the worker stops publishing to it. A
+-- process that subscribes to that address again calls `follow` again. ARGV: worker, address, ids
+-- Returns: 'fenced' | number of these jobs that the worker still runs
 local worker, address, removed = ARGV[1], ARGV[2], 0
 if not is_live(worker) then return 'fenced' end
 for i = 3, #ARGV do

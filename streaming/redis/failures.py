@@ -1,4 +1,4 @@
-"""Failures of Redis: what each error of the client library means to us."""
+"""Redis errors: translates the exceptions of the client library into Penstock's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFUSALS = frozenset(
 )
 """Answers that mean "this server cannot keep a write now", whatever the command was."""
 DENIED_IN_SCRIPT = "ACL failure"
-"""In the words of an answer without a code of its own: a command in a script is not among the user's rights."""
+"""Part of an error answer without its own code: the user may not run a command that a script contains."""
 PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DOTALL)
 
 
@@ -34,10 +34,10 @@ def checked(answers: list[Any]) -> list[Any]:
 
 
 class translated:  # noqa: N801 - used like a function
-    """Turn the client library's errors into ours: Unavailable when trying again later may help.
+    """Translates the client library's errors into ours: Unavailable if a later retry may help.
 
-    And let a cancellation through: the client writes under `asyncio.wait_for`, which on Python 3.11 swallows one that
-    comes just as the write ends, and whoever waits for this task to stop would wait for ever.
+    Also passes a cancellation on: the client writes under `asyncio.wait_for`, which on Python 3.11 swallows a
+    cancellation that arrives as the write ends. Without this, a caller that waits for this task would wait for ever.
     """
 
     __slots__ = ("_cancels", "_task")

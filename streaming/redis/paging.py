@@ -1,4 +1,4 @@
-"""Cursor paging over a sorted set: reads its members in the order of their times, starting behind any of them."""
+"""Cursor paging over a sorted set: reads its members in the order of their times, starting after any of them."""
 
 from __future__ import annotations
 

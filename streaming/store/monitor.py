@@ -21,9 +21,9 @@ from streaming.store.identity import LOST_S, Identity, check_identity, enter_sto
 log = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S = 2.0
-"""Between two checks of the servers' run ids and of the store's identity: two small commands."""
+"""Between two checks of the store's identity and of the servers' run ids. A check costs two small commands."""
 CHECK_INTERVAL_S = 20.0
-"""Between two checks of the settings of servers that have not changed."""
+"""Between two checks of a server's settings, if the server has not changed."""
 ENTER_RETRY_DELAY_S, ENTER_TIMEOUT_S = 0.25, LOST_S + 1.0
 
 NOT_CHECKED = "the store has not been checked yet"
@@ -73,7 +73,7 @@ class StoreMonitor:
                 await self.enter()
 
     async def require(self) -> None:
-        """Enter the store unless that was done, and check it. Raises ConfigError if the store must get no work,
+        """Enter the store if that was not done yet, and check it. Raises ConfigError if the store must get no work,
         Unavailable."""
         if not self.entered.is_set():
             await self.enter()

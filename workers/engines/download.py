@@ -1,4 +1,4 @@
-"""Resumable downloader of a Python package's wheel, whose address it asks of the user's own pip."""
+"""Resumable downloader of a Python package's wheel, from the address that the user's own pip names."""
 
 from __future__ import annotations
 

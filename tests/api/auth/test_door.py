@@ -130,7 +130,7 @@ def test_other_origins_are_refused_on_every_route(house: House, headers: dict[st
         ({"Origin": "http://localhost:5173", "Sec-Fetch-Site": "same-site"},
          "this page's origin is 'http://localhost:5173'. Add it to [api] cors_origins (exactly as written here)"),
         ({"Origin": EVIL}, f"this page's origin is '{EVIL}'. Add it to [api] cors_origins"),
-        ({"Origin": "null", "Sec-Fetch-Site": "cross-site"}, "this page's origin is 'null'. That is none to add"),
+        ({"Origin": "null", "Sec-Fetch-Site": "cross-site"}, "this page's origin is 'null'. [api] cors_origins cannot"),
         ({"Sec-Fetch-Site": "same-site"}, "Sec-Fetch-Site 'same-site'"),
     ],
 )  # fmt: skip
