@@ -1,4 +1,4 @@
-"""Ids of jobs, files, batches, messages, processes and deployments: how they are made, and what partition they name."""
+"""Ids of jobs, files, batches, messages, processes and deployments: makes them, and reads their partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JOB_ID = re.compile(r"job_([0-9a-f]{2})[0-9a-f]{30}")
 
 
 def new_job_id(partition: int) -> str:
-    """128 bits nobody can guess but for the first byte, which is the partition: an id alone leads to its keys."""
+    """128 bits: the partition in the first byte, so that the id alone leads to its keys; the rest is random."""
     return f"job_{partition:02x}{secrets.token_hex(15)}"
 
 
@@ -22,60 +22,60 @@ def partition_of(job_id: str) -> int | None:
 
 
 def joined(*names: str) -> str:
-    """Several names as one, injectively: each stands behind its length, so different names never give the same text."""
+    """Join names, each after its length, so that different lists of names never give the same text."""
     return "".join(f"{len(name)}:{name}" for name in names)
 
 
 def idempotency_digest(tenant: str, key: str) -> str:
-    """What a tenant's idempotency key is stored under (hexadecimal): no other tenant or key leads there."""
+    """Hash under which a tenant's idempotency key is stored (hexadecimal); each tenant and key has its own."""
     return hashlib.sha256(joined(tenant, key).encode()).hexdigest()[:32]
 
 
 def digest_partition(digest: str, partitions: int) -> int:
-    """The partition of the job an idempotency key leads to: equal keys must meet in one place."""
+    """The partition of an idempotency key's job: equal keys must meet in one partition."""
     return int(digest[:8], 16) % partitions
 
 
 def new_life() -> str:
-    """Names one process from its start to its end. Two machines may run processes of the same name."""
+    """Make a random id of one run of a process, because processes of two machines may have the same name."""
     return secrets.token_hex(8)
 
 
 def new_deployment_id() -> str:
-    """Names one deployment: the store has it, and the folder of its files."""
+    """Make the id of a deployment, which its store and its folder of files hold."""
     return f"dep_{secrets.token_hex(16)}"
 
 
 def tenant_partition(tenant: str, partitions: int) -> int:
-    """Where a tenant's files and batches are, all in one partition: they are listed and counted together."""
+    """The partition of all files and batches of a tenant: Penstock lists and counts them together."""
     return int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:4]) % partitions
 
 
 def new_file_id(partition: int) -> str:
-    """As a job's."""
+    """Make a file id, in the form of a job id."""
     return f"file-{partition:02x}{secrets.token_hex(15)}"
 
 
 def new_batch_id(partition: int, seed: str = "") -> str:
-    """As a job's; the same for the same seed, which nobody but its owner may know."""
+    """Make a batch id, in the form of a job id. The same seed gives the same id, so the seed must be secret."""
     rest = hashlib.sha256(seed.encode()).hexdigest()[:30] if seed else secrets.token_hex(15)
     return f"batch_{partition:02x}{rest}"
 
 
 def line_job_id(batch_id: str, line: int, attempt: int, partitions: int) -> str:
-    """The job of one line of a batch, the same whoever asks: to put it again changes nothing. Nobody who does not
-    know the batch's id can guess it."""
+    """The job id of an attempt at a line of a batch. It is always the same, so putting the job again changes nothing;
+    only callers who know the batch's id can compute it."""
     digest = hashlib.sha256(f"{batch_id}:{line}:{attempt}".encode())
     return f"job_{digest.digest()[-1] % partitions:02x}{digest.hexdigest()[:30]}"
 
 
 def replay_job_id(letter_id: str, job_id: str) -> str:
-    """The job that replaying a dead letter makes of `job_id`, in its partition: the same for every replay."""
+    """The id of the job that replays a dead letter, in the partition of `job_id`; the same for every replay."""
     return f"{job_id[:6]}{hashlib.sha256(f'{letter_id}:{job_id}'.encode()).hexdigest()[:30]}"
 
 
 def message_id(partition: int, event_id: str, endpoint: str) -> str:
-    """A webhook message, the same whoever makes it: an event is made into one message for each endpoint."""
+    """The id of the webhook message of an event for an endpoint; always the same, so no message is made twice."""
     return f"msg_{partition:02x}{hashlib.sha256(f'{event_id}:{endpoint}'.encode()).hexdigest()[:30]}"
 
 

@@ -14,11 +14,11 @@ from workers.claimer import reserved_slots
 from workers.settings import WorkerSettings
 
 PARTIAL_PER_SLOT = 4
-"""Jobs with choices that wait, for each slot, that a worker holds before it claims no more."""
+"""Jobs with waiting choices per slot; a worker that holds more claims no jobs."""
 
 
 class ChoiceStarter:
-    """Gives the engine one choice of each job at once, and further ones while there is room."""
+    """Starts one choice of each job at once, and further ones while the engine has room."""
 
     def __init__(
         self,
@@ -41,18 +41,18 @@ class ChoiceStarter:
         self._engine, self._card, self._settings, self._room = engine, card, settings, room
         self._is_full, self._on_stopped, self._on_started = is_full, on_stopped, on_started
         self.running: dict[str, tuple[Attempt, int]] = {}
-        """What the engine runs, by its id there: whose it is, and which of its texts."""
+        """Running choices, by the engine's request id: the attempt, and the index of the choice."""
         self.batch_texts = 0
-        """Those of lane batch among them."""
+        """Number of running choices of lane batch."""
         self.waiting: dict[str, Attempt] = {}
-        """By job id, attempts with choices that wait to be started."""
+        """Attempts with choices that wait to start, by job id."""
         self._overtaken = -1
-        """The lowest lane, by rank, of the jobs that took a place while choices waited; -1: none since the last of
-        these was started. The next place is for one that waits, if its lane is not lower."""
+        """Rank of the lowest lane whose job took a place while choices waited; -1: none since a waiting choice started.
+        The next place goes to a waiting choice, if its lane is not lower."""
         self._starts = 0
-        """Texts given to the engine so far."""
+        """Choices started so far."""
         self._is_offered = False
-        """A place is left to the claimer until it has looked."""
+        """A free place is kept for the claimer until it has looked for jobs."""
         self.dead: EngineDead | None = None
         """Raised by the engine in a callback; the worker's health check passes it on."""
 
@@ -63,16 +63,16 @@ class ChoiceStarter:
 
     @property
     def is_laden(self) -> bool:
-        """So many jobs have choices that wait that others are left to other workers."""
+        """Whether too many held jobs have waiting choices, so that this worker should claim no more."""
         return len(self.waiting) >= PARTIAL_PER_SLOT * self.stats().slots if self.waiting else False
 
     @property
     def texts(self) -> int:
-        """What the engine runs, or queues, of the jobs held."""
+        """Number of choices that the engine runs or queues."""
         return len(self.running)
 
     def stats(self) -> Stats:
-        """The engine's."""
+        """Statistics of the engine."""
         return self._engine.stats()
 
     def submit(self, attempt: Attempt) -> None:
@@ -89,7 +89,7 @@ class ChoiceStarter:
             asyncio.get_running_loop().call_soon(self._start_waiting)
 
     def _start(self, attempt: Attempt) -> None:
-        """Give the engine the next choice. The job fails if it is refused. Raises EngineDead."""
+        """Give the engine the next choice. If the engine refuses it, the job fails. Raises EngineDead."""
         index, request = attempt.start_next()
         try:
             self._engine.submit(request)
@@ -112,15 +112,15 @@ class ChoiceStarter:
         return max(1, share)
 
     def _note_overtaking(self, lane: Priority) -> None:
-        """A job has come while choices wait: whether it took the last slot that they might have had, or a place beyond
-        the slots."""
+        """Record that a new job took a place while choices wait, if it took the last slot or a place beyond the
+        slots."""
         slots = self.stats().slots
         if self.texts > slots or (self.texts == slots and not self._settings.prefetch):
             self._overtaken = max(self._overtaken, lane.rank)
 
     def _start_waiting(self) -> None:
-        """Start choices that wait, as long as there is room. First come jobs that have none running, so that each job
-        goes on, those first whose last start is longest ago; then the highest lane, and in it the oldest job."""
+        """Start waiting choices while there is room: first for jobs that have none running, by lane and time since the
+        last start, so that every job makes progress; then by lane, and in a lane the oldest job."""
         waiting = sorted(self.waiting.values(), key=lambda each: each.job.priority.rank)
         slots = self.stats().slots
         try:
@@ -131,7 +131,7 @@ class ChoiceStarter:
                 while self._may_start(attempt, slots):
                     self._start_next(attempt)
         except EngineDead as error:
-            self.dead = error  # this is called by the event loop and by the engine itself
+            self.dead = error  # the event loop and the engine call this, and must not get the error
             return
         for attempt in waiting:
             if not attempt.waits:
@@ -147,9 +147,9 @@ class ChoiceStarter:
             self._on_stopped(attempt)
 
     def _may_start(self, attempt: Attempt, slots: int) -> bool:
-        """Whether there is room for one more choice of a job: a slot; or, if a job came in between that is of no higher
-        lane, a place beyond the slots, which are else kept for claims. So when all is full, each of the two gets every
-        second place, and a job of a higher lane the next."""
+        """Whether there is room for one more choice of a job: a slot; or, if a job of no higher lane overtook it, a
+        place beyond the slots, which are otherwise kept for claims. So on a full worker, waiting choices and new jobs
+        of the same lane take turns, and a job of a higher lane gets the next place."""
         if not attempt.waits or attempt.started >= attempt.share:
             return False
         if self.texts >= slots + (self._settings.prefetch if self._is_owed(attempt) else 0):
@@ -160,8 +160,8 @@ class ChoiceStarter:
         return attempt.job.priority.rank <= self._overtaken
 
     def refill(self) -> None:
-        """A choice has ended: its place is taken by one that waits. Where no place is kept for claims, the claimer
-        looks first, if it found no room the last time; every second time, while all is full."""
+        """Called when a choice has ended: a waiting choice takes its place. If no place is kept for claims and the
+        claimer found no room last time, the claimer looks first; on a full worker, every second time."""
         owed = any(self._is_owed(attempt) for attempt in self.waiting.values())
         if self._is_full() and not self._settings.prefetch and not owed:
             self._is_offered = True
@@ -170,7 +170,7 @@ class ChoiceStarter:
             self._start_waiting()
 
     def looked(self) -> None:
-        """The claimer has begun what it found: a place that it has left is for choices that wait."""
+        """Called when the claimer has looked for jobs: waiting choices may use a place that it left."""
         if self._is_offered:
             self._is_offered = False
             self._start_waiting()
@@ -180,7 +180,7 @@ class ChoiceStarter:
             self._engine.cancel(request_id)
 
     def let_go(self, attempt: Attempt) -> None:
-        """Stop it, and take nothing more of it."""
+        """Stop an attempt, and ignore what the engine still sends for it."""
         attempt.start_no_more()
         self.waiting.pop(attempt.job.id, None)
         self.stop(attempt)
@@ -188,7 +188,7 @@ class ChoiceStarter:
             self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
-        """The engine has nothing more of it to give."""
+        """Called when the engine has ended a choice."""
         attempt, _ = self.running.pop(request_id, (None, 0))
         if attempt is not None:
             self.batch_texts -= attempt.job.priority is Priority.BATCH

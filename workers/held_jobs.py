@@ -41,7 +41,7 @@ class HeldJobs:
         return oldest
 
     def everything(self, partition: int) -> StepWrite:
-        """Every delta of every job held: what a log that lost frames needs to be whole again."""
+        """All deltas of all held jobs, to write again into a log that has lost frames."""
         everything = StepWrite()
         rows, openings = everything.rows[SILENT], everything.openings[SILENT]
         for attempt in self.attempts.values():
@@ -57,8 +57,8 @@ class HeldJobs:
         return attempt is not None and attempt.number == number
 
     def checkpoint(self, partition: int, writer: Writer, at_least: int) -> None:
-        """Log the deltas of long jobs anew, so that they do not keep the whole log of the partition. `at_least`: as in
-        `is_due`."""
+        """Log the deltas of long jobs again in one piece, so that the older log of the partition can be trimmed.
+        `at_least`: as in `is_due`."""
         now = self._lease.next_frame(partition)
         for attempt in self.attempts.values():
             if attempt.partition != partition or attempt.checkpointing or attempt.over:

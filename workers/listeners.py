@@ -47,18 +47,18 @@ def in_use(addresses: Iterable[Iterable[str]], silent: str) -> list[str]:
 
 
 class ListenerWatch:
-    """Drops the addresses of held jobs that nobody listens at."""
+    """Drops reply addresses of held jobs that have no subscriber any more."""
 
     def __init__(self, wire: RedisClient, lease: Lease, held: HeldJobs, lose: Callable[[int], None]) -> None:
         """
         Args:
-            lose: called with a partition where the lease was taken.
+            lose: called with a partition whose lease another process has fenced.
         """
         self._wire, self._lease, self._held, self._lose = wire, lease, held, lose
         self._listeners = Listeners()
 
     async def keep_looking(self) -> None:
-        """Send no more to addresses that nobody listens at."""
+        """Check in a loop, and drop addresses without a subscriber."""
         expected = ExpectedErrors(Unavailable, log.debug, "who listens cannot be asked: %s")
         await run_periodically(self._look, CHECK_INTERVAL_S, expected, wait_first=True)
 
@@ -72,7 +72,7 @@ class ListenerWatch:
         log.info("nobody listens at %s any more: %d jobs send nothing more there", address, len(held))
         for partition in self._wire.partitions:
             if there := [attempt for attempt in held if attempt.partition == partition]:
-                for attempt in there:  # before it is written: whoever follows after that is told to us
+                for attempt in there:  # before the write: a process that follows the job after it sends us a message
                     attempt.unfollow(address)
                 try:
                     await self._lease.unfollow(partition, address, [attempt.job.id for attempt in there])

@@ -75,7 +75,7 @@ class Worker:
             on_started=self._send_all,
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
-        """The starter's own: `on_step` reads them for every piece."""
+        """The same dicts as in the starter, because `on_step` reads them for every piece."""
         self._writers = [
             Writer(self.lease, partition, self._held.oldest_frame, self._held.everything, self._on_written)
             for partition in wire.partitions
@@ -117,35 +117,35 @@ class Worker:
 
     @property
     def texts(self) -> int:
-        """What the engine runs, or queues, of the jobs held."""
+        """Number of choices that the engine runs or queues."""
         return self._starter.texts
 
     @property
     def batch_texts(self) -> int:
-        """Those of lane batch among them."""
+        """Number of running choices of lane batch."""
         return self._starter.batch_texts
 
     @property
     def is_laden(self) -> bool:
-        """So many jobs have choices that wait that others are left to other workers."""
+        """Whether too many held jobs have waiting choices, so that this worker should claim no more."""
         return self._starter.is_laden
 
     def stats(self) -> Stats:
-        """The engine's."""
+        """Statistics of the engine."""
         return self._engine.stats()
 
     def looked(self) -> None:
-        """The claimer has begun what it found."""
+        """Called when the claimer has looked for jobs."""
         self._starter.looked()
 
     @property
     def capabilities(self) -> Capabilities:
-        """The engine's."""
+        """Capabilities of the engine."""
         return self._card.capabilities
 
     @property
     def generating(self) -> bool:
-        """Whether the engine has something of ours to go on with."""
+        """Whether the engine runs any choice."""
         return bool(self._choices)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -170,7 +170,7 @@ class Worker:
             await self._checks.stop()
 
     async def _unless_fenced(self, partition: int, loop: Coroutine[Any, Any, None]) -> None:
-        """One of a partition's loops. When the lease there is taken it ends, and the worker drains the others."""
+        """Run one loop of a partition. If its lease is lost, the loop ends, and the worker drains the others."""
         try:
             await loop
         except Fenced:
@@ -178,16 +178,16 @@ class Worker:
             await asyncio.get_running_loop().create_future()  # `run` ends with the first task that ends
 
     def lose(self, partition: int) -> None:
-        """The lease of a partition was taken: others run its jobs."""
+        """Called when the lease of a partition is lost: other workers run its jobs."""
         self._drain.lose(partition)
 
     async def _registered(self, stop: asyncio.Event) -> bool:
-        """Take the lease, however long the store is away: the model is loaded, and loading it again would take longer.
-        False if `stop` comes first."""
+        """Take the lease, and retry while the store is unavailable, because loading the model again would take longer.
+        Returns False if `stop` is set first."""
 
         async def register() -> None:
             await self._clock.renew()
-            await self.lease.register()  # last, for nothing renews the lease before `run` goes on
+            await self.lease.register()  # last: nothing renews the lease before `run` continues
 
         expected = ExpectedErrors(Unavailable, log.warning, "the worker cannot register, trying again: %s")
         return await retry_until(stop, register, expected, REGISTER_RETRY_DELAY_S)
@@ -195,8 +195,8 @@ class Worker:
     # --- beginning ---------------------------------------------------------------------------------------------------
 
     async def refusal(self, job: Job) -> Failure | None:
-        """Why the engine can never run a job of several prompts, found before anything is computed or said of it. A
-        single prompt it refuses when that is submitted. Raises EngineDead."""
+        """Why the engine can never run a job of several prompts, or None. Checked before any of them is computed; the
+        engine refuses a single prompt when it is submitted. Raises EngineDead."""
         if prompt_count(job.prompt) == 1 or unsupported(job, self._card.capabilities):
             return None
         for sample in samples(job):
@@ -204,7 +204,7 @@ class Worker:
                 await self._engine.check(sample)
             except Refused as refused:
                 return refused.failure
-            await asyncio.sleep(0)  # each may take a while: what runs already gets its step
+            await asyncio.sleep(0)  # a check may take a while: running jobs get their step
         return None
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
@@ -228,7 +228,7 @@ class Worker:
         self._writers[attempt.partition].send()
 
     def refuse(self, broken: UnreadableClaim) -> None:
-        """End one that cannot be read."""
+        """End a claimed job whose record is unreadable."""
         log.error("job %s cannot be read and fails: %s", broken.id, broken.problem)
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, JobState.FAILED, 0, failure=failure, worker=self.lease.id)
@@ -245,14 +245,14 @@ class Worker:
     # --- what the engine gives ---------------------------------------------------------------------------------------
 
     def on_step(self, pieces: Sequence[Piece]) -> None:
-        """Given to the engine: every piece of one step. The loop's body is done once a token."""
+        """The engine calls this with all pieces of a step. The loop's body runs once per token."""
         now = time.monotonic()
         choices, writers = self._choices, self._writers
         freed = False
         for piece in pieces:
             choice = choices.get(piece.id)
             if choice is None:
-                continue  # handed back: its next worker goes on from the log
+                continue  # handed back: its next worker continues from the log
             attempt, index = choice
             delta = attempt.take(index, piece, now)
             if delta is not None:
@@ -352,7 +352,7 @@ class Worker:
         self._stop(attempt, JobState.EXPIRED, EXPIRED)
 
     def _stop(self, attempt: Attempt, state: JobState, failure: Failure) -> None:
-        """End a job before its time: once the engine has stopped, or at once if only its check is waited for."""
+        """End a job early: when the engine has stopped, or at once if only its answer check still runs."""
         attempt.stop(state, failure)
         if attempt.is_checked and attempt.check is not None:
             attempt.check.cancel()
@@ -361,7 +361,7 @@ class Worker:
             self._starter.stop(attempt)
 
     async def _health_loop(self) -> None:
-        """Look whether the engine lives."""
+        """Check the engine's health in a loop. Raises EngineDead."""
         while True:
             await asyncio.sleep(self._wire.settings.lease_ms / 3000)
             if self._starter.dead is not None:
@@ -371,7 +371,7 @@ class Worker:
                 raise EngineDead(health.reason)
 
     def _drop(self, job_id: str, why: str) -> None:
-        """Let go of a job, if it is held, without a word to the store."""
+        """Drop a job, if it is held, without any write to the store."""
         attempt = self._attempts.pop(job_id, None)
         if attempt is not None:
             log.warning("dropping a run of a job: %s", why, extra={"job": job_id})

@@ -46,7 +46,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     token_limit: int | None = None
     """Tokens its tenant may have waiting, this batch's among them."""
     events: str = ""
-    """Whom its end is for, as in streaming.events.outbox; "": nobody."""
+    """Recipients of the event of its end, as letters: "b" the broker, "w" webhooks; "": none."""
 
 
 class LineFault(msgspec.Struct, frozen=True):

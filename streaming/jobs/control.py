@@ -8,7 +8,7 @@ import msgspec
 
 
 class Wake(msgspec.Struct, frozen=True, array_like=True, tag="w"):
-    """There is work in a lane of yours."""
+    """A lane of the worker's model has a new job."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -25,14 +25,14 @@ class Follow(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 
 
 class Cordon(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """Take nothing more, finish what you have, and wait to be replaced."""
+    """Claim nothing more, finish the held jobs, and wait to be replaced."""
 
     reason: str
 
 
 class Hold(msgspec.Struct, frozen=True, array_like=True, tag="h"):
-    """Leave new jobs to the workers of another shape for so long; 0: take them again. It is said anew while it is to
-    last, so a worker that nobody speaks to takes jobs."""
+    """Leave new jobs to the workers of another shape for `for_ms`; 0: claim again. The scheduler repeats it while it
+    applies, so a worker that receives none claims jobs."""
 
     for_ms: int
 

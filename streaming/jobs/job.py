@@ -12,7 +12,7 @@ from streaming.priority import Priority
 
 
 class JobState(StrEnum):
-    """Where a job stands. The last four are final: a job reaches exactly one of them."""
+    """State of a job. The last four are final: a job reaches exactly one of them."""
 
     QUEUED = "queued"
     RUNNING = "in_progress"
@@ -59,11 +59,11 @@ def prompt_count(prompt: Prompt) -> int:
 
 
 JOB_VERSION = 1
-"""Of a job's body. A worker puts a job of a greater version back for a newer worker."""
+"""Version of a job's body. A worker puts a job of a greater version back for a newer worker."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="v", tag=JOB_VERSION):
-    """One accepted request, as it lies in the queue. Times are relative milliseconds: Redis alone has a clock."""
+    """One accepted request, as the queue stores it. Time limits are relative milliseconds, counted by Redis's clock."""
 
     id: str
     model: str
@@ -72,25 +72,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     prompt: Prompt
     sampling: Sampling = Sampling()
     stream: bool = False
-    """Whether somebody wants the tokens as they come."""
+    """Whether a client streams the tokens."""
     reply_to: str = ""
     """The return address: the channel of the API process that holds the socket, or ""."""
     deadline_ms: int | None = None
-    """From acceptance to the last token."""
+    """Time limit from acceptance to the last token."""
     max_queue_ms: int | None = None
-    """From acceptance to the claim."""
+    """Time limit from acceptance to the claim."""
     trace: dict[str, str] = {}
     """W3C trace context (traceparent, tracestate)."""
     metadata: dict[str, str] = {}
     user: str | None = None
     on_disconnect: str = "cancel"
     received_us: int = 0
-    """When its API process had the request's head, in microseconds of Redis time, within `clock_us`; 0: not known."""
+    """When its API process had the request's head, in microseconds of Redis time, within `clock_us`; 0: unknown."""
     clock_us: int = 0
     events: str = ""
-    """Whom its events are for, as in streaming.events.outbox; "": nobody."""
+    """Recipients of its events, as letters: "b" the broker, "w" webhooks; "": none."""
 
     @property
     def choices(self) -> int:
-        """How many texts are to be generated."""
+        """How many texts the request asks for."""
         return prompt_count(self.prompt) * self.sampling.n

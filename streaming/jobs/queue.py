@@ -49,15 +49,15 @@ class Accepted(msgspec.Struct, frozen=True):
     created_ms: int = 0
     joined: bool = False
     state: JobState = JobState.QUEUED
-    """Of a job that existed already: its state at the put."""
+    """State at the put, if the job existed already."""
     attempts: int = 0
     epoch: int = 0
-    """Of its partition, for event ids; 0: not read, because the request waits."""
+    """Its partition's epoch, for event ids; 0: not read, because the client waits for the answer."""
 
 
 class Queue:
-    """Queue client; coalesces concurrent calls. Many may share a RedisClient. With a `headroom`, it refuses jobs whose
-    output would not fit into the store's memory beside what is reserved for others."""
+    """Queue client; coalesces concurrent calls. With a `headroom`, it refuses jobs whose output would not fit into the
+    store's memory beside the reservations of other jobs."""
 
     def __init__(self, wire: RedisClient, headroom: Headroom | None = None) -> None:
         self._wire, self._headroom, self._quotas = wire, headroom, Quotas(wire)

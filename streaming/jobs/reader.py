@@ -1,6 +1,6 @@
 """Job reader: reads the records of jobs, and their tokens from the workers' logs.
 
-It writes one thing only: a job whose record cannot be read is failed by whoever finds it, so that nobody waits for it.
+It only writes if a record is unreadable: it then fails the job, so that no client waits for it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from streaming.redis.failures import translated
 log = logging.getLogger(__name__)
 
 PAGE = 100
-"""Records read, and then parsed, before others have their turn."""
+"""Records read and parsed before the event loop runs other tasks."""
 
 
 class JobReader:
-    """Many may share a wire; single records asked of one of them are read together."""
+    """Reads records and tokens. Concurrent reads of single records share one command."""
 
     def __init__(self, wire: RedisClient) -> None:
         self._wire = wire
         self._records, self._stands = ScriptBatcher(wire, "record"), ScriptBatcher(wire, "stand")
         self._places, self._histories = QueuePositions(wire), Histories(wire)
         self._ended: dict[str, asyncio.Task[JobRecord]] = {}
-        """Reads of jobs that had ended before, which serve all who ask meanwhile."""
+        """Running reads of ended jobs, which concurrent callers share."""
 
     async def record(self, job_id: str, *, rows: bool = True) -> JobRecord:
-        """Without `rows` those of a long result are passed over. Raises UnknownJob, Unavailable."""
+        """Read a job's record. Without `rows`, skip those of a long result. Raises UnknownJob, Unavailable."""
         _, partition, args = _record_call(job_id)
         record = await self._read(job_id, *await self._records.call(partition, *args), rows=rows)
         if record is None:
@@ -48,8 +48,8 @@ class JobReader:
         return record
 
     async def outline(self, job_id: str, tenant: str = "") -> JobRecord:
-        """The same, but that a long result is not fetched at all: its end then has neither rows nor `generated`. With
-        `tenant`: one of another's is not fetched either. Raises UnknownJob (also of another tenant's), Unavailable."""
+        """Read a job's record, but do not fetch a long result: its terminal then has neither rows nor `generated`. With
+        `tenant`, do not fetch another tenant's job. Raises UnknownJob (also for another tenant's), Unavailable."""
         _, partition, args = _record_call(job_id, results=False, tenant=tenant)
         record = await self._read(job_id, *await self._records.call(partition, *args))
         if record is None:
@@ -57,7 +57,7 @@ class JobReader:
         return record
 
     async def ended(self, job_id: str) -> JobRecord:
-        """The record of a job that has ended, as the caller knows. Raises UnknownJob, Unavailable."""
+        """Read the record of a job that the caller knows to have ended. Raises UnknownJob, Unavailable."""
         reading = self._ended.get(job_id)
         if reading is None:
             reading = self._ended[job_id] = asyncio.create_task(self.record(job_id))
@@ -67,13 +67,13 @@ class JobReader:
     def _read_out(self, job_id: str, reading: asyncio.Task[JobRecord]) -> None:
         del self._ended[job_id]
         if not reading.cancelled():
-            reading.exception()  # nobody may have waited for it to the end
+            reading.exception()  # every waiting caller may have been cancelled: mark the error as retrieved
 
     async def records(
         self, job_ids: Sequence[str], *, bodies: bool = True, resultless: Container[str] = ()
     ) -> list[JobRecord | None]:
-        """Many at once; None for one that is not kept, a failed one for one that cannot be read. Without `bodies` the
-        job of each is only what stands beside its body; of the `resultless` a long result is not fetched. Raises
+        """Read many records: None for a job that is not kept, a failed one for an unreadable record. Without `bodies`,
+        each job has only the fields beside its body. Long results of the `resultless` jobs are not fetched. Raises
         Unavailable."""
         found: list[JobRecord | None] = []
         for first in range(0, len(job_ids), PAGE):
@@ -93,7 +93,7 @@ class JobReader:
     async def _read(
         self, job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True, rows: bool = True
     ) -> JobRecord | None:
-        """A record that cannot be read fails its own job, and nobody else's read. Raises Unavailable."""
+        """Parse a record. An unreadable one fails its own job, not the caller's read. Raises Unavailable."""
         end = None
         if result := _long_result(fields):
             end = await self._wire.turns.run(read_end(job_id, result, rows=rows))
@@ -103,26 +103,26 @@ class JobReader:
             return malformed_record(job_id, fields, await fail_malformed(self._wire, job_id, error))
 
     async def history(self, job_id: str, runs: Sequence[LoggedRun]) -> History:
-        """What these runs of a job have logged; jobs asked for at the same time share one pass over each log.
+        """Read what these runs of a job have logged; concurrent calls share one pass over each log.
 
-        Raises Unavailable, NewerMessage (one of its workers is of a newer version).
+        Raises Unavailable, NewerMessage (one of its workers has a newer version).
         """
         return await self._histories.read(HistoryRequest(job_id, runs))
 
     def frames(self, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
-        """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left
-        out. Raises Unavailable, NewerMessage."""
+        """Iterate over a worker's log from frame `first` on: the frames of all reply addresses, without malformed ones.
+        Raises Unavailable, NewerMessage."""
         return read_log(self._wire, partition, worker, first)
 
     async def position(self, record: JobRecord, old_s: float = 0.0) -> int:
-        """How many jobs of the same lane come first (at most 1000 are counted), as it was at most `old_s` ago: then one
-        look serves all who ask. Raises Unavailable."""
+        """How many jobs of the same lane come first (counted up to 1000). The answer may be `old_s` old, so that one
+        read serves many callers. Raises Unavailable."""
         if record.state is not JobState.QUEUED:
             return 0
         return await self._places.before(partition_of(record.job.id) or 0, record.lane, record.entry, old_s)
 
     async def again(self, record: JobRecord) -> JobRecord:
-        """The same job as it stands now; while it waits its body is not read again. Raises UnknownJob, Unavailable."""
+        """Read the job's record again; while it waits, without its body. Raises UnknownJob, Unavailable."""
         job_id = record.job.id
         state, lane, entry, epoch = await self._stands.call(partition_of(job_id) or 0, job_id)
         if state != b"queued":
@@ -144,7 +144,7 @@ def _record_call(job_id: str, *, bodies: bool = True, results: bool = True, tena
 
 
 def _long_result(fields: Sequence[bytes]) -> bytes:
-    """What a worker wrote of a job's end, if it is long; else b""."""
+    """The encoded terminal message of a job, if it is long; else b""."""
     if isinstance(fields, bytes) or b"record" not in fields[::2]:
         return b""
     result = fields[2 * fields[::2].index(b"record") + 1]
@@ -152,7 +152,7 @@ def _long_result(fields: Sequence[bytes]) -> bytes:
 
 
 async def fail_malformed(wire: RedisClient, job_id: str, error: Exception) -> int:
-    """Fail a job whose record cannot be read, unless it has ended, so that nobody waits for it. Returns when it ended
+    """Fail a job whose record is unreadable, unless it has ended, so that no client waits for it. Returns when it ended
     (ms), 0 if it is not kept. Raises Unavailable."""
     log.error("the record of a job cannot be read, the job fails: %s", error, extra={"job": job_id})
     return int(await wire.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))

@@ -1,7 +1,7 @@
-"""Records of jobs: what the store keeps of each, and how it is parsed.
+"""Job records: what the store keeps of each job, and the parser of it.
 
-While a job runs its tokens lie in the logs of the workers that ran it (one entry per engine step, all jobs of that
-worker together); the record names each run and the frame it began with. At the end the record holds them all.
+While a job runs, its tokens are in the logs of the workers that ran it (one entry per engine step, with all jobs of
+that worker). The record names each run and its first frame. When the job has ended, the record holds all tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from telemetry.latency import Stamps
 log = logging.getLogger(__name__)
 
 MAX_NUMBER = 10**18
-"""What the scripts take for a number of a record is less."""
+"""The scripts treat only smaller values as valid numbers of a record."""
 MAX_FRAME = 10**15
 
 LONG_BYTES = 64 * 1024
-"""A result of so many bytes is read in slices, a millisecond or two of work, and only by those who want its rows."""
+"""A result of at least this size is decoded in slices of a few ms, and only for callers who want its rows."""
 
 NEWER = Failure(
     "newer_version",
@@ -54,7 +54,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as it stands. Times are Redis milliseconds, 0 for "not yet"."""
+    """A job's present state. Times are Redis milliseconds, 0 for "not yet"."""
 
     job: Job
     state: JobState
@@ -68,43 +68,43 @@ class JobRecord:
     done_ms: int
     deadline_ms: int
     epoch: int
-    """Of its events: grows when the store was found to have lost data, and when the job begins anew."""
+    """Epoch of its event ids: grows when the store has lost data, and when the job starts over."""
     resets: int
-    """The job's own part of it."""
+    """The job's own part of `epoch`; the rest is its partition's."""
     keep_s: int
     runs: tuple[LoggedRun, ...]
     addresses: tuple[str, ...]
-    """Where its tokens are sent to."""
+    """Reply addresses: the channels to which its worker sends its tokens."""
     terminal: Terminal | None
-    """Of a job that has ended."""
+    """How it ended; None while it has not."""
     stamps: Stamps = field(default_factory=Stamps)
-    """Microseconds of Redis time. Those of the answer are there when `delivered` is."""
+    """Microseconds of Redis time; without those in `delivered`."""
     delivered: Delivered | None = None
-    """When its answer was handed on, if somebody waited for it."""
+    """When its answer was sent, if a client waited for it."""
     fault: str = ""
-    """Why its body cannot be read: `job` then holds only what stands beside the body."""
+    """Why its body cannot be read, or "". If it cannot, `job` has only the fields that the record holds beside it."""
 
     @property
     def rowless(self) -> bool:
-        """Whether the rows of its end were left out."""
+        """Whether the rows of its result were not read."""
         return self.terminal is not None and self.terminal.seq > 0 and not self.terminal.rows
 
     @property
     def completed(self) -> bool:
-        """Whether there is a result, as far as it has been read."""
+        """Whether the job has a readable result."""
         return self.terminal is not None and self.state is self.terminal.state is JobState.COMPLETED
 
     @property
     def newer(self) -> bool:
-        """Whether the end of the job is there, but only a newer version can read it."""
+        """Whether the job has ended, but only a newer version can read how."""
         return self.terminal is not None and self.terminal.failure is NEWER
 
 
 def parse_record(
     job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool = True, end: Terminal | None = None
 ) -> JobRecord | None:
-    """The fields of a job hash, each before its value, and its partition's epoch, as a Record; None if there is none.
-    `end`: its result, where that has been decoded already.
+    """Parse a job's hash (names and values in turn) and its partition's epoch. None if there is no such job. `end`: its
+    result, if it is already decoded.
 
     Raises MalformedJob.
     """
@@ -119,7 +119,7 @@ def parse_record(
 def _parsed(
     job_id: str, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool, end: Terminal | None
 ) -> JobRecord | None:
-    """Raises what a record that is not ours makes the parts of it raise."""
+    """Raises any error that parsing an invalid record may cause; the caller maps them to MalformedJob."""
     raw = {name.decode(): value for name, value in zip(fields[::2], fields[1::2], strict=True)}
     state_bytes, body = raw.get("state"), raw.get("body") if bodies else b""
     if state_bytes is None or body is None:
@@ -159,15 +159,15 @@ def _parsed(
 
 
 def end_of(job_id: str, state: JobState, data: bytes | None, reason: str) -> Terminal | None:
-    """The end of a job, None if it has not ended; of one that cannot be read, that it cannot. `data`: its record or its
-    summary, if a worker wrote one; `reason`: why it ended without."""
+    """How a job ended; None if it has not. An unreadable result counts as a failure. `data`: its record or its summary,
+    if a worker wrote one; `reason`: why it ended without one."""
     if not data:
         return Terminal(job_id, state, 0, failure=REASONS.get(reason)) if state.final else None
     return at_once(read_end(job_id, data))
 
 
 def read_end(job_id: str, data: bytes, *, rows: bool = True) -> Sliced[Terminal]:
-    """What a worker wrote of a job's end. Where that cannot be read, that it cannot."""
+    """Decode the terminal message that a worker wrote; an unreadable one counts as a failure."""
     try:
         if len(data) < LONG_BYTES:
             return decode_terminal(data)
@@ -180,12 +180,12 @@ def read_end(job_id: str, data: bytes, *, rows: bool = True) -> Sliced[Terminal]
 
 
 def malformed_end(job_id: str) -> Terminal:
-    """The end of a job of which something cannot be read."""
+    """The terminal message of a job whose record is unreadable."""
     return Terminal(job_id, JobState.FAILED, 0, failure=MALFORMED)
 
 
 def _delivered(data: bytes | None) -> Delivered | None:
-    """Only people who look at the timing miss one that cannot be read."""
+    """Decode delivery times; None if they are unreadable, because only the timing needs them."""
     try:
         return decode_delivered(data) if data else None
     except DecodeError:
@@ -198,7 +198,7 @@ def malformed_keep_s(data: bytes | None) -> int:
 
 
 def malformed_record(job_id: str, fields: Sequence[bytes], done_ms: int) -> JobRecord:
-    """What is shown of a job whose record cannot be read: its id, whose it is, that it failed, and when."""
+    """The record to show for an unreadable one: id and tenant of the job, that it failed, and when."""
     words = list(fields) if not isinstance(fields, bytes) else []
     raw = dict(zip(words[::2], words[1::2], strict=False))
     tenant = raw.get(b"tenant", b"").decode(errors="replace")
@@ -226,7 +226,7 @@ def malformed_record(job_id: str, fields: Sequence[bytes], done_ms: int) -> JobR
 
 
 def stamps_of(job: Job, state: JobState, raw: Mapping[str, bytes], terminal: Terminal | None) -> Stamps:
-    """What is written of a job's way, but for its answer's; see `with_delivery`."""
+    """The job's timestamps in its record, without those of its answer (see `with_delivery`)."""
 
     def exact(name: str) -> int | None:
         return round(float(raw.get(name) or 0) * 1000) or None
@@ -236,7 +236,7 @@ def stamps_of(job: Job, state: JobState, raw: Mapping[str, bytes], terminal: Ter
         received=job.received_us or None,
         accepted=exact("created"),
         started=exact("started") or exact("claimed"),
-        claimed=None if state is JobState.QUEUED else exact("claimed"),  # else the claim of a worker that was lost
+        claimed=None if state is JobState.QUEUED else exact("claimed"),  # a queued job's is of a lost worker
         released=generated.released or None,
         scheduled=generated.scheduled or None,
         first_token=generated.first or None,
@@ -257,8 +257,8 @@ def with_delivery(stamps: Stamps, delivered: Delivered) -> Stamps:
 
 
 def _job(job_id: str, body: bytes, word: Callable[[str], str]) -> tuple[Job, str]:
-    """The job as it was put, and ""; of one whose body cannot be read what stands beside the body, so that it can be
-    shown, and why."""
+    """The job as it was put, and "". If its body is unreadable: the fields beside the body, for display, and the
+    reason."""
     try:
         return decode_job(body), ""
     except DecodeError as error:
@@ -266,13 +266,13 @@ def _job(job_id: str, body: bytes, word: Callable[[str], str]) -> tuple[Job, str
 
 
 def _beside(job_id: str, word: Callable[[str], str]) -> Job:
-    """What a record says of a job beside its body."""
+    """A job made of the fields that a record holds beside the body."""
     model, priority = parse_lane(word("lane"))
     return Job(id=job_id, model=model, tenant=word("tenant"), priority=priority, prompt=Text(("",)))
 
 
 def read_number(data: bytes | None) -> int:
-    """A number of a record, 0 where there is none, as the scripts take it for one. Raises ValueError."""
+    """Parse a number of a record by the rules of the scripts; 0 if there is none. Raises ValueError."""
     found = float(data or 0)
     if not 0 <= found < MAX_NUMBER:
         raise ValueError(f"{data!r} is out of range")
@@ -280,7 +280,7 @@ def read_number(data: bytes | None) -> int:
 
 
 def parse_runs(text: str) -> tuple[LoggedRun, ...]:
-    """`worker:frame:number;worker:frame:number;` as written by the claim script. Raises ValueError."""
+    """Parse `worker:frame:number;worker:frame:number;` as the claim script writes it. Raises ValueError."""
     parts = [part.split(":") for part in text.split(";")[:-1]]
     runs = tuple(LoggedRun(Run(worker, int(number)), int(frame)) for worker, frame, number in parts)
     if not all(0 <= run.frame < MAX_FRAME for run in runs):

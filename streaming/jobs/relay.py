@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 SILENCE_S, MAX_SILENCE_S = 2.0, 60.0
 """Before a silent inbox is checked against its record: with few inboxes, and with very many."""
 CHECKS_PER_S = 200
-"""Checks of silent inboxes, at most."""
+"""Maximum number of silent inboxes checked per second."""
 
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
 
 class Relay:
-    """Started once per API process. `address` is what jobs carry as their reply_to."""
+    """Relay of one API process. `address` is the channel that its jobs carry as their `reply_to`."""
 
     def __init__(self, wire: RedisClient) -> None:
         self.address = channel("api", secrets.token_hex(6))
@@ -54,19 +54,19 @@ class Relay:
         self._audiences: dict[str, Subscribers] = {}
         """By job."""
         self._behind: set[ReorderBuffer] = set()
-        """Inboxes that may miss something: looked at before the others."""
+        """Inboxes that may lack deltas; they are checked before the others."""
         self._hurry = asyncio.Event()
         self._streams: dict[str, dict[int, tuple[ReorderBuffer, ...]]] = {}
-        """The inboxes of these audiences by worker and number: what a frame is dealt by."""
+        """The inboxes for each run, by worker and number of the run: where the rows of a frame go."""
         self._followers: dict[int, Rounds[ReorderBuffer, None]] = {}
-        """By partition: inboxes that begin to follow at the same time are brought up to date together."""
+        """By partition. Inboxes that start to follow at the same time read the log together."""
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()
-        """Long ends that are being decoded."""
+        """Tasks that decode long terminal messages."""
         self.connected = asyncio.Event()
 
     async def start(self) -> None:
-        """Subscribe (in the background, again and again) and begin to look after silent inboxes."""
+        """Start the background tasks: the subscription, renewed when it is lost, and the check of silent inboxes."""
         self._tasks = [asyncio.create_task(supervise(work, TICK_S)) for work in (self._listen, self._look_after)]
 
     async def stop(self) -> None:
@@ -79,7 +79,7 @@ class Relay:
     def open(
         self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
     ) -> ReorderBuffer:
-        """The inbox of a job that carries this process's address (open it before the job is put, close it after)."""
+        """Open an inbox for a job that carries this process's address: before the job is put. Close it afterwards."""
         inbox = ReorderBuffer(job_id, after, runs=runs, whole=whole, rowless=rowless)
         inbox.checked = asyncio.get_running_loop().time()
         audience = self._audiences.setdefault(job_id, Subscribers())
@@ -88,7 +88,7 @@ class Relay:
         return inbox
 
     def close(self, inbox: ReorderBuffer) -> None:
-        """No more replies to this inbox. Idempotent."""
+        """Stop deliveries to this inbox. Idempotent."""
         audience = self._audiences.get(inbox.job_id)
         if audience is None or inbox not in audience.inboxes:
             return
@@ -98,7 +98,7 @@ class Relay:
             del self._audiences[inbox.job_id]
 
     def _set_subscribers(self, audience: Subscribers, inboxes: tuple[ReorderBuffer, ...]) -> None:
-        """From now on these are the audience."""
+        """Replace the inboxes of a job."""
         audience.inboxes = inboxes
         for worker, number in audience.streams:
             streams = self._streams[worker]
@@ -110,11 +110,11 @@ class Relay:
                 del self._streams[worker]
 
     def listening(self, job_id: str) -> bool:
-        """Whether anybody in this process still waits for this job."""
+        """Whether this process has an open inbox for this job."""
         return job_id in self._audiences
 
     async def follow(self, inbox: ReorderBuffer, *, joining: bool = False) -> None:
-        """Have a job of somebody else sent here too; what came before is read from the log.
+        """Subscribe to a job that another process put, and read its earlier deltas from the log.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
@@ -126,7 +126,7 @@ class Relay:
         await self._followers[partition].ask(inbox)
 
     async def _listen(self) -> None:
-        """A lost subscription is taken up again; what was missed meanwhile is read from the log."""
+        """Renew a lost subscription, and read the deltas that were missed from the log."""
         while True:
             try:
                 async with self._wire.subscribe(self.address) as subscription:
@@ -146,7 +146,7 @@ class Relay:
         try:
             reply = decode_reply(data)
         except NewerMessage:
-            return  # its readers are ended when their silence is looked into
+            return  # the next check of its silent inboxes ends their readers
         except DecodeError as error:
             log.error("a reply that is no message was dropped; the log will fill the gap: %s", error)
             return
@@ -169,7 +169,7 @@ class Relay:
         self._note(inbox)
 
     async def _end_long(self, data: bytes) -> None:
-        """The same for an end with very many rows, which are decoded only for those who want them, in slices."""
+        """Like `_end` for a message with very many rows: decode them in slices, and only if an inbox wants them."""
         try:
             head = decode_rowless(data)
             wanted = False
@@ -181,7 +181,7 @@ class Relay:
                 return
             terminal = await self._wire.turns.run(decode_in_slices(data, ROWS_PER_SLICE))
         except NewerMessage:
-            return  # its readers are ended when their silence is looked into
+            return  # the next check of its silent inboxes ends their readers
         except DecodeError as error:
             log.error("the end of a job cannot be read and was dropped; the record is looked at: %s", error)
             return
@@ -199,8 +199,8 @@ class Relay:
         return audience.inboxes if audience else ()
 
     def _dispatch_rows(self, frame: Frame, valid: Container[Run] | None = None) -> None:
-        """A frame's rows to the inboxes of their jobs. Of a frame from the log only those of runs that the records
-        name: a log may also hold what a run wrote that the store has forgotten since."""
+        """Pass a frame's rows to the inboxes of their jobs. For a frame from the log, `valid` holds the runs that the
+        jobs' records name: the log may also hold rows of runs that the store has lost since."""
         worker, number = sys.intern(frame.worker), frame.number
         for stream, opening in frame.openings.items():
             self._open_run(Run(worker, stream), opening)
@@ -222,7 +222,7 @@ class Relay:
     def _pass_on(
         self, rows: Sequence[Delta], streams: Mapping[int, Sequence[ReorderBuffer]], worker: str, number: int
     ) -> None:
-        """Rows of different jobs. Done once a token: for what flows nothing is called but the flow."""
+        """Pass on rows of different jobs. The hot path: for a token that comes in order, it calls only `flow`."""
         now = time.monotonic()
         for row in rows:
             for inbox in streams.get(row.stream, ()):
@@ -235,14 +235,14 @@ class Relay:
                 inbox.seq, inbox.number = row.seq, number
                 try:
                     more = flow(row, now)
-                except Exception as error:  # noqa: BLE001 - whoever pours hears of it; the other inboxes go on
+                except Exception as error:  # noqa: BLE001 - its reader gets the error; the other inboxes continue
                     inbox.stop(error)
                 else:
                     if not more:
                         inbox.stop()
 
     def _open_run(self, run: Run, opening: Opening) -> None:
-        """From now on this number of a worker's stands for that run."""
+        """Connect a run's number in a worker's frames with the inboxes of its job."""
         audience = self._audiences.get(opening.job)
         if audience is None:
             return
@@ -255,8 +255,8 @@ class Relay:
             audience.openings.setdefault(copied, its_opening)
 
     async def _look_after(self) -> None:
-        """Every tick: read the log for inboxes that have long heard nothing; sooner for those that know they miss
-        something."""
+        """Every tick, compare inboxes that received nothing for a while with record and log; check those that miss
+        deltas sooner."""
         loop = asyncio.get_running_loop()
         due_all = loop.time() + TICK_S
         while True:
@@ -276,7 +276,7 @@ class Relay:
                     await asyncio.sleep(TICK_S)
 
     async def _pause(self, seconds: float) -> None:
-        """At most so long; while inboxes are behind, a fraction of a tick, and until then if one comes to be."""
+        """Wait at most `seconds`; less if an inbox is behind, or falls behind meanwhile: then a fraction of a tick."""
         if not self._behind:
             self._hurry.clear()
             await wait(self._hurry, seconds)
@@ -291,7 +291,7 @@ class Relay:
         return [None] * len(inboxes)
 
     async def _refill(self, inboxes: Sequence[ReorderBuffer]) -> None:
-        """Bring inboxes up to date, those of each partition for themselves: one that is down keeps no other waiting.
+        """Bring inboxes up to date. Partitions are read separately, so that an unavailable one delays no other.
 
         Raises Unavailable.
         """
@@ -304,7 +304,7 @@ class Relay:
                 raise error
 
     async def _refill_part(self, inboxes: Sequence[ReorderBuffer]) -> None:
-        """The same for inboxes of one partition, from record and log, each worker's log read once for all."""
+        """Bring the inboxes of one partition up to date from records and logs; each worker's log is read once."""
         now = asyncio.get_running_loop().time()
         there = [inbox.seq > 0 or inbox.accepted for inbox in inboxes]
         standing = [inbox.standing() for inbox in inboxes]
@@ -315,11 +315,11 @@ class Relay:
         records = [by_job[inbox.job_id] for inbox in inboxes]
         behind: dict[tuple[int, str], int] = {}
         unheard: set[str] = set()
-        """Jobs whose worker has found nobody here, or of which the store has lost that there was somebody."""
+        """Jobs whose record no longer has this address: its worker dropped it, or the store lost it."""
         for inbox, record, was_there, held in zip(inboxes, records, there, standing, strict=True):
             inbox.look(now, MAX_SILENCE_S)
             if record is None:
-                if was_there:  # else it was read before the put came, whatever has come since
+                if was_there:  # else the record was read before the put reached the store
                     inbox.end(Terminal(inbox.job_id, JobState.FAILED, inbox.seq, failure=GONE))
             elif record.terminal is not None:
                 inbox.end(record.terminal)
@@ -340,14 +340,14 @@ class Relay:
                 async with aclosing(self._journal.frames(partition, worker, first)) as frames:
                     async for frame in frames:
                         self._dispatch_rows(frame, runs)
-                        if all(inbox.full for inbox in inboxes):  # the rest would be read in vain
+                        if all(inbox.full for inbox in inboxes):  # no inbox can take more
                             self._call_again(inboxes)
                             break
             except NewerMessage:
                 self._end_newer(worker, zip(inboxes, records, strict=True))
 
     def _call_again(self, inboxes: Iterable[ReorderBuffer]) -> None:
-        """Have the log read further once their readers have taken what is here."""
+        """Read on in the log once the readers have taken what their inboxes hold."""
         for inbox in inboxes:
             inbox.stale = True
             self._note(inbox)
@@ -357,8 +357,8 @@ class Relay:
             await self._queue.follow(job_id, self.address)
 
     def _end_newer(self, worker: str, looked: Iterable[tuple[ReorderBuffer, JobRecord | None]]) -> None:
-        """End the readers of jobs that this worker runs: it is of a newer version, and nothing of what it writes can be
-        shown by this process. The jobs go on."""
+        """End the readers of jobs that this worker runs: it has a newer version, and this process cannot read its
+        frames. The jobs continue."""
         log.warning("worker %s is of a newer version: its readers here are told to ask another process", worker)
         for inbox, record in looked:
             if record is not None and record.terminal is None and record.worker == worker:

@@ -1,6 +1,6 @@
-"""One process's connection to Redis: commands, scripts and subscriptions.
+"""Redis client of one process: commands, scripts and subscriptions.
 
-Nothing here retries: a repeated write may be a second write. Who calls knows what may be repeated.
+It never retries, because a repeated write may write twice. Callers decide whether a call is safe to retry.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from streaming.redis.topology import Topology, open_topology
 from streaming.settings import RedisSettings
 
 KEPT = frozenset({"put", "join", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
-"""Scripts whose answer is a promise: at D3 it is given only once a replica has what they wrote."""
+"""Scripts whose answer is a promise: at D3, it waits until a replica has their writes."""
 
 MARK = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], 1)"
-"""A write, also where the store is full: there a plain SET would be refused, and no end of a job be kept."""
+"""A write that a full store accepts too. It would refuse a plain SET, and at D3 no job could end."""
 
 MAX_CALLS = 16
-"""In one command: the server does nothing else until they have run."""
+"""Maximum calls in one command, because the server runs nothing else meanwhile."""
 
 SCAN_SLICE = 1000
 """Keys looked at by one SCAN."""
@@ -44,32 +44,32 @@ Then = Callable[[list[Any] | None], None]
 
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
-    """Of one server, in bytes."""
+    """Memory of one server, in bytes."""
 
     used: int
     allowed: int
     """0: no limit."""
     owed: Mapping[int, int] = field(default_factory=dict)
-    """By partition: what unfinished jobs may still write."""
+    """By partition: bytes that unfinished jobs may still write."""
     at_start: int = 0
-    """What the server used when it started: no job ever gets that."""
+    """Memory that the server used when it started, which jobs can never use."""
 
 
 class RedisClient:
-    """Open one per process, pass it to the parts that speak a piece of the protocol."""
+    """Each process opens one and shares it among all its clients of the store."""
 
     def __init__(self, settings: RedisSettings, topology: Topology) -> None:
         self.settings = settings
         self.redis = topology.client
-        """For single commands on keys; on a cluster it finds the node of each key."""
+        """The library's client, for single commands; on a cluster, it finds the node of each key."""
         self.turns = Turns()
-        """For what is long to decode or to write out."""
+        """Runs long decoding and encoding in slices."""
         self._topology = topology
         self._scripts = load_scripts()
 
     @classmethod
     def open(cls, settings: RedisSettings) -> RedisClient:
-        """Nothing is sent yet; a server that is down shows at the first call."""
+        """Create a client without connecting: if the server is down, the first call fails."""
         return cls(settings, open_topology(settings.url, settings.timeout_s))
 
     @property
@@ -86,9 +86,9 @@ class RedisClient:
         return answer
 
     async def calls(self, calls: Sequence[Call]) -> list[Any]:
-        """Run scripts, in one round trip to each server concerned; in order within a partition, each atomic by itself.
+        """Run scripts in one round trip per server, in order within a partition; each script is atomic.
 
-        Several sent together must bear repetition. At D3 what KEPT names is answered once a replica has it.
+        If there are several calls, each must be safe to repeat. At D3, the answers of KEPT scripts wait for a replica.
         Raises Unavailable (some of them may have run), Fenced.
         """
         answers = await self.outcomes(calls)
@@ -99,8 +99,8 @@ class RedisClient:
         return answers
 
     async def outcomes(self, calls: Sequence[Call]) -> list[Any]:
-        """The same for calls that have nothing to do with each other: the error answer of one stands in its place, as
-        the client library made it. Raises Unavailable."""
+        """Like `calls`, for independent calls: returns an error answer, as the client library's exception, in the place
+        of its call. Raises Unavailable."""
         with translated():
             answers = await self._run(calls)
             if moved := _moved(answers):
@@ -129,7 +129,7 @@ class RedisClient:
         return True
 
     async def _run(self, calls: Sequence[Call]) -> list[Any]:
-        """Each server's part at the same time; answers and error answers."""
+        """Run the calls on all their servers concurrently. Returns answers and error answers."""
         places = {p: await self._topology.place(prefix(p)) for p in {partition for _, partition, _ in calls}}
         parts: dict[str, list[int]] = {place: [] for place in places.values()}
         if len(parts) == 1:
@@ -170,7 +170,7 @@ class RedisClient:
         return self.settings.durability == "D3" and any(script in KEPT for script, _, _ in calls)
 
     def _evalsha(self, calls: Sequence[Call]) -> Command:
-        """Of one script and partition: one command, whatever their number (a command costs more than a call in it)."""
+        """One command for calls of the same script and partition: several commands would cost more."""
         script, partition, _ = calls[0]
         words: list[str | bytes | int] = ["EVALSHA", self._scripts[script].sha, 1, prefix(partition)]
         for _, _, args in calls:
@@ -184,7 +184,7 @@ class RedisClient:
             await self.redis.ping()
 
     async def now_ms(self) -> int:
-        """Redis time, the only clock the protocol knows. Raises Unavailable."""
+        """Redis time, the only clock of the protocol. Raises Unavailable."""
         with translated():
             seconds, micros = await self.redis.time()
         return seconds * 1000 + micros // 1000
@@ -205,7 +205,7 @@ class RedisClient:
 
     @asynccontextmanager
     async def subscribe(self, channel: str) -> AsyncIterator[Subscription]:
-        """Listen to one channel. Raises Unavailable, then or while it is read."""
+        """Subscribe to one channel. Raises Unavailable, also while the subscription is read."""
         with translated():
             async with self._topology.lent() as connection:
                 subscription = Subscription(connection, channel)
@@ -217,7 +217,7 @@ class RedisClient:
                     subscription.end(Unavailable("the subscription was given up"))
 
     async def scan(self, pattern: str) -> AsyncIterator[tuple[str, list[str]]]:
-        """The names of keys in slices, each with the server that has them; a name may come twice. Raises
+        """Iterate over the names of keys in slices, with the server of each slice; a name may come twice. Raises
         Unavailable."""
         with translated():
             places = await self._topology.places()
@@ -231,14 +231,14 @@ class RedisClient:
                     break
 
     async def run_at(self, place: str, commands: Sequence[Command]) -> list[Any]:
-        """Plain commands on keys that one server has, together; answers as they come. Raises Unavailable."""
+        """Run plain commands on keys of one server, together. Raises Unavailable."""
         if not commands:
             return []
         with translated():
             return checked(await self._topology.run_scripts(place, commands))
 
     async def listeners(self, channels: Sequence[str]) -> dict[str, int]:
-        """How many listen to each channel, on all primaries together. Raises Unavailable."""
+        """Count the subscribers of each channel, on all primaries together. Raises Unavailable."""
         counts = dict.fromkeys(channels, 0)
         with translated():
             for place in await self._topology.places():
@@ -248,7 +248,7 @@ class RedisClient:
         return counts
 
     async def memory(self) -> list[ServerMemory]:
-        """Of every primary that holds a partition. Raises Unavailable."""
+        """Read the memory of every primary that holds a partition. Raises Unavailable."""
         return [await self._memory(place, partitions) for place, partitions in (await self.homes()).items()]
 
     async def _memory(self, place: str, partitions: Sequence[int]) -> ServerMemory:
@@ -262,18 +262,18 @@ class RedisClient:
         return ServerMemory(used, allowed, sums, at_start)
 
     async def run_ids(self) -> dict[str, str]:
-        """The run id of every primary by its place: another one means another server process. Raises Unavailable."""
+        """Read each primary's run id, by its place. A new run id means a new server process. Raises Unavailable."""
         with translated():
             places = await self._topology.places()
             found = [checked(await self._topology.run_scripts(place, [("INFO", "server")])) for place in places]
         return {place: _run_id(info) for place, (info,) in zip(places, found, strict=True)}
 
     async def inspect(self) -> dict[str, str]:
-        """What a doctor wants to know of the server, or of one of them. Raises Unavailable."""
+        """Read version, settings and replicas of one server, for `penstock doctor`. Raises Unavailable."""
         return (await self.servers())[0]
 
     async def servers(self) -> list[dict[str, str]]:
-        """The same of every primary. Raises Unavailable."""
+        """Like `inspect`, for every primary. Raises Unavailable."""
         with translated():
             return [await self._facts(place) for place in await self._topology.places()]
 
@@ -300,20 +300,20 @@ class RedisClient:
 
 
 def _setting(answer: Any) -> str:
-    """The value out of a CONFIG GET, or "" where CONFIG is forbidden."""
+    """The value in the answer to CONFIG GET, or "" if CONFIG is forbidden."""
     if isinstance(answer, ResponseError):
         return ""
     return next((value.decode() if isinstance(value, bytes) else str(value) for value in answer.values()), "")
 
 
 def _memory(info: bytes, name: bytes) -> int:
-    """Bytes, out of the lines of INFO memory as they come: this is asked several times a second."""
+    """A number of bytes in the text of INFO memory; parses only this line, because it runs several times a second."""
     found = re.search(rb"^%b:(\d+)" % name, info, re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def _run_id(info: bytes) -> str:
-    """Out of the lines of INFO server; "" where a provider leaves it out."""
+    """The run id in the text of INFO server; "" if the provider hides it."""
     found = re.search(rb"^run_id:(\w+)", info, re.MULTILINE)
     return found[1].decode() if found else ""
 
@@ -323,7 +323,7 @@ def _is_online(value: object) -> bool:
 
 
 def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
-    """In order, those of one script and partition that follow each other together."""
+    """Group consecutive calls of the same script and partition, in order, at most MAX_CALLS each."""
     groups: list[list[Call]] = []
     before: tuple[str, int] | None = None
     for call in calls:
@@ -337,7 +337,7 @@ def _grouped(calls: Sequence[Call]) -> list[list[Call]]:
 
 
 def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) -> list[Any] | None:
-    """Answers and error answers by call, where the connection was lost its error; None: to be sent once more."""
+    """The answer or error of each call; the connection's error if that was lost. None: send the calls once more."""
     if error := sent.exception():
         return [error] * sum(map(len, groups))
     if any(isinstance(answer, Exception) for answer in sent.result()):
@@ -346,7 +346,7 @@ def _begun(sent: asyncio.Future[list[Any]], groups: Sequence[Sequence[Call]]) ->
 
 
 def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[Any]:
-    """What each call was answered; an error of a command is that of each of its calls."""
+    """The answer of each call; the error of a command is the answer of each of its calls."""
     found: list[Any] = []
     for group, answer in zip(groups, answers, strict=False):
         found += [answer] * len(group) if isinstance(answer, Exception) else answer
