@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _unread() -> int:
-    """Whoever read our output has seen enough: no error, and nothing more to flush into the pipe at exit."""
+    """The reader of our output closed the pipe: this is no error, and the exit must flush nothing more into it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())  # type: ignore[union-attr]
     return DONE
 

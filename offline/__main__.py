@@ -169,7 +169,7 @@ class OfflineProcess:
         return 0
 
     def _outward(self, wire: RedisClient) -> list[Coroutine[Any, Any, None]]:
-        """What passes events on."""
+        """Loops that pass events on: to webhooks and to the broker."""
         loops = []
         if self._endpoints:
             loops.append(Postman(wire, self._me.id, self._endpoints, self._metrics).keep_going())

@@ -34,13 +34,13 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a process is started with."""
+    """Arguments, settings and supervisor of a process at its start."""
 
     options: argparse.Namespace
     config: Config
     lifeline: Lifeline
     on_exit: contextlib.ExitStack
-    """What is closed when the event loop has ended."""
+    """Resources to close when the event loop has ended."""
 
 
 def argument_parser(package: str, description: str | None, process_id: str) -> argparse.ArgumentParser:

@@ -354,7 +354,7 @@ def _inherited(before: Plan, now: float) -> Switch:
 
 
 def _prospect(outlook: LaneOutlook, decision: SwitchDecision, *, wakes: bool) -> Prospect:
-    """What a waiting job may expect. While the pace of work is unknown, only the wake-up time is known."""
+    """The expected wait of a lane. While the pace of work is unknown, only the wake-up time is known."""
     if not decision.want and not wakes:
         return Prospect(None)
     if math.isfinite(outlook.wait_s):

@@ -13,13 +13,13 @@ from streaming.priority import Priority
 GROUP = "workers"
 """The consumer group of every lane; a consumer is a worker's lease id."""
 FLEET_SLOT = -1
-"""Stands for that slot where otherwise a partition's number stands."""
+"""The number of the fleet's slot, in the place of a partition's number."""
 BROKER = f"{ROOT}celery:"
-"""What the names of all keys of Celery's broker begin with. They hold reminders, never work: all of it may be lost."""
+"""Prefix of all keys of Celery's broker. They hold only reminders, so losing them loses no work."""
 
 
 def prefix(partition: int) -> str:
-    """What all keys of a partition, or of the fleet's slot, begin with."""
+    """Prefix of all keys of a partition, or of the fleet's slot."""
     return f"{ROOT}{{{'fleet' if partition == FLEET_SLOT else partition}}}:"
 
 
@@ -62,8 +62,8 @@ def channel(kind: str, name: str) -> str:
 
 
 def lua_prelude() -> str:
-    """The catalogue as Lua functions over `P`, the prefix of the slot a script runs in. They say KEYS[1] for it: each
-    call of a script makes its functions anew, and one that uses no local of the script's is the cheapest to make."""
+    """The catalogue as Lua functions. They read the prefix of the script's slot from KEYS[1] rather than from the local
+    `P`, because Redis creates the functions at each call, and a function without upvalues costs least."""
     lines = ["local P = KEYS[1]", f"local GROUP = '{GROUP}'", f"local CHANNEL = '{ROOT}'"]
     lines.append("local PRIORITIES = {" + ", ".join(f"'{priority}'" for priority in Priority) + "}")
     for key in (*CATALOGUE, *FLEET):

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 Folding = TypeVar("Folding", Counts, BufferedGauge, Tallies)
 
 GaugeMode: TypeAlias = Literal["livesum", "livemostrecent"]
-"""How the gauges of several processes count together: those of processes that live."""
+"""How the gauges of several live processes are combined."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what `Metrics.expose` returns."""
+"""Content type of the text that `Metrics.expose` returns."""
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -47,7 +47,7 @@ GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model")
 
 
 class AnswerMetrics(NamedTuple):
-    """What is counted of the answers of one operation and model: looked up together, for every answer needs them."""
+    """The metrics of the answers of one operation and model, looked up together because every answer needs all."""
 
     duration: BufferedHistogram
     first_token: BufferedHistogram
@@ -65,7 +65,7 @@ class Metrics:
     def __init__(self, metrics_dir: str, role: str, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._folding: list[Counts | BufferedGauge | Tallies] = []
-        """What is counted per request or per token: cheaply here, and passed on by `fold`."""
+        """Buffered metrics, counted per request or per token; `fold` adds them to the library's metrics."""
         self._answers: dict[tuple[str, str], AnswerMetrics] = {}
         self._dir = Path(metrics_dir) if metrics_dir else None
         self._servers: list[tuple[WSGIServer, threading.Thread]] = []

@@ -62,7 +62,7 @@ class Attempt:
         self._prompts: dict[int, tuple[int, int]] = {}
         """By choice: tokens of its prompt, and how many of them were cached, as the first engine counted."""
         self._unlogged_prompts: dict[int, tuple[int, int]] = {}
-        """Those of `_prompts` that no delta carries yet. Later attempts read the count from the log."""
+        """The entries of `_prompts` that no delta contains yet. Later attempts read the counts from the log."""
         for row in history.rows:
             if row.finish:
                 self._finishes[row.index] = row.finish

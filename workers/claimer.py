@@ -50,7 +50,7 @@ class ClaimTarget(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the engine can do."""
+        """Capabilities of the engine."""
         ...
 
     @property

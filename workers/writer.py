@@ -80,7 +80,7 @@ class Writer:
         self._lease, self._partition = lease, partition
         self._oldest, self._everything, self._on_written = oldest, everything, on_written
         self.step = StepWrite()
-        """What the next `send` writes."""
+        """Deltas and openings that the next `send` writes."""
         self._checkpoints: list[Checkpoint] = []
         self._finishes: list[Finish] = []
         self._failed = asyncio.Queue[Write | Exception]()

@@ -53,7 +53,7 @@ SLOTS_MAX_AGE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class BatchTools:
-    """What every turn needs of its process."""
+    """Objects of the process that every turn shares."""
 
     wire: RedisClient
     headroom: Headroom

@@ -28,7 +28,7 @@ class SurveyInterrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What lines of a batch must satisfy."""
+    """Conditions that each line of a batch must satisfy."""
 
     endpoint: str
     models: Collection[str]

@@ -51,7 +51,7 @@ StopReason: TypeAlias = Literal["", "expired", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """What every turn of a process works with."""
+    """Tools and settings of the process that every turn uses."""
 
     tools: BatchTools
     file_store: FileStore

@@ -12,7 +12,7 @@ from streaming.priority import Priority
 
 
 class BatchState(StrEnum):
-    """Where a batch stands, in OpenAI's words."""
+    """State of a batch, by OpenAI's names."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"
@@ -29,7 +29,7 @@ class BatchState(StrEnum):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for: every line of a file as a request to one endpoint."""
+    """The owner's request: every line of a file is a request to one endpoint."""
 
     id: str
     tenant: str
@@ -38,19 +38,19 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     input_file: str
     window: str
-    """As the client said it: 15m, 1h, 24h or none."""
+    """As the client wrote it: 15m, 1h, 24h or none."""
     window_ms: int | None = None
-    """From creation to the last line."""
+    """Time limit from creation to the last line; None: no limit."""
     output_keep_ms: int
     metadata: dict[str, str] = {}
     token_limit: int | None = None
-    """Tokens its tenant may have waiting, this batch's among them."""
+    """Tokens that its tenant may have waiting, including this batch's."""
     events: str = ""
     """Recipients of the event of its end, as letters: "b" the broker, "w" webhooks; "": none."""
 
 
 class LineFault(msgspec.Struct, frozen=True):
-    """What is wrong with one line, or with a whole file (line 0)."""
+    """An error in one line, or in the whole file (line 0)."""
 
     line: int
     code: str

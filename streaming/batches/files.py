@@ -24,7 +24,7 @@ UNREADABLE = "(its record cannot be read)"
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a file. Its bytes lie in the folder of files, under its id; `name` is for people only."""
+    """Record of a file. Its bytes are in the folder of files, under its id; `name` is only for people."""
 
     id: str
     tenant: str

@@ -35,7 +35,7 @@ class Event:
     at_ms: int
     partition: int
     entry: str
-    """Its entry in the outbox."""
+    """Id of its entry in the outbox."""
 
     @property
     def id(self) -> str:

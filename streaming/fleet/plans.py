@@ -26,7 +26,7 @@ SHARE_S = 10
 """A machine that does not ask for its share of a pool for so long counts as gone."""
 
 PoolKind: TypeAlias = Literal["local", "kubernetes", "dry-run"]
-"""What carries out a plan: the supervisors of each machine, a cluster's controllers, or nothing."""
+"""Who executes a plan: the supervisors of each machine, a cluster's controllers, or nobody."""
 
 
 class Cordoned(msgspec.Struct, frozen=True, array_like=True):
@@ -55,7 +55,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Without cordoned workers; of all shapes together."""
     reason: str
     epoch: int = 0
-    """Of the leader that published it."""
+    """Epoch of the leader that published it."""
     at_ms: int = 0
     """Redis time of the observation that it was decided on."""
     pool: PoolKind = "local"
@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 ActionKind: TypeAlias = Literal[
     "lead", "up", "down", "switch", "cordon", "start", "drain", "scale", "remove", "set", "pause", "resume"
 ]
-"""What a leader decides, a pool does, or an operator decides."""
+"""Kinds of decisions of a leader or an operator, and of actions of a pool."""
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,7 +98,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     was: int | None = None
     worker: str = ""
     shape: str = ""
-    """Of which pool, where the model has several."""
+    """Shape of the pool, if the model has several."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,23 +10,23 @@ Role: TypeAlias = Literal["redis", "api", "worker", "scheduler", "offline"]
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker has ended of one lane since its start."""
+    """Counts of one lane's jobs that a worker has ended since its start."""
 
     jobs: int = 0
     tokens: int = 0
     """Prompts and answers together."""
     failed: int = 0
-    """Jobs among them that failed by the engine's fault."""
+    """Jobs of these that failed by a fault of the engine."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One process as it says of itself, every few seconds. What counts up does so from its start."""
+    """The report that a process writes about itself every few seconds. Counters start at 0 when the process starts."""
 
     role: Role
     id: str
-    """Its name for people; several machines may use the same one."""
+    """Name for people; processes of several machines may have the same one."""
     life: str
-    """Random, and new with each start: what tells processes of the same name apart."""
+    """Random id, new at each start, which distinguishes processes of the same name."""
     pid: int
     host: str
     state: str

@@ -93,14 +93,14 @@ class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):
-    """What one engine step gave the jobs of one API process: log entry and pub/sub message alike.
+    """The deltas of one engine step for the jobs of one API process, as one log field and as one pub/sub message.
 
-    A run is opened once, in the first frame with deltas of it that an address gets; from then on its number stands for
-    it. Most of what a token weighs on the wire was its job's id.
+    The first frame of a run that an address gets contains the run's opening. Later frames name the run only by its
+    number, because the job's id would be most of a token's size.
     """
 
     worker: str
     number: int
     rows: tuple[Delta, ...]
     openings: dict[int, Opening] = {}
-    """Runs by the numbers that stand for them, in every frame of this worker from now on."""
+    """Openings of runs, by the numbers that name the runs in this and later frames of the worker."""

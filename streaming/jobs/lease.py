@@ -97,7 +97,7 @@ class Finish(msgspec.Struct, frozen=True):
 
     terminal: Terminal
     number: int
-    """Number of the run that ends it: refused if the job has been claimed anew since."""
+    """Number of the run that ends it: refused if the job was claimed again since."""
     with_rows: bool
     """Publish the rows with it: the reader has not received them as deltas."""
     dead: str = ""

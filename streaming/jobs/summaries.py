@@ -25,13 +25,13 @@ FIELDS = (
     *("state", "lane", "attempt", "created", "claimed", "started", "done", "keep", "reason", "summary"),
     *("metadata", "epoch", "runs"),
 )
-"""As `recent.lua` returns them."""
+"""Fields of a job, in the order in which `recent.lua` returns them."""
 
 MAX_LOOKED = 250
 """Jobs read in one round from all partitions together, but from each at least the page's limit. The server is blocked
 meanwhile."""
 MAX_ROUNDS = 4
-"""For one page."""
+"""Maximum rounds of reads for one page."""
 
 Place: TypeAlias = tuple[int, str]
 """A job's place in the list: the time (ms) of its acceptance, and its id."""
@@ -52,7 +52,7 @@ class Summary:
     keep_s: int
     epoch: int
     terminal: Terminal | None
-    """Of a job that has ended, without its rows."""
+    """How the job ended, without its rows; None while it has not."""
     runs: Sequence[Run] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ from streaming.redis.failures import translated
 async def page(
     wire: RedisClient, key: str, after: tuple[int, str] | None, limit: int, *, newest_first: bool = True
 ) -> list[tuple[str, int]]:
-    """Read up to `limit` members with their scores, behind the cursor `after` (score, member). Members of the same
+    """Read up to `limit` members with their scores, after the cursor `after` (score, member). Members of the same
     score are ordered by name, so no page skips one. Raises Unavailable."""
     found: list[tuple[str, int]] = []
     skip, start = 0, str(after[0]) if after else None

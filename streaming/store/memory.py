@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 ADMISSION_SHARE = 0.8
 BATCH_LINE_SHARE = 0.7
-"""The same for lines of batches: the rest is left to requests whose clients wait."""
+"""Shares of maxmemory that requests, and lines of batches, may fill. Requests may fill more: their clients wait."""
 IDLE_SHARE, IDLE_BYTES = 0.02, 2 << 20
 """Expected memory of a store without jobs, beyond what the server used at its start: connections, scripts, keys of
 processes. A job that needs more than the rest could never be accepted."""
@@ -51,7 +51,7 @@ class Reservation:
     """The most bytes that all jobs of the partition may reserve together, which `put` checks; None: there is no
     limit."""
     share: Share | None = None
-    """The server, as of the check that the reservation was made by; a later check counts anew."""
+    """The server's memory at the check before the reservation; later checks start a new `Share`."""
     size: int = 0
 
     def give_back(self) -> None:
