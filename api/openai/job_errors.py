@@ -19,7 +19,7 @@ def job_unreadable(job_id: str, retry_s: float = 1) -> ApiError:
 
 
 def wait_timeout(job_id: str, waited_s: float) -> ApiError:
-    """The work goes on, so a retry would do it twice."""
+    """The job continues, so a retry would compute it twice."""
     message = (
         f"No result after {waited_s:g} s. The job goes on: read it at /v1/jobs/{job_id}, "
         "or ask with stream: true, which has no such limit."
@@ -29,7 +29,7 @@ def wait_timeout(job_id: str, waited_s: float) -> ApiError:
 
 
 def stream_reset(job_id: str) -> ApiError:
-    """The store lost tokens that were already sent, and others took their place: nothing may be spliced."""
+    """The store lost tokens that were already sent, and others replaced them: the two texts must not be joined."""
     message = f"The store lost part of this stream. Read it again from its start at /v1/jobs/{job_id}/events."
     return ApiError(500, "stream_reset", message, headers=FINAL | {"X-Job-Id": job_id})
 

@@ -14,17 +14,17 @@ from api.stream.bounded_protocol import BoundedProtocol
 from api.stream.transport import CHUNK_END, chunk_head
 
 MAX_UNSENT_BYTES = 16 * 1024
-"""Bytes kept for a reader that is behind, beside what the kernel keeps; the rest of its tokens wait in the log."""
+"""Bytes kept for a reader that is behind, besides the kernel's buffer; its other tokens wait in the log."""
 
 
 class BackpressureListener(Protocol):
-    """Whatever writes chunks onto the transport itself."""
+    """A writer of chunks, whose `paused` the connection sets while the reader is behind."""
 
     paused: bool
 
 
 class Connection(BoundedProtocol):
-    """Given to each request as `scope["state"]["connection"]`."""
+    """The connection of a request, as `scope["state"]["connection"]`."""
 
     _carried: BackpressureListener | None = None
 
@@ -33,7 +33,7 @@ class Connection(BoundedProtocol):
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
 
     def carry(self, carried: BackpressureListener | None) -> bool:
-        """Tell `carried` from now on whether the reader is behind; returns whether it is."""
+        """From now on, set `carried.paused` while the reader is behind. Returns whether it is behind now."""
         self._carried = carried
         return self.flow.write_paused
 
@@ -51,9 +51,9 @@ class Connection(BoundedProtocol):
             self._carried.paused = False
 
     def write_chunk(self, data: bytes) -> bool:
-        """One chunk of a body that was begun without a length. False, and nothing is written, if the reader is behind.
+        """Write one chunk of a chunked body. Returns False, and writes nothing, if the reader is behind.
 
-        What is written to a client that has left is dropped; the server tells of its leaving by itself.
+        A chunk for a client that has disconnected is dropped; `watch` reports the disconnect.
         """
         if self.flow.write_paused:
             return False
@@ -63,7 +63,7 @@ class Connection(BoundedProtocol):
         return True
 
     def cut_off(self) -> None:
-        """End the connection of a reader who does not take its answer, and drop what it has not taken."""
-        if self.cycle is not None:  # else the client has just left by itself
+        """Disconnect a reader that does not read its answer, and drop the unread rest."""
+        if self.cycle is not None:  # else the client has just disconnected
             self.cycle.disconnected = True  # else the library logs that the answer has no end
         self.transport.abort()
