@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -10,7 +12,7 @@ from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Claim
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
-from telemetry.tracing import Tracing
+from telemetry.tracing import Attributes, Kind, RecordedTracing, Span, Tracing
 from workers.attempt import Attempt
 from workers.record import MANY_ATTEMPTS, Recorder
 
@@ -42,6 +44,24 @@ def attempt(number: int) -> Attempt:
     )
 
 
+class NotedTracing(RecordedTracing):
+    """Notes when each span began, and exports nothing."""
+
+    def __init__(self) -> None:
+        self.begun: dict[str, int | None] = {}
+
+    def span(
+        self,
+        name: str,
+        parent: Mapping[str, str] | None = None,
+        kind: Kind = "internal",
+        start_ns: int | None = None,
+        attributes: Attributes | None = None,
+    ) -> Span:
+        self.begun[name] = start_ns
+        return Span({})
+
+
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics.start("", "worker")
@@ -63,3 +83,11 @@ def test_jobs_are_counted_by_how_often_they_were_begun(metrics: Metrics) -> None
     assert shown(metrics, "penstock_claims_total") == {("m", "batch"): 5}
     assert shown(metrics, "penstock_queue_time_seconds_count") == {("m", "batch"): 1}
     assert shown(metrics, "penstock_queue_time_seconds_sum") == {("m", "batch"): 2}
+
+
+def test_the_queue_span_is_as_long_as_the_job_has_waited(metrics: Metrics) -> None:
+    """It ends, and the generate span begins, when the job is claimed."""
+    tracing = NotedTracing()
+    Recorder("m", metrics, tracing).claimed(attempt(1))
+    queue_ns, generate_ns = tracing.begun["queue"], tracing.begun["generate"]
+    assert queue_ns is not None and generate_ns is not None and generate_ns - queue_ns == 2_000_000_000

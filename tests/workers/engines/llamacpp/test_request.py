@@ -36,3 +36,13 @@ def test_whose_mistake_an_error_is(error: dict[str, Any], code: str, status: int
     last = generation.last()
     assert last.failure is not None and (last.failure.code, last.failure.status) == (code, status)
     assert (last.finish, last.n) == ("", 0)
+
+
+@pytest.mark.parametrize(("past", "finish"), [("one two", "stop"), ("one", ""), ("a b c", "length")])
+def test_what_earlier_attempts_generated_may_have_ended_it(past: str, finish: str) -> None:
+    """A stop string or all its tokens are in the log already: it ends for that reason, with nothing generated."""
+    sampling = Sampling(stop=("two",), max_tokens=3)
+    words = tuple((word, (), 1) for word in past.split())
+    generation = Generation(Request("r", "Hi", sampling, words), ["Hi"], 512)
+    assert generation.done == bool(finish)
+    assert generation.last().finish == finish
