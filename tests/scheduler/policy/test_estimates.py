@@ -211,3 +211,11 @@ def test_each_lanes_jobs_are_of_its_own_size() -> None:
     assert wait_s(snapshot, demand, 1) == {"standard": 11 * 100 / 400, "batch": (10 * 100 + 11 * 900) / 400}
     tokens = [(ahead.lane, ahead.jobs, ahead.tokens) for ahead in constraints(snapshot, demand, LIMITS)]
     assert tokens == [("standard", 10, 1000), ("batch", 20, 10_000), ("batch", 15, 5500)]
+
+
+@pytest.mark.parametrize(("oldest_s", "within_s"), [(0.0, 120.0), (50.0, 70.0), (115.0, 12.0), (500.0, 12.0)])
+def test_what_a_job_has_waited_is_taken_from_its_target(oldest_s: float, within_s: float) -> None:
+    """A late lane still gets a tenth of its target, so that it does not ask for any number of workers."""
+    snapshot = Snapshot("m", (LaneLoad("standard", 10, 4, oldest_s),), (WorkerLoad("w", slots=4, running=4),))
+    limits = replace(LIMITS, targets={"standard": 120.0})
+    assert [ahead.within_s for ahead in constraints(snapshot, KNOWN, limits)] == [within_s]
