@@ -106,10 +106,10 @@ async def run(settings: Settings, me: SchedulerIdentity, lifeline: Lifeline, met
     lifeline.say("starting", "waiting for Redis")
     stop = asyncio.Event()
     on_stop_signal(stop.set)
-    wire, pool = RedisClient.open(settings.redis), open_pool(settings, me)
+    client, pool = RedisClient.open(settings.redis), open_pool(settings, me)
     try:
         loop = Loop(
-            SchedulerStores.on(wire, metrics),
+            SchedulerStores.on(client, metrics),
             settings.limits,
             pool,
             me,
@@ -118,11 +118,11 @@ async def run(settings: Settings, me: SchedulerIdentity, lifeline: Lifeline, met
             lead_s=settings.scheduler.lead_s,
             on_state=lifeline.say,
         )
-        if await retry_until(stop, partial(enter_store, wire), ExpectedErrors(Unavailable), ENTER_RETRY_DELAY_S):
+        if await retry_until(stop, partial(enter_store, client), ExpectedErrors(Unavailable), ENTER_RETRY_DELAY_S):
             await loop.run(stop)
     finally:
         await pool.close()
-        await wire.close()
+        await client.close()
     return 0
 
 

@@ -83,15 +83,15 @@ class SchedulerStores:
     now_ms: Callable[[], Awaitable[int]]
 
     @classmethod
-    def on(cls, wire: RedisClient, metrics: Metrics) -> SchedulerStores:
+    def on(cls, client: RedisClient, metrics: Metrics) -> SchedulerStores:
         return cls(
-            Fleet(wire),
-            Backlog(wire),
-            Reaper(wire, metrics),
-            Leadership(wire),
-            Plans(wire),
-            Overrides(wire),
-            wire.now_ms,
+            Fleet(client),
+            Backlog(client),
+            Reaper(client, metrics),
+            Leadership(client),
+            Plans(client),
+            Overrides(client),
+            client.now_ms,
         )
 
 

@@ -174,7 +174,7 @@ CATALOGUE = (
         "mark",
         "mark",
         "string",
-        "the wire, at D3",
+        "RedisClient, at D3",
         "for ever",
         "written before each WAIT for a replica, which counts only what its own connection wrote",
     ),

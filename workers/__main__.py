@@ -126,21 +126,21 @@ class WorkerProcess:
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT. Returns the exit code."""
         on_stop_signal(self._on_signal)
-        wire = RedisClient.open(self._config.section("redis", RedisSettings))
-        self._store = StoreMonitor(wire)
+        client = RedisClient.open(self._config.section("redis", RedisSettings))
+        self._store = StoreMonitor(client)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            return await self._serve(wire, Recorder(self._me.model, self._metrics, self._tracing, self._tally))
+            return await self._serve(client, Recorder(self._me.model, self._metrics, self._tracing, self._tally))
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
         except ConfigError as error:
             return self._failed(str(error))
         finally:
             await self._engine.stop()
-            await wire.close()
+            await client.close()
 
-    async def _serve(self, wire: RedisClient, recorder: Recorder) -> int:
-        fleet = Fleet(wire)
+    async def _serve(self, client: RedisClient, recorder: Recorder) -> int:
+        fleet = Fleet(client)
         async with present(fleet, self._describe) as self._changed:
             card = await self._load()
             if card is None:
@@ -148,7 +148,7 @@ class WorkerProcess:
             expected = ExpectedErrors(Unavailable, self._lifeline.wait, "waiting for Redis: %s")
             for step in (self._store.require, partial(fleet.publish_card, card)):
                 await retry_until(self._stop, step, expected, ENTER_RETRY_DELAY_S)
-            return await self._work(wire, card, recorder)
+            return await self._work(client, card, recorder)
 
     async def _load(self) -> ModelCard | None:
         """Start the engine; None if this process is told to stop before it has."""
@@ -164,10 +164,10 @@ class WorkerProcess:
             return None
         return loading.result()
 
-    async def _work(self, wire: RedisClient, card: ModelCard, recorder: Recorder) -> int:
+    async def _work(self, client: RedisClient, card: ModelCard, recorder: Recorder) -> int:
         settings = self._config.section("worker", WorkerSettings)
         collect_rarely()
-        self._worker = Worker(wire, self._engine, card, settings, recorder, self._on_cordon)
+        self._worker = Worker(client, self._engine, card, settings, recorder, self._on_cordon)
         run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
         watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
         self._state = "ready"

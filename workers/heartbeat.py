@@ -38,7 +38,7 @@ class Heartbeat:
         self._checkpoint, self._on_cancelled, self._drop = checkpoint, on_cancelled, drop
 
     async def keep_beating(self, partition: int) -> None:
-        """Renew the lease, and hear of what was lost on the wire."""
+        """Renew the lease, and hear of what pub/sub lost."""
         strays: set[tuple[str, int]] = set()
         taken: set[tuple[str, int]] = set()
         while True:

@@ -49,12 +49,12 @@ def in_use(addresses: Iterable[Iterable[str]], silent: str) -> list[str]:
 class ListenerWatch:
     """Drops reply addresses of held jobs that have no subscriber any more."""
 
-    def __init__(self, wire: RedisClient, lease: Lease, held: HeldJobs, lose: Callable[[int], None]) -> None:
+    def __init__(self, client: RedisClient, lease: Lease, held: HeldJobs, lose: Callable[[int], None]) -> None:
         """
         Args:
             lose: called with a partition whose lease another process has fenced.
         """
-        self._wire, self._lease, self._held, self._lose = wire, lease, held, lose
+        self._client, self._lease, self._held, self._lose = client, lease, held, lose
         self._listeners = Listeners()
 
     async def keep_looking(self) -> None:
@@ -64,13 +64,13 @@ class ListenerWatch:
 
     async def _look(self) -> None:
         if addresses := in_use((attempt.addresses for attempt in self._held.attempts.values()), SILENT):
-            for address in self._listeners.given_up(await self._wire.listeners(addresses)):
+            for address in self._listeners.given_up(await self._client.listeners(addresses)):
                 await self.unfollow(address)
 
     async def unfollow(self, address: str) -> None:
         held = [attempt for attempt in self._held.attempts.values() if address in attempt.addresses]
         log.info("nobody listens at %s any more: %d jobs send nothing more there", address, len(held))
-        for partition in self._wire.partitions:
+        for partition in self._client.partitions:
             if there := [attempt for attempt in held if attempt.partition == partition]:
                 for attempt in there:  # before the write: a process that follows the job after it sends us a message
                     attempt.unfollow(address)

@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(
         self,
-        wire: RedisClient,
+        client: RedisClient,
         engine: Engine,
         card: ModelCard,
         settings: WorkerSettings,
@@ -59,9 +59,15 @@ class Worker:
         on_cordon: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._on_cordon = on_cordon
-        self.lease = Lease(wire, card.name)
-        self._wire, self._engine, self._card, self._settings, self._recorder = wire, engine, card, settings, recorder
-        self._clock = Clock(wire)
+        self.lease = Lease(client, card.name)
+        self._client, self._engine, self._card, self._settings, self._recorder = (
+            client,
+            engine,
+            card,
+            settings,
+            recorder,
+        )
+        self._clock = Clock(client)
         self._held = HeldJobs(self.lease)
         self._attempts = self._held.attempts
         self._room = asyncio.Event()
@@ -78,21 +84,21 @@ class Worker:
         """The same dicts as in the starter, because `on_step` reads them for every piece."""
         self._writers = [
             Writer(self.lease, partition, self._held.oldest_frame, self._held.everything, self._on_written)
-            for partition in wire.partitions
+            for partition in client.partitions
         ]
         self._checks = AnswerChecks(self._held, on_refused=self._starter.stop, on_checked=self._end_and_send)
-        self._claimer = Claimer(self.lease, JobReader(wire), settings, self, self._room)
+        self._claimer = Claimer(self.lease, JobReader(client), settings, self, self._room)
         self._heartbeat = Heartbeat(
             self.lease,
             self._held,
             self._claimer,
-            wire.settings.lease_ms / 3000,
+            client.settings.lease_ms / 3000,
             checkpoint=self._checkpoint,
             on_cancelled=self._cancel,
             drop=self._drop,
         )
         self._drain = Drain(
-            wire.partitions,
+            client.partitions,
             self.lease,
             self._held,
             self._starter,
@@ -103,7 +109,7 @@ class Worker:
             settings.drain_s,
             on_cordon,
         )
-        self._listeners = ListenerWatch(wire, self.lease, self._held, self.lose)
+        self._listeners = ListenerWatch(client, self.lease, self._held, self.lose)
 
     @property
     def running(self) -> int:
@@ -152,11 +158,11 @@ class Worker:
         """Work until `stop` is set, then drain. Raises Fenced, EngineDead."""
         if not await self._registered(stop):
             return
-        claiming = asyncio.create_task(self._claimer.run(self._wire.partitions))
-        sweeping = Reaper(self._wire, self._recorder.metrics).keep_sweeping(SWEEP_S)
+        claiming = asyncio.create_task(self._claimer.run(self._client.partitions))
+        sweeping = Reaper(self._client, self._recorder.metrics).keep_sweeping(SWEEP_S)
         loops = [self._control_loop(), self._health_loop(), sweeping, watch_lag(), self._clock.keep()]
         loops.append(self._listeners.keep_looking())
-        for partition, writer in zip(self._wire.partitions, self._writers, strict=True):
+        for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             loops += [
                 self._unless_fenced(partition, loop) for loop in (writer.run(), self._heartbeat.keep_beating(partition))
             ]
@@ -363,7 +369,7 @@ class Worker:
     async def _health_loop(self) -> None:
         """Check the engine's health in a loop. Raises EngineDead."""
         while True:
-            await asyncio.sleep(self._wire.settings.lease_ms / 3000)
+            await asyncio.sleep(self._client.settings.lease_ms / 3000)
             if self._starter.dead is not None:
                 raise self._starter.dead
             health = self._engine.health()

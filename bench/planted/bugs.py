@@ -194,7 +194,7 @@ ENDS = (
         (
             Edit(
                 "streaming/jobs/reader.py",
-                "            return malformed_record(job_id, fields, await fail_malformed(self._wire, job_id, error))",
+                "            return malformed_record(job_id, fields, await fail_malformed(self._client, job_id, error))",
                 "            raise",
             ),
         ),
@@ -206,7 +206,7 @@ ENDS = (
         (
             Edit(
                 "streaming/jobs/reader.py",
-                '    return int(await wire.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))\n',
+                '    return int(await client.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))\n',
                 "    return 0\n",
             ),
         ),
@@ -1074,7 +1074,7 @@ LOOKS = (
             Edit(
                 "streaming/jobs/backlog.py",
                 "        args: list[str | int] = [deadlines, *models]\n",
-                "        args: list[str | int] = [deadlines, *models]\n        await self._wire.now_ms()\n",
+                "        args: list[str | int] = [deadlines, *models]\n        await self._client.now_ms()\n",
             ),
         ),
         ("tests/streaming/jobs/test_backlog.py::test_a_look_is_one_call_for_each_partition",),
@@ -1425,8 +1425,8 @@ STORE = (
         (
             Edit(
                 "streaming/store/identity.py",
-                "if found is None and await _is_used(wire):",
-                "if found is None and not wire:",
+                "if found is None and await _is_used(client):",
+                "if found is None and not client:",
             ),
         ),
         (IDENTITY + "a_store_of_an_earlier_version_is_refused",),

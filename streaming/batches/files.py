@@ -46,27 +46,27 @@ def decode_file(data: bytes) -> StoredFile:
 class Files:
     """File records. Stateless; many may share a client. Every async method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     def new_id(self, tenant: str) -> str:
-        return new_file_id(tenant_partition(tenant, self._wire.settings.partitions))
+        return new_file_id(tenant_partition(tenant, self._client.settings.partitions))
 
     async def put(self, file: StoredFile, limit: int | None = None) -> None:
         """Store the record of a file whose bytes are in the files folder. Raises QuotaExceeded if the tenant's files
         would then have more bytes than `limit`."""
         args = (file.id, file.tenant, encode(file), file.expires_ms - file.created_ms, "" if limit is None else limit)
-        answer = await self._wire.call("put_file", kept_partition(file.id) or 0, *args)
+        answer = await self._client.call("put_file", kept_partition(file.id) or 0, *args)
         if limit is not None and isinstance(answer, list):
             raise QuotaExceeded(NAMES["files"], answer[2], limit)
 
     async def get(self, file_id: str, tenant: str) -> StoredFile:
         """Read a file's record. Raises UnknownFile, also for another tenant's file."""
         partition = kept_partition(file_id)
-        if partition not in self._wire.partitions or not file_id.startswith("file-"):
+        if partition not in self._client.partitions or not file_id.startswith("file-"):
             raise UnknownFile(file_id)
         with translated():
-            data: Any = await self._wire.redis.get(partition_key(cast(int, partition), "file", file_id))
+            data: Any = await self._client.redis.get(partition_key(cast(int, partition), "file", file_id))
         if data is None or (file := _file(file_id, data)) is None or file.tenant != tenant:
             raise UnknownFile(file_id)
         return file
@@ -75,20 +75,20 @@ class Files:
         self, tenant: str, after: StoredFile | None, limit: int, *, newest_first: bool = True
     ) -> list[StoredFile]:
         """List a tenant's files in the order of their creation, behind `after`."""
-        partition = tenant_partition(tenant, self._wire.settings.partitions)
+        partition = tenant_partition(tenant, self._client.settings.partitions)
         key = partition_key(partition, "files", tenant)
         behind = None
         if after is not None:
             with translated():
-                score = await self._wire.redis.zscore(key, after.id)
+                score = await self._client.redis.zscore(key, after.id)
             behind = (int(score if score is not None else after.created_ms), after.id)
-        ids = [name for name, _ in await page(self._wire, key, behind, limit, newest_first=newest_first)]
+        ids = [name for name, _ in await page(self._client, key, behind, limit, newest_first=newest_first)]
         if not ids:
             return []
         with translated():
             found = await cast(
                 Awaitable[list[bytes | None]],
-                self._wire.redis.mget([partition_key(partition, "file", name) for name in ids]),
+                self._client.redis.mget([partition_key(partition, "file", name) for name in ids]),
             )
         pairs = [(name, data) for name, data in zip(ids, found, strict=True) if data is not None]
         return [_file(name, data) or _unreadable(name, tenant) for name, data in pairs]
@@ -96,12 +96,12 @@ class Files:
     async def forget(self, file_id: str, tenant: str) -> None:
         """Delete the record; remove the bytes before. The quota counts them while an unfinished batch reads them.
         Idempotent, also without a record."""
-        await self._wire.call("forget", kept_partition(file_id) or 0, "file", file_id, tenant)
+        await self._client.call("forget", kept_partition(file_id) or 0, "file", file_id, tenant)
 
     async def known(self, file_ids: list[str]) -> set[str]:
         """Filter ids: those that have a record."""
         with translated():
-            pipeline = self._wire.redis.pipeline(transaction=False)
+            pipeline = self._client.redis.pipeline(transaction=False)
             for file_id in file_ids:
                 pipeline.exists(partition_key(kept_partition(file_id) or 0, "file", file_id))
             found: list[Any] = await pipeline.execute()
@@ -109,10 +109,10 @@ class Files:
 
     async def expired(self, limit: int) -> list[tuple[str, str]]:
         """List expired files as (id, tenant), also those whose record is malformed or lost."""
-        now = await self._wire.now_ms()
+        now = await self._client.now_ms()
         found: list[tuple[str, str]] = []
-        for partition in self._wire.partitions:
-            names = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
+        for partition in self._client.partitions:
+            names = await overdue(self._client, partition_key(partition, "expiring"), now, limit)
             found += [(name, tenant) for name, tenant in map(owned, names) if name.startswith("file-")]
         return found
 

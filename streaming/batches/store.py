@@ -87,16 +87,16 @@ class DueNotice(NamedTuple):
 class Batches:
     """Batch records. Stateless; many may share a client. Every async method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
-        self._lease_ms = LEASES_HELD * wire.settings.lease_ms
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+        self._lease_ms = LEASES_HELD * client.settings.lease_ms
 
     # --- its owner's side --------------------------------------------------------------------------------------------
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
         """Make a batch id; the same key gives the same id."""
         seed = joined(tenant, idempotency_key) if idempotency_key else ""
-        return new_batch_id(tenant_partition(tenant, self._wire.settings.partitions), seed)
+        return new_batch_id(tenant_partition(tenant, self._client.settings.partitions), seed)
 
     async def create(
         self, batch: Batch, digest: str, file_limit: int | None = None, input_bytes: int = 0
@@ -113,7 +113,7 @@ class Batches:
         most = "" if file_limit is None else file_limit
         window, source = batch.window_ms or "", (batch.input_file, input_bytes)
         args = (batch.id, batch.tenant, encode(batch), digest, window, batch.events, most, *source)
-        answer = await self._wire.call("put_batch", self._partition(batch.id), *args)
+        answer = await self._client.call("put_batch", self._partition(batch.id), *args)
         if answer == b"reused":
             raise KeyReused("this idempotency key was used with another request body")
         if answer[0] == b"quota":
@@ -131,14 +131,14 @@ class Batches:
 
     async def recent(self, tenant: str, after: BatchRecord | None, limit: int) -> list[BatchRecord]:
         """List a tenant's batches, newest first, behind `after`."""
-        key = partition_key(tenant_partition(tenant, self._wire.settings.partitions), "batches", tenant)
+        key = partition_key(tenant_partition(tenant, self._client.settings.partitions), "batches", tenant)
         behind = (after.created_ms, after.batch.id) if after else None
-        ids = [name for name, _ in await page(self._wire, key, behind, limit) if self._is_ours(name)]
+        ids = [name for name, _ in await page(self._client, key, behind, limit) if self._is_ours(name)]
         return [record for record in await self._records(ids) if record is not None]
 
     async def steer(self, batch_id: str, command: BatchCommand) -> BatchState:
         """Cancel, pause or resume a batch; returns the state it was found in. Raises UnknownBatch."""
-        answer = await self._wire.call("steer", self._partition(batch_id), batch_id, command)
+        answer = await self._client.call("steer", self._partition(batch_id), batch_id, command)
         if answer == b"unknown":
             raise UnknownBatch(batch_id)
         return BatchState(answer.decode())
@@ -147,27 +147,29 @@ class Batches:
 
     async def due(self, limit: int) -> list[DueNotice]:
         """List due batches, each with a new notice."""
-        again_ms = LEASES_UNTIL_NEXT_NOTICE * self._wire.settings.lease_ms
-        answers = await self._wire.calls([("due", partition, (limit, again_ms)) for partition in self._wire.partitions])
+        again_ms = LEASES_UNTIL_NEXT_NOTICE * self._client.settings.lease_ms
+        answers = await self._client.calls(
+            [("due", partition, (limit, again_ms)) for partition in self._client.partitions]
+        )
         return [DueNotice(name.decode(), turn, why.decode()) for answer in answers for name, turn, why in answer]
 
     async def totals(self, tenants: Iterable[str]) -> tuple[int, int]:
         """Count the unfinished batches, and the tokens that those of these tenants still have to compute."""
         with translated():
-            pipeline = self._wire.redis.pipeline(transaction=False)
-            for partition in self._wire.partitions:
+            pipeline = self._client.redis.pipeline(transaction=False)
+            for partition in self._client.partitions:
                 pipeline.zcard(partition_key(partition, "due"))
             for tenant in tenants:
-                partition = tenant_partition(tenant, self._wire.settings.partitions)
+                partition = tenant_partition(tenant, self._client.settings.partitions)
                 pipeline.hvals(partition_key(partition, "enqueued", tenant))
             answers: list[Any] = await pipeline.execute()
-        counts, waiting = answers[: len(self._wire.partitions)], answers[len(self._wire.partitions) :]
+        counts, waiting = answers[: len(self._client.partitions)], answers[len(self._client.partitions) :]
         return sum(counts), sum(int(count) for each in waiting for count in each)
 
     async def hold(self, batch_id: str, turn: int) -> BatchLease:
         """Begin a turn: take the batch's lease. `turn`: the number of the notice. Raises Superseded if the notice is
         not the latest, or if there is nothing to do."""
-        answer = await self._wire.call("hold", self._partition(batch_id), batch_id, turn, self._lease_ms)
+        answer = await self._client.call("hold", self._partition(batch_id), batch_id, turn, self._lease_ms)
         match answer:
             case [epoch, now, status, paused, created, expires, asked, progress]:
                 try:
@@ -192,16 +194,16 @@ class Batches:
 
     async def _fail_malformed(self, batch_id: str, epoch: int) -> None:
         """End a batch whose record is malformed, so that it is not due again and again. Raises Fenced."""
-        progress, keep_s = encode(BatchProgress(faults=(MALFORMED,))), self._wire.settings.retention_s
+        progress, keep_s = encode(BatchProgress(faults=(MALFORMED,))), self._client.settings.retention_s
         args = (batch_id, epoch, self._lease_ms, BatchState.FAILED, progress, "", "", keep_s)
-        await self._wire.call("save", self._partition(batch_id), *args)
+        await self._client.call("save", self._partition(batch_id), *args)
 
     async def reserve(self, hold: BatchLease, tokens: int) -> tuple[bool, int]:
         """Reserve the batch's tokens in the tenant's quota; returns whether there is room, and the tokens of the
         tenant's other batches. Raises Fenced."""
         limit = hold.batch.token_limit
         args = (hold.batch.id, hold.epoch, hold.batch.tenant, tokens, "" if limit is None else limit)
-        room, waiting = await self._wire.call("reserve", self._partition(hold.batch.id), *args)
+        room, waiting = await self._client.call("reserve", self._partition(hold.batch.id), *args)
         return bool(room), int(waiting)
 
     async def save(
@@ -231,18 +233,18 @@ class Batches:
         ]  # fmt: skip
         for file in files:
             args += [file.id, encode(file), file.expires_ms - file.created_ms]
-        now, status, paused = await self._wire.call("save", self._partition(hold.batch.id), *args)
+        now, status, paused = await self._client.call("save", self._partition(hold.batch.id), *args)
         return SaveResult(now, BatchState(status.decode()), bool(paused))
 
     async def forget_expired(self, limit: int) -> list[str]:
         """Delete the records of ended batches that have expired; returns their ids."""
-        now, gone = await self._wire.now_ms(), []
-        for partition in self._wire.partitions:
-            found = await overdue(self._wire, partition_key(partition, "expiring"), now, limit)
+        now, gone = await self._client.now_ms(), []
+        for partition in self._client.partitions:
+            found = await overdue(self._client, partition_key(partition, "expiring"), now, limit)
             for name, tenant in map(owned, found):
                 if not self._is_ours(name):
                     continue
-                await self._wire.call("forget", partition, "batch", name, tenant)
+                await self._client.call("forget", partition, "batch", name, tenant)
                 gone.append(name)
         return gone
 
@@ -255,7 +257,7 @@ class Batches:
     # --- below -------------------------------------------------------------------------------------------------------
 
     async def _records(self, ids: Sequence[str]) -> list[BatchRecord | None]:
-        pipeline = self._wire.redis.pipeline(transaction=False)
+        pipeline = self._client.redis.pipeline(transaction=False)
         for batch_id in ids:
             pipeline.hmget(partition_key(self._partition(batch_id), "batch", batch_id), list(FIELDS))
         with translated():
@@ -263,7 +265,7 @@ class Batches:
         return [_record(batch_id, values) for batch_id, values in zip(ids, found, strict=True)]
 
     def _is_ours(self, batch_id: str) -> bool:
-        return kept_partition(batch_id) in self._wire.partitions and batch_id.startswith("batch_")
+        return kept_partition(batch_id) in self._client.partitions and batch_id.startswith("batch_")
 
     def _partition(self, batch_id: str) -> int:
         if not self._is_ours(batch_id):

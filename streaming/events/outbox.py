@@ -62,22 +62,22 @@ class EventSubscriptions:
 class Outbox:
     """Outbox of one kind of recipient. Stateless; every method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient, box: Box) -> None:
-        self._wire, self._box = wire, box
+    def __init__(self, client: RedisClient, box: Box) -> None:
+        self._client, self._box = client, box
 
     async def collect(self, consumer: str, most: int) -> list[Event]:
         """Take up to `most` events of each partition that no other consumer has taken, the oldest first."""
-        idle_ms = LEASES_HELD * self._wire.settings.lease_ms
+        idle_ms = LEASES_HELD * self._client.settings.lease_ms
         args = (self._box, consumer, most, idle_ms)
-        answers = await self._wire.calls([("collect", partition, args) for partition in self._wire.partitions])
+        answers = await self._client.calls([("collect", partition, args) for partition in self._client.partitions])
         events = []
-        for partition, answer in zip(self._wire.partitions, answers, strict=True):
+        for partition, answer in zip(self._client.partitions, answers, strict=True):
             for entry, *words in answer:
                 try:
                     subject, tenant, kind = (word.decode() for word in words)
                 except UnicodeDecodeError as error:
                     log.error("an event cannot be read and is dropped: %s", error)
-                    await self._wire.call("posted", partition, self._box, entry)
+                    await self._client.call("posted", partition, self._box, entry)
                 else:
                     at_ms = int(entry.split(b"-")[0])
                     events.append(Event(subject, tenant, kind, at_ms, partition, entry.decode()))
@@ -88,7 +88,7 @@ class Outbox:
         entries: dict[int, list[str]] = {}
         for event in events:
             entries.setdefault(event.partition, []).append(event.entry)
-        await self._wire.calls([("posted", partition, (self._box, *each)) for partition, each in entries.items()])
+        await self._client.calls([("posted", partition, (self._box, *each)) for partition, each in entries.items()])
 
 
 def endpoints_for(event: Event, webhooks: Mapping[str, WebhookSettings]) -> Sequence[str]:

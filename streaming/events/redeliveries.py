@@ -15,14 +15,14 @@ KEEP_S = 86_400
 class Redeliveries:
     """Counters in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     async def begin(self, queue: str, message_id: str) -> int:
         """Count a redelivered message; returns how often it was redelivered without an outcome, this time included."""
         key = self._key(queue, message_id)
         with translated():
-            pipeline = self._wire.redis.pipeline(transaction=False)
+            pipeline = self._client.redis.pipeline(transaction=False)
             pipeline.incr(key)
             pipeline.expire(key, KEEP_S)
             count, _ = await pipeline.execute()
@@ -31,8 +31,8 @@ class Redeliveries:
     async def settle(self, queue: str, message_id: str) -> None:
         """Delete the counter of a message that was accepted, rejected or postponed."""
         with translated():
-            await self._wire.redis.delete(self._key(queue, message_id))
+            await self._client.redis.delete(self._key(queue, message_id))
 
     def _key(self, queue: str, message_id: str) -> str:
         digest = hashlib.sha256(joined(queue, message_id).encode(errors="surrogatepass"))
-        return partition_key(digest.digest()[0] % self._wire.settings.partitions, "redelivery", digest.hexdigest())
+        return partition_key(digest.digest()[0] % self._client.settings.partitions, "redelivery", digest.hexdigest())

@@ -68,21 +68,21 @@ class WebhookMessage:
 class Webhooks:
     """Messages in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     async def dispatch(self, event: Event, endpoints: Sequence[str]) -> None:
         """Create a message for each endpoint, and remove the event from the outbox."""
         args: list[str | int] = [event.entry, event.id, event.type, event.subject, event.tenant, event.at_ms]
-        args.append(2000 * self._wire.settings.retention_s)
+        args.append(2000 * self._client.settings.retention_s)
         for endpoint in endpoints:
             args += [message_id(event.partition, event.id, endpoint), endpoint]
-        await self._wire.call("dispatch", event.partition, *args)
+        await self._client.call("dispatch", event.partition, *args)
 
     async def outgoing(self, endpoint: str, limit: int, lease_ms: int) -> list[DeliveryAttempt]:
         """Take up to `limit` messages of each partition that are due, for the lease."""
         args = (endpoint, limit, lease_ms)
-        answers = await self._wire.calls([("outgoing", partition, args) for partition in self._wire.partitions])
+        answers = await self._client.calls([("outgoing", partition, args) for partition in self._client.partitions])
         attempts = []
         for now, *messages in answers:
             for name, attempt, *rest in messages:
@@ -97,19 +97,19 @@ class Webhooks:
         log.error("a webhook message cannot be read and is given up: %s", problem, extra={"message_id": message})
         if self._is_ours(message):
             reason = "its record cannot be read"
-            args = (message, attempt, "failed", 0, reason, 0, self._wire.settings.retention_s)
-            await self._wire.call("settle", self._partition(message), *args)
+            args = (message, attempt, "failed", 0, reason, 0, self._client.settings.retention_s)
+            await self._client.call("settle", self._partition(message), *args)
 
     async def settle(self, taken: DeliveryAttempt, state: State, status: int, problem: str, wait_ms: int = 0) -> bool:
         """Record the outcome; `pending` schedules a retry after `wait_ms`. False: another attempt has begun since."""
-        args = (taken.id, taken.attempt, state, status, problem[:500], wait_ms, self._wire.settings.retention_s)
-        return bool(await self._wire.call("settle", self._partition(taken.id), *args))
+        args = (taken.id, taken.attempt, state, status, problem[:500], wait_ms, self._client.settings.retention_s)
+        return bool(await self._client.call("settle", self._partition(taken.id), *args))
 
     async def recent(self, limit: int) -> list[WebhookMessage]:
         """List messages of all tenants, newest first."""
         found: list[tuple[str, int]] = []
-        for partition in self._wire.partitions:
-            found += await page(self._wire, partition_key(partition, "hooks"), None, limit)
+        for partition in self._client.partitions:
+            found += await page(self._client, partition_key(partition, "hooks"), None, limit)
         newest = sorted(found, key=lambda item: (item[1], item[0]), reverse=True)[:limit]
         names = [name for name, _ in newest if self._is_ours(name)]
         return [message for message in await self._messages(names) if message is not None]
@@ -124,11 +124,11 @@ class Webhooks:
 
     async def redeliver(self, message: str) -> None:
         """Schedule a message for redelivery under the same id. Raises UnknownMessage."""
-        if not await self._wire.call("redeliver", self._partition(message), message):
+        if not await self._client.call("redeliver", self._partition(message), message):
             raise UnknownMessage(message)
 
     async def _messages(self, names: Sequence[str]) -> list[WebhookMessage | None]:
-        pipeline = self._wire.redis.pipeline(transaction=False)
+        pipeline = self._client.redis.pipeline(transaction=False)
         for name in names:
             pipeline.hmget(partition_key(self._partition(name), "hook", name), list(FIELDS))
         with translated():
@@ -136,7 +136,7 @@ class Webhooks:
         return [_message(name, values) for name, values in zip(names, found, strict=True)]
 
     def _is_ours(self, message: str) -> bool:
-        return kept_partition(message) in self._wire.partitions and message.startswith("msg_")
+        return kept_partition(message) in self._client.partitions and message.startswith("msg_")
 
     def _partition(self, message: str) -> int:
         if not self._is_ours(message):

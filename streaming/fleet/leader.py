@@ -23,8 +23,8 @@ class Lead:
 class Leadership:
     """Election calls. Stateless; many may share a client. Every method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     async def claim(self, holder: str, keep_ms: int) -> Lead:
         """Acquire or renew the lead for `keep_ms`; returns the current leader."""
@@ -39,5 +39,5 @@ class Leadership:
         return await self._lead("", 0)
 
     async def _lead(self, holder: str, keep_ms: int) -> Lead:
-        epoch, leader = await self._wire.call("lead", FLEET_SLOT, holder, keep_ms)
+        epoch, leader = await self._client.call("lead", FLEET_SLOT, holder, keep_ms)
         return Lead(leader.decode(errors="replace"), epoch)

@@ -34,12 +34,12 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Overrides:
     """Overrides in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     async def put(self, model: str, want: int | None, by: str, hold_ms: int | None = None) -> Override:
         """Fix the number of workers, or with None change nothing, for `hold_ms` or until it is ended."""
-        now = await self._wire.now_ms()
+        now = await self._client.now_ms()
         override = Override(want=want, by=by, at_ms=now, until_ms=None if hold_ms is None else now + hold_ms)
         action = Action(model=model, kind="pause" if want is None else "set", reason="by hand", by=by, want=want)
         await self._write(model, msgspec.json.encode(override), "" if hold_ms is None else hold_ms, action)
@@ -56,7 +56,7 @@ class Overrides:
         if not models:
             return {}
         with translated():
-            values = await self._wire.redis.mget([fleet_key("override", model) for model in models])
+            values = await self._client.redis.mget([fleet_key("override", model) for model in models])
         return {
             model: entry(f"the override of {model}", value, Override) or Override(by="unreadable")
             for model, value in zip(models, values, strict=True)
@@ -64,4 +64,6 @@ class Overrides:
         }
 
     async def _write(self, model: str, record: bytes, hold_ms: int | str, action: Action) -> bool:
-        return bool(await self._wire.call("override", FLEET_SLOT, model, record, hold_ms, msgspec.json.encode(action)))
+        return bool(
+            await self._client.call("override", FLEET_SLOT, model, record, hold_ms, msgspec.json.encode(action))
+        )

@@ -113,8 +113,8 @@ class Noted:
 class Plans:
     """Plans in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     async def publish(
         self,
@@ -143,17 +143,17 @@ class Plans:
             rows += ["hold", worker, str(hold_ms)]
         for action in actions:
             rows += ["act", action.model, _text(action)]
-        return bool(await self._wire.call("plan", FLEET_SLOT, lead.holder, lead.epoch, *rows))
+        return bool(await self._client.call("plan", FLEET_SLOT, lead.holder, lead.epoch, *rows))
 
     async def act(self, epoch: int, action: Action) -> bool:
         """Record an action before it is done for a plan of this epoch. False: another leads now, so do nothing."""
-        return bool(await self._wire.call("act", FLEET_SLOT, epoch, action.model, _text(action)))
+        return bool(await self._client.call("act", FLEET_SLOT, epoch, action.model, _text(action)))
 
     async def share(self, epoch: int, pool: str, machine: str, has: int, want: int) -> int | None:
         """Return how many of the `want` workers of a pool this machine shall have; call it at least every SHARE_S
         seconds. None: another leads now, so do nothing."""
         args = (epoch, pool, machine, has, want, 1000 * SHARE_S)
-        share = await self._wire.call("share", FLEET_SLOT, *args)
+        share = await self._client.call("share", FLEET_SLOT, *args)
         return None if share < 0 else int(share)
 
     async def read(self) -> dict[str, Plan]:
@@ -167,7 +167,7 @@ class Plans:
     async def actions(self, count: int) -> list[Noted]:
         """Read the last recorded actions, newest first."""
         with translated():
-            rows: Any = await self._wire.redis.xrevrange(fleet_key("actions"), count=count)
+            rows: Any = await self._client.redis.xrevrange(fleet_key("actions"), count=count)
         return [noted for name, fields in rows if (noted := _noted(name, fields))]
 
     async def news(self, every_s: float) -> AsyncGenerator[None]:
@@ -184,19 +184,19 @@ class Plans:
 
     async def _hear(self, changed: asyncio.Event, again_s: float) -> None:
         async def listen() -> None:
-            async for _ in told(self._wire, "pools", "plan"):
+            async for _ in told(self._client, "pools", "plan"):
                 changed.set()
 
         await run_periodically(listen, again_s, ExpectedErrors(Unavailable))
 
     async def woken(self) -> AsyncIterator[None]:
         """Yield when a scheduler should run at once, or may have missed such a wake-up. Never ends."""
-        async for _ in told(self._wire, "scheduler", "wake"):
+        async for _ in told(self._client, "scheduler", "wake"):
             yield
 
     async def _hash(self, name: str) -> dict[str, bytes]:
         with translated():
-            raw = await cast(Awaitable[dict[Any, Any]], self._wire.redis.hgetall(fleet_key(name)))
+            raw = await cast(Awaitable[dict[Any, Any]], self._client.redis.hgetall(fleet_key(name)))
         return {key.decode(errors="replace"): value for key, value in raw.items()}
 
 
@@ -205,9 +205,9 @@ def pool_name(model: str, shape: str) -> str:
     return f"{model}#{shape}" if shape else model
 
 
-async def told(wire: RedisClient, kind: str, name: str) -> AsyncIterator[None]:
+async def told(client: RedisClient, kind: str, name: str) -> AsyncIterator[None]:
     """Yield once subscribed to a channel, and after each of its messages. Never ends; raises Unavailable."""
-    async with wire.subscribe(channel(kind, name)) as subscription:
+    async with client.subscribe(channel(kind, name)) as subscription:
         yield
         while True:
             await subscription.message()

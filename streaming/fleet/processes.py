@@ -24,18 +24,18 @@ GONE_S = 10
 class Fleet:
     """The registry in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     async def report(self, process: Process) -> None:
         """Heartbeat: store the process's description for GONE_S seconds."""
-        await self._wire.call("report", FLEET_SLOT, _key_name(process), msgspec.json.encode(process), GONE_S)
+        await self._client.call("report", FLEET_SLOT, _key_name(process), msgspec.json.encode(process), GONE_S)
 
     async def leave(self, process: Process) -> None:
         """Remove the process."""
         name = _key_name(process)
         with translated():
-            pipeline = self._wire.redis.pipeline(transaction=False)
+            pipeline = self._client.redis.pipeline(transaction=False)
             pipeline.delete(fleet_key("proc", name))
             pipeline.zrem(fleet_key("procs"), name)
             await pipeline.execute()
@@ -43,12 +43,12 @@ class Fleet:
     async def processes(self, role: Role | None = None) -> list[Process]:
         """List the processes with a heartbeat in the last GONE_S seconds, by role, name and host."""
         with translated():
-            names = await cast(Awaitable[list[bytes]], self._wire.redis.zrange(fleet_key("procs"), 0, -1))
+            names = await cast(Awaitable[list[bytes]], self._client.redis.zrange(fleet_key("procs"), 0, -1))
             if not names:
                 return []
             values = await cast(
                 Awaitable[list[bytes | None]],
-                self._wire.redis.mget([fleet_key("proc", name.decode(errors="replace")) for name in names]),
+                self._client.redis.mget([fleet_key("proc", name.decode(errors="replace")) for name in names]),
             )
         pairs = zip(names, values, strict=True)
         found = [entry(str(name), value, Process) for name, value in pairs if value is not None]
@@ -60,7 +60,7 @@ class Fleet:
         """Store the card that a worker made when it loaded a model; keeps the time of the first load."""
         known = (await self.cards()).get(card.name)
         kept = card if known is None else msgspec.structs.replace(card, created=known.created)
-        await self._wire.call("card", FLEET_SLOT, card.name, msgspec.json.encode(kept))
+        await self._client.call("card", FLEET_SLOT, card.name, msgspec.json.encode(kept))
 
     async def cards(self) -> dict[str, ModelCard]:
         """Read the cards, by name, of every model that was ever loaded."""
@@ -68,7 +68,7 @@ class Fleet:
 
     async def _hash(self, name: str) -> dict[str, bytes]:
         with translated():
-            raw = await cast(Awaitable[dict[Any, Any]], self._wire.redis.hgetall(fleet_key(name)))
+            raw = await cast(Awaitable[dict[Any, Any]], self._client.redis.hgetall(fleet_key(name)))
         return {key.decode(errors="replace"): value for key, value in raw.items()}
 
 

@@ -49,8 +49,8 @@ class BacklogSnapshot:
 class Backlog:
     """Reads the backlog, with one call per partition: one round trip per server. Stateless; many may share a client."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     async def lanes(self, models: Iterable[str]) -> list[LaneDepth]:
         """Count every lane of these models. Raises Unavailable."""
@@ -61,7 +61,7 @@ class Backlog:
         Unavailable."""
         models = tuple(models)
         args: list[str | int] = [deadlines, *models]
-        answers = await self._wire.calls([("lanes", partition, args) for partition in self._wire.partitions])
+        answers = await self._client.calls([("lanes", partition, args) for partition in self._client.partitions])
         names = [(model, priority) for model in models for priority in Priority]
         parts = zip(*([(now, *lane) for lane in lanes] for now, lanes, _ in answers), strict=True)
         return BacklogSnapshot(

@@ -36,15 +36,15 @@ class DeadLetter:
 class DeadLetters:
     """Dead letters in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire, self._journal, self._queue = wire, JobReader(wire), Queue(wire)
+    def __init__(self, client: RedisClient) -> None:
+        self._client, self._journal, self._queue = client, JobReader(client), Queue(client)
 
     async def recent(self, limit: int) -> list[DeadLetter]:
         """List the dead letters of all partitions, newest first."""
         found = []
-        for partition in self._wire.partitions:
+        for partition in self._client.partitions:
             with translated():
-                entries: Any = await self._wire.redis.xrevrange(partition_key(partition, "dead"), count=limit)
+                entries: Any = await self._client.redis.xrevrange(partition_key(partition, "dead"), count=limit)
             found += [_letter(partition, entry, fields) for entry, fields in entries]
         return sorted(found, key=lambda letter: letter.at_ms, reverse=True)[:limit]
 
@@ -52,7 +52,7 @@ class DeadLetters:
         """Read one dead letter. Raises UnknownJob."""
         partition, entry = self._place(letter_id)
         with translated():
-            entries: Any = await self._wire.redis.xrange(partition_key(partition, "dead"), entry, entry)
+            entries: Any = await self._client.redis.xrange(partition_key(partition, "dead"), entry, entry)
         if not entries:
             raise UnknownJob(letter_id)
         return _letter(partition, *entries[0])
@@ -61,7 +61,7 @@ class DeadLetters:
         """Delete a dead letter. Raises UnknownJob."""
         partition, entry = self._place(letter_id)
         with translated():
-            dropped = await self._wire.redis.xdel(partition_key(partition, "dead"), entry)
+            dropped = await self._client.redis.xdel(partition_key(partition, "dead"), entry)
         if not dropped:
             raise UnknownJob(letter_id)
 
@@ -81,7 +81,7 @@ class DeadLetters:
 
     def _place(self, letter_id: str) -> tuple[int, str]:
         match = LETTER_ID.fullmatch(letter_id)
-        if match is None or int(match[1]) not in self._wire.partitions:
+        if match is None or int(match[1]) not in self._client.partitions:
             raise UnknownJob(letter_id)
         return int(match[1]), match[2]
 

@@ -49,8 +49,8 @@ def decode_delivered(data: bytes) -> Delivered:
 class Deliveries:
     """Delivery times of one API process that are not written yet."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self._notes: dict[str, Delivered] = {}
         self._noted = asyncio.Event()
 
@@ -82,7 +82,7 @@ class Deliveries:
             calls: dict[int, list[str | bytes | int]] = {}
             for job_id, delivered in batch.items():
                 calls.setdefault(partition_of(job_id) or 0, []).extend((job_id, encode(delivered)))
-            await self._wire.calls([("deliver", partition, args) for partition, args in calls.items()])
+            await self._client.calls([("deliver", partition, args) for partition, args in calls.items()])
             for job_id in batch:
                 del self._notes[job_id]
 

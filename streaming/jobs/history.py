@@ -78,8 +78,8 @@ class Logged:
 class Histories:
     """Reads histories; concurrent requests share one pass over each log."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self._rounds: dict[int, Rounds[HistoryRequest, History | NewerMessage]] = {}
         """By partition, so that a slow or unavailable one delays no other."""
 
@@ -99,7 +99,7 @@ class Histories:
         newer: dict[str, NewerMessage] = {}
         for worker, first in by_log(asked).items():
             try:
-                async for frame in read_log(self._wire, partition, worker, first):
+                async for frame in read_log(self._client, partition, worker, first):
                     deal(frame, logged)
             except NewerMessage as error:
                 newer[worker] = error
@@ -139,7 +139,7 @@ def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> Histo
     return History([rows[seq] for seq in sorted(rows)], tuple(sections))
 
 
-async def read_log(wire: RedisClient, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
+async def read_log(client: RedisClient, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
     """Iterate over a worker's log from frame `first` on: the frames of all reply addresses, without malformed ones.
 
     Raises Unavailable, NewerMessage (the worker has a newer version).
@@ -148,7 +148,7 @@ async def read_log(wire: RedisClient, partition: int, worker: str, first: int) -
     while True:
         try:
             with translated():
-                entries = await cast(Awaitable[Any], wire.redis.xrange(key, start, "+", count=PAGE))
+                entries = await cast(Awaitable[Any], client.redis.xrange(key, start, "+", count=PAGE))
         except ResponseError as error:
             log.error("the log of worker %s cannot be read and counts as empty: %s", worker, error)
             return

@@ -107,20 +107,22 @@ class Finish(msgspec.Struct, frozen=True):
 class Lease:
     """Lease of one worker in every partition. `id` is new at every start of a worker process."""
 
-    def __init__(self, wire: RedisClient, model: str) -> None:
+    def __init__(self, client: RedisClient, model: str) -> None:
         self.id = f"{secrets.token_hex(6)}"
-        self._wire = wire
+        self._client = client
         self._model = model
-        self._lease_ms = wire.settings.lease_ms
-        self._frames = dict.fromkeys(wire.partitions, 0)
+        self._lease_ms = client.settings.lease_ms
+        self._frames = dict.fromkeys(client.partitions, 0)
         self._run = 0
         """Number of the last run."""
-        self._renewed = dict.fromkeys(wire.partitions, 0.0)
+        self._renewed = dict.fromkeys(client.partitions, 0.0)
         """By partition: when a step last renewed the lease (monotonic)."""
 
     async def register(self) -> None:
         """Register the worker and take its lease. Raises Unavailable."""
-        await self._wire.calls([("register", p, (self.id, self._model, self._lease_ms)) for p in self._wire.partitions])
+        await self._client.calls(
+            [("register", p, (self.id, self._model, self._lease_ms)) for p in self._client.partitions]
+        )
 
     async def claim(self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
         """Claim up to `want` waiting jobs, highest lane first, at most `lowest` of them from the lowest lane; or, if
@@ -130,7 +132,7 @@ class Lease:
         want = 1 if alone else want
         before, self._run = self._run, self._run + want
         args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before)
-        now, frame, suspects, *taken = await self._wire.call("claim", partition, *args)
+        now, frame, suspects, *taken = await self._client.call("claim", partition, *args)
         if self._run == before + want:  # else a concurrent claim has reserved the following numbers
             self._run = before + len(taken)  # reuse unused numbers: small ones are shorter in every frame
         return Claimed([_claim(item, partition, now, frame) for item in taken], bool(suspects))
@@ -191,7 +193,7 @@ class Lease:
         Raises Fenced, Unavailable, Rewound (an append found frames missing before it: repeat the appends of that
         partition and their jobs' finishes).
         """
-        if behind := _behind(calls, await self._wire.calls(calls)):
+        if behind := _behind(calls, await self._client.calls(calls)):
             raise Rewound(behind)
 
     def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool], None]) -> bool:
@@ -204,45 +206,45 @@ class Lease:
             else:
                 on_done(not _behind(calls, answers))
 
-        return self._wire.send_nowait(calls, answered)
+        return self._client.send_nowait(calls, answered)
 
     async def beat(self, partition: int) -> dict[str, HeldJob]:
         """Renew the lease in a partition; returns the jobs that this worker holds there by the store's records, by id.
 
         Raises Fenced, Unavailable.
         """
-        answer = await self._wire.call("beat", partition, self.id, self._lease_ms)
+        answer = await self._client.call("beat", partition, self.id, self._lease_ms)
         return {job_id.decode(): HeldJob(int(number), bool(cancelled)) for job_id, number, cancelled in answer}
 
     async def release(self, job_id: str, number: int) -> None:
         """Requeue a job for another worker to continue. A late call, when this worker holds the job under a later run,
         changes nothing. Raises Fenced, Unavailable."""
-        await self._wire.call("release", partition_of(job_id) or 0, self.id, job_id, number, LOG_KEEP_S)
+        await self._client.call("release", partition_of(job_id) or 0, self.id, job_id, number, LOG_KEEP_S)
 
     async def restart(self, job_id: str, number: int) -> None:
         """Restart a claimed job from its beginning under a new epoch: deltas of earlier runs become void.
 
         Raises Fenced, Unavailable.
         """
-        await self._wire.call("restart", partition_of(job_id) or 0, self.id, job_id, number)
+        await self._client.call("restart", partition_of(job_id) or 0, self.id, job_id, number)
 
     async def decline(self, jobs: Sequence[UnreadableClaim]) -> None:
         """Undo the claims of jobs that only a newer version can decode. Raises Fenced, Unavailable."""
-        await self._wire.calls(
+        await self._client.calls(
             [("decline", partition_of(each.id) or 0, (self.id, each.id, each.number)) for each in jobs]
         )
 
     async def unfollow(self, partition: int, address: str, job_ids: Sequence[str]) -> None:
         """Unsubscribe an address from jobs that this worker holds. Raises Fenced, Unavailable."""
-        await self._wire.call("unfollow", partition, self.id, address, *job_ids)
+        await self._client.call("unfollow", partition, self.id, address, *job_ids)
 
     async def leave(self) -> int:
         """Give up the lease, unless jobs are still held; returns how many are. Raises Unavailable."""
-        return sum(await self._wire.calls([("leave", p, (self.id, LOG_KEEP_S)) for p in self._wire.partitions]))
+        return sum(await self._client.calls([("leave", p, (self.id, LOG_KEEP_S)) for p in self._client.partitions]))
 
     async def controls(self) -> AsyncIterator[Control]:
         """Iterate over control messages to this worker, without malformed ones. Never ends; raises Unavailable."""
-        async with self._wire.subscribe(channel("worker", self.id)) as subscription:
+        async with self._client.subscribe(channel("worker", self.id)) as subscription:
             while True:
                 data = await subscription.message()
                 try:

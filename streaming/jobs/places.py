@@ -25,8 +25,8 @@ class LaneHead:
 class QueuePositions:
     """Positions of waiting jobs, with a cache of lane reads. One per process."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self._looks: dict[str, LaneHead] = {}
         """By lane: its last read."""
 
@@ -57,7 +57,7 @@ class QueuePositions:
             del self._looks[lane]
 
     async def _read(self, partition: int, lane: str) -> Sequence[bytes]:
-        ids: Sequence[bytes] = await self._wire.call("waiting", partition, lane, MAX_COUNTED)
+        ids: Sequence[bytes] = await self._client.call("waiting", partition, lane, MAX_COUNTED)
         return ids
 
 

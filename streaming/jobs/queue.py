@@ -59,13 +59,13 @@ class Queue:
     """Queue client; coalesces concurrent calls. With a `headroom`, it refuses jobs whose output would not fit into the
     store's memory beside the reservations of other jobs."""
 
-    def __init__(self, wire: RedisClient, headroom: Headroom | None = None) -> None:
-        self._wire, self._headroom, self._quotas = wire, headroom, Quotas(wire)
-        self._puts, self._follows = ScriptBatcher(wire, "put"), ScriptBatcher(wire, "follow")
+    def __init__(self, client: RedisClient, headroom: Headroom | None = None) -> None:
+        self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
+        self._puts, self._follows = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
         """Make a job id. An idempotency key determines the partition, so that equal keys meet in one partition."""
-        count = self._wire.settings.partitions
+        count = self._client.settings.partitions
         if idempotency_key:
             return new_job_id(digest_partition(idempotency_digest(tenant, idempotency_key), count))
         return new_job_id(int(random.random() * count))  # noqa: S311 - spreads load, hides nothing
@@ -122,7 +122,7 @@ class Queue:
     async def _join(self, job: Job, key: str, digest: str) -> Accepted | None:
         """Find the job of an idempotency key; None if the key is free. Raises KeyReused, Unavailable."""
         args = (job.tenant, idempotency_digest(job.tenant, key), digest, "1" if job.reply_to else "")
-        answer = await self._wire.call("join", self._partition(job.id), *args)
+        answer = await self._client.call("join", self._partition(job.id), *args)
         return None if answer[0] == b"free" else self._accepted(job, answer)
 
     async def put_parts(
@@ -145,7 +145,7 @@ class Queue:
         accepted: dict[str, Accepted | LaneFull | StoreFull] = {}
         answers: Sequence[Any] = ()
         try:
-            answers = await self._wire.calls(calls) if calls else ()
+            answers = await self._client.calls(calls) if calls else ()
         finally:
             for place, reservation in enumerate(reserved):
                 if not answers or not _brought_work(answers[place]):
@@ -185,7 +185,7 @@ class Queue:
         card: ModelCard | None = None,
     ) -> tuple[Call, Reservation]:
         """Build the call and reserve its memory. Raises StoreFull, NeverFits."""
-        settings, partition, body = self._wire.settings, self._partition(job.id), encode(job)
+        settings, partition, body = self._client.settings, self._partition(job.id), encode(job)
         key = idempotency_digest(job.tenant, key) if key else ""
         may_write = reserved_bytes(job, card)
         reserved = Reservation()
@@ -203,12 +203,12 @@ class Queue:
         parts: dict[int, list[str]] = {}
         for job_id in job_ids:
             parts.setdefault(self._partition(job_id), []).append(job_id)
-        answers = await self._wire.calls([("ended", partition, ids) for partition, ids in parts.items()])
+        answers = await self._client.calls([("ended", partition, ids) for partition, ids in parts.items()])
         return [job_id.decode() for answer in answers for job_id in answer]
 
     async def known(self, job_ids: Sequence[str]) -> list[str]:
         """Filter ids: those of jobs that are kept, in any state. Raises Unavailable."""
-        pipeline = self._wire.redis.pipeline(transaction=False)
+        pipeline = self._client.redis.pipeline(transaction=False)
         for job_id in job_ids:
             pipeline.exists(partition_key(self._partition(job_id), "job", job_id))
         with translated():
@@ -221,12 +221,12 @@ class Queue:
         Raises Unavailable.
         """
         flag = "1" if waiting_only else ""
-        answers = await self._wire.calls([("cancel", self._partition(job_id), (job_id, flag)) for job_id in job_ids])
+        answers = await self._client.calls([("cancel", self._partition(job_id), (job_id, flag)) for job_id in job_ids])
         return [None if answer == b"unknown" else _state(answer) for answer in answers]
 
     async def shorten_retention(self, job_ids: Iterable[str], seconds: int) -> None:
         """Let the records of ended jobs, whose results are stored elsewhere, expire sooner. Raises Unavailable."""
-        pipeline = self._wire.redis.pipeline(transaction=False)
+        pipeline = self._client.redis.pipeline(transaction=False)
         for job_id in job_ids:
             pipeline.expire(partition_key(self._partition(job_id), "job", job_id), seconds, lt=True)
         with translated():
@@ -235,7 +235,7 @@ class Queue:
     async def cancel(self, job_id: str) -> JobState:
         """Cancel a job; returns the state it was found in. A queued job has ended on return, a running one ends within
         an engine step. Raises UnknownJob, Unavailable."""
-        return self._state(await self._wire.call("cancel", self._partition(job_id), job_id))
+        return self._state(await self._client.call("cancel", self._partition(job_id), job_id))
 
     async def abandon(self, job_id: str, address: str) -> bool:
         """Cancel a job because the last client of the process at `address` disconnected, and free its idempotency key;
@@ -243,7 +243,7 @@ class Queue:
 
         Returns whether the job ends by this. Raises UnknownJob, Unavailable.
         """
-        answer = await self._wire.call("cancel", self._partition(job_id), job_id, "", address)
+        answer = await self._client.call("cancel", self._partition(job_id), job_id, "", address)
         return answer != b"kept" and not self._state(answer).final
 
     async def follow(self, job_id: str, address: str, *, joining: bool = False) -> JobState:
@@ -261,14 +261,14 @@ class Queue:
 
         Raises UnknownJob, Unavailable.
         """
-        answer = await self._wire.call("reset", self._partition(job_id), job_id, resets)
+        answer = await self._client.call("reset", self._partition(job_id), job_id, resets)
         if answer == b"unknown":
             raise UnknownJob(job_id)
         return int(answer)
 
     def _partition(self, job_id: str) -> int:
         partition = partition_of(job_id)
-        if partition is None or partition not in self._wire.partitions:
+        if partition is None or partition not in self._client.partitions:
             raise UnknownJob(job_id)
         return partition
 

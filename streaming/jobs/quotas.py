@@ -54,8 +54,8 @@ class TenantUsage(msgspec.Struct, frozen=True):
 class Quotas:
     """Quota reader of one process that accepts work; caches the usage of other partitions for a second."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self._seen: dict[str, tuple[float, list[TenantUsage]]] = {}
         """By tenant: when its usage was read (monotonic), and the usage by partition."""
         self._away: dict[int, float] = {}
@@ -73,14 +73,14 @@ class Quotas:
 
     async def file_bytes(self, tenant: str) -> int:
         """Read the bytes of the tenant's files, which are all in one partition. Raises Unavailable."""
-        partition = tenant_partition(tenant, self._wire.settings.partitions)
-        return _usage(await self._wire.call("usage", partition, *self._asked(tenant, 0, 0))).file_bytes
+        partition = tenant_partition(tenant, self._client.settings.partitions)
+        return _usage(await self._client.call("usage", partition, *self._asked(tenant, 0, 0))).file_bytes
 
     async def left(self, tenant: str, partition: int, quota: QuotaSettings) -> tuple[int | str, int | str, int | str]:
         """The tenant's remaining jobs, request bytes and result bytes in a partition, as arguments of `put`. Other
         partitions may be unavailable."""
         limits = (quota.jobs, quota.job_bytes, quota.result_bytes)
-        if len(self._wire.partitions) == 1 or not quota.bounds_jobs:
+        if len(self._client.partitions) == 1 or not quota.bounds_jobs:
             jobs, requests, results = ("" if limit is None else limit for limit in limits)
             return jobs, requests, results
         others = _sum(await self._others(tenant, partition))
@@ -92,7 +92,7 @@ class Quotas:
 
     async def _others(self, tenant: str, partition: int) -> list[TenantUsage]:
         """Usage of the other partitions, at most a second old; of unavailable ones the last known usage."""
-        asked, parts = self._seen.get(tenant, (-math.inf, [TenantUsage()] * len(self._wire.partitions)))
+        asked, parts = self._seen.get(tenant, (-math.inf, [TenantUsage()] * len(self._client.partitions)))
         if time.monotonic() - asked > OTHERS_MAX_AGE_S:
             if len(self._seen) >= MAX_TENANTS:
                 self._seen.clear()
@@ -105,7 +105,7 @@ class Quotas:
         if time.monotonic() < self._away.get(partition, -math.inf):
             return known
         try:
-            part = _usage(await self._wire.call("usage", partition, *self._asked(tenant, 0, 0)))
+            part = _usage(await self._client.call("usage", partition, *self._asked(tenant, 0, 0)))
         except Unavailable as error:
             if partition not in self._away:
                 log.warning("quotas go by what was last known of partition %d: %s", partition, error)
@@ -116,11 +116,11 @@ class Quotas:
 
     async def _slices(self, tenant: str, rank: int, most: int) -> list[TenantUsage]:
         args = self._asked(tenant, rank, most)
-        answers = await self._wire.calls([("usage", partition, args) for partition in self._wire.partitions])
+        answers = await self._client.calls([("usage", partition, args) for partition in self._client.partitions])
         return [_usage(answer) for answer in answers]
 
     def _asked(self, tenant: str, rank: int, most: int) -> tuple[str, int, int, int]:
-        return tenant, self._wire.settings.retention_s, rank, most
+        return tenant, self._client.settings.retention_s, rank, most
 
 
 def _usage(answer: Sequence[Any]) -> TenantUsage:

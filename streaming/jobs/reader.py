@@ -32,10 +32,10 @@ PAGE = 100
 class JobReader:
     """Reads records and tokens. Concurrent reads of single records share one command."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
-        self._records, self._stands = ScriptBatcher(wire, "record"), ScriptBatcher(wire, "stand")
-        self._places, self._histories = QueuePositions(wire), Histories(wire)
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+        self._records, self._stands = ScriptBatcher(client, "record"), ScriptBatcher(client, "stand")
+        self._places, self._histories = QueuePositions(client), Histories(client)
         self._ended: dict[str, asyncio.Task[JobRecord]] = {}
         """Running reads of ended jobs, which concurrent callers share."""
 
@@ -79,7 +79,7 @@ class JobReader:
         for first in range(0, len(job_ids), PAGE):
             part = job_ids[first : first + PAGE]
             calls = [_record_call(job_id, bodies=bodies, results=job_id not in resultless) for job_id in part]
-            answers = await self._wire.calls(calls)
+            answers = await self._client.calls(calls)
             rows = 0
             for job_id, answer in zip(part, answers, strict=True):
                 record = await self._read(job_id, *answer, bodies=bodies)
@@ -96,11 +96,11 @@ class JobReader:
         """Parse a record. An unreadable one fails its own job, not the caller's read. Raises Unavailable."""
         end = None
         if result := _long_result(fields):
-            end = await self._wire.turns.run(read_end(job_id, result, rows=rows))
+            end = await self._client.turns.run(read_end(job_id, result, rows=rows))
         try:
             return parse_record(job_id, fields, epoch, bodies=bodies, end=end)
         except MalformedJob as error:
-            return malformed_record(job_id, fields, await fail_malformed(self._wire, job_id, error))
+            return malformed_record(job_id, fields, await fail_malformed(self._client, job_id, error))
 
     async def history(self, job_id: str, runs: Sequence[LoggedRun]) -> History:
         """Read what these runs of a job have logged; concurrent calls share one pass over each log.
@@ -110,9 +110,9 @@ class JobReader:
         return await self._histories.read(HistoryRequest(job_id, runs))
 
     def frames(self, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
-        """Iterate over a worker's log from frame `first` on: the frames of all reply addresses, without malformed ones.
-        Raises Unavailable, NewerMessage."""
-        return read_log(self._wire, partition, worker, first)
+        """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left
+        out. Raises Unavailable, NewerMessage."""
+        return read_log(self._client, partition, worker, first)
 
     async def position(self, record: JobRecord, old_s: float = 0.0) -> int:
         """How many jobs of the same lane come first (counted up to 1000). The answer may be `old_s` old, so that one
@@ -135,7 +135,7 @@ class JobReader:
         """Whether a job that is no longer kept was this tenant's. Raises Unavailable."""
         key = partition_key(partition_of(job_id) or 0, "jobs", tenant)
         with translated():
-            return await self._wire.redis.zscore(key, job_id) is not None
+            return await self._client.redis.zscore(key, job_id) is not None
 
 
 def _record_call(job_id: str, *, bodies: bool = True, results: bool = True, tenant: str = "") -> Call:
@@ -151,8 +151,8 @@ def _long_result(fields: Sequence[bytes]) -> bytes:
     return result if len(result) >= LONG_BYTES else b""
 
 
-async def fail_malformed(wire: RedisClient, job_id: str, error: Exception) -> int:
-    """Fail a job whose record is unreadable, unless it has ended, so that no client waits for it. Returns when it ended
+async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> int:
+    """Fail a job whose record cannot be read, unless it has ended, so that nobody waits for it. Returns when it ended
     (ms), 0 if it is not kept. Raises Unavailable."""
     log.error("the record of a job cannot be read, the job fails: %s", error, extra={"job": job_id})
-    return int(await wire.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))
+    return int(await client.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))

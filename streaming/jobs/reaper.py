@@ -39,16 +39,16 @@ class Swept:
 class Reaper:
     """Reaper of one process; remembers each partition's count of sweeps, to detect that the store lost data."""
 
-    def __init__(self, wire: RedisClient, metrics: Metrics | None = None) -> None:
-        self._wire, self._metrics = wire, metrics
-        self._ticks = dict.fromkeys(wire.partitions, 0)
+    def __init__(self, client: RedisClient, metrics: Metrics | None = None) -> None:
+        self._client, self._metrics = client, metrics
+        self._ticks = dict.fromkeys(client.partitions, 0)
 
     async def sweep(self) -> Swept:
         """Sweep all partitions once. Raises Unavailable."""
-        settings = self._wire.settings
+        settings = self._client.settings
         args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms)
-        answers = await self._wire.calls([("reap", p, args) for p in self._wire.partitions])
-        for partition, answer in zip(self._wire.partitions, answers, strict=True):
+        answers = await self._client.calls([("reap", p, args) for p in self._client.partitions])
+        for partition, answer in zip(self._client.partitions, answers, strict=True):
             await self._compare(partition, answer[-1])
         swept = Swept(*(sum(column) for column in zip(*(answer[:-1] for answer in answers), strict=True)))
         if swept:
@@ -76,7 +76,7 @@ class Reaper:
         """Begin a new epoch of the partition if its tick is not later than the last one seen: the store lost data."""
         seen = self._ticks[partition]
         if tick <= seen:
-            epoch = await self._wire.call("rewound", partition, seen)
+            epoch = await self._client.call("rewound", partition, seen)
             log.error("the store has lost data of partition %d; its streams begin epoch %d", partition, epoch + 1)
             tick = seen + 1
         self._ticks[partition] = max(tick, seen)
@@ -84,6 +84,6 @@ class Reaper:
     async def keep_sweeping(self, every_s: float) -> None:
         """Sweep in a loop until cancelled, at least four times per lease: `reap` takes a gap of half a lease as an
         outage of the store."""
-        every_s = min(every_s, self._wire.settings.lease_ms / 4000)
+        every_s = min(every_s, self._client.settings.lease_ms / 4000)
         expected = ExpectedErrors(Unavailable, log.debug, "no sweep: %s")
         await run_periodically(self.sweep, every_s, expected, wait_first=True)

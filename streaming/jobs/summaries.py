@@ -76,8 +76,8 @@ class PagePart:
 class Summaries:
     """Reads job lists. Stateless; many may share a client."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
 
     async def recent(self, tenant: str, before: Place | None, limit: int, state: JobState | None = None) -> JobPage:
         """Read a page of a tenant's jobs behind `before`, newest first, in any state or in one. Raises Unavailable."""
@@ -90,11 +90,11 @@ class Summaries:
         return JobPage(found, before)
 
     async def _round(self, tenant: str, before: Place | None, limit: int, state: JobState | None) -> JobPage:
-        horizon = await self._wire.now_ms() - 2000 * self._wire.settings.retention_s
+        horizon = await self._client.now_ms() - 2000 * self._client.settings.retention_s
         time, job_id = before or ("", "")
-        looked = max(limit, MAX_LOOKED // len(self._wire.partitions))
+        looked = max(limit, MAX_LOOKED // len(self._client.partitions))
         args = (tenant, horizon, time, job_id, looked, limit, state or "")
-        answers = await self._wire.calls([("recent", partition, args) for partition in self._wire.partitions])
+        answers = await self._client.calls([("recent", partition, args) for partition in self._client.partitions])
         return merged([await self._part(answer) for answer in answers], limit)
 
     async def _part(self, answer: Sequence[Any]) -> PagePart:
@@ -106,7 +106,7 @@ class Summaries:
             try:
                 summary = _summary(job_id, values, epoch)
             except (ValueError, OverflowError, LookupError, TypeError) as error:
-                done_ms = await fail_malformed(self._wire, job_id, error)
+                done_ms = await fail_malformed(self._client, job_id, error)
                 summary = _malformed(job_id, int(time), done_ms, malformed_keep_s(values[FIELDS.index("keep")]))
             found.append(((int(time), job_id), summary))
         return PagePart(found, (int(reached[0]), reached[1].decode()) if reached else None)

@@ -61,8 +61,8 @@ def better(known: Offset | None, fresh: Offset, now: int) -> Offset:
 class Clock:
     """Redis clock of one process; `keep` renews it. On a cluster each partition has the clock of its own server."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self._offsets: dict[int, Offset] = {}
 
     def at(self, monotonic: float, partition: int) -> int:
@@ -84,7 +84,7 @@ class Clock:
 
     async def renew(self) -> None:
         """Measure the offset to every server. Raises Unavailable."""
-        for place, partitions in (await self._wire.homes()).items():
+        for place, partitions in (await self._client.homes()).items():
             fresh = await self._ask(place)
             for _ in range(PROBES - 1):
                 fresh = min(fresh, await self._ask(place), key=lambda offset: offset.error)
@@ -93,7 +93,7 @@ class Clock:
 
     async def _ask(self, place: str) -> Offset:
         before = _now_us()
-        server = await self._wire.time_us(place)
+        server = await self._client.time_us(place)
         return measured(before, server, _now_us())
 
     async def keep(self) -> None:

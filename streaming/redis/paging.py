@@ -9,7 +9,7 @@ from streaming.redis.failures import translated
 
 
 async def page(
-    wire: RedisClient, key: str, after: tuple[int, str] | None, limit: int, *, newest_first: bool = True
+    client: RedisClient, key: str, after: tuple[int, str] | None, limit: int, *, newest_first: bool = True
 ) -> list[tuple[str, int]]:
     """Read up to `limit` members with their scores, after the cursor `after` (score, member). Members of the same
     score are ordered by name, so no page skips one. Raises Unavailable."""
@@ -18,11 +18,11 @@ async def page(
     while len(found) < limit:
         with translated():
             if newest_first:
-                rows: Any = await wire.redis.zrevrangebyscore(
+                rows: Any = await client.redis.zrevrangebyscore(
                     key, start or "+inf", "-inf", skip, limit, withscores=True
                 )
             else:
-                rows = await wire.redis.zrangebyscore(key, start or "-inf", "+inf", skip, limit, withscores=True)
+                rows = await client.redis.zrangebyscore(key, start or "-inf", "+inf", skip, limit, withscores=True)
         items = [(member.decode(errors="replace"), int(score)) for member, score in rows]
         found += [item for item in items if after is None or _behind(item, after, newest_first=newest_first)]
         skip += len(items)
@@ -31,10 +31,10 @@ async def page(
     return found[:limit]
 
 
-async def overdue(wire: RedisClient, key: str, now_ms: int, limit: int) -> list[str]:
+async def overdue(client: RedisClient, key: str, now_ms: int, limit: int) -> list[str]:
     """Read up to `limit` members whose time (ms) is not after `now_ms`, the oldest first. Raises Unavailable."""
     with translated():
-        rows: Any = await wire.redis.zrangebyscore(key, "-inf", now_ms, 0, limit)
+        rows: Any = await client.redis.zrangebyscore(key, "-inf", now_ms, 0, limit)
     return [member.decode(errors="replace") for member in rows]
 
 

@@ -95,11 +95,11 @@ def _replicas(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
     return found
 
 
-async def check_level(wire: RedisClient) -> list[str]:
+async def check_level(client: RedisClient) -> list[str]:
     """Check all servers; returns warnings for the operator. Raises ConfigError if a server cannot keep
     `redis.durability`, Unavailable if it does not answer (yet)."""
-    level, warnings = wire.settings.durability, []
-    for facts in await wire.servers():
+    level, warnings = client.settings.durability, []
+    for facts in await client.servers():
         server = f"{facts['place']}: " if facts["place"] else ""
         for shortfall in shortfalls(level, facts):
             if shortfall.fatal:

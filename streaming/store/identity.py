@@ -43,33 +43,33 @@ class Identity:
     """Random: another store, or the same one after it was emptied, has another id."""
 
 
-async def enter_store(wire: RedisClient) -> Identity:
+async def enter_store(client: RedisClient) -> Identity:
     """Compare the store's identity with this process's settings; give an empty store one. Takes one round trip, except
     in the first process. Raises ConfigError if this process must not use the store, Unavailable."""
-    found = await read_identity(wire)
-    if found is None and await _is_used(wire):
-        found = await _awaited(wire)
+    found = await read_identity(client)
+    if found is None and await _is_used(client):
+        found = await _awaited(client)
         if found is None:
             raise ConfigError("redis.url", f"this store has no format version: {_other_version(0)}", _drain())
-    found = found or await identify(wire)
-    check_identity(found, wire.settings)
+    found = found or await identify(client)
+    check_identity(found, client.settings)
     return found
 
 
-async def identify(wire: RedisClient) -> Identity:
+async def identify(client: RedisClient) -> Identity:
     """Read the store's identity, or write one if it has none, as after FLUSHALL or a failover that lost it. The new
     deployment id differs from the one in the files folder, which shows that the store has lost data. Raises
     Unavailable."""
-    args = (FORMAT, wire.settings.partitions, new_deployment_id())
-    return _parsed(await wire.call("identify", FLEET_SLOT, *args))
+    args = (FORMAT, client.settings.partitions, new_deployment_id())
+    return _parsed(await client.call("identify", FLEET_SLOT, *args))
 
 
-async def read_identity(wire: RedisClient) -> Identity | None:
+async def read_identity(client: RedisClient) -> Identity | None:
     """Read the store's identity; None if it has none. Raises Unavailable."""
     with translated():
         fields = await cast(
             Awaitable[list[Any]],
-            wire.redis.hmget(fleet_key("store"), ["format", "partitions", "deployment"]),
+            client.redis.hmget(fleet_key("store"), ["format", "partitions", "deployment"]),
         )
     return None if fields[0] is None else _parsed(fields)
 
@@ -117,19 +117,19 @@ def _parsed(fields: list[Any]) -> Identity:
     return Identity(int(form or 0), int(partitions or 0), deployment.decode())
 
 
-async def _is_used(wire: RedisClient) -> bool:
+async def _is_used(client: RedisClient) -> bool:
     """Whether Penstock has run on this store: every version writes some of these keys in its first seconds."""
     with translated():
         for slot in (FLEET_SLOT, 0):
-            if await wire.redis.exists(*fixed_keys(slot)):
+            if await client.redis.exists(*fixed_keys(slot)):
                 return True
     return False
 
 
-async def _awaited(wire: RedisClient) -> Identity | None:
+async def _awaited(client: RedisClient) -> Identity | None:
     """Wait for a running process to write the identity, at its start or again after a loss; None after LOST_S."""
     for _ in range(round(LOST_S / POLL_S)):
-        if (found := await read_identity(wire)) is not None:
+        if (found := await read_identity(client)) is not None:
             return found
         await asyncio.sleep(POLL_S)
     return None

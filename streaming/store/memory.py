@@ -65,8 +65,8 @@ class Headroom:
     """Free memory of the store as of the last check, in a process that accepts jobs; before the first check it is
     assumed to suffice."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self.reason = ""
         """Why no job may be accepted, for operators; "" while there is room."""
         self._memories: list[ServerMemory] = []
@@ -80,7 +80,7 @@ class Headroom:
 
     async def look(self) -> None:
         """Read the memory figures of every primary. Raises Unavailable."""
-        self._memories = await self._wire.memory()
+        self._memories = await self._client.memory()
         self._shares = {}
         for memory in self._memories:
             self._shares |= dict.fromkeys(memory.owed, Share(memory))

@@ -34,8 +34,8 @@ SHORTFALL = "the store cannot keep what is accepted; the operator of this server
 class StoreMonitor:
     """Monitor of one process's store. The process must accept no work while `reason` is not empty."""
 
-    def __init__(self, wire: RedisClient) -> None:
-        self._wire = wire
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self.entered = asyncio.Event()
         """Set once this process may use the store."""
         self.deployment = ""
@@ -62,7 +62,7 @@ class StoreMonitor:
     async def enter(self) -> None:
         """Compare the store's identity with the settings, before any other use of it. Raises ConfigError if this
         process must not use the store, Unavailable."""
-        self.deployment = (await enter_store(self._wire)).deployment
+        self.deployment = (await enter_store(self._client)).deployment
         self._refuse(None)
         self.entered.set()
 
@@ -84,8 +84,8 @@ class StoreMonitor:
     async def look(self) -> None:
         """Check the store's identity, and its servers' settings if the servers have changed or CHECK_INTERVAL_S has
         passed. Raises Unavailable."""
-        self._verify(await read_identity(self._wire) or await identify(self._wire))
-        servers = await self._wire.run_ids()
+        self._verify(await read_identity(self._client) or await identify(self._client))
+        servers = await self._client.run_ids()
         if servers == self._servers and time.monotonic() - self._checked_at < CHECK_INTERVAL_S:
             return
         await self._check_level()
@@ -117,7 +117,7 @@ class StoreMonitor:
             )
         self.deployment = identity.deployment
         try:
-            check_identity(identity, self._wire.settings)
+            check_identity(identity, self._client.settings)
         except ConfigError as error:
             self._refuse(error)
         else:
@@ -132,7 +132,7 @@ class StoreMonitor:
         """Raises Unavailable."""
         shortfall, warnings = None, self._warnings
         try:
-            warnings = await check_level(self._wire)
+            warnings = await check_level(self._client)
         except ConfigError as error:
             shortfall = error
         for warning in warnings:

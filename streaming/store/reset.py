@@ -49,10 +49,10 @@ class Contents:
     """Not delivered yet."""
 
 
-async def count_contents(wire: RedisClient) -> Contents:
+async def count_contents(client: RedisClient) -> Contents:
     """Count by reading the names of all keys. Raises Unavailable."""
     found = Contents()
-    async for place, keys in wire.scan(f"{ROOT}*"):
+    async for place, keys in client.scan(f"{ROOT}*"):
         found.keys += len(keys)
         sized = []
         for key in keys:
@@ -61,30 +61,30 @@ async def count_contents(wire: RedisClient) -> Contents:
                 _add(found, COUNTED[kind], 1)
             elif kind in SIZES:
                 sized.append((kind, key))
-        answers = await wire.run_at(place, [(SIZES[kind][0], key) for kind, key in sized])
+        answers = await client.run_at(place, [(SIZES[kind][0], key) for kind, key in sized])
         for (kind, _), answer in zip(sized, answers, strict=True):
             _add(found, SIZES[kind][1], answer)
     return found
 
 
-async def reset_store(wire: RedisClient) -> int:
+async def reset_store(client: RedisClient) -> int:
     """Delete every key of Penstock; returns their number. If interrupted, the store stays unusable until it is reset
     again: its identity is deleted last, and marked as without a format before. Raises Unavailable."""
     identity = fleet_key("store")
-    await wire.call("condemn", FLEET_SLOT)
+    await client.call("condemn", FLEET_SLOT)
     deleted = 0
-    async for place, keys in wire.scan(f"{ROOT}*"):
+    async for place, keys in client.scan(f"{ROOT}*"):
         doomed = [key for key in keys if key != identity]
-        deleted += sum(await wire.run_at(place, [("UNLINK", key) for key in doomed]))
+        deleted += sum(await client.run_at(place, [("UNLINK", key) for key in doomed]))
     with translated():
-        return deleted + int(await wire.redis.unlink(identity))
+        return deleted + int(await client.redis.unlink(identity))
 
 
-async def live_processes(wire: RedisClient) -> list[str]:
+async def live_processes(client: RedisClient) -> list[str]:
     """List the processes, of any version, whose heartbeat has not expired, as role:name. Raises Unavailable."""
-    now_ms = await wire.now_ms()
+    now_ms = await client.now_ms()
     with translated():
-        names = cast(list[bytes], await wire.redis.zrangebyscore(fleet_key("procs"), now_ms / 1000, "+inf"))
+        names = cast(list[bytes], await client.redis.zrangebyscore(fleet_key("procs"), now_ms / 1000, "+inf"))
     return [name.decode() for name in names]
 
 
