@@ -31,9 +31,8 @@ from telemetry.process import Telemetry
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
 from workers.engines.registry import build, sections
-from workers.record import Recorder
+from workers.record import Recorder, WorkCounters
 from workers.settings import WorkerSettings
-from workers.tally import WorkCounters
 from workers.worker import Worker
 
 log = logging.getLogger("workers")

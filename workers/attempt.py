@@ -6,23 +6,61 @@ It knows neither Redis nor the kind of engine. It decides only when the job is o
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from penstock.engine import ChatTurn, Failure, Piece, Request
+from penstock.engine import ChatTurn, EngineTimes, Failure, Piece, Request
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
 from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Chat, Job, JobState, Text, prompt_count
 from streaming.jobs.lease import SILENT, Claim
 from streaming.jobs.terminal import Generated, Terminal, Usage
+from streaming.redis.clock import Clock
 from workers.engines.constraint import complete_texts
-from workers.stamps import AttemptStamps
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
+
+
+class AttemptStamps:
+    """Timestamps of one attempt, a few per job, in seconds of `time.monotonic`; 0.0: not reached yet, or unknown."""
+
+    __slots__ = ("first", "last", "released", "scheduled")
+
+    def __init__(self) -> None:
+        self.released = self.scheduled = self.first = self.last = 0.0
+
+    def release(self) -> None:
+        """Stamp the hand-over to the engine."""
+        self.released = time.monotonic()
+
+    def begin(self, now: float) -> None:
+        """Stamp the first token, which came `now`."""
+        self.first = self.first or now
+
+    def finish(self, times: EngineTimes | None, now: float) -> None:
+        """Stamp the end of one text, which came `now`. `times`, the engine's own stamps, take precedence.
+
+        A job of several texts begins with the first to begin and ends with the last to end.
+        """
+        if times is not None:
+            self.scheduled = _earlier(self.scheduled, times.scheduled)
+            self.first = _earlier(self.first, times.first)
+        self.last = max(self.last, times.last if times is not None and times.last else now)
+
+    def generated(self, clock: Clock, partition: int) -> Generated:
+        """The stamps in Redis time, for the record. A job without a first token has no last one either."""
+        known = (self.released, self.scheduled, self.first, self.last if self.first else 0.0)
+        released, scheduled, first, last = clock.times(known, partition)
+        return Generated(released, scheduled, first, last, clock.error_us(partition))
+
+
+def _earlier(known: float, other: float) -> float:
+    return min(known, other) if known and other else known or other
 
 
 class Attempt:

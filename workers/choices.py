@@ -10,11 +10,15 @@ from streaming.jobs.job import Job
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
 from workers.attempt import Attempt
-from workers.claimer import reserved_slots
 from workers.settings import WorkerSettings
 
 PARTIAL_PER_SLOT = 4
 """Jobs with waiting choices per slot; a worker that holds more claims no jobs."""
+
+
+def reserved_slots(slots: int, wanted: int | None) -> int:
+    """Slots that lane batch may not fill, never all of them. `wanted` None: one in sixty-four, at least one."""
+    return min(slots - 1, max(1, slots // 64) if wanted is None else wanted)
 
 
 class ChoiceStarter:
@@ -38,7 +42,7 @@ class ChoiceStarter:
             on_stopped: called with an attempt whose choice the engine refused after others had started.
             on_started: called once choices that waited have been started.
         """
-        self._engine, self._card, self._settings, self._room = engine, card, settings, room
+        self._engine, self.card, self._settings, self._room = engine, card, settings, room
         self._is_full, self._on_stopped, self._on_started = is_full, on_stopped, on_started
         self.running: dict[str, tuple[Attempt, int]] = {}
         """Running choices, by the engine's request id: the attempt, and the index of the choice."""
@@ -107,8 +111,8 @@ class ChoiceStarter:
         stats = self.stats()
         share = stats.slots // 2
         if stats.kv_tokens:
-            size = max(prompt_sizes(job.prompt)) + answer_tokens(job.sampling.max_tokens, self._card)
-            share = min(share, stats.kv_tokens // 2 // max(1, min(size, self._card.context)))
+            size = max(prompt_sizes(job.prompt)) + answer_tokens(job.sampling.max_tokens, self.card)
+            share = min(share, stats.kv_tokens // 2 // max(1, min(size, self.card.context)))
         return max(1, share)
 
     def _note_overtaking(self, lane: Priority) -> None:

@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.engine import Capabilities, Failure, Stats
+from penstock.engine import Failure, Stats
 from runtime.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
+from workers.choices import ChoiceStarter
 from workers.resume import restart_reason
 from workers.settings import WorkerSettings
 
@@ -31,44 +32,11 @@ else. These jobs wait for a newer worker without being claimed over and over."""
 
 
 class ClaimTarget(Protocol):
-    """The worker as the claimer sees it: its capacity, and callbacks for what was claimed."""
-
-    @property
-    def batch_texts(self) -> int:
-        """Texts of lane batch that the engine runs or has queued."""
-        ...
+    """The worker as the claimer sees it: callbacks for what was claimed."""
 
     @property
     def running(self) -> int:
         """Jobs held now."""
-        ...
-
-    @property
-    def reserved(self) -> int:
-        """Slots that lane batch may not fill."""
-        ...
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Capabilities of the engine."""
-        ...
-
-    @property
-    def texts(self) -> int:
-        """Texts of all lanes that the engine runs or has queued."""
-        ...
-
-    @property
-    def is_laden(self) -> bool:
-        """Whether it holds its maximum of unfinished jobs, whatever room the engine has."""
-        ...
-
-    def stats(self) -> Stats:
-        """The engine's load."""
-        ...
-
-    def looked(self) -> None:
-        """Called after each round of claims, once the claimed jobs were begun."""
         ...
 
     async def refusal(self, job: Job) -> Failure | None:
@@ -86,11 +54,6 @@ class ClaimTarget(Protocol):
     def lose(self, partition: int) -> None:
         """Called when the worker's lease of a partition was revoked."""
         ...
-
-
-def reserved_slots(slots: int, wanted: int | None) -> int:
-    """Slots that lane batch may not fill, never all of them. `wanted` None: one in sixty-four, at least one."""
-    return min(slots - 1, max(1, slots // 64) if wanted is None else wanted)
 
 
 def room(stats: Stats, texts: int, prefetch: int) -> int:
@@ -111,9 +74,16 @@ class Claimer:
     more work."""
 
     def __init__(
-        self, lease: Lease, journal: JobReader, settings: WorkerSettings, target: ClaimTarget, look: asyncio.Event
-    ):
-        self._lease, self._journal, self._settings, self._target, self._look = lease, journal, settings, target, look
+        self,
+        lease: Lease,
+        journal: JobReader,
+        settings: WorkerSettings,
+        starter: ChoiceStarter,
+        target: ClaimTarget,
+        look: asyncio.Event,
+    ) -> None:
+        self._lease, self._journal, self._settings = lease, journal, settings
+        self._starter, self._target, self._look = starter, target, look
         self._claims: dict[int, asyncio.Task[bool]] = {}
         """By partition, the claim that has no reply yet."""
         self._under_way: set[int] = set()
@@ -144,13 +114,13 @@ class Claimer:
             while not self._ending:
                 self._look.clear()
                 full = [await self._claim_from(partition) for partition in turn]
-                self._target.looked()
+                self._starter.looked()
                 turn.rotate(-1)
                 if not any(full):
                     await wait(self._look, self._settings.poll_ms / 1000)
             await asyncio.gather(*self._claims.values())  # this worker still runs what they claim
             self.is_full = False
-            self._target.looked()
+            self._starter.looked()
         finally:
             for claim in self._claims.values():
                 claim.cancel()
@@ -209,8 +179,8 @@ class Claimer:
         return claim.result()
 
     async def _claim(self, partition: int, want: int) -> bool:
-        alone, target = partition in self._suspects, self._target
-        lowest = room_for_batch(target.stats().slots, target.reserved, target.batch_texts)
+        alone, starter = partition in self._suspects, self._starter
+        lowest = room_for_batch(starter.stats().slots, starter.reserved, starter.batch_texts)
         self._under_way.add(partition)
         try:
             claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest)
@@ -218,7 +188,7 @@ class Claimer:
             self._unanswered.discard(partition)
             await self._begin_jobs(partition, claimed.jobs)
         except Fenced:
-            target.lose(partition)
+            self._target.lose(partition)
             self._fenced.add(partition)
             return False
         except Unavailable as error:
@@ -282,7 +252,7 @@ class Claimer:
     async def _continuable(self, claim: Claim, history: History) -> History:
         """The history to continue from; NOTHING after restarting a job whose history cannot be continued."""
         reason = "" if history.whole else "the store has lost a part of what was logged"
-        reason = reason or restart_reason(claim.job, self._target.capabilities, history.rows)
+        reason = reason or restart_reason(claim.job, self._starter.card.capabilities, history.rows)
         if not reason:
             return history
         log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})
@@ -296,7 +266,9 @@ class Claimer:
             return 0
         if self._suspects and (self._target.running or self._claims or partition not in self._suspects):
             return 0
-        free = 0 if self._target.is_laden else room(self._target.stats(), self._target.texts, self._settings.prefetch)
+        free = (
+            0 if self._starter.is_laden else room(self._starter.stats(), self._starter.texts, self._settings.prefetch)
+        )
         self.is_full = free <= 0
         return free
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
+from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.jobs.lease import HeldJob, Lease
 from workers.claimer import Claimer
@@ -41,19 +41,21 @@ class Heartbeat:
         """Renew the lease, and hear of what pub/sub lost."""
         strays: set[tuple[str, int]] = set()
         taken: set[tuple[str, int]] = set()
-        while True:
-            await asyncio.sleep(self._interval_s)
-            try:
-                held = await self._lease.beat(partition)
-                strays = await self._hand_back_strays(partition, strays, held)
-            except Unavailable as error:
-                log.warning("the lease in partition %d could not be renewed, trying again: %s", partition, error)
-                continue
+
+        async def beat() -> None:
+            nonlocal strays, taken
+            held = await self._lease.beat(partition)
+            strays = await self._hand_back_strays(partition, strays, held)
             taken = self._drop_taken(partition, taken, held)
             self._checkpoint(partition)
             for job_id, job in held.items():
                 if job.cancelled:
                     self._on_cancelled(job_id)
+
+        message = f"the lease in partition {partition} could not be renewed, trying again: %s"
+        await run_periodically(
+            beat, self._interval_s, ExpectedErrors(Unavailable, log.warning, message), wait_first=True
+        )
 
     async def _hand_back_strays(
         self, partition: int, before: set[tuple[str, int]], held: Mapping[str, HeldJob]

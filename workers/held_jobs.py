@@ -7,7 +7,6 @@ from itertools import chain
 
 from streaming.jobs.lease import SILENT, Lease
 from workers.attempt import Attempt
-from workers.checkpoint import is_due
 from workers.writer import Checkpoint, StepWrite, Writer
 
 
@@ -63,7 +62,7 @@ class HeldJobs:
         for attempt in self.attempts.values():
             if attempt.partition != partition or attempt.checkpointing or attempt.over:
                 continue
-            if is_due(now - attempt.first_frame, attempt.seq, at_least):
+            if now - attempt.first_frame >= max(at_least, attempt.seq // 4):
                 attempt.checkpointing = True
                 written = partial(self._on_checkpoint, attempt)
                 writer.checkpoint(Checkpoint(attempt.job.id, attempt.opening, attempt.number, attempt.own, written))

@@ -1,20 +1,51 @@
-"""Telemetry recorder of a worker: job metrics, and the queue and generate spans of each trace."""
+"""Telemetry recorder of a worker: work counters, job metrics, and the queue and generate spans of each trace."""
 
 from __future__ import annotations
 
 import time
 
+from streaming.fleet.process import Served
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.terminal import Terminal
 from telemetry import tracing
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, RecordedTracing, Span, Tracing
 from workers.attempt import Attempt
-from workers.tally import WorkCounters
 
 MANY_ATTEMPTS = 10
 """From this attempt on, all share one label: a job that is handed back may have any number of attempts."""
 ATTEMPTS = (*map(str, range(MANY_ATTEMPTS)), f"{MANY_ATTEMPTS}+")
+
+
+class WorkCounters:
+    """Counts engine steps, and ended jobs by lane, for the scheduler, which derives rates. One per worker process."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.step_s = 0.0
+        self.step_tokens = 0
+        self.served: dict[str, Served] = {}
+        """By lane."""
+        self._last: float | None = None
+
+    def step(self, tokens: int, now: float, *, more: bool) -> None:
+        """Count an engine step that produced `tokens` at `now` (monotonic seconds); `more`: some job still runs.
+
+        A step's duration is the time since the previous one; the first step after a pause is not counted.
+        """
+        if self._last is not None:
+            self.steps += 1
+            self.step_s += now - self._last
+            self.step_tokens += tokens
+        self._last = now if more else None
+
+    def ended(self, lane: str, end: Terminal) -> None:
+        """Count a job that ended."""
+        before = self.served.get(lane, Served())
+        failed = end.failure is not None and end.failure.status >= 500
+        self.served[lane] = Served(
+            before.jobs + 1, before.tokens + end.usage.prompt + end.usage.completion, before.failed + failed
+        )
 
 
 class Recorder:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from penstock.engine import Capabilities, Engine, EngineDead, Failure, ModelCard, Piece, Refused, Stats
+from penstock.engine import Engine, EngineDead, Failure, ModelCard, Piece, Refused
 from runtime.lag import watch_lag
-from runtime.loops import ExpectedErrors, retry_until
+from runtime.loops import ExpectedErrors, retry_until, run_periodically
 from streaming.errors import Fenced, Unavailable
 from streaming.ids import partition_of
 from streaming.jobs.capabilities import unsupported
@@ -27,8 +27,8 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
-from workers.answer_checks import AnswerChecks
 from workers.attempt import CANCELLED, EXPIRED, Attempt, samples
+from workers.checker import AnswerChecks
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
 from workers.drain import Drain
@@ -87,7 +87,7 @@ class Worker:
             for partition in client.partitions
         ]
         self._checks = AnswerChecks(self._held, on_refused=self._starter.stop, on_checked=self._end_and_send)
-        self._claimer = Claimer(self.lease, JobReader(client), settings, self, self._room)
+        self._claimer = Claimer(self.lease, JobReader(client), settings, self._starter, self, self._room)
         self._heartbeat = Heartbeat(
             self.lease,
             self._held,
@@ -122,34 +122,6 @@ class Worker:
         return self._starter.reserved
 
     @property
-    def texts(self) -> int:
-        """Number of choices that the engine runs or queues."""
-        return self._starter.texts
-
-    @property
-    def batch_texts(self) -> int:
-        """Number of running choices of lane batch."""
-        return self._starter.batch_texts
-
-    @property
-    def is_laden(self) -> bool:
-        """Whether too many held jobs have waiting choices, so that this worker should claim no more."""
-        return self._starter.is_laden
-
-    def stats(self) -> Stats:
-        """Statistics of the engine."""
-        return self._engine.stats()
-
-    def looked(self) -> None:
-        """Called when the claimer has looked for jobs."""
-        self._starter.looked()
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Capabilities of the engine."""
-        return self._card.capabilities
-
-    @property
     def generating(self) -> bool:
         """Whether the engine runs any choice."""
         return bool(self._choices)
@@ -160,7 +132,9 @@ class Worker:
             return
         claiming = asyncio.create_task(self._claimer.run(self._client.partitions))
         sweeping = Reaper(self._client, self._recorder.metrics).keep_sweeping(SWEEP_S)
-        loops = [self._control_loop(), self._health_loop(), sweeping, watch_lag(), self._clock.keep()]
+        interval_s = self._client.settings.lease_ms / 3000
+        checking = run_periodically(self._check_engine, interval_s, ExpectedErrors(()), wait_first=True)
+        loops = [self._keep_obeying(), checking, sweeping, watch_lag(), self._clock.keep()]
         loops.append(self._listeners.keep_looking())
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             loops += [
@@ -320,15 +294,16 @@ class Worker:
 
     # --- being told --------------------------------------------------------------------------------------------------
 
-    async def _control_loop(self) -> None:
-        while True:
-            try:
-                async for control in self.lease.controls():
-                    self._obey(control)
-            except Unavailable as error:
-                # Wake-ups are repeated by polling, cancels by the heartbeat, follows by the reader's own checks.
-                log.warning("control channel interrupted, subscribing again: %s", error)
-                await asyncio.sleep(self._settings.poll_ms / 1000)
+    async def _keep_obeying(self) -> None:
+        """Obey control messages. For those that an interruption loses, polling repeats wake-ups, the heartbeat cancels,
+        and the reader's own checks follows."""
+
+        async def listen() -> None:
+            async for control in self.lease.controls():
+                self._obey(control)
+
+        expected = ExpectedErrors(Unavailable, log.warning, "control channel interrupted, subscribing again: %s")
+        await run_periodically(listen, self._settings.poll_ms / 1000, expected)
 
     def _obey(self, control: Control) -> None:
         match control:
@@ -366,15 +341,13 @@ class Worker:
         else:
             self._starter.stop(attempt)
 
-    async def _health_loop(self) -> None:
-        """Check the engine's health in a loop. Raises EngineDead."""
-        while True:
-            await asyncio.sleep(self._client.settings.lease_ms / 3000)
-            if self._starter.dead is not None:
-                raise self._starter.dead
-            health = self._engine.health()
-            if not health.ok:
-                raise EngineDead(health.reason)
+    async def _check_engine(self) -> None:
+        """Raises EngineDead if the engine does not live."""
+        if self._starter.dead is not None:
+            raise self._starter.dead
+        health = self._engine.health()
+        if not health.ok:
+            raise EngineDead(health.reason)
 
     def _drop(self, job_id: str, why: str) -> None:
         """Drop a job, if it is held, without any write to the store."""

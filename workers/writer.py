@@ -19,11 +19,12 @@ from streaming.errors import Rewound, Unavailable
 from streaming.jobs.frames import Opening
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.redis.client import Call
-from workers.checkpoint import in_frames
 
 log = logging.getLogger(__name__)
 
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
+MAX_ROWS_PER_FRAME = 1000
+"""Deltas of a checkpoint in one frame: a reader decodes it in a few milliseconds."""
 
 
 class StepWrite:
@@ -170,9 +171,10 @@ class Writer:
     def _checkpoint_calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
         """The calls that append a run's deltas, then mark these frames as the ones to read."""
         checkpoint.frame = self._lease.next_frame(self._partition)
-        for rows in in_frames(checkpoint.rows()):
+        rows = checkpoint.rows()
+        for first in range(0, len(rows), MAX_ROWS_PER_FRAME):
             frame = StepWrite()
-            frame.rows[SILENT] = list(rows)
+            frame.rows[SILENT] = list(rows[first : first + MAX_ROWS_PER_FRAME])
             frame.openings[SILENT][checkpoint.number] = checkpoint.opening
             yield self._append(frame)
         yield self._lease.checkpoint_call(self._partition, checkpoint.job_id, checkpoint.number, checkpoint.frame)

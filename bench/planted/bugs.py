@@ -194,8 +194,8 @@ ENDS = (
         (
             Edit(
                 "streaming/jobs/reader.py",
-                "            return malformed_record(job_id, fields, await fail_malformed(self._client, job_id, error))",
-                "            raise",
+                "return malformed_record(job_id, fields, await fail_malformed(self._client, job_id, error))",
+                "raise",
             ),
         ),
         (MALFORMED + "a_record_that_cannot_be_read_fails_its_job_alone",),
@@ -733,7 +733,7 @@ TOKENS = (
         (
             Edit(
                 "workers/claimer.py",
-                "        reason = reason or restart_reason(claim.job, self._target.capabilities, history.rows)\n",
+                "        reason = reason or restart_reason(claim.job, self._starter.card.capabilities, history.rows)\n",
                 "",
             ),
         ),

@@ -111,7 +111,7 @@ SURVIVORS = (
     Bug(
         "a dropped run is ended",
         "A worker that has lost a job ends it, and counts it, once its answer is checked.",
-        (Edit("workers/answer_checks.py", "if self._held.attempts.get(attempt.job.id) is not attempt:", "if False:"),),
+        (Edit("workers/checker.py", "if self._held.attempts.get(attempt.job.id) is not attempt:", "if False:"),),
         (ANSWER_CHECKS_TESTS + "a_job_that_was_dropped_is_not_ended_by_its_check",),
     ),
     Bug(

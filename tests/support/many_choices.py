@@ -24,4 +24,4 @@ def many(queue: Queue, choices: int, tokens: int, **changes: object) -> Job:
 
 def nothing_left(running: Running) -> None:
     worker = running.worker
-    assert (worker.running, worker.texts, worker.batch_texts, worker._partial) == (0, 0, 0, {})
+    assert (worker.running, worker._starter.texts, worker._starter.batch_texts, worker._partial) == (0, 0, 0, {})

@@ -113,7 +113,7 @@ async def test_others_are_claimed_and_run_beside_it(wire: RedisClient, start: St
 
 
 async def _texts(running: Running, count: int) -> bool:
-    return running.worker.texts == count
+    return running.worker._starter.texts == count
 
 
 async def test_it_has_half_of_the_cache(wire: RedisClient, start: Start) -> None:
@@ -155,7 +155,7 @@ async def test_several_of_them_fill_the_slots_and_no_more(wire: RedisClient, sta
 
     def watched(pieces: Sequence[Piece]) -> None:
         take(pieces)
-        seen.append((running.worker.texts, running.worker.running))
+        seen.append((running.worker._starter.texts, running.worker.running))
 
     running.worker.on_step = watched  # type: ignore[method-assign]
     for job in jobs:
@@ -173,16 +173,16 @@ async def test_lane_batch_leaves_the_reserved_slots_free(wire: RedisClient, star
         await queue.put(line)
     running = await start(SLOW, WorkerSettings(reserved_slots=2, drain_s=5))
     await until(lambda: _texts(running, 6))
-    assert running.worker.batch_texts == 6
+    assert running.worker._starter.batch_texts == 6
     chat = a_job(queue, "chat", 4, priority=Priority.INTERACTIVE)
     await queue.put(chat)
     assert (await ended(wire, chat.id)).state is JobState.COMPLETED
-    assert running.worker.batch_texts == 6 and running.engine.stats().waiting == 0
+    assert running.worker._starter.batch_texts == 6 and running.engine.stats().waiting == 0
     for line in lines[:3]:
         await queue.cancel(line.id)
         await ended(wire, line.id)
     await until(lambda: _texts(running, 6))  # what is left goes on in their place
-    assert running.worker.batch_texts == 6
+    assert running.worker._starter.batch_texts == 6
 
 
 async def test_of_what_waits_the_highest_lane_goes_first(wire: RedisClient, start: Start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -25,7 +26,8 @@ from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, reserved_slots, room, room_for_batch
+from workers.choices import reserved_slots
+from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, room, room_for_batch
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
@@ -238,7 +240,7 @@ class Hands:
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.reserved = self.batch_texts = 0
-        self.capabilities = Capabilities()
+        self.card = SimpleNamespace(capabilities=Capabilities())
 
     def stats(self) -> Stats:
         return Stats(running=0, waiting=0, slots=8)
@@ -252,7 +254,8 @@ class Hands:
 
 def a_claimer(wire: RedisClient, lease: Lease) -> tuple[Claimer, Hands]:
     hands = Hands()
-    return Claimer(lease, JobReader(wire), WorkerSettings(), cast(Any, hands), asyncio.Event()), hands
+    whole = cast(Any, hands)
+    return Claimer(lease, JobReader(wire), WorkerSettings(), whole, whole, asyncio.Event()), hands
 
 
 async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: RedisClient) -> None:

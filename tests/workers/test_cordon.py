@@ -29,7 +29,7 @@ from telemetry.tracing import Tracing
 from workers.__main__ import WorkerProcess
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.tally import WorkCounters
+from workers.record import WorkCounters
 
 pytestmark = pytest.mark.slow
 

@@ -183,7 +183,7 @@ async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
         assert text_of(record, index) == expected("twice", 60)
     assert [row.seq for row in record.terminal.rows] == list(range(1, 60 * job.choices + 1))
     assert record.terminal.usage.completion == 60 * job.choices
-    assert len(record.terminal.sections) == 1 and running.worker.running == 0 and not running.worker.texts
+    assert len(record.terminal.sections) == 1 and running.worker.running == 0 and not running.worker._starter.texts
 
 
 async def test_a_run_is_opened_once_to_each_who_listens(wire: RedisClient, start: Start) -> None:
