@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from api.admission import Admitted, admit, caller_of, services_of
 from api.openai import errors
-from api.openai.cursor import latest, latest_of
+from api.openai.cursor import latest_of
 from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
 from api.query import page_limit
@@ -23,7 +23,6 @@ from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.records import JobRecord
-from streaming.jobs.summaries import Summary
 
 MAX_WAIT_S = 600.0
 MAX_PER_PAGE = 100
@@ -136,7 +135,7 @@ async def listing(request: Request) -> Response:
     limit = page_limit(request.query_params, 20, MAX_PER_PAGE)
     before = _cursor(request.query_params.get("cursor"))
     page = await services.summaries.recent(caller.tenant, before, limit, status)
-    data = [job_object(_listed(services, summary)) for summary in page.jobs]
+    data = [job_object(_listed(services, record)) for record in page.jobs]
     cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
     return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
 
@@ -173,15 +172,20 @@ async def view_of(services: Services, record: JobRecord, *, deep: bool = True, p
         position = None
     elif deep and position is None:
         position = await services.job_reader.position(record)
+    eta_ms = services.eta_ms(record.job.model, record.job.priority, position) if position is not None else None
+    return _view(facts_of(services, record), record, position, eta_ms)
+
+
+def _view(facts: Facts, record: JobRecord, position: int | None = None, eta_ms: int | None = None) -> JobView:
     return JobView(
-        facts=facts_of(services, record),
+        facts=facts,
         status=record.state,
         started_ms=record.started_ms,
         first_ms=record.first_ms,
         done_ms=record.done_ms,
         expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
         position=position,
-        eta_ms=services.eta_ms(record.job.model, record.job.priority, position) if position is not None else None,
+        eta_ms=eta_ms,
         attempts=record.attempt,
         epoch=record.epoch,
         latest=latest_of(record),
@@ -190,32 +194,20 @@ async def view_of(services: Services, record: JobRecord, *, deep: bool = True, p
     )
 
 
-def _listed(services: Services, summary: Summary) -> JobView:
-    """Return a job as a list shows it: only the fields that its summary holds."""
-    card = services.cards.get(summary.model)
+def _listed(services: Services, record: JobRecord) -> JobView:
+    """Return a job as a list shows it: only the fields that a list reads."""
+    card = services.cards.get(record.job.model)
     facts = Facts(
-        job=summary.id,
-        model=summary.model,
-        priority=summary.priority,
+        job=record.job.id,
+        model=record.job.model,
+        priority=record.job.priority,
         chat=True,
         choices=0,
         logprobs=False,
-        created_ms=summary.created_ms,
+        created_ms=record.created_ms,
         fingerprint=fingerprint(card) if card else None,
     )
-    return JobView(
-        facts=facts,
-        status=summary.state,
-        started_ms=summary.started_ms,
-        first_ms=summary.terminal.first_ms if summary.terminal else 0,
-        done_ms=summary.done_ms,
-        expires_ms=(summary.done_ms + 1000 * summary.keep_s) if summary.done_ms else 0,
-        attempts=summary.attempt,
-        epoch=summary.epoch,
-        latest=latest(summary.state, summary.epoch, summary.runs, summary.terminal),
-        metadata=summary.metadata,
-        terminal=summary.terminal,
-    )
+    return _view(facts, record)
 
 
 def job_headers(record: JobRecord) -> dict[str, str]:

@@ -1006,8 +1006,8 @@ LOOKS = (
             _lua("recent", "'epoch', 'runs')", "'epoch', 'runs', 'body')"),
             Edit(
                 "streaming/jobs/summaries.py",
-                '*("metadata", "epoch", "runs"),',
-                '*("metadata", "epoch", "runs", "body"),',
+                '*(b"metadata", b"epoch", b"runs"),',
+                '*(b"metadata", b"epoch", b"runs", b"body"),',
             ),
         ),
         (LISTS + "a_list_reads_summaries",),
@@ -1290,8 +1290,8 @@ LINES = (
         (
             Edit(
                 "streaming/batches/store.py",
-                "        return BatchRecord(nothing, BatchState.FAILED",
-                "        raise\n        return BatchRecord(nothing, BatchState.FAILED",
+                "        return BatchRecord(batch=nothing, state=BatchState.FAILED",
+                "        raise\n        return BatchRecord(batch=nothing, state=BatchState.FAILED",
             ),
         ),
         (MALFORMED + "a_batch_that_cannot_be_read_fails_and_is_shown",),

@@ -59,17 +59,6 @@ class AnswerRow(NamedTuple):
     """Tokens of its job."""
 
 
-class _Arrays(msgspec.Struct, array_like=True):
-    """A plan as it is stored."""
-
-    numbers: bytes
-    offsets: bytes
-    lengths: bytes
-    order: bytes
-    duplicate_of: bytes
-    tokens: bytes
-
-
 class InputPlan:
     """Index of the input's lines, by their place among the lines that are not blank (from 0)."""
 
@@ -109,27 +98,22 @@ class InputPlan:
             counts[original] += 1
         return counts
 
+    @property
+    def _arrays(self) -> tuple[array[int], ...]:
+        """As a plan is stored."""
+        return self.numbers, self.offsets, self.lengths, self.order, self.duplicate_of, self.tokens
+
     def save(self, folder: Path) -> None:
         """Raises OSError."""
-        stored = _Arrays(
-            *(
-                each.tobytes()
-                for each in (self.numbers, self.offsets, self.lengths, self.order, self.duplicate_of, self.tokens)
-            )
-        )
-        write_file(folder / PLAN, msgspec.msgpack.encode(stored))
+        write_file(folder / PLAN, msgspec.msgpack.encode([each.tobytes() for each in self._arrays]))
 
     @classmethod
     def load(cls, folder: Path) -> InputPlan:
         """Raises FileNotFoundError before the input was read."""
-        stored = msgspec.msgpack.decode((folder / PLAN).read_bytes(), type=_Arrays)
         plan = cls()
-        plan.numbers.frombytes(stored.numbers)
-        plan.offsets.frombytes(stored.offsets)
-        plan.lengths.frombytes(stored.lengths)
-        plan.order.frombytes(stored.order)
-        plan.duplicate_of.frombytes(stored.duplicate_of)
-        plan.tokens.frombytes(stored.tokens)
+        stored = msgspec.msgpack.decode((folder / PLAN).read_bytes(), type=list[bytes])
+        for each, data in zip(plan._arrays, stored, strict=True):
+            each.frombytes(data)
         return plan
 
 

@@ -39,31 +39,25 @@ LEASES_UNTIL_NEXT_NOTICE = 4
 notice."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
     """The record of a batch. Times are Redis milliseconds, 0 for "not yet" or "never"."""
 
     batch: Batch
     state: BatchState
-    paused: bool
-    created_ms: int
-    expires_ms: int
-    cancelling_ms: int
+    paused: bool = False
+    created_ms: int = 0
+    expires_ms: int = 0
+    cancelling_ms: int = 0
     progress: BatchProgress
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLease:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLease(BatchRecord):
     """A batch that this process runs, until its lease lapses; `save` renews it."""
 
-    batch: Batch
     epoch: int
     now_ms: int
-    state: BatchState
-    paused: bool
-    created_ms: int
-    expires_ms: int
-    progress: BatchProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +286,7 @@ def _record(batch_id: str, values: Sequence[bytes | None]) -> BatchRecord | None
             window="none",
             output_keep_ms=0,
         )
-        return BatchRecord(nothing, BatchState.FAILED, False, 0, 0, 0, BatchProgress(faults=(MALFORMED,)))
+        return BatchRecord(batch=nothing, state=BatchState.FAILED, progress=BatchProgress(faults=(MALFORMED,)))
 
 
 def _parsed(raw: dict[str, Any]) -> BatchRecord:

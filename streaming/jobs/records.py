@@ -7,13 +7,14 @@ that worker). The record names each run and its first frame. When the job has en
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from penstock.engine import Failure
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage
-from streaming.jobs.codec import decode_in_slices, decode_job, decode_rowless, decode_terminal
+from streaming.jobs.codec import decode_in_slices, decode_job, decode_metadata, decode_rowless, decode_terminal
 from streaming.jobs.deliveries import Delivered, decode_delivered
 from streaming.jobs.frames import Run
 from streaming.jobs.history import LoggedRun
@@ -52,29 +53,29 @@ REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """A job's present state. Times are Redis milliseconds, 0 for "not yet"."""
 
     job: Job
     state: JobState
-    attempt: int
-    worker: str
-    lane: str
-    entry: str
-    created_ms: int
-    started_ms: int
-    first_ms: int
-    done_ms: int
-    deadline_ms: int
-    epoch: int
-    """Epoch of its event ids: grows when the store has lost data, and when the job starts over."""
-    resets: int
-    """The job's own part of `epoch`; the rest is its partition's."""
+    attempt: int = 0
+    worker: str = ""
+    lane: str = ""
+    entry: str = ""
+    created_ms: int = 0
+    started_ms: int = 0
+    first_ms: int = 0
+    done_ms: int = 0
+    deadline_ms: int = 0
+    epoch: int = 1
+    """Of its events: grows when the store was found to have lost data, and when the job begins anew."""
+    resets: int = 0
+    """The job's own part of it."""
     keep_s: int
-    runs: tuple[LoggedRun, ...]
-    addresses: tuple[str, ...]
-    """Reply addresses: the channels to which its worker sends its tokens."""
+    runs: tuple[LoggedRun, ...] = ()
+    addresses: tuple[str, ...] = ()
+    """Where its tokens are sent to."""
     terminal: Terminal | None
     """How it ended; None while it has not."""
     stamps: Stamps = field(default_factory=Stamps)
@@ -133,7 +134,7 @@ def _parsed(
         return raw.get(name, b"").decode()
 
     terminal = end or end_of(job_id, state, raw.get("record") or raw.get("summary"), word("reason"))
-    job, fault = _job(job_id, body, word) if bodies else (_beside(job_id, word), "")
+    job, fault = _job(job_id, body, raw) if bodies else (_beside(job_id, raw), "")
     return JobRecord(
         job=job,
         state=state,
@@ -206,20 +207,8 @@ def malformed_record(job_id: str, fields: Sequence[bytes], done_ms: int) -> JobR
     return JobRecord(
         job=job,
         state=JobState.FAILED,
-        attempt=0,
-        worker="",
-        lane="",
-        entry="",
-        created_ms=0,
-        started_ms=0,
-        first_ms=0,
         done_ms=done_ms,
-        deadline_ms=0,
-        epoch=1,
-        resets=0,
         keep_s=malformed_keep_s(raw.get(b"keep")),
-        runs=(),
-        addresses=(),
         terminal=malformed_end(job_id),
         fault=MALFORMED.message,
     )
@@ -256,19 +245,22 @@ def with_delivery(stamps: Stamps, delivered: Delivered) -> Stamps:
     )
 
 
-def _job(job_id: str, body: bytes, word: Callable[[str], str]) -> tuple[Job, str]:
-    """The job as it was put, and "". If its body is unreadable: the fields beside the body, for display, and the
-    reason."""
+def _job(job_id: str, body: bytes, raw: Mapping[str, bytes]) -> tuple[Job, str]:
+    """The job as it was put, and ""; of one whose body cannot be read what stands beside the body, so that it can be
+    shown, and why."""
     try:
         return decode_job(body), ""
     except DecodeError as error:
-        return _beside(job_id, word), str(error)
+        return _beside(job_id, raw), str(error)
 
 
-def _beside(job_id: str, word: Callable[[str], str]) -> Job:
-    """A job made of the fields that a record holds beside the body."""
-    model, priority = parse_lane(word("lane"))
-    return Job(id=job_id, model=model, tenant=word("tenant"), priority=priority, prompt=Text(("",)))
+def _beside(job_id: str, raw: Mapping[str, bytes]) -> Job:
+    """What a record says of a job beside its body; malformed metadata are left out."""
+    model, priority = parse_lane(raw.get("lane", b"").decode())
+    tenant, metadata = raw.get("tenant", b"").decode(), dict[str, str]()
+    with suppress(DecodeError):
+        metadata = decode_metadata(raw.get("metadata", b""))
+    return Job(id=job_id, model=model, tenant=tenant, priority=priority, prompt=Text(("",)), metadata=metadata)
 
 
 def read_number(data: bytes | None) -> int:

@@ -6,24 +6,19 @@ jobs are in the requested state; it always has a cursor for the next page, if th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from streaming.errors import DecodeError
-from streaming.jobs.codec import decode_metadata
-from streaming.jobs.frames import Run
+from streaming.errors import MalformedJob
 from streaming.jobs.job import JobState
 from streaming.jobs.reader import fail_malformed
-from streaming.jobs.records import end_of, malformed_end, malformed_keep_s, parse_runs, read_number
-from streaming.jobs.terminal import Terminal
-from streaming.keys import parse_lane
-from streaming.priority import Priority
+from streaming.jobs.records import JobRecord, malformed_record, parse_record
 from streaming.redis.client import RedisClient
 
 FIELDS = (
-    *("state", "lane", "attempt", "created", "claimed", "started", "done", "keep", "reason", "summary"),
-    *("metadata", "epoch", "runs"),
+    *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"summary"),
+    *(b"metadata", b"epoch", b"runs"),
 )
 """Fields of a job, in the order in which `recent.lua` returns them."""
 
@@ -38,30 +33,11 @@ Place: TypeAlias = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """A job as a list shows it. Times are Redis milliseconds, 0 for "not yet"."""
-
-    id: str
-    model: str
-    priority: Priority
-    state: JobState
-    attempt: int
-    created_ms: int
-    started_ms: int
-    done_ms: int
-    keep_s: int
-    epoch: int
-    terminal: Terminal | None
-    """How the job ended, without its rows; None while it has not."""
-    runs: Sequence[Run] = ()
-    metadata: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class JobPage:
-    """Jobs, newest first, and the place behind which the next page begins; None: there are no more."""
+    """Jobs, newest first, without bodies and rows, and the place behind which the next page begins; None: that is
+    all."""
 
-    jobs: list[Summary]
+    jobs: list[JobRecord]
     behind: Place | None
 
 
@@ -69,7 +45,7 @@ class JobPage:
 class PagePart:
     """One partition's part of a page. `reached`: the last place that was read; None: the partition has no more."""
 
-    jobs: Sequence[tuple[Place, Summary]]
+    jobs: Sequence[tuple[Place, JobRecord]]
     reached: Place | None
 
 
@@ -81,7 +57,7 @@ class Summaries:
 
     async def recent(self, tenant: str, before: Place | None, limit: int, state: JobState | None = None) -> JobPage:
         """Read a page of a tenant's jobs behind `before`, newest first, in any state or in one. Raises Unavailable."""
-        found: list[Summary] = []
+        found: list[JobRecord] = []
         for _ in range(MAX_ROUNDS):
             page = await self._round(tenant, before, limit - len(found), state)
             found, before = found + page.jobs, page.behind
@@ -100,15 +76,16 @@ class Summaries:
     async def _part(self, answer: Sequence[Any]) -> PagePart:
         """Decode one partition's part; fails a malformed job and shows it so. Raises Unavailable."""
         epoch, reached, *jobs = answer
-        found: list[tuple[Place, Summary]] = []
+        found: list[tuple[Place, JobRecord]] = []
         for name, time, values in jobs:
             job_id = name.decode()
+            fields = [word for pair in zip(FIELDS, values, strict=True) if pair[1] is not None for word in pair]
             try:
-                summary = _summary(job_id, values, epoch)
-            except (ValueError, OverflowError, LookupError, TypeError) as error:
+                record = _listed(job_id, fields, epoch)
+            except MalformedJob as error:
                 done_ms = await fail_malformed(self._client, job_id, error)
-                summary = _malformed(job_id, int(time), done_ms, malformed_keep_s(values[FIELDS.index("keep")]))
-            found.append(((int(time), job_id), summary))
+                record = replace(malformed_record(job_id, fields, done_ms), created_ms=int(time))
+            found.append(((int(time), job_id), record))
         return PagePart(found, (int(reached[0]), reached[1].decode()) if reached else None)
 
 
@@ -119,53 +96,12 @@ def merged(parts: Sequence[PagePart], limit: int) -> JobPage:
     found = [job for part in parts for job in part.jobs if reached is None or job[0] >= reached]
     found.sort(key=lambda job: job[0], reverse=True)
     behind = found[limit - 1][0] if len(found) > limit else reached
-    return JobPage([summary for _, summary in found[:limit]], behind)
+    return JobPage([record for _, record in found[:limit]], behind)
 
 
-def _malformed(job_id: str, created_ms: int, done_ms: int, keep_s: int) -> Summary:
-    """Summary of a job whose record is malformed; its time of acceptance is known from the list."""
-    return Summary(
-        id=job_id,
-        model="",
-        priority=Priority.BATCH,
-        state=JobState.FAILED,
-        attempt=0,
-        created_ms=created_ms,
-        started_ms=0,
-        done_ms=done_ms,
-        keep_s=keep_s,
-        epoch=1,
-        terminal=malformed_end(job_id),
-    )
-
-
-def _summary(job_id: str, values: Sequence[bytes | None], epoch: bytes | None) -> Summary:
-    raw = {name: value or b"" for name, value in zip(FIELDS, values, strict=True)}
-    state = JobState(raw["state"].decode())
-    model, priority = parse_lane(raw["lane"].decode())
-
-    def number(name: str) -> int:
-        return read_number(raw[name])
-
-    return Summary(
-        id=job_id,
-        model=model,
-        priority=priority,
-        state=state,
-        attempt=number("attempt"),
-        created_ms=number("created"),
-        started_ms=number("started") or number("claimed"),
-        done_ms=number("done"),
-        keep_s=number("keep"),
-        epoch=int(epoch or 0) + 1 + number("epoch"),
-        runs=[logged.run for logged in parse_runs(raw["runs"].decode())],
-        terminal=end_of(job_id, state, raw["summary"], raw["reason"].decode()),
-        metadata=_metadata(raw["metadata"]),
-    )
-
-
-def _metadata(data: bytes) -> Mapping[str, str]:
-    try:
-        return decode_metadata(data)
-    except DecodeError:
-        return {}
+def _listed(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> JobRecord:
+    """Raises MalformedJob."""
+    record = parse_record(job_id, fields, epoch, bodies=False)
+    if record is None:
+        raise MalformedJob("it has no state")
+    return record

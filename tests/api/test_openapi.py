@@ -211,6 +211,7 @@ BATCH = Batch(id="batch_1", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/co
               window="24h", output_keep_ms=1, metadata={"a": "b"})  # fmt: skip
 FAR = BatchProgress(total=9, model="m", lane="batch", lane_reason="r", faults=(LineFault(1, "c", "m", "p"),),
                output_file="file-2", error_file="file-3", began_ms=1_000, finalizing_ms=2_000, ended_ms=3)  # fmt: skip
+NEW = BatchRecord(batch=BATCH, state=BatchState.VALIDATING, progress=BatchProgress(), **TIMES)
 MESSAGE = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 0, 0, 0, 0, "")
 TRIED = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 1_000, "pending", 1, 2, 3, 503, "x")
 
@@ -219,8 +220,8 @@ TRIED = WebhookMessage("whm_1", "evt_1", "job.completed", "job_1", "t", "mine", 
     ("shown", "name"),
     [
         (files.file_object(FILE), "File"),
-        (batches.batch_object(BatchRecord(BATCH, BatchState.VALIDATING, False, 1, 0, 0, BatchProgress())), "Batch"),
-        *((batches.batch_object(BatchRecord(BATCH, state, True, 1, 2, 3, FAR)), "Batch") for state in BatchState),
+        (batches.batch_object(NEW), "Batch"),
+        *((batches.batch_object(replace(NEW, state=state, progress=FAR)), "Batch") for state in BatchState),
         (webhooks._object(MESSAGE), "WebhookMessage"),
         (webhooks._object(TRIED), "WebhookMessage"),
         (admin._object(DeadLetter("0-1-1", "poison", 1, job="job_1")), "DeadLetter"),

@@ -37,7 +37,9 @@ async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)
         input_file="file", window="none", output_keep_ms=3_600_000,
     )  # fmt: skip
     now_ms = await wire.now_ms()
-    hold = BatchLease(batch, 1, now_ms, BatchState.IN_PROGRESS, False, now_ms, 0, BatchProgress())
+    hold = BatchLease(
+        batch=batch, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
+    )
     tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(retries=RETRIES), 64)
     lines = Lines(tools, hold, folder)
     await lines.open()

@@ -139,7 +139,7 @@ async def lines(wire: RedisClient, tmp_path: Path) -> AsyncIterator[Lines]:
         id="batch_00" + "0" * 30, tenant="t", ceiling=Priority.BATCH, endpoint="/v1/chat/completions", input_file="f",
         window="none", output_keep_ms=1000,
     )  # fmt: skip
-    hold = BatchLease(batch, 2, 0, BatchState.IN_PROGRESS, False, 0, 0, BatchProgress(total=10))
+    hold = BatchLease(batch=batch, epoch=2, now_ms=0, state=BatchState.IN_PROGRESS, progress=BatchProgress(total=10))
     headroom, monitor = Headroom(wire), StoreMonitor(wire)
     await monitor.require()
     lines = Lines(BatchTools(wire, headroom, monitor, ("sim",), BatchSettings(window=4), 64), hold, tmp_path)

@@ -240,7 +240,9 @@ async def begin(small: RedisClient, tmp_path: Path) -> AsyncIterator[Callable[..
             id=f"batch_00{len(begun):030x}", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/completions",
             input_file="f", window="none", output_keep_ms=1000,
         )  # fmt: skip
-        hold = BatchLease(batch, 2, 0, BatchState.IN_PROGRESS, False, 0, 0, BatchProgress(total=len(sizes)))
+        hold = BatchLease(
+            batch=batch, epoch=2, now_ms=0, state=BatchState.IN_PROGRESS, progress=BatchProgress(total=len(sizes))
+        )
         lines = Lines(BatchTools(small, headroom, monitor, ("sim",), BatchSettings(window=window), 64), hold, folder)
         begun.append(lines)
         await lines.open()

@@ -55,7 +55,7 @@ async def test_a_batch_is_over_when_its_owner_or_its_window_says_so(
     """From the very millisecond in which its window ends, when no line is put any more; never, without a window."""
     tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(), 64)
     metrics = Metrics.start("", "offline")
-    hold = BatchLease(BATCH, 1, 0, GOING_ON, False, 0, expires_ms, BatchProgress())
+    hold = BatchLease(batch=BATCH, epoch=1, now_ms=0, state=GOING_ON, expires_ms=expires_ms, progress=BatchProgress())
     turn = BatchTurn(TurnContext(tools, FileStore(tmp_path), metrics, 10, 1.0), hold, asyncio.Event())
     turn._saved = SaveResult(now_ms, state, False)
     assert turn._stop_reason() == why

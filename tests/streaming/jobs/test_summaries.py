@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streaming.ids import partition_of
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.summaries import JobPage, PagePart, Place, Summaries, Summary, merged
+from streaming.jobs.records import JobRecord
+from streaming.jobs.summaries import JobPage, PagePart, Place, Summaries, merged
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.keys import partition_key
 from streaming.priority import Priority
@@ -24,8 +25,9 @@ from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 
 
-def summary(place: Place) -> Summary:
-    return Summary(place[1], "m", Priority.BATCH, JobState.QUEUED, 0, place[0], 0, 0, 0, 1, None)
+def summary(place: Place) -> JobRecord:
+    job = Job(id=place[1], model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("",)))
+    return JobRecord(job=job, state=JobState.QUEUED, created_ms=place[0], keep_s=1, terminal=None)
 
 
 PLACES = st.lists(st.tuples(st.integers(0, 9), st.text("ab", min_size=1, max_size=3)), max_size=40, unique=True)
@@ -53,7 +55,7 @@ def test_pages_hold_every_job_once_in_order(partitions: list[list[Place]], limit
     while True:
         page = merged([part(own, before) for own in jobs], limit)
         assert len(page.jobs) <= limit
-        found += [(each.created_ms, each.id) for each in page.jobs]
+        found += [(each.created_ms, each.job.id) for each in page.jobs]
         if page.behind is None:
             break
         assert before is None or page.behind < before
@@ -80,7 +82,7 @@ async def pages(wire: RedisClient, limit: int, state: JobState | None = None) ->
     before = None
     while True:
         page = await Summaries(wire).recent("t", before, limit, state)
-        found += [each.id for each in page.jobs]
+        found += [each.job.id for each in page.jobs]
         if (before := page.behind) is None:
             return found
 
@@ -102,20 +104,20 @@ async def test_a_page_says_what_was_put_and_how_it_ended(wire: RedisClient) -> N
         await queue.put(job)
     await queue.cancel(jobs[2].id)
     page = await Summaries(wire).recent("t", None, 10)
-    shown = {each.id: each for each in page.jobs}
-    assert [shown[job.id].metadata for job in jobs] == [{"n": str(number)} for number in range(4)]
+    shown = {each.job.id: each for each in page.jobs}
+    assert [shown[job.id].job.metadata for job in jobs] == [{"n": str(number)} for number in range(4)]
     assert [shown[job.id].state for job in jobs] == [
         JobState.COMPLETED,
         JobState.RUNNING,
         JobState.CANCELLED,
         JobState.QUEUED,
     ]
-    assert {(each.model, each.priority) for each in page.jobs} == {(MODEL, Priority.STANDARD)}
+    assert {(each.job.model, each.job.priority) for each in page.jobs} == {(MODEL, Priority.STANDARD)}
     assert shown[ended].terminal == end and shown[ended].done_ms >= shown[ended].started_ms > 0
     cancelled = shown[jobs[2].id].terminal
     assert cancelled is not None and cancelled.failure is not None and cancelled.failure.code == "job_cancelled"
     assert shown[jobs[1].id].terminal is None and page.behind is None
-    assert [each.id for each in (await Summaries(wire).recent("t", None, 10, JobState.QUEUED)).jobs] == [jobs[3].id]
+    assert [each.job.id for each in (await Summaries(wire).recent("t", None, 10, JobState.QUEUED)).jobs] == [jobs[3].id]
 
 
 async def test_jobs_of_one_moment_are_told_apart(wide: RedisClient) -> None:
@@ -131,7 +133,7 @@ async def test_jobs_of_one_moment_are_told_apart(wide: RedisClient) -> None:
     assert page.behind is not None
     await wide.redis.zrem(partition_key(partition_of(page.behind[1]) or 0, "jobs", "t"), page.behind[1])
     rest = await Summaries(wide).recent("t", page.behind, 100)
-    assert [each.id for each in rest.jobs] == sorted(jobs, reverse=True)[7:]
+    assert [each.job.id for each in rest.jobs] == sorted(jobs, reverse=True)[7:]
 
 
 async def test_a_made_up_cursor_reads_no_more_than_a_page(wire: RedisClient) -> None:
@@ -162,7 +164,7 @@ async def test_a_summary_nobody_can_read_spoils_no_list(wire: RedisClient) -> No
         await queue.cancel(job.id)
     await wire.redis.hset(partition_key(0, "job", jobs[1].id), "summary", b"\xc1")  # type: ignore[misc]
     await wire.redis.hset(partition_key(0, "job", jobs[2].id), "metadata", b"\xc1")  # type: ignore[misc]
-    listed = {each.id: each.terminal for each in (await Summaries(wire).recent("t", None, 10)).jobs}
+    listed = {each.job.id: each.terminal for each in (await Summaries(wire).recent("t", None, 10)).jobs}
     assert len(listed) == 3
     unreadable = listed[jobs[1].id]
     assert unreadable is not None and unreadable.failure is not None
@@ -181,7 +183,7 @@ async def test_a_list_says_what_a_look_says_of_an_end_that_cannot_be_read(wire: 
     listed = (await Summaries(wire).recent("t", None, 10)).jobs
     found = [each.terminal for each in listed]
     assert {end.failure.code for end in found if end and end.failure} == codes.keys()
-    assert found == [(await JobReader(wire).record(each.id)).terminal for each in listed]
+    assert found == [(await JobReader(wire).record(each.job.id)).terminal for each in listed]
 
 
 async def test_a_job_that_a_list_fails_is_in_the_log(wire: RedisClient, caplog: pytest.LogCaptureFixture) -> None:

@@ -152,7 +152,7 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisCli
         job.id for job in jobs
     ]
     listed = await Summaries(wire).recent("t", None, 10)
-    assert {found.id for found in listed.jobs} == {job.id for job in jobs} and listed.behind is None
+    assert {found.job.id for found in listed.jobs} == {job.id for job in jobs} and listed.behind is None
     (lane,) = [lane for lane in await Backlog(wire).lanes([MODEL]) if lane.priority is Priority.STANDARD]
     assert (lane.waiting, lane.running) == (PARTITIONS, 0)
     assert await queue.cancel(jobs[0].id) is JobState.QUEUED
