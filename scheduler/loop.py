@@ -17,8 +17,8 @@ from functools import partial
 
 from runtime.loops import ExpectedErrors, run_periodically, wait, wait_any
 from scheduler.observe import observe
+from scheduler.policy.decide import LaneOutlook, PolicyState
 from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.plan import LaneOutlook, PolicyState
 from scheduler.policy.shapes import ShapeChoice
 from scheduler.policy.snapshot import Snapshot
 from scheduler.policy.switch import Switch, SwitchDecision, decide
@@ -26,7 +26,7 @@ from scheduler.pools.base import Pool
 from streaming.errors import Unavailable
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Override, Overrides
-from streaming.fleet.plans import Action, ActionKind, Cordoned, Plan, Plans, Prospect, pool_name
+from streaming.fleet.plans import Action, ActionKind, Plan, Plans, Prospect, pool_name
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import new_life
@@ -129,14 +129,15 @@ class Loop:
     async def run(self, stop: asyncio.Event) -> None:
         """Tick and report until `stop` is set, then leave the fleet."""
         async with asyncio.TaskGroup() as tasks:
-            listening = tasks.create_task(
-                run_periodically(self._listen, LISTEN_RETRY_DELAY_S, ExpectedErrors(Unavailable))
+            loops = (
+                run_periodically(self._listen, LISTEN_RETRY_DELAY_S, ExpectedErrors(Unavailable)),
+                run_periodically(self.lead, LEAD_RENEWAL_SHARE * self._lead_s, self._outage),
+                run_periodically(self.report, REPORT_INTERVAL_S, self._outage),
             )
-            ending = tasks.create_task(self._tick_until(stop))
-            tasks.create_task(self._every(LEAD_RENEWAL_SHARE * self._lead_s, self.lead, stop))
-            tasks.create_task(self._every(REPORT_INTERVAL_S, self.report, stop))
-            await asyncio.wait({ending})
-            listening.cancel()
+            running = [tasks.create_task(each) for each in loops]
+            await self._tick_until(stop)
+            for each in running:
+                each.cancel()
         self._enter("draining")
         with self._outage:
             await self.leave()
@@ -257,7 +258,7 @@ class Loop:
             epoch=lead.epoch,
             at_ms=at_ms,
             pool=self._pool.kind,
-            cordon=tuple(Cordoned(cordon.worker, cordon.reason) for cordon in decision.cordon),
+            cordon=decision.cordon,
             leaving=() if before is None else before.leaving,
             lanes={name: _prospect(outlook, decision, wakes=wakes) for name, outlook in decision.main.outlook.items()},
             wake_s=decision.main.wake_s,
@@ -337,12 +338,6 @@ class Loop:
         """Start a tick when a job arrives for a model without workers; a missed message waits for the next tick."""
         async for _ in self._stores.plans.woken():
             self._woken.set()
-
-    async def _every(self, seconds: float, act: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            with self._outage:
-                await act()
-            await wait(stop, seconds)
 
 
 def _inherited(before: Plan, now: float) -> Switch:

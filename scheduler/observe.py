@@ -51,9 +51,7 @@ def _worker(process: Process) -> snapshot.WorkerLoad:
         waiting=process.waiting,
         kv_tokens=process.kv_tokens,
         kv_used=process.kv_used,
-        served={
-            name: snapshot.ServedCount(each.jobs, each.tokens, each.failed) for name, each in process.served.items()
-        },
+        served=process.served,
         steps=process.steps,
         step_s=process.step_s,
         step_tokens=process.step_tokens,

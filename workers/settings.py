@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+from streaming.settings import Positive
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):

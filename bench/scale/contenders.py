@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from scheduler.policy.decide import decide
+from scheduler.policy.decide import PolicyState, decide
 from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.plan import PolicyState
 from scheduler.policy.snapshot import Snapshot, WorkerLoad
 
 BLOCK_TOKENS = 32

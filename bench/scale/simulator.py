@@ -17,7 +17,8 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from bench.workload.trace import TraceRow
-from scheduler.policy.snapshot import LaneLoad, ServedCount, Snapshot, WorkerLoad
+from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
+from streaming.fleet.process import Served
 
 LANES = ("interactive", "standard", "batch")
 REPORT_INTERVAL_S = 2.0
@@ -71,7 +72,7 @@ class SimWorker:
     step_tokens: float = 0.0
     tokens_begun: float = 0.0
     """Prompt tokens of the running requests, less the clock at which each began."""
-    served: dict[str, ServedCount] = field(default_factory=dict)
+    served: dict[str, Served] = field(default_factory=dict)
     said: WorkerLoad | None = None
     said_at: float = 0.0
 
@@ -118,8 +119,8 @@ class SimWorker:
         at, _, begun, request = heapq.heappop(self.ends)
         self.clock = max(self.clock, at)
         self.tokens_begun -= request.prompt - (at - request.answer)
-        past = self.served.get(request.lane, ServedCount())
-        self.served[request.lane] = ServedCount(past.jobs + 1, past.tokens + request.prompt + request.answer)
+        past = self.served.get(request.lane, Served())
+        self.served[request.lane] = Served(past.jobs + 1, past.tokens + request.prompt + request.answer)
         return request, begun
 
     def seen(self, now: float) -> WorkerLoad:

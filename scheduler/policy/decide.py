@@ -9,17 +9,17 @@ within an hour after a rise. docs/scheduling.md has the formulas and their sourc
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from scheduler.policy import health, starts
 from scheduler.policy.demand import Demand, cannot_wait, concurrent_demand, in_slots, keep_s, learn
 from scheduler.policy.forecast import constraints, wait_s, workers_for
 from scheduler.policy.health import PoolHealth
 from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.plan import LaneOutlook, PolicyState, PoolPlan
-from scheduler.policy.rush import highest, with_peak
+from scheduler.policy.rush import Peaks, highest, with_peak
 from scheduler.policy.snapshot import Snapshot
+from streaming.fleet.process import Cordoned
 
 SPARE_SHARE = 0.25
 """Share of one worker's capacity that must be free on the other workers before one is removed."""
@@ -28,6 +28,51 @@ SMALL_STEP_SHARE = 1 / 3
 SMALL_STEP_HOLDOFF_S = 3600.0
 """No small step down for this long after the number rose again: noise on a constant load changes it at most twice in
 that time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """State that one decision of a pool passes to the next."""
+
+    want: int
+    demand: Demand = field(default_factory=Demand)
+    needs: Peaks = ()
+    """Peaks of the workers needed in the last `keep_s` seconds."""
+    fell: bool = False
+    """Whether the last change was downwards."""
+    no_small_step_until: float = -math.inf
+    health: PoolHealth = field(default_factory=PoolHealth)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOutlook:
+    """Forecast of one lane."""
+
+    waiting: int
+    wait_s: float
+    """Seconds until a job put now is begun; infinite: never, or unknown."""
+    each_s: float
+    """Additional seconds for each further job ahead of it; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """The number of workers that a pool should have, and the reason."""
+
+    model: str
+    want: int
+    """Not counting cordoned workers."""
+    reason: str
+    state: PolicyState
+    """Input of the next decision."""
+    cordon: tuple[Cordoned, ...] = ()
+    outlook: Mapping[str, LaneOutlook] = field(default_factory=dict)
+    """By lane."""
+    wake_s: float = 0.0
+    """Seconds until the first worker is ready; 0 if one is."""
+    cold_start_s: float = 0.0
+    cost: float = 0.0
+    """Cost of the wanted workers for an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +263,6 @@ def _outlook(
     return {
         lane.name: LaneOutlook(
             waiting=lane.waiting,
-            tokens=lane.waiting * demand.size(lane.name),
-            arrivals=demand.rate(lane.name),
             wait_s=wake_s + waits[lane.name] if workers else math.inf,
             each_s=demand.size(lane.name) / rate if rate else 0.0,
         )

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from scheduler.policy import rush, starts
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.rush import BUCKET_S, BurstConfig, Rush
-from scheduler.policy.snapshot import LaneLoad, ServedCount, Snapshot, WorkerLoad
+from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
 from scheduler.policy.starts import Starts
+from streaming.fleet.process import Served
 
 RATE_WINDOW_S = 60.0
 """Time constant of arrival rates."""
@@ -60,7 +61,7 @@ class Demand:
 
     at: float | None = None
     flows: Mapping[str, Flow] = field(default_factory=dict)
-    served: Mapping[str, Mapping[str, ServedCount]] = field(default_factory=dict)
+    served: Mapping[str, Mapping[str, Served]] = field(default_factory=dict)
     """Last values of the counters, by worker and lane."""
     held_s: float = 0.0
     """Seconds that jobs held slots, summed over jobs; decays with age."""
@@ -159,16 +160,14 @@ def concurrent_demand(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
     return {lane.name: run[lane.name] + min(lane.waiting, late[lane.name]) for lane in snapshot.lanes}
 
 
-def _ended(
-    before: Mapping[str, Mapping[str, ServedCount]], workers: tuple[WorkerLoad, ...]
-) -> dict[str, tuple[int, int]]:
+def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[WorkerLoad, ...]) -> dict[str, tuple[int, int]]:
     """Jobs and tokens by lane that ended since the last snapshot. All counts of a new worker are included; those that a
     lost worker made after its last report are missing."""
     ended: dict[str, tuple[int, int]] = {}
     for worker in workers:
         known = before.get(worker.id, {})
         for lane, served in worker.served.items():
-            past = known.get(lane, ServedCount())
+            past = known.get(lane, Served())
             jobs, tokens = ended.get(lane, (0, 0))
             ended[lane] = (
                 jobs + max(0, served.jobs - past.jobs),
@@ -178,8 +177,8 @@ def _ended(
 
 
 def _remembered(
-    before: Mapping[str, Mapping[str, ServedCount]], workers: tuple[WorkerLoad, ...]
-) -> Mapping[str, Mapping[str, ServedCount]]:
+    before: Mapping[str, Mapping[str, Served]], workers: tuple[WorkerLoad, ...]
+) -> Mapping[str, Mapping[str, Served]]:
     """The counters to remember. A worker that is missing for a moment is kept, so that its jobs do not count twice."""
     now = {worker.id: worker.served for worker in workers}
     return {**before, **now} if len(before) < MAX_REMEMBERED else now

@@ -13,6 +13,7 @@ from itertools import combinations
 from statistics import median
 
 from scheduler.policy.snapshot import WorkerLoad
+from streaming.fleet.process import Cordoned
 
 WINDOW_S = 8.0
 """Length of one measurement window."""
@@ -33,14 +34,6 @@ STALE_S = 3 * WINDOW_S
 FAILED_JOBS = 5
 FAILED_SHARE = 0.5
 """A window with at least this many ended jobs is a strike if this share of them failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class CordonDecision:
-    """A worker that must claim no more jobs, finish those it has, and be replaced."""
-
-    worker: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ class PoolHealth:
     """See `usual_step`."""
     fitted: float | None = None
     """When `usual` was computed."""
-    cordons: tuple[CordonDecision, ...] = ()
+    cordons: tuple[Cordoned, ...] = ()
 
 
 def judge(known: PoolHealth, workers: Iterable[WorkerLoad], now: float) -> PoolHealth:
@@ -109,7 +102,7 @@ def judge(known: PoolHealth, workers: Iterable[WorkerLoad], now: float) -> PoolH
     cordoned = {cordon.worker for cordon in cordons}
     for name in closed:
         if room > 0 and name not in cordoned and records[name].strikes >= STRIKES:
-            cordons = (*cordons, CordonDecision(name, f"{_why(name, records, usual, now)}, {STRIKES} times in a row"))
+            cordons = (*cordons, Cordoned(name, f"{_why(name, records, usual, now)}, {STRIKES} times in a row"))
             room -= 1
     return PoolHealth(records, history, usual, fitted, cordons)
 

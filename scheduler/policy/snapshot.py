@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from streaming.fleet.process import Served
+
 
 @dataclass(frozen=True, slots=True)
 class DueJob:
@@ -36,17 +38,6 @@ class LaneLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class ServedCount:
-    """Jobs of one lane that a worker has ended since its start."""
-
-    jobs: int = 0
-    tokens: int = 0
-    """Prompt and answer together."""
-    failed: int = 0
-    """Jobs among them that failed with a server error."""
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerLoad:
     """One worker's last report."""
 
@@ -61,7 +52,7 @@ class WorkerLoad:
     kv_tokens: int = 0
     """Capacity of its KV cache; 0: not limited beyond the slots."""
     kv_used: int = 0
-    served: Mapping[str, ServedCount] = field(default_factory=dict)
+    served: Mapping[str, Served] = field(default_factory=dict)
     """By lane."""
     steps: int = 0
     """Engine steps so far, which took `step_s` seconds and produced `step_tokens` tokens."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from scheduler.policy import decide as policy
-from scheduler.policy.health import CordonDecision
+from scheduler.policy.decide import PolicyState, PoolPlan
 from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.plan import PolicyState, PoolPlan
 from scheduler.policy.shapes import ShapeChoice, route, takers
 from scheduler.policy.snapshot import Snapshot
+from streaming.fleet.process import Cordoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SwitchDecision:
         return f"{self.shape}: {why}" if self.shape else why
 
     @property
-    def cordon(self) -> tuple[CordonDecision, ...]:
+    def cordon(self) -> tuple[Cordoned, ...]:
         return tuple(cordon for plan in self.pools.values() for cordon in plan.cordon)
 
     @property

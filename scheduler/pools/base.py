@@ -60,7 +60,7 @@ class LocalPool:
         pass
 
 
-class DryRunPool:
+class DryRunPool(LocalPool):
     """Logs each change of a plan once, and starts, drains or cordons nothing."""
 
     kind: PoolKind = "dry-run"
@@ -68,18 +68,12 @@ class DryRunPool:
     def __init__(self) -> None:
         self._logged: dict[str, str] = {}
 
-    async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
-        return [Move(plan) for plan in plans]
-
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
         for move in moves:
             words = describe(move.plan)
             if words != self._logged.get(move.plan.model):
                 log.info("%s: would have %s (%s)", move.plan.model, words, move.plan.reason)
             self._logged[move.plan.model] = words
-
-    async def close(self) -> None:
-        pass
 
 
 def describe(plan: Plan) -> str:

@@ -30,8 +30,8 @@ from lightkube.types import PatchType
 from scheduler.pools.base import Move, PoolError
 from scheduler.pools.leaving import LeavingStep, Member, next_step
 from scheduler.settings import KubernetesSettings
-from streaming.fleet.plans import Action, Cordoned, Plan, PoolKind, pool_name
-from streaming.fleet.process import Process
+from streaming.fleet.plans import Action, Plan, PoolKind, pool_name
+from streaming.fleet.process import Cordoned, Process
 
 log = logging.getLogger(__name__)
 

@@ -8,16 +8,17 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from runtime.loops import ExpectedErrors, run_periodically, wait
 from streaming.errors import Unavailable
-from streaming.fleet.entries import entries, entry
+from streaming.fleet.entries import entry, read_hash
 from streaming.fleet.leader import Lead
+from streaming.fleet.process import Cordoned
 from streaming.keys import FLEET_SLOT, channel, fleet_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
@@ -27,13 +28,6 @@ SHARE_S = 10
 
 PoolKind: TypeAlias = Literal["local", "kubernetes", "dry-run"]
 """Who executes a plan: the supervisors of each machine, a cluster's controllers, or nobody."""
-
-
-class Cordoned(msgspec.Struct, frozen=True, array_like=True):
-    """A cordoned worker, by its lease: it finishes its jobs and is replaced."""
-
-    worker: str
-    reason: str
 
 
 class Prospect(msgspec.Struct, frozen=True, array_like=True):
@@ -158,11 +152,11 @@ class Plans:
 
     async def read(self) -> dict[str, Plan]:
         """Read the plans by model."""
-        return entries(await self._hash("plan"), Plan)
+        return await read_hash(self._client, "plan", Plan)
 
     async def cold_starts(self) -> dict[str, float]:
         """Read the last measured cold starts in seconds, by `pool_name`."""
-        return entries(await self._hash("cold"), float)
+        return await read_hash(self._client, "cold", float)
 
     async def actions(self, count: int) -> list[Noted]:
         """Read the last recorded actions, newest first."""
@@ -193,11 +187,6 @@ class Plans:
         """Yield when a scheduler should run at once, or may have missed such a wake-up. Never ends."""
         async for _ in told(self._client, "scheduler", "wake"):
             yield
-
-    async def _hash(self, name: str) -> dict[str, bytes]:
-        with translated():
-            raw = await cast(Awaitable[dict[Any, Any]], self._client.redis.hgetall(fleet_key(name)))
-        return {key.decode(errors="replace"): value for key, value in raw.items()}
 
 
 def pool_name(model: str, shape: str) -> str:

@@ -19,6 +19,13 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
     """Jobs of these that failed by a fault of the engine."""
 
 
+class Cordoned(msgspec.Struct, frozen=True, array_like=True):
+    """A cordoned worker, by its lease: it claims nothing more, finishes its jobs and is replaced."""
+
+    worker: str
+    reason: str
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The report that a process writes about itself every few seconds. Counters start at 0 when the process starts."""
 

@@ -6,12 +6,12 @@ No guarantee depends on it: operators, the scheduler and the supervisor read it.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 
 from penstock.engine import ModelCard
-from streaming.fleet.entries import entries, entry
+from streaming.fleet.entries import entry, read_hash
 from streaming.fleet.process import Process, Role
 from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.redis.client import RedisClient
@@ -64,12 +64,7 @@ class Fleet:
 
     async def cards(self) -> dict[str, ModelCard]:
         """Read the cards, by name, of every model that was ever loaded."""
-        return entries(await self._hash("card"), ModelCard)
-
-    async def _hash(self, name: str) -> dict[str, bytes]:
-        with translated():
-            raw = await cast(Awaitable[dict[Any, Any]], self._client.redis.hgetall(fleet_key(name)))
-        return {key.decode(errors="replace"): value for key, value in raw.items()}
+        return await read_hash(self._client, "card", ModelCard)
 
 
 def _key_name(process: Process) -> str:

@@ -23,7 +23,7 @@ from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Job
 from streaming.jobs.records import parse_runs
-from streaming.jobs.terminal import Terminal
+from streaming.jobs.terminal import Generated, Terminal
 from streaming.keys import channel
 from streaming.redis.client import Call, RedisClient
 
@@ -289,6 +289,4 @@ def _readable(job: Job, item: Sequence[bytes], partition: int, now: int, frame: 
 
 def without_rows(end: Terminal) -> Terminal:
     """Copy a terminal without its rows: for job lists, and for readers that have received the rows."""
-    return Terminal(
-        end.job, end.state, end.seq, end.finishes, end.usage, end.failure, end.worker, end.first_ms, end.sections
-    )
+    return msgspec.structs.replace(end, rows=(), generated=Generated())

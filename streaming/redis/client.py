@@ -257,7 +257,7 @@ class RedisClient:
             info, *found = checked(await self._topology.run_scripts(place, [("INFO", "memory"), *owed]))
         sums = {p: sum(max(0, int(each)) for each in values) for p, values in zip(partitions, found, strict=True)}
         used, allowed, at_start = (
-            _memory(info, name) for name in (b"used_memory", b"maxmemory", b"used_memory_startup")
+            int(_info(info, name) or 0) for name in (b"used_memory", b"maxmemory", b"used_memory_startup")
         )
         return ServerMemory(used, allowed, sums, at_start)
 
@@ -266,7 +266,7 @@ class RedisClient:
         with translated():
             places = await self._topology.places()
             found = [checked(await self._topology.run_scripts(place, [("INFO", "server")])) for place in places]
-        return {place: _run_id(info) for place, (info,) in zip(places, found, strict=True)}
+        return {place: _info(info, b"run_id") for place, (info,) in zip(places, found, strict=True)}
 
     async def inspect(self) -> dict[str, str]:
         """Read version, settings and replicas of one server, for `penstock doctor`. Raises Unavailable."""
@@ -306,15 +306,9 @@ def _setting(answer: Any) -> str:
     return next((value.decode() if isinstance(value, bytes) else str(value) for value in answer.values()), "")
 
 
-def _memory(info: bytes, name: bytes) -> int:
-    """A number of bytes in the text of INFO memory; parses only this line, because it runs several times a second."""
-    found = re.search(rb"^%b:(\d+)" % name, info, re.MULTILINE)
-    return int(found[1]) if found else 0
-
-
-def _run_id(info: bytes) -> str:
-    """The run id in the text of INFO server; "" if the provider hides it."""
-    found = re.search(rb"^run_id:(\w+)", info, re.MULTILINE)
+def _info(info: bytes, name: bytes) -> str:
+    """One field of INFO's lines as they come (these are asked several times a second); "" where it is left out."""
+    found = re.search(rb"^%b:(\w+)" % name, info, re.MULTILINE)
     return found[1].decode() if found else ""
 
 

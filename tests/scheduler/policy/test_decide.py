@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, decide
+from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, PolicyState, PoolPlan, decide
 from scheduler.policy.demand import MIN_QUEUED_S, RATE_WINDOW_S, Demand, Flow
 from scheduler.policy.limits import TARGETS, ScalingLimits
-from scheduler.policy.plan import PolicyState, PoolPlan
-from scheduler.policy.snapshot import DueJob, LaneLoad, ServedCount, Snapshot, WorkerLoad
+from scheduler.policy.snapshot import DueJob, LaneLoad, Snapshot, WorkerLoad
+from streaming.fleet.process import Served
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ def workers(draw: st.DrawFn) -> tuple[WorkerLoad, ...]:
             draw(st.integers(0, slots)),
             kv_tokens=kv,
             kv_used=draw(st.integers(0, kv)),
-            served={lane: ServedCount(draw(counts), draw(st.integers(0, 10_000))) for lane in LANES[:2]},
+            served={lane: Served(draw(counts), draw(st.integers(0, 10_000))) for lane in LANES[:2]},
         )
         for number in range(draw(st.integers(0, 6)))
     )
@@ -208,7 +208,7 @@ def test_after_a_turn_upwards_few_are_not_given_back_for_an_hour() -> None:
 
 def batch_of_ten_seconds(waiting: int, *due: DueJob) -> PoolPlan:
     """One worker of four slots, in which four batch jobs of 1,000 tokens have just ended after ten seconds."""
-    served, later = ({"batch": ServedCount(jobs, jobs * 1000)} for jobs in (100, 104))
+    served, later = ({"batch": Served(jobs, jobs * 1000)} for jobs in (100, 104))
     before = Snapshot("m", (LaneLoad("batch"),), (WorkerLoad("w", slots=4, running=4, served=served),))
     lane = LaneLoad("batch", waiting, 4, 60.0, due=due)
     now = Snapshot("m", (lane,), (WorkerLoad("w", slots=4, running=4, served=later),))
@@ -219,7 +219,6 @@ def test_jobs_that_can_wait_are_fitted_into_the_slots_there_are() -> None:
     """35 batch jobs of ten seconds need one worker of four slots for a target of an hour, not nine."""
     plan = batch_of_ten_seconds(35)
     assert (plan.want, round(plan.state.demand.pace)) == (1, 100)
-    assert plan.outlook["batch"].tokens == 35_000
     assert plan.outlook["batch"].wait_s == 36_000 / 400, "36 jobs of 1,000 tokens at 400 tokens a second"
 
 

@@ -14,8 +14,9 @@ from scheduler.policy.demand import Demand, Flow, cannot_wait, concurrent_demand
 from scheduler.policy.forecast import Ahead, clear_s, constraints, wait_s, workers_for
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.rush import BUCKET_S, PEAK_CAP, BurstConfig, Rush, follow, highest, quantile, with_peak
-from scheduler.policy.snapshot import DueJob, LaneLoad, ServedCount, Snapshot, WorkerLoad
+from scheduler.policy.snapshot import DueJob, LaneLoad, Snapshot, WorkerLoad
 from scheduler.policy.starts import Starts, ordered, seen
+from streaming.fleet.process import Served
 
 LIMITS = ScalingLimits(0, 8)
 KNOWN = Demand(slots=4, held_s=10.0, flows={"standard": Flow(jobs=10, tokens=1000.0)})
@@ -41,7 +42,7 @@ def test_a_slots_pace_and_a_jobs_size_are_measured() -> None:
     """Workers with three running jobs that end one of 300 tokens every second: 100 tokens a second of each slot."""
 
     def worker(now: int) -> WorkerLoad:
-        return WorkerLoad("w", slots=4, running=3, served={"standard": ServedCount(now, 300 * now)})
+        return WorkerLoad("w", slots=4, running=3, served={"standard": Served(now, 300 * now)})
 
     looks = [(float(now), Snapshot("m", (LaneLoad("standard"),), (worker(now),))) for now in range(300)]
     demand = looked_at(*looks)
@@ -52,9 +53,7 @@ def test_a_slots_pace_and_a_jobs_size_are_measured() -> None:
 
 def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
     """Its counters are remembered."""
-    here = Snapshot(
-        "m", (LaneLoad("standard"),), (WorkerLoad("w", slots=4, served={"standard": ServedCount(50, 500)}),)
-    )
+    here = Snapshot("m", (LaneLoad("standard"),), (WorkerLoad("w", slots=4, served={"standard": Served(50, 500)}),))
     away = Snapshot("m", (LaneLoad("standard"),))
     demand = looked_at((0.0, here), (1.0, away), (2.0, here))
     assert demand.flows["standard"].jobs == 0

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from scheduler.policy.health import PoolHealth, judge, usual_step
-from scheduler.policy.snapshot import ServedCount, WorkerLoad
+from scheduler.policy.snapshot import WorkerLoad
+from streaming.fleet.process import Served
 
 
 class Team:
@@ -21,7 +22,7 @@ class Team:
         self.failing: set[int] = set()
         self.idle: set[int] = set()
         self.steps, self.seconds, self.tokens = [0.0] * count, [0.0] * count, [0.0] * count
-        self.served = [ServedCount()] * count
+        self.served = [Served()] * count
         self.health = PoolHealth()
         self.now = 0.0
 
@@ -38,7 +39,7 @@ class Team:
                 self.seconds[number] += tick_s
                 self.tokens[number] += batch * tick_s / took
                 past, fails = self.served[number], number in self.failing
-                self.served[number] = ServedCount(past.jobs + 2, past.tokens + 200, past.failed + 2 * fails)
+                self.served[number] = Served(past.jobs + 2, past.tokens + 200, past.failed + 2 * fails)
             self.health = judge(self.health, self.workers(), self.now)
         return self.health
 

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.policy import decide as policy
+from scheduler.policy.decide import PolicyState
 from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.plan import PolicyState
 from scheduler.policy.shapes import Shape, takers
-from scheduler.policy.snapshot import LaneLoad, ServedCount, Snapshot, WorkerLoad
+from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
 from scheduler.policy.switch import Switch, SwitchDecision, decide
+from streaming.fleet.process import Served
 
 NAMES = ("wide", "narrow")
 SLOTS = {"wide": 16, "narrow": 8}
@@ -84,7 +85,7 @@ class Plant:
                 runs = min(left, SLOTS[shape]) if age >= START_TICKS and shape in takes else 0
                 left -= runs
                 state = "ready" if age >= START_TICKS else "starting"
-                served = {"interactive": ServedCount(10 * age, 1000 * age)}
+                served = {"interactive": Served(10 * age, 1000 * age)}
                 workers.append(WorkerLoad(f"{shape}{number}", state, SLOTS[shape], runs, served=served, shape=shape))
         lane = LaneLoad("interactive", left, jobs - left, 0.5 if left else 0.0, int(10 * self.now))
         return Snapshot("m", (lane,), tuple(workers))

@@ -13,8 +13,8 @@ from scheduler.pools.base import Move
 from scheduler.pools.kubernetes import EPOCH_ANNOTATION, LOWEST_COST, KubernetesPool
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.leader import Lead, Leadership
-from streaming.fleet.plans import Cordoned, Plan, Plans
-from streaming.fleet.process import Process
+from streaming.fleet.plans import Plan, Plans
+from streaming.fleet.process import Cordoned, Process
 from streaming.redis.client import RedisClient
 
 MODEL = "Llama-3.1_8B"

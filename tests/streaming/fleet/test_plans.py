@@ -10,7 +10,8 @@ from redis import Redis
 from penstock.engine import ChatTurn
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Action, Cordoned, Plan, Plans, Prospect, told
+from streaming.fleet.plans import Action, Plan, Plans, Prospect, told
+from streaming.fleet.process import Cordoned
 from streaming.jobs.control import Cordon
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Lease

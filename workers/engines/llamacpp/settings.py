@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from workers.settings import Positive
+from streaming.settings import Positive
 
 
 class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):

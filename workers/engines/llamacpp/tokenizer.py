@@ -5,12 +5,12 @@ The library itself has no call for that. The engine asks only when it must know 
 
 from __future__ import annotations
 
-import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import httpx2
 
 log = logging.getLogger(__name__)
 
@@ -38,29 +38,13 @@ class Tokenizer:
         content = prompt[0] if len(prompt) == 1 else list(prompt)
         if isinstance(content, int):
             return 1
-        body = json.dumps({"content": content, "add_special": True, "parse_special": True}).encode()
+        body = {"content": content, "add_special": True, "parse_special": True}
+        transport = httpx2.AsyncHTTPTransport(uds=str(self.socket), verify=False)
+        headers = {"Authorization": f"Bearer {self.key}"}
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                answer = await self._post("/tokenize", body)
-            return len(json.loads(answer)["tokens"])
-        except (OSError, TimeoutError, ValueError, KeyError) as error:
+            async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=TIMEOUT_S) as client:
+                answer = await client.post("http://localhost/tokenize", json=body)
+            return len(answer.json()["tokens"])
+        except (httpx2.HTTPError, ValueError, KeyError) as error:
             log.warning("llama.cpp does not count tokens: %s %s", type(error).__name__, error)
             return None
-
-    async def _post(self, path: str, body: bytes) -> bytes:
-        """Send a POST request. Returns the body of the reply. Raises OSError."""
-        reader, writer = await asyncio.open_unix_connection(str(self.socket))
-        lines = [
-            f"POST {path} HTTP/1.1",
-            "Host: localhost",
-            f"Authorization: Bearer {self.key}",
-            "Content-Type: application/json",
-            "Connection: close",
-            f"Content-Length: {len(body)}",
-        ]
-        try:
-            writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-            await writer.drain()
-            return (await reader.read()).partition(b"\r\n\r\n")[2]
-        finally:
-            writer.close()

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from workers.settings import Positive
+from streaming.settings import Positive
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from workers.settings import Positive
+from streaming.settings import Positive
 
 
 class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
