@@ -25,7 +25,7 @@ def look(
     return Snapshot(
         model,
         tuple(_lane(lane, deadlines) for lane in lanes if lane.model == model),
-        tuple(_worker(worker) for worker in workers if worker.model == model),
+        tuple(worker for worker in workers if worker.model == model),
     )
 
 
@@ -40,20 +40,3 @@ def _before(due: WaitingDeadline, lane: LaneDepth) -> int:
     """Estimated number of earlier jobs in its lane, if jobs arrived evenly since the oldest."""
     younger = min(1.0, due.age_ms / lane.oldest_ms) if lane.oldest_ms else 1.0
     return int(lane.waiting * (1 - younger))
-
-
-def _worker(process: Process) -> snapshot.WorkerLoad:
-    return snapshot.WorkerLoad(
-        id=process.lease or process.life,
-        state=process.state,
-        slots=process.slots,
-        running=process.running,
-        waiting=process.waiting,
-        kv_tokens=process.kv_tokens,
-        kv_used=process.kv_used,
-        served=process.served,
-        steps=process.steps,
-        step_s=process.step_s,
-        step_tokens=process.step_tokens,
-        shape=process.shape,
-    )

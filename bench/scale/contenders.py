@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from bench.scale.simulator import a_report
 from scheduler.policy.decide import PolicyState, decide
 from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.snapshot import Snapshot, WorkerLoad
+from scheduler.policy.snapshot import Snapshot
+from streaming.fleet.process import Process
 
 BLOCK_TOKENS = 32
 """Tokens of one cache block (TensorRT-LLM's default)."""
@@ -23,7 +25,7 @@ SLOT_TOKENS = 1024
 """Taken for a slot where the cache has no size of its own."""
 
 
-def freeness(worker: WorkerLoad) -> float:
+def freeness(worker: Process) -> float:
     """Blocks per job held; infinite for a worker that holds none, negative when more waits inside than fits.
 
     A job that waits inside is taken to need as much as the mean of those that run.
@@ -39,14 +41,14 @@ def freeness(worker: WorkerLoad) -> float:
     return (size - used - worker.waiting * each) / BLOCK_TOKENS / held
 
 
-def merged(workers: Sequence[WorkerLoad]) -> float:
+def merged(workers: Sequence[Process]) -> float:
     """Freeness of all of them as if they were one; minus infinity when there is none."""
     if not workers:
         return -math.inf
     sums = [sum(getattr(worker, name) for worker in workers) for name in ("slots", "running", "waiting")]
     whole = all(worker.kv_tokens for worker in workers)
     size, used = (sum(w.kv_tokens for w in workers), sum(w.kv_used for w in workers)) if whole else (0, 0)
-    return freeness(WorkerLoad("all", slots=sums[0], running=sums[1], waiting=sums[2], kv_tokens=size, kv_used=used))
+    return freeness(a_report("all", slots=sums[0], running=sums[1], waiting=sums[2], kv_tokens=size, kv_used=used))
 
 
 TICK_S = 2.0
@@ -172,8 +174,8 @@ class Freeness:
         if not ready:
             return self.have
         # One that starts will be as free as can be.
-        coming = [WorkerLoad(f"s{n}", kv_tokens=ready[0].kv_tokens) for n in range(self.have - len(ready))]
-        waiting = WorkerLoad("lanes", waiting=snapshot.waiting, kv_tokens=1)
+        coming = [a_report(f"s{n}", kv_tokens=ready[0].kv_tokens) for n in range(self.have - len(ready))]
+        waiting = a_report("lanes", waiting=snapshot.waiting, kv_tokens=1)
         together = [*ready, *coming]
         if merged([*together, waiting]) < self.low:
             self.have += 1
@@ -183,8 +185,8 @@ class Freeness:
         return self.have
 
 
-def _without_last(workers: Sequence[WorkerLoad]) -> list[WorkerLoad]:
+def _without_last(workers: Sequence[Process]) -> list[Process]:
     """The last one's jobs on the others."""
     *rest, last = workers
-    taken = WorkerLoad("moved", running=last.running, kv_tokens=1, kv_used=last.kv_used)
+    taken = a_report("moved", running=last.running, kv_tokens=1, kv_used=last.kv_used)
     return [*rest, taken]

@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from bench.workload.trace import TraceRow
-from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
-from streaming.fleet.process import Served
+from scheduler.policy.snapshot import LaneLoad, Snapshot
+from streaming.fleet.process import Process, Served
 
 LANES = ("interactive", "standard", "batch")
 REPORT_INTERVAL_S = 2.0
@@ -73,7 +73,7 @@ class SimWorker:
     tokens_begun: float = 0.0
     """Prompt tokens of the running requests, less the clock at which each began."""
     served: dict[str, Served] = field(default_factory=dict)
-    said: WorkerLoad | None = None
+    said: Process | None = None
     said_at: float = 0.0
 
     @property
@@ -123,19 +123,19 @@ class SimWorker:
         self.served[request.lane] = Served(past.jobs + 1, past.tokens + request.prompt + request.answer)
         return request, begun
 
-    def seen(self, now: float) -> WorkerLoad:
+    def seen(self, now: float) -> Process:
         """As the scheduler sees it: what it said last."""
         if self.said is None or self.said.state != self.state or now - self.said_at >= REPORT_INTERVAL_S:
             self.advance(now)
             self.said, self.said_at = self._says(), now
         return self.said
 
-    def _says(self) -> WorkerLoad:
-        return WorkerLoad(
+    def _says(self) -> Process:
+        return a_report(
             self.id,
             self.state,
-            self.engine.slots,
-            len(self.ends),
+            slots=self.engine.slots,
+            running=len(self.ends),
             kv_tokens=self.engine.kv_tokens,
             kv_used=int(self.kv_used),
             served=dict(self.served),
@@ -144,6 +144,11 @@ class SimWorker:
             step_tokens=int(self.step_tokens),
             shape=self.shape,
         )
+
+
+def a_report(name: str, state: str = "ready", **load: Any) -> Process:
+    """A worker's report with this load."""
+    return Process(role="worker", id=name, life=name, pid=0, host="", state=state, since=0.0, **load)
 
 
 Heard: TypeAlias = Callable[[TraceRow, float], None]

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from scheduler.policy import health, starts
 from scheduler.policy.demand import Demand, cannot_wait, concurrent_demand, in_slots, keep_s, learn
 from scheduler.policy.forecast import constraints, wait_s, workers_for
@@ -230,7 +232,9 @@ def _without_cordoned(snapshot: Snapshot, judged: PoolHealth) -> Snapshot:
     names = {cordon.worker for cordon in judged.cordons}
     if not names:
         return snapshot
-    workers = (replace(each, state="draining") if each.id in names else each for each in snapshot.workers)
+    workers = (
+        structs.replace(each, state="draining") if each.worker_id in names else each for each in snapshot.workers
+    )
     return replace(snapshot, workers=tuple(workers))
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from scheduler.policy import rush, starts
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.rush import BUCKET_S, BurstConfig, Rush
-from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
+from scheduler.policy.snapshot import LaneLoad, Snapshot
 from scheduler.policy.starts import Starts
-from streaming.fleet.process import Served
+from streaming.fleet.process import Process, Served
 
 RATE_WINDOW_S = 60.0
 """Time constant of arrival rates."""
@@ -121,7 +121,7 @@ def cannot_wait(lane: str, demand: Demand, limits: ScalingLimits) -> bool:
 
 def learn(demand: Demand, snapshot: Snapshot, limits: ScalingLimits, now: float) -> Demand:
     """Update the estimates with a snapshot taken at `now` (seconds of any monotonic clock)."""
-    demand = replace(demand, starts=starts.seen(demand.starts, (worker.id for worker in snapshot.ready), now))
+    demand = replace(demand, starts=starts.seen(demand.starts, (worker.worker_id for worker in snapshot.ready), now))
     since_s = max(0.0, now - demand.at) if demand.at is not None else 0.0
     first = demand.at is None
     ended = {} if first else _ended(demand.served, snapshot.workers)
@@ -160,12 +160,12 @@ def concurrent_demand(snapshot: Snapshot, demand: Demand) -> dict[str, float]:
     return {lane.name: run[lane.name] + min(lane.waiting, late[lane.name]) for lane in snapshot.lanes}
 
 
-def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[WorkerLoad, ...]) -> dict[str, tuple[int, int]]:
+def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[Process, ...]) -> dict[str, tuple[int, int]]:
     """Jobs and tokens by lane that ended since the last snapshot. All counts of a new worker are included; those that a
     lost worker made after its last report are missing."""
     ended: dict[str, tuple[int, int]] = {}
     for worker in workers:
-        known = before.get(worker.id, {})
+        known = before.get(worker.worker_id, {})
         for lane, served in worker.served.items():
             past = known.get(lane, Served())
             jobs, tokens = ended.get(lane, (0, 0))
@@ -177,10 +177,10 @@ def _ended(before: Mapping[str, Mapping[str, Served]], workers: tuple[WorkerLoad
 
 
 def _remembered(
-    before: Mapping[str, Mapping[str, Served]], workers: tuple[WorkerLoad, ...]
+    before: Mapping[str, Mapping[str, Served]], workers: tuple[Process, ...]
 ) -> Mapping[str, Mapping[str, Served]]:
     """The counters to remember. A worker that is missing for a moment is kept, so that its jobs do not count twice."""
-    now = {worker.id: worker.served for worker in workers}
+    now = {worker.worker_id: worker.served for worker in workers}
     return {**before, **now} if len(before) < MAX_REMEMBERED else now
 
 

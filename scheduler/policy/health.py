@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
 
-from scheduler.policy.snapshot import WorkerLoad
-from streaming.fleet.process import Cordoned
+from streaming.fleet.process import Cordoned, Process
 
 WINDOW_S = 8.0
 """Length of one measurement window."""
@@ -76,14 +75,14 @@ class PoolHealth:
     cordons: tuple[Cordoned, ...] = ()
 
 
-def judge(known: PoolHealth, workers: Iterable[WorkerLoad], now: float) -> PoolHealth:
+def judge(known: PoolHealth, workers: Iterable[Process], now: float) -> PoolHealth:
     """Close full windows, give strikes, and cordon a worker after STRIKES consecutive ones.
 
     At most a quarter of the workers, but at least one, may be cordoned at a time: when all are slow, the cause is
     elsewhere. A cordon ends with its worker.
     """
     workers = [worker for worker in workers if worker.state != "starting"]
-    records = {worker.id: _followed(known.records.get(worker.id), worker, now) for worker in workers}
+    records = {worker.worker_id: _followed(known.records.get(worker.worker_id), worker, now) for worker in workers}
     closed = [name for name, record in records.items() if record.window is not None and record.window.at == now]
     history, usual, fitted = known.history, known.usual, known.fitted
     if history and (fitted is None or now - fitted >= WINDOW_S):
@@ -107,7 +106,7 @@ def judge(known: PoolHealth, workers: Iterable[WorkerLoad], now: float) -> PoolH
     return PoolHealth(records, history, usual, fitted, cordons)
 
 
-def _followed(record: WorkerRecord | None, worker: WorkerLoad, now: float) -> WorkerRecord:
+def _followed(record: WorkerRecord | None, worker: Process, now: float) -> WorkerRecord:
     jobs = sum(served.jobs for served in worker.served.values())
     failed = sum(served.failed for served in worker.served.values())
     if record is None or worker.steps < record.steps:

@@ -5,11 +5,10 @@ Counters (`added`, `served`, `steps`...) only grow; the policy derives rates fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
-from streaming.fleet.process import Served
+from streaming.fleet.process import Process
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +36,6 @@ class LaneLoad:
     """The nearest deadlines."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerLoad:
-    """One worker's last report."""
-
-    id: str
-    """New for each process."""
-    state: str = "ready"
-    """starting | ready | draining"""
-    slots: int = 0
-    running: int = 0
-    waiting: int = 0
-    """Jobs it holds that wait inside the engine."""
-    kv_tokens: int = 0
-    """Capacity of its KV cache; 0: not limited beyond the slots."""
-    kv_used: int = 0
-    served: Mapping[str, Served] = field(default_factory=dict)
-    """By lane."""
-    steps: int = 0
-    """Engine steps so far, which took `step_s` seconds and produced `step_tokens` tokens."""
-    step_s: float = 0.0
-    step_tokens: int = 0
-    shape: str = ""
-    """The pool of the model that it belongs to."""
-
-
 @dataclass(frozen=True)
 class Snapshot:
     """One model's lanes and workers at one moment."""
@@ -69,7 +43,8 @@ class Snapshot:
     model: str
     lanes: tuple[LaneLoad, ...] = ()
     """Highest first."""
-    workers: tuple[WorkerLoad, ...] = ()
+    workers: tuple[Process, ...] = ()
+    """As each last reported itself."""
     elsewhere: int = 0
     """Jobs that workers of the model's other shapes have reported."""
 
@@ -86,7 +61,7 @@ class Snapshot:
         return max((lane.oldest_s for lane in self.lanes), default=0.0)
 
     @cached_property
-    def ready(self) -> tuple[WorkerLoad, ...]:
+    def ready(self) -> tuple[Process, ...]:
         """Workers that take jobs; draining ones do not count."""
         return tuple(worker for worker in self.workers if worker.state == "ready")
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from scheduler.policy import decide as policy
 from scheduler.policy.decide import PolicyState, PoolPlan
 from scheduler.policy.limits import ScalingLimits
@@ -102,6 +104,6 @@ def _view(snapshot: Snapshot, shape: str, *, took: bool) -> Snapshot:
     """One shape's part of a snapshot. If the shape took no new jobs, its ready workers count as draining: jobs that
     waited although these workers had room say nothing about their capacity."""
     own = (worker for worker in snapshot.workers if worker.shape == shape)
-    workers = (replace(each, state="draining") if each.state == "ready" and not took else each for each in own)
+    workers = (structs.replace(each, state="draining") if each.state == "ready" and not took else each for each in own)
     elsewhere = sum(worker.running for worker in snapshot.workers if worker.shape != shape)
     return replace(snapshot, workers=tuple(workers), elsewhere=elsewhere)

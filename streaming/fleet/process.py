@@ -61,3 +61,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """By lane."""
     shape: str = ""
     """Which of its model's pools a worker belongs to."""
+
+    @property
+    def worker_id(self) -> str:
+        """Names a worker in cordons and counters: its lease, or its life until it has one."""
+        return self.lease or self.life

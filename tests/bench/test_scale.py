@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from worker_report import a_worker
 
 from bench.scale.__main__ import QUICK, main, reported
 from bench.scale.contenders import Freeness, KedaRule, Static, Utilisation
@@ -22,7 +23,7 @@ from bench.scale.shapes import Site
 from bench.scale.simulator import EngineModel, PoolSimulator
 from bench.workload.trace import TraceRow
 from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
+from scheduler.policy.snapshot import LaneLoad, Snapshot
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +84,7 @@ def test_the_snapshot_is_what_the_scheduler_would_see() -> None:
 def busy(ready: int, running: int, waiting: int = 0, kv_used: int = 0) -> Snapshot:
     """Workers of eight slots that share the running jobs."""
     workers = tuple(
-        WorkerLoad(f"w{n}", slots=8, running=running // ready, kv_tokens=1000, kv_used=kv_used) for n in range(ready)
+        a_worker(f"w{n}", slots=8, running=running // ready, kv_tokens=1000, kv_used=kv_used) for n in range(ready)
     )
     return Snapshot("m", (LaneLoad("interactive", waiting, running),), workers)
 

@@ -9,12 +9,13 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_report import a_worker
 
 from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, PolicyState, PoolPlan, decide
 from scheduler.policy.demand import MIN_QUEUED_S, RATE_WINDOW_S, Demand, Flow
 from scheduler.policy.limits import TARGETS, ScalingLimits
-from scheduler.policy.snapshot import DueJob, LaneLoad, Snapshot, WorkerLoad
-from streaming.fleet.process import Served
+from scheduler.policy.snapshot import DueJob, LaneLoad, Snapshot
+from streaming.fleet.process import Process, Served
 
 pytestmark = pytest.mark.slow
 
@@ -54,10 +55,10 @@ def lanes(draw: st.DrawFn) -> tuple[LaneLoad, ...]:
 
 
 @st.composite
-def workers(draw: st.DrawFn) -> tuple[WorkerLoad, ...]:
+def workers(draw: st.DrawFn) -> tuple[Process, ...]:
     slots, kv = draw(st.integers(1, 64)), draw(st.sampled_from((0, 8192)))
     return tuple(
-        WorkerLoad(
+        a_worker(
             f"w{number}",
             draw(st.sampled_from(("ready", "ready", "starting", "draining"))),
             slots,
@@ -88,7 +89,7 @@ def seen(waiting: int = 0, oldest_s: float = 0.0, running: int = 0, ready: int =
     """Standard jobs, and workers that each hold as many as the others."""
     each = min(slots, running // ready) if ready else 0
     lane = LaneLoad("standard", waiting, running, oldest_s)
-    return Snapshot("m", (lane,), tuple(WorkerLoad(f"w{n}", "ready", slots, each) for n in range(ready)))
+    return Snapshot("m", (lane,), tuple(a_worker(f"w{n}", "ready", slots, each) for n in range(ready)))
 
 
 def follow(state: PolicyState | None, limits: ScalingLimits, world: list[tuple[float, Snapshot]]) -> list[PoolPlan]:
@@ -209,9 +210,9 @@ def test_after_a_turn_upwards_few_are_not_given_back_for_an_hour() -> None:
 def batch_of_ten_seconds(waiting: int, *due: DueJob) -> PoolPlan:
     """One worker of four slots, in which four batch jobs of 1,000 tokens have just ended after ten seconds."""
     served, later = ({"batch": Served(jobs, jobs * 1000)} for jobs in (100, 104))
-    before = Snapshot("m", (LaneLoad("batch"),), (WorkerLoad("w", slots=4, running=4, served=served),))
+    before = Snapshot("m", (LaneLoad("batch"),), (a_worker("w", slots=4, running=4, served=served),))
     lane = LaneLoad("batch", waiting, 4, 60.0, due=due)
-    now = Snapshot("m", (lane,), (WorkerLoad("w", slots=4, running=4, served=later),))
+    now = Snapshot("m", (lane,), (a_worker("w", slots=4, running=4, served=later),))
     return decide(now, LIMITS, decide(before, LIMITS, None, 0.0).state, 10.0)
 
 
@@ -239,7 +240,7 @@ def test_a_rush_is_expected_where_there_was_one() -> None:
 
     def at(now: float, *, rushes: bool) -> tuple[float, Snapshot]:
         jobs = 16 if rushes and now % 5400 >= 5340 else 8
-        return now, Snapshot("m", (replace(lane, running=jobs),), tuple(WorkerLoad(f"w{n}", slots=5) for n in range(6)))
+        return now, Snapshot("m", (replace(lane, running=jobs),), tuple(a_worker(f"w{n}", slots=5) for n in range(6)))
 
     rushing = follow(None, limits, [at(10.0 * n, rushes=True) for n in range(2100)])
     quiet = follow(rushing[-1].state, limits, [at(10.0 * n, rushes=False) for n in range(2100, 3600)])
@@ -308,7 +309,7 @@ def test_what_a_worker_holds_is_learned_and_corrected() -> None:
 
 def test_a_full_cache_limits_what_a_worker_takes() -> None:
     """Three jobs that take half of the cache of a worker with 64 slots: it runs five, not 64."""
-    worker = WorkerLoad("w", slots=64, running=3, kv_tokens=8000, kv_used=4000)
+    worker = a_worker("w", slots=64, running=3, kv_tokens=8000, kv_used=4000)
     plan = decide(Snapshot("m", (LaneLoad("standard", 9, 3, 0.1),), (worker,)), LIMITS, PolicyState(1), 0.0)
     assert plan.state.demand.capacity == 5
     assert plan.want == 3, "12 jobs, 5 to a worker"
@@ -340,7 +341,7 @@ def test_the_first_decision_keeps_the_workers_there_are() -> None:
     """Without a state, running and starting workers are taken over instead of being stopped."""
     snapshot = seen(running=8, ready=2)
     assert (
-        decide(replace(snapshot, workers=(*snapshot.workers, WorkerLoad("s", "starting"))), LIMITS, None, 0.0).want == 3
+        decide(replace(snapshot, workers=(*snapshot.workers, a_worker("s", "starting"))), LIMITS, None, 0.0).want == 3
     )
 
 

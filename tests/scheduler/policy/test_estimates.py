@@ -9,14 +9,15 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_report import a_worker
 
 from scheduler.policy.demand import Demand, Flow, cannot_wait, concurrent_demand, in_slots, keep_s, learn
 from scheduler.policy.forecast import Ahead, clear_s, constraints, wait_s, workers_for
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.rush import BUCKET_S, PEAK_CAP, BurstConfig, Rush, follow, highest, quantile, with_peak
-from scheduler.policy.snapshot import DueJob, LaneLoad, Snapshot, WorkerLoad
+from scheduler.policy.snapshot import DueJob, LaneLoad, Snapshot
 from scheduler.policy.starts import Starts, ordered, seen
-from streaming.fleet.process import Served
+from streaming.fleet.process import Process, Served
 
 LIMITS = ScalingLimits(0, 8)
 KNOWN = Demand(slots=4, held_s=10.0, flows={"standard": Flow(jobs=10, tokens=1000.0)})
@@ -41,8 +42,8 @@ def test_arrivals_are_counted_between_looks() -> None:
 def test_a_slots_pace_and_a_jobs_size_are_measured() -> None:
     """Workers with three running jobs that end one of 300 tokens every second: 100 tokens a second of each slot."""
 
-    def worker(now: int) -> WorkerLoad:
-        return WorkerLoad("w", slots=4, running=3, served={"standard": Served(now, 300 * now)})
+    def worker(now: int) -> Process:
+        return a_worker("w", slots=4, running=3, served={"standard": Served(now, 300 * now)})
 
     looks = [(float(now), Snapshot("m", (LaneLoad("standard"),), (worker(now),))) for now in range(300)]
     demand = looked_at(*looks)
@@ -53,7 +54,7 @@ def test_a_slots_pace_and_a_jobs_size_are_measured() -> None:
 
 def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
     """Its counters are remembered."""
-    here = Snapshot("m", (LaneLoad("standard"),), (WorkerLoad("w", slots=4, served={"standard": Served(50, 500)}),))
+    here = Snapshot("m", (LaneLoad("standard"),), (a_worker("w", slots=4, served={"standard": Served(50, 500)}),))
     away = Snapshot("m", (LaneLoad("standard"),))
     demand = looked_at((0.0, here), (1.0, away), (2.0, here))
     assert demand.flows["standard"].jobs == 0
@@ -62,13 +63,13 @@ def test_a_worker_that_was_not_seen_for_a_moment_counts_once() -> None:
 @pytest.mark.parametrize("slots", [1, 2, 64])
 def test_a_worker_runs_as_many_jobs_as_it_has_slots(slots: int) -> None:
     """One alone where it has one."""
-    assert looked_at((0.0, Snapshot("m", workers=(WorkerLoad("w", slots=slots),)))).capacity == slots
+    assert looked_at((0.0, Snapshot("m", workers=(a_worker("w", slots=slots),)))).capacity == slots
 
 
 def test_prefetched_jobs_take_no_slot() -> None:
     """Six jobs held in four slots are four, in the lanes' proportion."""
     lanes = (LaneLoad("interactive", 1, 2), LaneLoad("standard", 0, 4))
-    held = in_slots(Snapshot("m", lanes, (WorkerLoad("w", slots=4),)), Demand(slots=4))
+    held = in_slots(Snapshot("m", lanes, (a_worker("w", slots=4),)), Demand(slots=4))
     assert held == {"interactive": 2 * 4 / 6, "standard": 4 * 4 / 6}
 
 
@@ -76,7 +77,7 @@ def test_a_queue_asks_for_no_more_room_than_its_jobs_would_have_taken() -> None:
     """Four slots, each of whose jobs ends within a tick with one chance in two, and five new jobs a tick: ten at once
     would run. After twenty ticks there is to be room for those ten, not for the sixty that wait."""
     limits, demand, waiting, added = ScalingLimits(1, 9), Demand(), 0, 0
-    worker = WorkerLoad("w", slots=4, running=4)
+    worker = a_worker("w", slots=4, running=4)
     for tick in range(21):
         look = Snapshot("m", (LaneLoad("interactive", waiting, 4, 0.0, added),), (worker,))
         demand = learn(demand, look, limits, 5.0 * tick)
@@ -195,7 +196,7 @@ def test_more_workers_never_clear_later(jobs: int, within_s: float, overtaking: 
 def test_a_job_put_now_waits_for_everything_above_it() -> None:
     """And an empty lane of a busy model for the next free slot."""
     lanes = (LaneLoad("interactive"), LaneLoad("standard", 39, 8))
-    snapshot = Snapshot("m", lanes, (WorkerLoad("v", slots=4, running=4), WorkerLoad("w", slots=4, running=4)))
+    snapshot = Snapshot("m", lanes, (a_worker("v", slots=4, running=4), a_worker("w", slots=4, running=4)))
     waits = wait_s(snapshot, KNOWN, 2)
     assert waits == {"interactive": 100 / 800, "standard": 4000 / 800}
 
@@ -206,7 +207,7 @@ def test_each_lanes_jobs_are_of_its_own_size() -> None:
     flows = {"standard": Flow(jobs=10, tokens=1000.0), "batch": Flow(jobs=10, tokens=9000.0)}
     demand = Demand(slots=4, held_s=100.0, flows=flows)
     lanes = (LaneLoad("standard", 10, 4), LaneLoad("batch", 10, 0, due=(DueJob(60.0, 4),)))
-    snapshot = Snapshot("m", lanes, (WorkerLoad("w", slots=4, running=4),))
+    snapshot = Snapshot("m", lanes, (a_worker("w", slots=4, running=4),))
     assert wait_s(snapshot, demand, 1) == {"standard": 11 * 100 / 400, "batch": (10 * 100 + 11 * 900) / 400}
     tokens = [(ahead.lane, ahead.jobs, ahead.tokens) for ahead in constraints(snapshot, demand, LIMITS)]
     assert tokens == [("standard", 10, 1000), ("batch", 20, 10_000), ("batch", 15, 5500)]

@@ -6,10 +6,10 @@ import math
 import random
 
 import pytest
+from worker_report import a_worker
 
 from scheduler.policy.health import PoolHealth, judge, usual_step
-from scheduler.policy.snapshot import WorkerLoad
-from streaming.fleet.process import Served
+from streaming.fleet.process import Process, Served
 
 
 class Team:
@@ -43,9 +43,9 @@ class Team:
             self.health = judge(self.health, self.workers(), self.now)
         return self.health
 
-    def workers(self) -> list[WorkerLoad]:
+    def workers(self) -> list[Process]:
         return [
-            WorkerLoad(
+            a_worker(
                 f"w{number}", served={"standard": served}, steps=int(steps), step_s=seconds, step_tokens=int(tokens)
             )
             for number, (steps, seconds, tokens, served) in enumerate(
@@ -119,8 +119,8 @@ def test_an_idle_worker_is_not_judged_and_does_not_judge() -> None:
     """Counters that stand still say nothing, however old the last window."""
     health = PoolHealth()
     for second in range(0, 300, 2):
-        busy = WorkerLoad("busy", steps=second * 25, step_s=float(second), step_tokens=second * 100)
-        health = judge(health, [busy, WorkerLoad("idle")], float(second))
+        busy = a_worker("busy", steps=second * 25, step_s=float(second), step_tokens=second * 100)
+        health = judge(health, [busy, a_worker("idle")], float(second))
     assert health.cordons == () and health.records["idle"].window is None
 
 

@@ -7,12 +7,13 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worker_report import a_worker
 
 from scheduler.policy import decide as policy
 from scheduler.policy.decide import PolicyState
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.shapes import Shape, takers
-from scheduler.policy.snapshot import LaneLoad, Snapshot, WorkerLoad
+from scheduler.policy.snapshot import LaneLoad, Snapshot
 from scheduler.policy.switch import Switch, SwitchDecision, decide
 from streaming.fleet.process import Served
 
@@ -86,7 +87,7 @@ class Plant:
                 left -= runs
                 state = "ready" if age >= START_TICKS else "starting"
                 served = {"interactive": Served(10 * age, 1000 * age)}
-                workers.append(WorkerLoad(f"{shape}{number}", state, SLOTS[shape], runs, served=served, shape=shape))
+                workers.append(a_worker(f"{shape}{number}", state, SLOTS[shape], runs, served=served, shape=shape))
         lane = LaneLoad("interactive", left, jobs - left, 0.5 if left else 0.0, int(10 * self.now))
         return Snapshot("m", (lane,), tuple(workers))
 
@@ -161,8 +162,8 @@ def test_what_a_held_shape_does_not_take_says_nothing_of_it() -> None:
     state = Switch({"narrow": PolicyState(2)}, takes=("wide",))
     waiting = LaneLoad("standard", 9, 17, 30.0)
     workers = (
-        WorkerLoad("w", "ready", 16, 16, shape="wide"),
-        WorkerLoad("n", "ready", 8, 1, shape="narrow"),
+        a_worker("w", "ready", 16, 16, shape="wide"),
+        a_worker("n", "ready", 8, 1, shape="narrow"),
     )
     decision = decide(Snapshot("m", (waiting,), workers), LIMITS, state, 0.0)
     assert decision.pools["narrow"].state.demand.learned is None
@@ -172,7 +173,7 @@ def test_what_a_held_shape_does_not_take_says_nothing_of_it() -> None:
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 4), st.floats(0, 100))
 def test_a_model_of_one_pool_is_decided_on_as_ever(waiting: int, running: int, ready: int, age: float) -> None:
     """Its decision is the policy's own, word for word."""
-    workers = tuple(WorkerLoad(f"w{number}", slots=8, running=running // max(1, ready)) for number in range(ready))
+    workers = tuple(a_worker(f"w{number}", slots=8, running=running // max(1, ready)) for number in range(ready))
     snapshot = Snapshot("m", (LaneLoad("standard", waiting, running, age if waiting else 0.0),), workers)
     limits = ScalingLimits(0, 9)
     one, state = decide(snapshot, limits, None, 1.0), None

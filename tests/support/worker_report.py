@@ -1,0 +1,14 @@
+"""Workers as they report themselves to the scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streaming.fleet.process import Process
+
+
+def a_worker(name: str, state: str = "ready", slots: int = 0, running: int = 0, **load: Any) -> Process:
+    """A report with this load."""
+    return Process(
+        role="worker", id=name, life=name, pid=1, host="h", state=state, since=0.0, slots=slots, running=running, **load
+    )
