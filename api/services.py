@@ -18,8 +18,7 @@ from api.outlook import PlanReader
 from api.pace import CompletionRate
 from api.settings import ApiSettings
 from penstock.engine import ModelCard
-from runtime.lag import watch_lag
-from runtime.loops import ExpectedErrors, run_periodically, supervise
+from runtime.loops import ExpectedErrors, run_periodically, supervise, watch_lag
 from streaming.batches.file_store import FileStore
 from streaming.batches.files import Files
 from streaming.batches.store import Batches

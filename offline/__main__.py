@@ -32,9 +32,8 @@ from offline.broker.publisher import Publisher
 from offline.settings import OfflineSettings
 from offline.webhooks.postman import Endpoint, Postman
 from runtime.config import Config, ConfigError
-from runtime.lag import watch_lag
 from runtime.lifeline import Lifeline
-from runtime.loops import ExpectedErrors, retry_until, wait
+from runtime.loops import ExpectedErrors, retry_until, wait, watch_lag
 from runtime.process import Launch, argument_parser, needed_to_start, on_stop_signal, run_process
 from streaming.batches.file_store import FileStore
 from streaming.batches.store import Batches

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Coroutine, Sequence
 from functools import partial
@@ -16,11 +15,13 @@ from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
 from runtime.loops import ExpectedErrors, retry_until
 from runtime.process import Launch, argument_parser, on_stop_signal, run_process
-from scheduler.loop import Loop, SchedulerIdentity, SchedulerStores
+from scheduler.loop import Loop, SchedulerStores, holder_of
 from scheduler.policy.limits import ScalingLimits
 from scheduler.pools.base import DryRunPool, LocalPool, Pool
 from scheduler.settings import KubernetesSettings, SchedulerSettings, check_deployments, shapes_of
 from streaming.errors import Unavailable
+from streaming.fleet.presence import this_process
+from streaming.fleet.process import Process
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import ModelSettings, RedisSettings, served_models
@@ -97,11 +98,10 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     settings = Settings.read(launch.config)
     telemetry = Telemetry(launch, "scheduler")
     telemetry.serve_metrics()
-    me = SchedulerIdentity(launch.options.id, os.getpid(), socket.gethostname())
-    return run(settings, me, launch.lifeline, telemetry.metrics)
+    return run(settings, this_process("scheduler", launch.options.id), launch.lifeline, telemetry.metrics)
 
 
-async def run(settings: Settings, me: SchedulerIdentity, lifeline: Lifeline, metrics: Metrics) -> int:
+async def run(settings: Settings, me: Process, lifeline: Lifeline, metrics: Metrics) -> int:
     """Schedule until SIGTERM or SIGINT. Redis may be down, then or later. Returns the exit code. Raises ConfigError."""
     lifeline.say("starting", "waiting for Redis")
     stop = asyncio.Event()
@@ -126,7 +126,7 @@ async def run(settings: Settings, me: SchedulerIdentity, lifeline: Lifeline, met
     return 0
 
 
-def open_pool(settings: Settings, me: SchedulerIdentity) -> Pool:
+def open_pool(settings: Settings, me: Process) -> Pool:
     """The pool the settings name. Raises ConfigError."""
     match settings.scheduler.pool:
         case "local":
@@ -138,7 +138,7 @@ def open_pool(settings: Settings, me: SchedulerIdentity) -> Pool:
                 from scheduler.pools.kubernetes import KubernetesPool  # noqa: PLC0415 - a client that only this pool needs
             except ImportError as error:
                 raise ConfigError("scheduler.pool", str(error), "pip install 'penstock[kubernetes]'") from None
-            return KubernetesPool(settings.kubernetes, me.holder)
+            return KubernetesPool(settings.kubernetes, holder_of(me))
 
 
 if __name__ == "__main__":

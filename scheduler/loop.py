@@ -12,8 +12,10 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import structs
 
 from runtime.loops import ExpectedErrors, run_periodically, wait, wait_any
 from scheduler.observe import observe
@@ -29,7 +31,6 @@ from streaming.fleet.overrides import Override, Overrides
 from streaming.fleet.plans import Action, ActionKind, Plan, Plans, Prospect, pool_name
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
-from streaming.ids import new_life
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.reaper import Reaper
 from streaming.redis.client import RedisClient
@@ -50,24 +51,9 @@ MIN_COLD_START_CHANGE = 0.01
 """A measured cold start is written again only if it changed by more than this, relative or in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerIdentity:
-    """Identity of this scheduler process in the fleet."""
-
-    id: str
-    pid: int
-    host: str
-    life: str = field(default_factory=new_life)
-
-    @property
-    def holder(self) -> str:
-        """Its name in the leader election. Includes `life`, because two containers may share id, host name and pid."""
-        return f"{self.id}@{self.host}/{self.life[:6]}:{self.pid}"
-
-    def process(self, state: str, since: float) -> Process:
-        return Process(
-            role="scheduler", id=self.id, life=self.life, pid=self.pid, host=self.host, state=state, since=since
-        )
+def holder_of(scheduler: Process) -> str:
+    """Its name in the leader election. Includes its life, because two containers may share id, host name and pid."""
+    return f"{scheduler.id}@{scheduler.host}/{scheduler.life[:6]}:{scheduler.pid}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +89,7 @@ class Loop:
         stores: SchedulerStores,
         limits: Mapping[str, ScalingLimits],
         pool: Pool,
-        identity: SchedulerIdentity,
+        me: Process,
         metrics: Metrics,
         *,
         tick_s: float = 1.0,
@@ -111,7 +97,8 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
         on_state: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._stores, self._limits, self._pool, self._identity, self._metrics = stores, limits, pool, identity, metrics
+        self._stores, self._limits, self._pool, self._me, self._metrics = stores, limits, pool, me, metrics
+        self._holder = holder_of(me)
         self._tick_s, self._lead_s, self._clock, self._on_state = tick_s, lead_s, clock, on_state
         self._began = clock()
         self._since: float | None = None
@@ -154,8 +141,8 @@ class Loop:
 
     async def lead(self) -> None:
         """Become the leader if there is none, or renew the leadership. Raises Unavailable."""
-        found = await self._stores.leadership.claim(self._identity.holder, int(1000 * self._lead_s))
-        lead = found if found.holder == self._identity.holder else None
+        found = await self._stores.leadership.claim(self._holder, int(1000 * self._lead_s))
+        lead = found if found.holder == self._holder else None
         if lead == self._lead:
             return
         log.info(
@@ -168,12 +155,12 @@ class Loop:
         """Report this scheduler to the fleet. Raises Unavailable."""
         if self._since is None:
             self._since = await self._stores.now_ms() / 1000 - (self._clock() - self._began)
-        await self._stores.fleet.report(self._identity.process(self._state, self._since))
+        await self._stores.fleet.report(structs.replace(self._me, state=self._state, since=self._since))
 
     async def leave(self) -> None:
         """Leave the fleet and give up the leadership, so that another can lead at once. Raises Unavailable."""
-        await self._stores.leadership.leave(self._identity.holder)
-        await self._stores.fleet.leave(self._identity.process(self._state, self._since or 0.0))
+        await self._stores.leadership.leave(self._holder)
+        await self._stores.fleet.leave(self._me)
 
     def _enter(self, state: str) -> None:
         self._state = state
@@ -199,7 +186,7 @@ class Loop:
         pairs = zip(decisions, plans, strict=True)
         actions = [action for pair in pairs for action in self._actions(*pair, before.get(pair[1].model))]
         if new:
-            actions.insert(0, Action(model="", kind="lead", reason=_succession(before, lead), by=self._identity.holder))
+            actions.insert(0, Action(model="", kind="lead", reason=_succession(before, lead), by=self._holder))
         cold = self._measured(decisions)
         published = {move.plan.model: move.plan for move in moves}.values()
         own = [action for move in moves for action in move.actions]
@@ -269,7 +256,7 @@ class Loop:
         )
 
     def _actions(self, decision: SwitchDecision, plan: Plan, before: Plan | None) -> Iterator[Action]:
-        model, by = plan.model, self._identity.holder
+        model, by = plan.model, self._holder
         known = set() if before is None else {each.worker for each in before.cordon}
         for each in plan.cordon:
             if each.worker not in known:
@@ -283,7 +270,7 @@ class Loop:
             was = before.get(shape)
             if pool.want != was:
                 kind: ActionKind = "up" if pool.want > (was or 0) else "down"
-                by, why = self._identity.holder, pool.reason
+                by, why = self._holder, pool.reason
                 yield Action(model=decision.model, kind=kind, shape=shape, want=pool.want, was=was, reason=why, by=by)
 
     def _measured(self, decisions: Sequence[SwitchDecision]) -> dict[str, float]:

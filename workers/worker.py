@@ -13,8 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from penstock.engine import Engine, EngineDead, Failure, ModelCard, Piece, Refused
-from runtime.lag import watch_lag
-from runtime.loops import ExpectedErrors, retry_until, run_periodically
+from runtime.loops import ExpectedErrors, retry_until, run_periodically, watch_lag
 from streaming.errors import Fenced, Unavailable
 from streaming.ids import partition_of
 from streaming.jobs.capabilities import unsupported

@@ -29,7 +29,7 @@ from streaming.ids import digest_partition, idempotency_digest, new_job_id, part
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.quotas import NAMES, Quotas
-from streaming.jobs.reservation import reserved_bytes
+from streaming.jobs.work import reserved_bytes
 from streaming.keys import partition_key
 from streaming.redis.batcher import ScriptBatcher
 from streaming.redis.client import Call, RedisClient

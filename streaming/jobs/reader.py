@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Container, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +18,6 @@ from streaming.ids import partition_of
 from streaming.jobs.frames import Frame
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, read_log
 from streaming.jobs.job import JobState
-from streaming.jobs.places import QueuePositions
 from streaming.jobs.records import LONG_BYTES, JobRecord, malformed_record, parse_record, read_end
 from streaming.keys import partition_key
 from streaming.redis.batcher import ScriptBatcher
@@ -26,7 +27,11 @@ from streaming.redis.failures import translated
 log = logging.getLogger(__name__)
 
 PAGE = 100
-"""Records read and parsed before the event loop runs other tasks."""
+"""Records read, and then parsed, before others have their turn."""
+MAX_COUNTED = 1_000
+"""Jobs read from a lane, whose positions are exact; every other job gets this number."""
+CACHE_S = 5.0
+"""How long a lane's read is cached without requests."""
 
 
 class JobReader:
@@ -40,20 +45,19 @@ class JobReader:
         """Running reads of ended jobs, which concurrent callers share."""
 
     async def record(self, job_id: str, *, rows: bool = True) -> JobRecord:
-        """Read a job's record. Without `rows`, skip those of a long result. Raises UnknownJob, Unavailable."""
-        _, partition, args = _record_call(job_id)
-        record = await self._read(job_id, *await self._records.call(partition, *args), rows=rows)
-        if record is None:
-            raise UnknownJob(job_id)
-        return record
+        """Without `rows` those of a long result are passed over. Raises UnknownJob, Unavailable."""
+        return await self._known(_record_call(job_id), rows=rows)
 
     async def outline(self, job_id: str, tenant: str = "") -> JobRecord:
-        """Read a job's record, but do not fetch a long result: its terminal then has neither rows nor `generated`. With
-        `tenant`, do not fetch another tenant's job. Raises UnknownJob (also for another tenant's), Unavailable."""
-        _, partition, args = _record_call(job_id, results=False, tenant=tenant)
-        record = await self._read(job_id, *await self._records.call(partition, *args))
+        """The same, but that a long result is not fetched at all: its end then has neither rows nor `generated`. With
+        `tenant`: one of another's is not fetched either. Raises UnknownJob (also of another tenant's), Unavailable."""
+        return await self._known(_record_call(job_id, results=False, tenant=tenant))
+
+    async def _known(self, call: Call, *, rows: bool = True) -> JobRecord:
+        _, partition, args = call
+        record = await self._read(str(args[0]), *await self._records.call(partition, *args), rows=rows)
         if record is None:
-            raise UnknownJob(job_id)
+            raise UnknownJob(str(args[0]))
         return record
 
     async def ended(self, job_id: str) -> JobRecord:
@@ -156,3 +160,56 @@ async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> 
     (ms), 0 if it is not kept. Raises Unavailable."""
     log.error("the record of a job cannot be read, the job fails: %s", error, extra={"job": job_id})
     return int(await client.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))
+
+
+class LaneHead:
+    """One read of a lane's first entries, finished or under way; `began` is monotonic time."""
+
+    def __init__(self, began: float, ids: asyncio.Task[Sequence[bytes]]) -> None:
+        self.began, self.ids = began, ids
+
+
+class QueuePositions:
+    """Counts the jobs before a waiting one; concurrent requests about a lane share one read of it. One per process."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+        self._looks: dict[str, LaneHead] = {}
+        """By lane: its last read."""
+
+    async def before(self, partition: int, lane: str, entry: str, old_s: float = 0.0) -> int:
+        """Count the waiting jobs before an entry of a lane, by a read at most `old_s` old. Raises Unavailable."""
+        asked = time.monotonic()
+        while True:
+            look = self._looks.get(lane)
+            if look is None or look.began < asked - old_s or old_s == 0:
+                look = self._look(partition, lane)
+            ids = await asyncio.shield(look.ids)
+            # An entry behind the last one read was put later, perhaps behind others that were not read either.
+            if look.began >= asked or len(ids) >= MAX_COUNTED or (ids and _number(ids[-1]) >= _number(entry)):
+                return bisect_left(ids, _number(entry), key=_number)
+            if self._looks.get(lane) is look:
+                del self._looks[lane]
+
+    def _look(self, partition: int, lane: str) -> LaneHead:
+        now = time.monotonic()
+        self._looks = {name: look for name, look in self._looks.items() if look.began > now - CACHE_S}
+        look = self._looks[lane] = LaneHead(now, asyncio.create_task(self._read(partition, lane)))
+        look.ids.add_done_callback(lambda ids: self._forget(lane, look, ids))
+        return look
+
+    def _forget(self, lane: str, look: LaneHead, ids: asyncio.Task[Sequence[bytes]]) -> None:
+        """Drop a failed read from the cache, and retrieve its error: perhaps no caller waits for it any more."""
+        if (ids.cancelled() or ids.exception()) and self._looks.get(lane) is look:
+            del self._looks[lane]
+
+    async def _read(self, partition: int, lane: str) -> Sequence[bytes]:
+        ids: Sequence[bytes] = await self._client.call("waiting", partition, lane, MAX_COUNTED)
+        return ids
+
+
+def _number(entry: bytes | str) -> tuple[int, int]:
+    """Parse an entry's id into numbers that can be compared."""
+    text = entry.decode() if isinstance(entry, bytes) else entry
+    ms, _, number = text.partition("-")
+    return int(ms), int(number)

@@ -1,21 +1,30 @@
-"""Work estimate: the most tokens that a request may generate. Pure.
+"""Work estimate: the most tokens that a request may generate, and the most bytes that it may still write. Pure.
 
-One unit is one token of one choice. The store's memory reservation and the token quotas of batches use it, and a
-worker's share of its KV cache uses the same limit of an answer, so that no form of a request (prompt lists, n, no
-max_tokens) is cheaper in one of them. Quotas also count prompts, once for each choice: an engine computes the prompt of
-every choice unless its prefix cache has it.
+One unit of work is one token of one choice. The store's memory reservation (`streaming/store/memory.py`) and the token
+quotas of batches use it, and a worker's share of its KV cache uses the same limit of an answer, so that no form of a
+request (prompt lists, n, no max_tokens) is cheaper in one of them. Quotas also count prompts, once for each choice: an
+engine computes the prompt of every choice unless its prefix cache has it.
 """
 
 from __future__ import annotations
 
 from penstock.engine import ModelCard, Sampling
-from streaming.jobs.job import Chat, Prompt, Text, Tokens, prompt_count
+from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens, prompt_count
 
 UNKNOWN_OUTPUT = 4096
 """Tokens of an answer without a limit by a model that no worker has loaded yet."""
 
 CHARACTERS_PER_TOKEN = 4
 """Estimate."""
+
+TOKEN = 96
+"""Bytes of one token that is alone in its step: an entry of the log with one reply address, and a row of the record.
+tests/streaming/store/test_memory.py measures 46 and 21 with Valkey 8; in steps shared by many jobs the log's share is
+21. The rest is for longer texts and for what the allocator rounds up."""
+LOGPROB, ALTERNATIVE = 40, 40
+"""More for the log-probability of a token, and for each of its alternatives: both stand in log and record."""
+JOB = 1536
+"""Beside its tokens: fields of its hash that come with claim and end, its places in streams and sets."""
 
 
 def work_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
@@ -49,3 +58,13 @@ def prompt_sizes(prompt: Prompt) -> list[int]:
             return [len(text) // CHARACTERS_PER_TOKEN for text in texts]
         case Tokens(ids):
             return [len(each) for each in ids]
+
+
+def reserved_bytes(job: Job, card: ModelCard | None = None) -> int:
+    """The most bytes that a job may write from its acceptance to its end: its log, then its record. `card`: of its
+    model, if one is known."""
+    sampling = job.sampling
+    each = TOKEN
+    if sampling.logprobs is not None:
+        each += LOGPROB + ALTERNATIVE * sampling.logprobs
+    return JOB + work_of(job.prompt, sampling, card) * each

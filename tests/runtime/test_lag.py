@@ -7,14 +7,14 @@ import time
 
 import pytest
 
-from runtime.lag import CHECK_INTERVAL_S, MIN_LOGGED_S, watch_lag
+from runtime.loops import LAG_CHECK_INTERVAL_S, MIN_LOGGED_LAG_S, watch_lag
 
 
 async def test_a_held_up_loop_is_said_and_a_free_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
     """A synchronous sleep is the worst thing a coroutine can do."""
     watching = asyncio.create_task(watch_lag())
-    await asyncio.sleep(CHECK_INTERVAL_S / 2)
-    time.sleep(CHECK_INTERVAL_S + MIN_LOGGED_S + 0.2)
+    await asyncio.sleep(LAG_CHECK_INTERVAL_S / 2)
+    time.sleep(LAG_CHECK_INTERVAL_S + MIN_LOGGED_LAG_S + 0.2)
     deadline = time.monotonic() + 10
     while "held up" not in caplog.text and time.monotonic() < deadline:
         await asyncio.sleep(0.01)

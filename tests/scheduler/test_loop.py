@@ -12,7 +12,7 @@ import pytest
 from redis import Redis
 
 from penstock.engine import ChatTurn
-from scheduler.loop import Loop, SchedulerIdentity, SchedulerStores
+from scheduler.loop import Loop, SchedulerStores, holder_of
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.shapes import Shape
 from scheduler.pools.base import DryRunPool, LocalPool, Move, Pool
@@ -20,6 +20,7 @@ from streaming.errors import Unavailable
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plan, Plans
+from streaming.fleet.presence import this_process
 from streaming.fleet.process import Process
 from streaming.jobs.codec import decode_control, encode
 from streaming.jobs.control import Control, Cordon, Hold
@@ -34,7 +35,7 @@ from telemetry.metrics import Metrics
 
 MODEL = "m"
 LIMITS = {MODEL: ScalingLimits(min=0, max=4, cold_start_s=7.0)}
-ME, OTHER = SchedulerIdentity("scheduler-1", 1, "here"), SchedulerIdentity("scheduler-2", 2, "there")
+ME, OTHER = this_process("scheduler", "scheduler-1"), this_process("scheduler", "scheduler-2")
 
 
 class Hand:
@@ -48,7 +49,7 @@ class Hand:
 
     def loop(
         self,
-        me: SchedulerIdentity = ME,
+        me: Process = ME,
         pool: Pool | None = None,
         parts: SchedulerStores | None = None,
         limits: Mapping[str, ScalingLimits] = LIMITS,
@@ -116,7 +117,7 @@ async def test_a_waiting_job_wakes_a_sleeping_model_in_one_tick(hand: Hand) -> N
     await hand.put()
     await hand.loop().tick()
     plan, lead = await hand.plan(), await hand.leadership.current()
-    assert (plan.want, plan.epoch, plan.pool, lead.holder) == (1, lead.epoch, "local", ME.holder)
+    assert (plan.want, plan.epoch, plan.pool, lead.holder) == (1, lead.epoch, "local", holder_of(ME))
     assert "1 waiting" in plan.reason
     assert (plan.wake_s, plan.cold_start_s) == (7.0, 7.0)
     assert set(plan.lanes) == {"interactive", "standard", "batch"}
@@ -256,14 +257,14 @@ async def test_the_second_scheduler_stands_by_and_takes_over(hand: Hand, redis_u
     await first.tick()
     await second.tick()
     before = await hand.plan()
-    assert (await hand.leadership.current()).holder == ME.holder
+    assert (await hand.leadership.current()).holder == holder_of(ME)
     with Redis.from_url(redis_url) as client:
         assert 0 < client.pttl(fleet_key("leader")) <= 5_000  # type: ignore[operator]
         client.delete(fleet_key("leader"))  # its time is over
     await second.tick()
     after = await hand.plan()
     assert (after.want, after.epoch > before.epoch) == (before.want, True)
-    assert (await hand.leadership.current()).holder == OTHER.holder
+    assert (await hand.leadership.current()).holder == holder_of(OTHER)
     await first.tick()
     assert (await hand.plan()).epoch == after.epoch, "and the first stands by"
 
@@ -290,7 +291,7 @@ async def test_what_a_stale_leader_has_decided_is_dropped(hand: Hand, caplog: py
     pool = SlowPool()
     stale = asyncio.create_task(hand.loop(pool=pool).tick())
     await pool.reached.wait()
-    await hand.leadership.leave(ME.holder)
+    await hand.leadership.leave(holder_of(ME))
     await hand.loop(OTHER).tick()
     did, plan = await hand.did(), await hand.plan()
     pool.go_on.set()
@@ -305,7 +306,7 @@ async def test_a_leader_that_was_away_begins_anew(hand: Hand) -> None:
     loop = hand.loop()
     await loop.tick()
     first = await hand.plan()
-    await hand.leadership.leave(ME.holder)
+    await hand.leadership.leave(holder_of(ME))
     await loop.tick()
     assert (await hand.plan()).epoch > first.epoch
     assert [kind for kind, _, _ in await hand.did()] == ["lead", "up", "lead"]

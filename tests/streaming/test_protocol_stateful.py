@@ -38,8 +38,8 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
-from streaming.jobs.reservation import reserved_bytes
 from streaming.jobs.terminal import Terminal
+from streaming.jobs.work import reserved_bytes
 from streaming.keys import channel, partition_key, prefix
 from streaming.priority import Priority
 from streaming.redis.client import Call, RedisClient

@@ -27,7 +27,7 @@ from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.processes import Fleet
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Accepted, Queue
-from streaming.jobs.reservation import TOKEN, reserved_bytes
+from streaming.jobs.work import TOKEN, reserved_bytes
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings, EventSettings, ModelSettings, RedisSettings

@@ -9,7 +9,7 @@ import pytest
 from flow import MODEL, a_job
 
 from streaming.errors import Unavailable
-from streaming.jobs import places
+from streaming.jobs import reader as places
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader

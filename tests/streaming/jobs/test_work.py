@@ -12,8 +12,7 @@ from api.openai.batch_lines import traits
 from api.openai.schemas import Kind, parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
 from streaming.jobs.job import Chat, Prompt, Text, Tokens
-from streaming.jobs.reservation import JOB, TOKEN, reserved_bytes
-from streaming.jobs.work import UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, work_of
+from streaming.jobs.work import JOB, TOKEN, UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, reserved_bytes, work_of
 from streaming.priority import Priority
 
 CARD = ModelCard(

@@ -12,7 +12,7 @@ import pytest
 from house import Answer, House, eventually, redis_process
 from redis import Redis
 
-from streaming.jobs.reservation import JOB, TOKEN
+from streaming.jobs.work import JOB, TOKEN
 from streaming.store.memory import ADMISSION_SHARE
 
 pytestmark = pytest.mark.slow

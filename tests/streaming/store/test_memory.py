@@ -25,9 +25,8 @@ from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.reservation import ALTERNATIVE, JOB, LOGPROB, TOKEN, reserved_bytes
 from streaming.jobs.terminal import Terminal
-from streaming.jobs.work import UNKNOWN_OUTPUT
+from streaming.jobs.work import ALTERNATIVE, JOB, LOGPROB, TOKEN, UNKNOWN_OUTPUT, reserved_bytes
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient, ServerMemory
