@@ -29,9 +29,8 @@ from penstock import __version__
 from runtime.config import Config, ConfigError
 from runtime.process import Launch, StartError, argument_parser, collect_rarely, run_process
 from streaming.events.outbox import EventSubscriptions
-from streaming.fleet.presence import present, this_process
 from streaming.fleet.process import Process
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, present, this_process
 from streaming.redis.client import RedisClient
 from streaming.settings import (
     BatchSettings,

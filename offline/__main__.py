@@ -39,9 +39,8 @@ from streaming.batches.file_store import FileStore
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions
-from streaming.fleet.presence import present, this_process
 from streaming.fleet.process import Process
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, present, this_process
 from streaming.redis.client import RedisClient
 from streaming.settings import (
     BatchSettings,

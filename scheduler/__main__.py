@@ -17,11 +17,11 @@ from runtime.loops import ExpectedErrors, retry_until
 from runtime.process import Launch, argument_parser, on_stop_signal, run_process
 from scheduler.loop import Loop, SchedulerStores, holder_of
 from scheduler.policy.limits import ScalingLimits
-from scheduler.pools.base import DryRunPool, LocalPool, Pool
+from scheduler.pools.base import DryRunPool, Pool
 from scheduler.settings import KubernetesSettings, SchedulerSettings, check_deployments, shapes_of
 from streaming.errors import Unavailable
-from streaming.fleet.presence import this_process
 from streaming.fleet.process import Process
+from streaming.fleet.processes import this_process
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import ModelSettings, RedisSettings, served_models
@@ -130,7 +130,7 @@ def open_pool(settings: Settings, me: Process) -> Pool:
     """The pool the settings name. Raises ConfigError."""
     match settings.scheduler.pool:
         case "local":
-            return LocalPool()
+            return Pool()
         case "dry-run":
             return DryRunPool()
         case "kubernetes":

@@ -47,6 +47,8 @@ MIN_TICK_GAP_S = 0.1
 LISTEN_RETRY_DELAY_S = 1.0
 HOLD_TICKS, HOLD_S = 3, 2.0
 """A worker told to leave new jobs to another shape takes them again after this many ticks plus this time."""
+LOGGED = ("model", "want", "was", "worker", "shape", "reason")
+"""Fields of an action in the log line about it, beside its kind."""
 MIN_COLD_START_CHANGE = 0.01
 """A measured cold start is written again only if it changed by more than this, relative or in seconds."""
 
@@ -299,15 +301,7 @@ class Loop:
             f"{action.model}: " if action.model else "",
             what if action.kind in ("up", "down") else f"{action.kind} {what}".strip(),
             action.reason,
-            extra={
-                "model": action.model,
-                "action": action.kind,
-                "want": action.want,
-                "was": action.was,
-                "worker": action.worker,
-                "shape": action.shape,
-                "reason": action.reason,
-            },
+            extra={"action": action.kind, **{name: getattr(action, name) for name in LOGGED}},
         )
 
     # --- the periodic tasks ------------------------------------------------------------------------------------------

@@ -20,9 +20,8 @@ from runtime.lifeline import Lifeline
 from runtime.loops import ExpectedErrors, retry_until, supervise, wait
 from runtime.process import Launch, argument_parser, collect_rarely, needed_to_start, on_stop_signal, run_process
 from streaming.errors import Fenced, Unavailable
-from streaming.fleet.presence import present, this_process
 from streaming.fleet.process import Process
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, present, this_process
 from streaming.redis.client import RedisClient
 from streaming.settings import ModelSettings, RedisSettings, served_models
 from streaming.store.monitor import StoreMonitor

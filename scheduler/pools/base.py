@@ -1,4 +1,4 @@
-"""Worker pools: the interface that executes the scheduler's plans, with the local pool and the dry run.
+"""Worker pools: what executes the scheduler's plans, with the local pool and the dry run.
 
 In the local pool each machine's supervisor reads the published plan, and starts and stops workers. A dry run only logs
 what it would do. `kubernetes.py` has the pool of pods.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from streaming.fleet.plans import Action, Plan, PoolKind
 from streaming.fleet.process import Process
@@ -29,38 +28,26 @@ class Move:
     actions: tuple[Action, ...] = ()
 
 
-class Pool(Protocol):
-    """Executes plans in two steps, so that the scheduler publishes every action, fenced, before the pool takes it."""
+class Pool:
+    """Executes plans in two steps, so that the scheduler publishes every action, fenced, before the pool takes it.
 
-    kind: PoolKind
-
-    async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
-        """Decide what to do for each plan, at least one move per plan, without changing anything."""
-        ...
-
-    async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
-        """Execute the moves; called only after they were published."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-class LocalPool:
-    """Workers of `penstock up`, on one machine or several, whose supervisors read the published plan."""
+    By itself it is the pool of `penstock up`, on one machine or several, whose supervisors read the published plan.
+    """
 
     kind: PoolKind = "local"
 
     async def moves(self, plans: Sequence[Plan], workers: Sequence[Process], epoch: int) -> list[Move]:
+        """Decide what to do for each plan, at least one move per plan, without changing anything."""
         return [Move(plan) for plan in plans]
 
     async def carry_out(self, moves: Sequence[Move], epoch: int) -> None:
-        pass  # the supervisors do
+        """Execute the moves; called only after they were published."""
 
     async def close(self) -> None:
-        pass
+        """Release what the pool holds."""
 
 
-class DryRunPool(LocalPool):
+class DryRunPool(Pool):
     """Logs each change of a plan once, and starts, drains or cordons nothing."""
 
     kind: PoolKind = "dry-run"

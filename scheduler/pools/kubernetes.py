@@ -27,7 +27,7 @@ from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod
 from lightkube.types import PatchType
 
-from scheduler.pools.base import Move, PoolError
+from scheduler.pools.base import Move, Pool, PoolError
 from scheduler.pools.leaving import LeavingStep, Member, next_step
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Action, Plan, PoolKind, pool_name
@@ -55,7 +55,7 @@ class PodMove(Move):
     step: LeavingStep = field(default_factory=lambda: LeavingStep((), 0))
 
 
-class KubernetesPool:
+class KubernetesPool(Pool):
     """Scales the Deployments of all models. `moves` reads and decides, `carry_out` changes the cluster."""
 
     kind: PoolKind = "kubernetes"

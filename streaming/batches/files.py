@@ -13,7 +13,7 @@ from streaming.ids import kept_partition, new_file_id, tenant_partition
 from streaming.jobs.codec import decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient
+from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
 from streaming.redis.paging import overdue, owned, page
 
@@ -38,16 +38,8 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 _FILE = msgspec.msgpack.Decoder(StoredFile)
 
 
-def decode_file(data: bytes) -> StoredFile:
-    """Raises DecodeError."""
-    return decode(_FILE, data)
-
-
-class Files:
-    """File records. Stateless; many may share a client. Every async method raises Unavailable."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+class Files(ClientUser):
+    """File records. Every async method raises Unavailable."""
 
     def new_id(self, tenant: str) -> str:
         return new_file_id(tenant_partition(tenant, self._client.settings.partitions))
@@ -120,7 +112,7 @@ class Files:
 def _file(file_id: str, data: bytes) -> StoredFile | None:
     """Decode a record; None if it is malformed."""
     try:
-        return decode_file(data)
+        return decode(_FILE, data)
     except DecodeError as error:
         log.warning("the record of a file cannot be read: %s", error, extra={"file": file_id})
         return None

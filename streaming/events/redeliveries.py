@@ -6,17 +6,14 @@ import hashlib
 
 from streaming.ids import joined
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient
+from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
 
 KEEP_S = 86_400
 
 
-class Redeliveries:
-    """Counters in the store. Stateless; many may share a client. Every method raises Unavailable."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+class Redeliveries(ClientUser):
+    """Counters in the store. Every method raises Unavailable."""
 
     async def begin(self, queue: str, message_id: str) -> int:
         """Count a redelivered message; returns how often it was redelivered without an outcome, this time included."""

@@ -15,7 +15,7 @@ from streaming.errors import UnknownMessage
 from streaming.events.outbox import Event
 from streaming.ids import kept_partition, message_id
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient
+from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
 from streaming.redis.paging import page
 
@@ -65,11 +65,8 @@ class WebhookMessage:
     problem: str
 
 
-class Webhooks:
-    """Messages in the store. Stateless; many may share a client. Every method raises Unavailable."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+class Webhooks(ClientUser):
+    """Messages in the store. Every method raises Unavailable."""
 
     async def dispatch(self, event: Event, endpoints: Sequence[str]) -> None:
         """Create a message for each endpoint, and remove the event from the outbox."""
@@ -159,21 +156,11 @@ def _message(name: str, values: Sequence[bytes | None]) -> WebhookMessage | None
     raw: dict[str, Any] = {field: (value or b"").decode(errors="replace") for field, value in pairs}
     if not raw["state"]:
         return None
-    numbers = {field: _number(raw[field]) for field in ("at", "attempt", "tried", "due", "status")}
+    at_ms, attempts, tried_ms, due_ms, status = (
+        _number(raw.pop(field)) for field in ("at", "attempt", "tried", "due", "status")
+    )
     return WebhookMessage(
-        id=name,
-        event=raw["event"],
-        type=raw["type"],
-        subject=raw["subject"],
-        tenant=raw["tenant"],
-        endpoint=raw["endpoint"],
-        at_ms=numbers["at"],
-        state=raw["state"],
-        attempts=numbers["attempt"],
-        tried_ms=numbers["tried"],
-        due_ms=numbers["due"],
-        status=numbers["status"],
-        problem=raw["problem"],
+        id=name, at_ms=at_ms, attempts=attempts, tried_ms=tried_ms, due_ms=due_ms, status=status, **raw
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streaming.keys import FLEET_SLOT
-from streaming.redis.client import RedisClient
+from streaming.redis.client import ClientUser
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,8 @@ class Lead:
     epoch: int
 
 
-class Leadership:
-    """Election calls. Stateless; many may share a client. Every method raises Unavailable."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+class Leadership(ClientUser):
+    """Election calls. Every method raises Unavailable."""
 
     async def claim(self, holder: str, keep_ms: int) -> Lead:
         """Acquire or renew the lead for `keep_ms`; returns the current leader."""

@@ -12,7 +12,7 @@ import msgspec
 from streaming.fleet.entries import entry
 from streaming.fleet.plans import Action
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import RedisClient
+from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
 
 
@@ -31,11 +31,8 @@ class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.want is None
 
 
-class Overrides:
-    """Overrides in the store. Stateless; many may share a client. Every method raises Unavailable."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+class Overrides(ClientUser):
+    """Overrides in the store. Every method raises Unavailable."""
 
     async def put(self, model: str, want: int | None, by: str, hold_ms: int | None = None) -> Override:
         """Fix the number of workers, or with None change nothing, for `hold_ms` or until it is ended."""

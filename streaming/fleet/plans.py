@@ -20,7 +20,7 @@ from streaming.fleet.entries import entry, read_hash
 from streaming.fleet.leader import Lead
 from streaming.fleet.process import Cordoned
 from streaming.keys import FLEET_SLOT, channel, fleet_key
-from streaming.redis.client import RedisClient
+from streaming.redis.client import ClientUser, RedisClient
 from streaming.redis.failures import translated
 
 SHARE_S = 10
@@ -104,11 +104,8 @@ class Noted:
     epoch: int
 
 
-class Plans:
-    """Plans in the store. Stateless; many may share a client. Every method raises Unavailable."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+class Plans(ClientUser):
+    """Plans in the store. Every method raises Unavailable."""
 
     async def publish(
         self,

@@ -1,31 +1,40 @@
-"""Registry of running processes and of model cards.
+"""Registry of running processes, each of which reports itself every two seconds, and of model cards.
 
 No guarantee depends on it: operators, the scheduler and the supervisor read it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import cast
 
 import msgspec
 
 from penstock.engine import ModelCard
+from runtime.loops import ExpectedErrors, wait
+from streaming.errors import Unavailable
 from streaming.fleet.entries import entry, read_hash
 from streaming.fleet.process import Process, Role
+from streaming.ids import new_life
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.redis.client import RedisClient
+from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
 
+log = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 2.0
 GONE_S = 10
 """A process without a heartbeat for so long counts as gone."""
 
 
-class Fleet:
-    """The registry in the store. Stateless; many may share a client. Every method raises Unavailable."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+class Fleet(ClientUser):
+    """The registry in the store. Every method raises Unavailable."""
 
     async def report(self, process: Process) -> None:
         """Heartbeat: store the process's description for GONE_S seconds."""
@@ -69,3 +78,39 @@ class Fleet:
 
 def _key_name(process: Process) -> str:
     return f"{process.role}:{process.life}"
+
+
+def this_process(role: Role, process_id: str) -> Process:
+    """Entry of this process in the fleet while it starts, with a new life."""
+    return Process(
+        role=role,
+        id=process_id,
+        life=new_life(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        state="starting",
+        since=time.time(),
+    )
+
+
+@contextlib.asynccontextmanager
+async def present(fleet: Fleet, describe: Callable[[], Process]) -> AsyncIterator[asyncio.Event]:
+    """Register the process as `describe` returns it while the block runs; set the yielded event to report at once."""
+    process, changed = describe(), asyncio.Event()
+    task = asyncio.create_task(_report(fleet, describe, changed))
+    try:
+        yield changed
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with contextlib.suppress(Unavailable):  # its entry expires a little later
+            await fleet.leave(process)
+
+
+async def _report(fleet: Fleet, describe: Callable[[], Process], changed: asyncio.Event) -> None:
+    outage = ExpectedErrors(Unavailable, log.warning, "not seen in the fleet until Redis answers: %s", once=True)
+    while True:
+        with outage:
+            await fleet.report(describe())
+        await wait(changed, HEARTBEAT_INTERVAL_S)
+        changed.clear()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from streaming.keys import parse_lane
 from streaming.priority import Priority
-from streaming.redis.client import RedisClient
+from streaming.redis.client import ClientUser
 
 MAX_DEADLINES = 32
 """Deadlines read from each partition."""
@@ -46,11 +46,8 @@ class BacklogSnapshot:
     due: list[WaitingDeadline]
 
 
-class Backlog:
-    """Reads the backlog, with one call per partition: one round trip per server. Stateless; many may share a client."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+class Backlog(ClientUser):
+    """Reads the backlog, with one call per partition: one round trip per server."""
 
     async def lanes(self, models: Iterable[str]) -> list[LaneDepth]:
         """Count every lane of these models. Raises Unavailable."""

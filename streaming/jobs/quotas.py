@@ -79,14 +79,12 @@ class Quotas:
     async def left(self, tenant: str, partition: int, quota: QuotaSettings) -> tuple[int | str, int | str, int | str]:
         """The tenant's remaining jobs, request bytes and result bytes in a partition, as arguments of `put`. Other
         partitions may be unavailable."""
-        limits = (quota.jobs, quota.job_bytes, quota.result_bytes)
-        if len(self._client.partitions) == 1 or not quota.bounds_jobs:
-            jobs, requests, results = ("" if limit is None else limit for limit in limits)
-            return jobs, requests, results
-        others = _sum(await self._others(tenant, partition))
+        alone = len(self._client.partitions) == 1 or not quota.bounds_jobs
+        others = TenantUsage() if alone else _sum(await self._others(tenant, partition))
         used = (others.jobs, others.job_bytes, others.result_bytes)
         jobs, requests, results = (
-            "" if limit is None else max(0, limit - held) for limit, held in zip(limits, used, strict=True)
+            "" if limit is None else max(0, limit - held)
+            for limit, held in zip((quota.jobs, quota.job_bytes, quota.result_bytes), used, strict=True)
         )
         return jobs, requests, results
 

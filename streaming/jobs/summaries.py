@@ -14,7 +14,7 @@ from streaming.errors import MalformedJob
 from streaming.jobs.job import JobState
 from streaming.jobs.reader import fail_malformed
 from streaming.jobs.records import JobRecord, malformed_record, parse_record
-from streaming.redis.client import RedisClient
+from streaming.redis.client import ClientUser
 
 FIELDS = (
     *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"summary"),
@@ -49,11 +49,8 @@ class PagePart:
     reached: Place | None
 
 
-class Summaries:
-    """Reads job lists. Stateless; many may share a client."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+class Summaries(ClientUser):
+    """Reads job lists."""
 
     async def recent(self, tenant: str, before: Place | None, limit: int, state: JobState | None = None) -> JobPage:
         """Read a page of a tenant's jobs behind `before`, newest first, in any state or in one. Raises Unavailable."""

@@ -306,6 +306,13 @@ def _setting(answer: Any) -> str:
     return next((value.decode() if isinstance(value, bytes) else str(value) for value in answer.values()), "")
 
 
+class ClientUser:
+    """Base of the classes whose calls need nothing but a client. They hold no state: many may share one client."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+
+
 def _info(info: bytes, name: bytes) -> str:
     """One field of INFO's lines as they come (these are asked several times a second); "" where it is left out."""
     found = re.search(rb"^%b:(\w+)" % name, info, re.MULTILINE)

@@ -13,7 +13,7 @@ import offline.__main__ as program
 from offline.__main__ import EXIT_STUCK, OfflineProcess
 from runtime.config import Config
 from runtime.lifeline import Lifeline
-from streaming.fleet.presence import this_process
+from streaming.fleet.processes import this_process
 from telemetry.metrics import Metrics
 
 

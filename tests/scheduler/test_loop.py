@@ -15,13 +15,13 @@ from penstock.engine import ChatTurn
 from scheduler.loop import Loop, SchedulerStores, holder_of
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.shapes import Shape
-from scheduler.pools.base import DryRunPool, LocalPool, Move, Pool
+from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plan, Plans
-from streaming.fleet.presence import this_process
 from streaming.fleet.process import Process
+from streaming.fleet.processes import this_process
 from streaming.jobs.codec import decode_control, encode
 from streaming.jobs.control import Control, Cordon, Hold
 from streaming.jobs.job import Chat, Job
@@ -55,7 +55,7 @@ class Hand:
         limits: Mapping[str, ScalingLimits] = LIMITS,
         **more: object,
     ) -> Loop:
-        return Loop(parts or self.parts, limits, pool or LocalPool(), me, self.metrics, clock=lambda: self.now, **more)  # type: ignore[arg-type]
+        return Loop(parts or self.parts, limits, pool or Pool(), me, self.metrics, clock=lambda: self.now, **more)  # type: ignore[arg-type]
 
     def with_reaper(self, reaper: Reaper) -> SchedulerStores:
         parts = self.parts
@@ -269,7 +269,7 @@ async def test_the_second_scheduler_stands_by_and_takes_over(hand: Hand, redis_u
     assert (await hand.plan()).epoch == after.epoch, "and the first stands by"
 
 
-class SlowPool(LocalPool):
+class SlowPool(Pool):
     """Its leader is stopped for a while between deciding and publishing."""
 
     def __init__(self) -> None:
@@ -330,7 +330,7 @@ async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> 
     await running
 
 
-class CountingPool(LocalPool):
+class CountingPool(Pool):
     """Counts the rounds that have come to their end."""
 
     rounds = 0

@@ -17,9 +17,8 @@ from penstock.engine import Failure
 from runtime.config import Config
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Cordoned, Plan, Plans
-from streaming.fleet.presence import this_process
 from streaming.fleet.process import Process, Served
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.redis.client import RedisClient

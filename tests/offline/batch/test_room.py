@@ -27,7 +27,7 @@ from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.processes import Fleet
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Accepted, Queue
-from streaming.jobs.work import TOKEN, reserved_bytes
+from streaming.jobs.work import TOKEN_BYTES, reserved_bytes
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings, EventSettings, ModelSettings, RedisSettings
@@ -148,7 +148,7 @@ def a_job(queue: Queue, tokens: int) -> Job:
 
 def tokens_of(size: int) -> int:
     """Of an answer that may need so many bytes."""
-    return size // TOKEN
+    return size // TOKEN_BYTES
 
 
 async def test_what_is_refused_for_good_depends_on_the_store_alone(small: RedisClient) -> None:

@@ -9,9 +9,8 @@ import msgspec
 import pytest
 
 from streaming.errors import Unavailable
-from streaming.fleet.presence import present
 from streaming.fleet.process import Process
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, present
 from streaming.ids import new_life
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
@@ -124,7 +123,7 @@ class Away(Fleet):
 async def test_each_time_the_store_is_away_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """Not with every report that fails: whoever reads the log of a long failure finds what matters in it."""
     fleet = Away(3, 2)
-    with caplog.at_level(logging.WARNING, "streaming.fleet.presence"):
+    with caplog.at_level(logging.WARNING, "streaming.fleet.processes"):
         async with asyncio.timeout(20), present(fleet, Telling()) as changed:
             while not fleet.over.is_set():
                 changed.set()

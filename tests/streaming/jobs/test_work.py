@@ -12,7 +12,15 @@ from api.openai.batch_lines import traits
 from api.openai.schemas import Kind, parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
 from streaming.jobs.job import Chat, Prompt, Text, Tokens
-from streaming.jobs.work import JOB, TOKEN, UNKNOWN_OUTPUT, answer_tokens, prompt_sizes, reserved_bytes, work_of
+from streaming.jobs.work import (
+    JOB_BYTES,
+    TOKEN_BYTES,
+    UNKNOWN_OUTPUT,
+    answer_tokens,
+    prompt_sizes,
+    reserved_bytes,
+    work_of,
+)
 from streaming.priority import Priority
 
 CARD = ModelCard(
@@ -79,7 +87,7 @@ def test_a_line_of_a_batch_and_a_request_weigh_the_same(body: dict[str, object],
     job = to_job(request, job_id="j", tenant="t", ceiling=Priority.BATCH, reply_to="", trace={})
     work = work_of(job.prompt, job.sampling, card)
     assert traits(request, card).tokens == job.sampling.n * sum(prompt_sizes(job.prompt)) + work
-    assert reserved_bytes(job, card) == JOB + TOKEN * work
+    assert reserved_bytes(job, card) == JOB_BYTES + TOKEN_BYTES * work
     if card is not None and request.max_tokens is None and work:
         assert work <= job.choices * (card.default_output or card.max_output)
     assert request.prompts * job.sampling.n == job.choices

@@ -12,7 +12,7 @@ import pytest
 from house import Answer, House, eventually, redis_process
 from redis import Redis
 
-from streaming.jobs.work import JOB, TOKEN
+from streaming.jobs.work import JOB_BYTES, TOKEN_BYTES
 from streaming.store.memory import ADMISSION_SHARE
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def fitting_at_once(store: Redis) -> int:
     """How many jobs fit below 80 % of maxmemory with their bodies and all that they may write, if none of them ends."""
     memory = store.info("memory")
     room = ADMISSION_SHARE * memory["maxmemory"] - memory["used_memory"]
-    return int(room / (JOB + TOKENS * TOKEN + BODY_BYTES))
+    return int(room / (JOB_BYTES + TOKENS * TOKEN_BYTES + BODY_BYTES))
 
 
 def judge(house: House, answers: list[Answer], fits: int) -> None:

@@ -26,7 +26,7 @@ from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal
-from streaming.jobs.work import ALTERNATIVE, JOB, LOGPROB, TOKEN, UNKNOWN_OUTPUT, reserved_bytes
+from streaming.jobs.work import ALTERNATIVE_BYTES, JOB_BYTES, LOGPROB_BYTES, TOKEN_BYTES, UNKNOWN_OUTPUT, reserved_bytes
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient, ServerMemory
@@ -129,9 +129,11 @@ CARD = ModelCard(
 def test_a_job_owes_its_longest_answer(sampling: Sampling, card: ModelCard | None, tokens: int) -> None:
     """Each choice as many tokens as were asked for, else as the engine generates at most."""
     job = a_job_of(sampling)
-    assert reserved_bytes(job, card) == JOB + tokens * TOKEN
+    assert reserved_bytes(job, card) == JOB_BYTES + tokens * TOKEN_BYTES
     with_logprobs = msgspec.structs.replace(job, sampling=msgspec.structs.replace(sampling, logprobs=5))
-    assert reserved_bytes(with_logprobs, card) == JOB + tokens * (TOKEN + LOGPROB + 5 * ALTERNATIVE)
+    assert reserved_bytes(with_logprobs, card) == JOB_BYTES + tokens * (
+        TOKEN_BYTES + LOGPROB_BYTES + 5 * ALTERNATIVE_BYTES
+    )
 
 
 def a_job_of(sampling: Sampling) -> Job:
