@@ -6,19 +6,19 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.engine import Failure, Stats
+from penstock.engine import Capabilities, Failure, Stats
 from runtime.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
+from streaming.jobs.frames import Delta
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from workers.choices import ChoiceStarter
-from workers.resume import restart_reason
 from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,27 @@ def room(stats: Stats, texts: int, prefetch: int) -> int:
 def room_for_batch(slots: int, reserved: int, batch_texts: int) -> int | None:
     """How many more jobs of lane batch may be held while the reserved slots stay free. None: any number."""
     return max(0, slots - reserved - batch_texts) if reserved else None
+
+
+def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:
+    """Why the job must be generated from its first token, without `history`; "" if it can be continued.
+
+    An engine applies a JSON grammar from its root to the first token that it generates. Unless it can restore the
+    grammar's state behind the logged tokens, a continuation is a second JSON text inside the first one.
+    """
+    if job.sampling.json_schema is None or capabilities.json_resume:
+        return ""
+    counts: Counter[int] = Counter()
+    ended: set[int] = set()
+    for row in history:
+        counts[row.index] += row.n
+        if row.finish:
+            ended.add(row.index)
+    limit = job.sampling.max_tokens
+    for index, count in counts.items():
+        if index not in ended and (limit is None or count < limit):
+            return f"the engine cannot continue JSON output that another attempt began (choice {index})"
+    return ""
 
 
 class Claimer:

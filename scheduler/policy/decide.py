@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from scheduler.policy import health, starts
+from scheduler.policy import health
 from scheduler.policy.demand import Demand, cannot_wait, concurrent_demand, in_slots, keep_s, learn
 from scheduler.policy.forecast import constraints, wait_s, workers_for
 from scheduler.policy.health import PoolHealth
@@ -241,7 +241,7 @@ def _without_cordoned(snapshot: Snapshot, judged: PoolHealth) -> Snapshot:
 def _plan(
     snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, want: int, reason: str, now: float
 ) -> PoolPlan:
-    demand = replace(state.demand, starts=starts.ordered(state.demand.starts, want - state.want, now))
+    demand = replace(state.demand, starts=state.demand.starts.with_orders(want - state.want, now))
     wake_s = 0.0 if snapshot.ready else demand.starts.wake_s(limits.cold_start_s, now)
     return PoolPlan(
         snapshot.model,

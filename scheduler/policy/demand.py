@@ -7,14 +7,13 @@ so a job of mean size takes size / pace seconds in a slot (Little's law).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from scheduler.policy import rush, starts
+from scheduler.policy import rush
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.rush import BUCKET_S, BurstConfig, Rush
 from scheduler.policy.snapshot import LaneLoad, Snapshot
-from scheduler.policy.starts import Starts
 from streaming.fleet.process import Process, Served
 
 RATE_WINDOW_S = 60.0
@@ -31,6 +30,45 @@ KEEP_COLD_STARTS = 5.0
 """A spare worker is kept for at least this many cold starts."""
 MAX_REMEMBERED = 256
 """Workers whose counters are remembered."""
+NEWEST_WEIGHT = 0.3
+"""Weight of the newest start in the moving average."""
+ORDER_TIMEOUT_S = 3600.0
+"""An order older than this is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starts:
+    """Cold starts, each from ordering a worker until it is ready: the open orders, and the average of past starts."""
+
+    ordered: tuple[float, ...] = ()
+    """Times of the open orders, oldest first."""
+    known: frozenset[str] | None = None
+    """Workers seen ready; None before the first snapshot."""
+    cold_s: float | None = None
+    """Moving average of recent starts in seconds; None: none was seen yet."""
+
+    def wake_s(self, assumed_s: float, now: float) -> float:
+        """Estimated seconds until the next worker is ready; a whole cold start if none is ordered."""
+        cold_s = assumed_s if self.cold_s is None else self.cold_s
+        return max(0.0, cold_s - (now - self.ordered[0])) if self.ordered else cold_s
+
+    def with_ready(self, ready: Iterable[str], now: float) -> Starts:
+        """Match workers that are ready for the first time with the oldest orders."""
+        ready = frozenset(ready)
+        if self.known is None:
+            return replace(self, known=ready)
+        ordered = [when for when in self.ordered if now - when < ORDER_TIMEOUT_S]
+        cold_s = self.cold_s
+        for _ in range(min(len(ready - self.known), len(ordered))):
+            took = now - ordered.pop(0)
+            cold_s = took if cold_s is None else (1 - NEWEST_WEIGHT) * cold_s + NEWEST_WEIGHT * took
+        return Starts(tuple(ordered), ready | self.known if len(self.known) < 1000 else ready, cold_s)
+
+    def with_orders(self, change: int, now: float) -> Starts:
+        """Order `change` more workers, or cancel the newest orders if it is negative."""
+        if change >= 0:
+            return replace(self, ordered=(*self.ordered, *[now] * change))
+        return replace(self, ordered=self.ordered[: max(0, len(self.ordered) + change)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +159,7 @@ def cannot_wait(lane: str, demand: Demand, limits: ScalingLimits) -> bool:
 
 def learn(demand: Demand, snapshot: Snapshot, limits: ScalingLimits, now: float) -> Demand:
     """Update the estimates with a snapshot taken at `now` (seconds of any monotonic clock)."""
-    demand = replace(demand, starts=starts.seen(demand.starts, (worker.worker_id for worker in snapshot.ready), now))
+    demand = replace(demand, starts=demand.starts.with_ready((worker.worker_id for worker in snapshot.ready), now))
     since_s = max(0.0, now - demand.at) if demand.at is not None else 0.0
     first = demand.at is None
     ended = {} if first else _ended(demand.served, snapshot.workers)

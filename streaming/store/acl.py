@@ -45,16 +45,8 @@ ARGUMENT_KINDS: Mapping[str, tuple[str, ...]] = {"waiting": LANES}
 
 CONNECTION = frozenset(
     {
-        "ping",
-        "time",
-        "info",
-        "evalsha",
-        "script|load",
-        "subscribe",
-        "client|setinfo",
-        "select",
-        "cluster|slots",
-        "command",
+        *("ping", "time", "info", "evalsha", "script|load", "subscribe"),
+        *("client|setinfo", "select", "cluster|slots", "command"),
     }
 )
 """Commands of every connection, redis-py's own among them."""
@@ -116,23 +108,12 @@ SUBSCRIBED: Mapping[str, tuple[str, ...]] = {
 
 BROKER_COMMANDS = frozenset(
     {
-        *("ping", "info", "multi", "exec", "watch", "unwatch", "client|setinfo", "select"),
-        *(
-            "lpush",
-            "rpush",
-            "brpop",
-            "rpop",
-            "llen",
-            "sadd",
-            "srem",
-            "smembers",
-            "hset",
-            "hget",
-            "hdel",
-            "zadd",
-            "zrem",
-        ),
-        *("zrange", "zrevrangebyscore", "pexpire", "set", "get", "del", "exists", "evalsha", "script|load"),
+        *("ping", "info", "multi", "exec", "watch", "unwatch", "client|setinfo", "select", "evalsha", "script|load"),
+        *("set", "get", "del", "exists", "pexpire"),
+        *("lpush", "rpush", "brpop", "rpop", "llen"),
+        *("sadd", "srem", "smembers"),
+        *("hset", "hget", "hdel"),
+        *("zadd", "zrem", "zrange", "zrevrangebyscore"),
     }
 )
 """Commands that Celery sends to its broker, where that is the same Redis."""
@@ -193,20 +174,8 @@ def _commands(role: str) -> frozenset[str]:
 
 def _operator_commands() -> frozenset[str]:
     """Further commands of the command line, and of the scripts that it and the pools of `penstock up` run."""
-    return (
-        script_commands("share")
-        | script_commands("condemn")
-        | {
-            "scan",
-            "xlen",
-            "scard",
-            "zcard",
-            "hset",
-            "unlink",
-            "zrangebyscore",
-            "config|get",
-        }
-    )
+    own = {"scan", "xlen", "scard", "zcard", "hset", "unlink", "zrangebyscore", "config|get"}
+    return script_commands("share") | script_commands("condemn") | own
 
 
 def _kinds(role: str) -> frozenset[str]:

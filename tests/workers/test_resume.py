@@ -10,7 +10,7 @@ from penstock.engine import Capabilities, ChatTurn, Sampling
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Job, Text
 from streaming.priority import Priority
-from workers.resume import restart_reason
+from workers.claimer import restart_reason
 
 CANNOT = Capabilities(json_schema=True)
 CAN = Capabilities(json_schema=True, json_resume=True)

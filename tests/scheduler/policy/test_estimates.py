@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_report import a_worker
 
-from scheduler.policy.demand import Demand, Flow, cannot_wait, concurrent_demand, in_slots, keep_s, learn
+from scheduler.policy.demand import Demand, Flow, Starts, cannot_wait, concurrent_demand, in_slots, keep_s, learn
 from scheduler.policy.forecast import Ahead, clear_s, constraints, wait_s, workers_for
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.rush import BUCKET_S, PEAK_CAP, BurstConfig, Rush, follow, highest, quantile, with_peak
 from scheduler.policy.snapshot import DueJob, LaneLoad, Snapshot
-from scheduler.policy.starts import Starts, ordered, seen
 from streaming.fleet.process import Process, Served
 
 LIMITS = ScalingLimits(0, 8)
@@ -110,12 +109,12 @@ def test_only_lanes_that_cannot_wait_for_a_start_are_tight() -> None:
 
 def test_starts_are_matched_with_orders() -> None:
     """Oldest order first; a cancelled order is the youngest; a worker nobody ordered is no measurement."""
-    starts = seen(Starts(), ["a"], 0.0)
-    assert seen(starts, ["a", "b"], 5.0).cold_s is None
-    starts = ordered(starts, 3, 10.0)
-    starts = ordered(starts, -1, 12.0)
+    starts = Starts().with_ready(["a"], 0.0)
+    assert starts.with_ready(["a", "b"], 5.0).cold_s is None
+    starts = starts.with_orders(3, 10.0)
+    starts = starts.with_orders(-1, 12.0)
     assert starts.wake_s(9.0, 13.0) == 6.0
-    starts = seen(starts, ["a", "c", "d"], 30.0)
+    starts = starts.with_ready(["a", "c", "d"], 30.0)
     assert (starts.ordered, starts.cold_s) == ((), 20.0)
     assert starts.wake_s(9.0, 31.0) == 20.0, "a whole start, for none is under way"
 

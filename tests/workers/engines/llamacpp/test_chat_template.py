@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.engine import ChatTurn, Refused
-from workers.engines.llamacpp.chat_template import ChatTemplate, TemplateBroken
+from workers.engines.llamacpp.prompt import ChatTemplate, TemplateBroken
 
 CHATML = """{% for message in messages %}
     {% if loop.first and message['role'] != 'system' %}
