@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,28 @@ from workers.engines import weights
 def pytest_configure(config: pytest.Config) -> None:
     """A hanging test ends the run. Properties are tried on the same examples in every run (`make properties`: on new
     ones), and no slow machine fails them. A suite begun in a shell's background ignores Ctrl-C, and so would every
-    process it starts: not here."""
+    process it starts: not here. Nor does a shell's variable forbid to keep what source files are compiled to: every
+    process of the run would compile them anew."""
     config.pluginmanager.register(Watchdog(os.dup(2)))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     steady = settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("steady", steady)
     settings.register_profile("random", steady, derandomize=False, print_blob=True)
     settings.load_profile(os.environ.get("PENSTOCK_TEST_PROPERTIES", "steady"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected lives as long as the run: the garbage collector need not look at it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

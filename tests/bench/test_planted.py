@@ -7,7 +7,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -61,8 +61,14 @@ def test_the_tests_of_a_bug_exist(bug: Bug) -> None:
     assert bug.tests and bug.edits and bug.breaks
     for test in bug.tests:
         file, _, name = test.partition("::")
-        tree = ast.parse((TREE / file).read_text(encoding="utf-8"))
-        assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        assert name in functions_of(file)
+
+
+@cache
+def functions_of(file: str) -> frozenset[str]:
+    """Many bugs name tests of one file: it is read once."""
+    tree = ast.parse((TREE / file).read_text(encoding="utf-8"))
+    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def test_names_are_unique() -> None:
