@@ -67,6 +67,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 from streaming.keys import lua_prelude
@@ -182,7 +183,8 @@ WORD = re.compile(r"\w+")
 DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 
 
-def load_scripts() -> dict[str, Script]:
+@cache
+def load_scripts() -> Mapping[str, Script]:
     """Read every script and put in front of it what it uses of the key catalogue and the shared functions."""
     folder, names = files("streaming") / "lua", (*NAMES, SHARED_FILE)
     return assemble({f"{name}.lua": (folder / f"{name}.lua").read_text(encoding="utf-8") for name in names})
@@ -206,7 +208,8 @@ def _script(name: str, text: str, shared: str) -> Script:
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
-def _definitions(shared: str) -> dict[str, str]:
+@cache
+def _definitions(shared: str) -> Mapping[str, str]:
     """Split the shared text into its definitions by name, in order; each uses only those before it."""
     _, *parts = DEFINITION.split(shared)
     return dict(zip(parts[::2], parts[1::2], strict=True))
@@ -215,7 +218,7 @@ def _definitions(shared: str) -> dict[str, str]:
 def _used(text: str, definitions: Mapping[str, str], opaque: Set[str] = frozenset()) -> list[str]:
     """Names of the definitions that a script uses, directly or through others, in order. The search does not look into
     the `opaque` ones."""
-    names, used = _words(text), []
+    names, used = set(_words(text)), []
     for name in reversed(list(definitions)):
         if name in names:
             used.append(name)
@@ -224,9 +227,10 @@ def _used(text: str, definitions: Mapping[str, str], opaque: Set[str] = frozense
     return used[::-1]
 
 
-def _words(text: str) -> set[str]:
+@cache
+def _words(text: str) -> frozenset[str]:
     """Every identifier of a piece of Lua, without its comments, whose words may be a function's name by chance."""
-    return set(WORD.findall(COMMENT.sub("", text)))
+    return frozenset(WORD.findall(COMMENT.sub("", text)))
 
 
 def _preamble(common: Sequence[str], used: Sequence[str], definitions: Mapping[str, str]) -> str:

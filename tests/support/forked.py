@@ -6,6 +6,7 @@ and is a real process with its own environment, folder, output and signals.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -103,6 +104,8 @@ def serve(channel: socket.socket) -> None:
     for role in ROLES:
         importlib.import_module(f"{role}.__main__")
         del sys.modules[f"{role}.__main__"]  # it is run anew, and what it imports is there
+    importlib.import_module("streaming.redis.scripts").load_scripts()  # kept by the module
+    gc.freeze()
     while True:
         data, files, _, _ = socket.recv_fds(channel, LARGEST, 1)
         if not data:
