@@ -47,13 +47,14 @@ class Forked(subprocess.Popen[bytes]):
 
     _child_created = False  # `Popen` has nothing to reap
 
-    def __init__(self, role: str, args: Sequence[str], environ: Mapping[str, str], folder: Path, log: int) -> None:
+    def __init__(self, role: str, args: Sequence[str], environ: Mapping[str, str], folder: Path, *logs: int) -> None:
+        """`logs`: a file descriptor for its output, and one for its errors if they go elsewhere."""
         self.args = [role, *args]
         self.returncode: int | None = None
         self.stdin = self.stdout = self.stderr = None
         what = {"args": self.args, "environ": dict(environ), "folder": str(folder)}
         self._server = _server()
-        self.pid = self._server.ask(what, log)
+        self.pid = self._server.ask(what, *logs)
         self._end = os.pidfd_open(self.pid)
 
     def poll(self) -> int | None:
@@ -107,7 +108,7 @@ def serve(channel: socket.socket) -> None:
     importlib.import_module("streaming.redis.scripts").load_scripts()  # kept by the module
     gc.freeze()
     while True:
-        data, files, _, _ = socket.recv_fds(channel, LARGEST, 1)
+        data, files, _, _ = socket.recv_fds(channel, LARGEST, 2)
         if not data:
             return
         asked = json.loads(data)
@@ -115,18 +116,20 @@ def serve(channel: socket.socket) -> None:
             answer = os.waitstatus_to_exitcode(os.waitpid(asked["ended"], 0)[1])
         elif not (answer := os.fork()):
             channel.close()
-            _become(asked, files[0])
+            _become(asked, files)
             return
         else:
-            os.close(files[0])
+            for file in files:
+                os.close(file)
         channel.sendall(str(answer).encode())
 
 
-def _become(asked: Mapping[str, Any], log: int) -> None:
+def _become(asked: Mapping[str, Any], logs: Sequence[int]) -> None:
     """Run the role as a new interpreter would, to its end."""
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    os.dup2(logs[0], 1)
+    os.dup2(logs[-1], 2)
+    for log in logs:
+        os.close(log)
     os.environ.clear()
     os.environ.update(asked["environ"])
     os.chdir(asked["folder"])

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,6 +108,17 @@ def serving(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
             house.close()
 
 
+def start_role(
+    role: str, args: Sequence[str], environ: Mapping[str, str], folder: Path, *logs: int, forks: bool = True
+) -> subprocess.Popen[bytes]:
+    """`python -m <role>`, or a fork that is the same. `logs`: a file descriptor for its output, and one for its errors
+    if they go elsewhere."""
+    if forks and can_fork(role, environ):
+        return Forked(role, args, environ, folder, *logs)
+    command = [sys.executable, "-m", role, *args]
+    return subprocess.Popen(command, env=environ, cwd=folder, stdout=logs[0], stderr=logs[-1])
+
+
 class House:
     """Penstock's roles as real processes, each started and ended by the test, on a server of their own."""
 
@@ -134,15 +145,10 @@ class House:
         return client
 
     def start(self, role: str, *args: str, **environ: str) -> subprocess.Popen[bytes]:
-        """Start `python -m <role>`, or a fork that is the same; its output goes to a file beside the test's data."""
+        """Start a role; its output goes to a file beside the test's data."""
         variables = {**self.environ, **environ}
         with (self.folder / f"{role}-{len(self._processes)}.log").open("wb") as log:
-            process: subprocess.Popen[bytes]
-            if self.forks and can_fork(role, variables):
-                process = Forked(role, args, variables, self.folder, log.fileno())
-            else:
-                command = [sys.executable, "-m", role, *args]
-                process = subprocess.Popen(command, env=variables, cwd=self.folder, stdout=log, stderr=log)
+            process = start_role(role, args, variables, self.folder, log.fileno(), forks=self.forks)
         self._processes.append(process)
         return process
 

@@ -12,18 +12,15 @@ import json
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batching import jsonl, line, said
-from house import House, eventually, free_port, redis_process
+from house import House, eventually, free_port, redis_process, start_role
 from redis import Redis
 
 from streaming.keys import partition_key
@@ -428,18 +425,18 @@ def settings_refused(told: Told) -> str:
 
     def told_by(case: tuple[Path, str]) -> str:
         path, role = case
-        command = [sys.executable, "-m", role, "--config", str(path)]
-        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 2 and "error:" in done.stderr, (path.read_text(), role, done.stderr)
-        return done.stdout + done.stderr
+        out, errors = (path.with_suffix(f".{role}.{kind}") for kind in ("out", "errors"))
+        with out.open("wb") as one, errors.open("wb") as other:
+            code = start_role(role, ["--config", str(path)], environ, folder, one.fileno(), other.fileno()).wait(60)
+        assert code == 2 and "error:" in errors.read_text(), (path.read_text(), role, errors.read_text())
+        return out.read_text() + errors.read_text()
 
     cases: list[tuple[Path, str]] = []
     for number, (text, roles) in enumerate(texts):
         path = folder / f"{number}.toml"
         path.write_text(text)
         cases += [(path, role) for role in roles]
-    with ThreadPoolExecutor(4) as pool:
-        heard = "".join(pool.map(told_by, cases))
+    heard = "".join(told_by(case) for case in cases)
     wrong = house.redis_url.replace(canaries["redis_password"], canaries["wrong_password"])
     house.start("workers", PENSTOCK_REDIS_URL=wrong)
     eventually(lambda: "invalid username-password" in house.log("workers"))
