@@ -75,7 +75,7 @@ class Search:
         self._workers: Numbers[Worker] = Numbers()
         self._jobs: Numbers[Job] = Numbers()
         self._orders = [(order, Turned(self._workers, order)) for order in permutations(range(jobs))]
-        self._sorted: dict[State, tuple[State, list[Turned]]] = {}
+        self._sorted: dict[State, tuple[State, bool, list[Turned]]] = {}
         self._moves: dict[State, list[tuple[str, int, State, bool, str]]] = {}
         self._cancels: dict[State, list[tuple[str, State]]] = {}
         start = self._workers.of(Worker((NOTHING,) * jobs))
@@ -89,14 +89,14 @@ class Search:
             ahead: list[State] = []
             for state in layer:
                 rests = True
-                for _, _, after, progress, breaks in self._successors(state):
+                for after, progress, breaks in self._steps(state):
                     steps += 1
                     rests &= not progress
                     if breaks:
                         return self._found(parents, steps, self._violation(parents, state, breaks))
-                    if (canonical := self._canonical(after)) not in parents:
-                        parents[canonical] = state
-                        ahead.append(canonical)
+                    if after not in parents:
+                        parents[after] = state
+                        ahead.append(after)
                 if wrong := self._wrong(state, rests):
                     return self._found(parents, steps, self._violation(parents, state, wrong, last=True))
             layer = ahead
@@ -107,6 +107,18 @@ class Search:
         return Found(len(parents), steps, ends, violation)
 
     # --- one state ---------------------------------------------------------------------------------------------------
+
+    def _steps(self, state: State) -> Iterator[tuple[State, bool, str]]:
+        """The successors of a canonical state, in the same order: canonical, and without labels."""
+        workers, jobs = state[: self._count], state[self._count :]
+        for at, worker in enumerate(workers):
+            if at and worker == workers[at - 1]:
+                continue
+            others = (*workers[:at], *workers[at + 1 :])
+            for _, after, new_jobs, progress, breaks in self._moves_of(worker, jobs):
+                yield self._least((*others, after), new_jobs), progress, breaks
+        for _, new_jobs in self._cancels_of(jobs):
+            yield self._least(workers, new_jobs), False, ""
 
     def _successors(self, state: State) -> Iterator[tuple[str, int, State, bool, str]]:
         """In a label, `{w}` is the worker at the place that stands behind it."""
@@ -151,13 +163,18 @@ class Search:
 
     def _canonical(self, state: State) -> State:
         """The least of all states that differ from this one only in the order of workers and jobs."""
-        workers, jobs = state[: self._count], state[self._count :]
+        return self._least(state[: self._count], state[self._count :])
+
+    def _least(self, workers: State, jobs: State) -> State:
         if (found := self._sorted.get(jobs)) is None:
             least = tuple(sorted(jobs))
             fitting = [turned for order, turned in self._orders if tuple(jobs[at] for at in order) == least]
-            found = self._sorted[jobs] = (least, fitting)
-        least, fitting = found
-        candidates = [sorted([turned[worker] for worker in workers]) for turned in fitting]
+            if jobs == least:  # the first order changes nothing
+                fitting = fitting[1:]
+            found = self._sorted[jobs] = (least, jobs == least, fitting)
+        least, as_it_is, fitting = found
+        candidates = [sorted(workers)] if as_it_is else []
+        candidates += [sorted([turned[worker] for worker in workers]) for turned in fitting]
         return (*(min(candidates) if len(candidates) > 1 else candidates[0]), *least)
 
     # --- the way there -----------------------------------------------------------------------------------------------
