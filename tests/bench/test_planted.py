@@ -39,6 +39,13 @@ TREE = Path(__file__).parents[2]
 
 NAMED = Chosen(("tests/t.py::test_x",))
 
+
+@pytest.fixture
+def plain_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of a test need no plugin; reading all that are installed takes longer than those tests."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
 each_bug = pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 
 
@@ -98,6 +105,7 @@ def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert Bug("n", "x", (Edit("f", "a", "x"), Edit("f", "x b", "y")), ("t",)).patched(tmp_path) == {"f": "y b"}
 
 
+@pytest.mark.usefixtures("plain_pytest")
 def test_a_change_is_made_in_a_copy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests run there, and the tree stays as it was."""
     monkeypatch.setattr(trial, "copy_tree", partial(shutil.copytree, dirs_exist_ok=True))
@@ -138,6 +146,7 @@ def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: boo
     assert BugTrial(BUGS[0], SuiteRun(code, 1.0, output), NAMED).caught is caught
 
 
+@pytest.mark.usefixtures("plain_pytest")
 @pytest.mark.parametrize(
     ("broken", "ran"),
     [(1, [0, 1]), (FIRST_TESTS, [*range(FIRST_TESTS + 1)]), (None, [*range(FIRST_TESTS + 2)])],

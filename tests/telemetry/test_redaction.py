@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -292,17 +292,17 @@ HOSTILE: list[Callable[[int], str]] = [
 @pytest.mark.parametrize("make", HOSTILE)
 def test_no_text_is_slow_to_redact(make: Callable[[int], str]) -> None:
     """Eight times the text takes about eight times as long, and not sixty-four times. By the processor's time: others
-    use this machine too."""
+    use this machine too. The best of five times counts; where one is short enough, the others need not be taken."""
 
-    def seconds(n: int) -> float:
-        text, best = make(n), float("inf")
+    def times(n: int) -> Iterator[float]:
+        text = make(n)
         for _ in range(5):
             began = time.process_time()
             redact(text)
-            best = min(best, time.process_time() - began)
-        return best
+            yield time.process_time() - began
 
-    assert seconds(16_000) < 24 * seconds(2_000) + 0.05
+    longest = 24 * min(times(2_000)) + 0.05
+    assert any(seconds < longest for seconds in times(16_000))
 
 
 def test_spans_are_redacted(collector: Collector) -> None:
