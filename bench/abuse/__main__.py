@@ -29,13 +29,12 @@ from bench.abuse.ask import (
     goals_of,
     row_of,
 )
-from bench.gateway.trees import Tree, export
+from bench.gateway.base import Tree, export
 from bench.http import RequestRefused
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import OUT, BenchProgram, Option, ProgramRun, count
+from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, count
 from bench.report import Report
-from bench.testbed import Testbed
 
 NAME = "abuse"
 THIS = "this tree"

@@ -30,9 +30,8 @@ from bench.breakdown.ask import (
 )
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, count, counts
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed, count, counts
 from bench.report import Report
-from bench.testbed import Testbed
 
 NAME = "breakdown"
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -27,8 +27,7 @@ from typing import TypeAlias
 
 from bench.chaos import oracle
 from bench.chaos.asks import NOTHING, REFUSALS, Budget
-from bench.chaos.history import Event, of_kind
-from bench.chaos.lives import Life, Losses, Violation, lives_of
+from bench.chaos.history import Event, Life, Losses, Violation, lives_of, of_kind
 from bench.chaos.oracle import Token
 
 FINAL = ("completed", "failed", "cancelled", "expired")

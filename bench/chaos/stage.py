@@ -23,9 +23,8 @@ from rich.console import Console
 from bench.chaos.asks import NOTHING, Ask, Budget
 from bench.chaos.checker import check
 from bench.chaos.cluster import PenstockCluster
-from bench.chaos.history import ClientHistory, of_kind
+from bench.chaos.history import ClientHistory, Life, Violation, lives_of, of_kind, stalls_ms
 from bench.chaos.http import Cut, fetch
-from bench.chaos.lives import Life, Violation, lives_of, stalls_ms
 from bench.chaos.processes import ManagedProcess, RedisServer, until
 from bench.ports import free_port
 from bench.stats import percentile

@@ -10,13 +10,23 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from bench import program
-from bench.connections.figures import COLUMNS, Row, abuse_goals, abuse_rows, slow_goals, slow_rows
-from bench.connections.runs import FULL, QUICK, abused, beside_slow, count_of_turns
+from bench.connections.runs import (
+    COLUMNS,
+    FULL,
+    QUICK,
+    Row,
+    abuse_goals,
+    abuse_rows,
+    abused,
+    beside_slow,
+    count_of_turns,
+    slow_goals,
+    slow_rows,
+)
 from bench.load.plan import LoadFailed
 from bench.processes import Died
-from bench.program import OUT, BenchProgram, Option, ProgramRun
+from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Ratio, Report
-from bench.testbed import Testbed
 
 NAME = "connections"
 SHOWS = ("slow", "refused")

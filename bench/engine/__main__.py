@@ -20,10 +20,9 @@ from bench import report
 from bench.engine.bare import EnginePlan, EngineSpeed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import OUT, BenchProgram, Option, ProgramRun
+from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Ratio, columns
 from bench.table1.client import TargetServer, closed_loop
-from bench.testbed import Testbed
 from workers.engines.weights import WeightsError, fetch
 
 NAME = "engine"

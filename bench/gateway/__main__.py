@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import program, report
 from bench.gateway import base, idle, sweep
-from bench.gateway.run import GatewayOptions
+from bench.gateway.sweep import GatewayOptions
 from bench.gateway.systems import chosen, names_of, systems
 from bench.load.plan import LoadFailed
 from bench.processes import Died

@@ -17,11 +17,11 @@ import uvloop
 from rich.console import Console
 
 from bench.gateway.engine import MODEL
-from bench.gateway.run import GatewayOptions
+from bench.gateway.sweep import GatewayOptions
 from bench.load.streams import Answer, Stream, chat
 from bench.penstock import Penstock
+from bench.program import Testbed
 from bench.report import Ratio, Report, columns
-from bench.testbed import Testbed
 
 NAME = "gateway-idle"
 SPARE_FILES = 200

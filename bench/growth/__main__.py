@@ -31,9 +31,8 @@ from bench.growth.figures import (
 from bench.load.plan import LoadFailed, LoadPlan, measure
 from bench.penstock import MODEL, Penstock, start_redis
 from bench.processes import Died, Processes
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Report
-from bench.testbed import Testbed
 
 NAME = "growth"
 STEP_MS, PREFILL_MS = 15.0, 25.0

@@ -5,18 +5,207 @@ All use the same Redis-compatible server (append-only file, fsync every second),
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+from redis import Redis
 from rich.console import Console
 
 from bench import plots, program, report
-from bench.jobs.run import COLUMNS, JobsOptions, JobsReadings, play, ratios, rows
-from bench.jobs.systems import JobsSystem, systems
-from bench.processes import Died
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
-from bench.testbed import Testbed
+from bench.environments import Absent, Failures
+from bench.jobs.callers import CallerPlan
+from bench.jobs.systems import (
+    CHAT,
+    JOBS,
+    STREAM,
+    ClientFailed,
+    JobsReading,
+    JobsSystem,
+    Say,
+    ServingJobs,
+    measure,
+    systems,
+)
+from bench.penstock import start_redis
+from bench.processes import Died, Processes
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed
+from bench.report import Ratio, columns
+from bench.stats import known_median, over
+
+STARTED_S = 3.0
+"""Peers do not say when they are ready."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsOptions:
+    """How long, how often, how many at once."""
+
+    rounds: int = 3
+    callers: int = 256
+    warmup_s: float = 2.0
+    seconds: float = 5.0
+
+
+@dataclass(slots=True)
+class JobsReadings(Failures):
+    """Readings by system, one for each round; and why others could not be had."""
+
+    crowd: dict[str, list[JobsReading]] = field(default_factory=dict)
+    alone: dict[str, list[JobsReading]] = field(default_factory=dict)
+
+
+def play(
+    systems: Sequence[JobsSystem],
+    options: JobsOptions,
+    folder: Path,
+    played: JobsReadings,
+    say: Say,
+    done: Callable[[], None],
+) -> None:
+    """Every other round goes backwards, so that none always follows the same one. Raises Died for the store."""
+    (folder / "store").mkdir()
+    with Processes(folder / "store") as store:
+        url = start_redis(store)
+        for number in range(options.rounds):
+            for system in systems if number % 2 == 0 else reversed(systems):
+                say(f"round {number + 1}/{options.rounds}: {system.name}")
+                place = folder / f"{system.name}-{number + 1}"
+                place.mkdir()
+                try:
+                    _clear(url)
+                    with system.serve(place, url) as serving:
+                        time.sleep(STARTED_S)
+                        _load(system, serving, store, options, played)
+                except (Died, ClientFailed, Absent, OSError) as error:
+                    played.fail(system.name, error)
+                done()
+
+
+def _load(
+    system: JobsSystem, serving: ServingJobs, store: Processes, options: JobsOptions, played: JobsReadings
+) -> None:
+    alone = CallerPlan(serving.url, 1, options.warmup_s / 2, options.seconds / 2)
+    played.alone.setdefault(system.name, []).append(measure(serving, store, alone))
+    callers = min(options.callers, system.most_callers)
+    crowd = CallerPlan(serving.url, callers, options.warmup_s, options.seconds)
+    played.crowd.setdefault(system.name, []).append(measure(serving, store, crowd))
+
+
+def _clear(url: str) -> None:
+    """Nothing of the system before is left."""
+    with Redis.from_url(url) as client:
+        client.flushall()
+
+
+COLUMNS = columns("""
+    system: system; jobs_per_s: jobs/s .0; p50_ms: p50 ms .0; p99_ms: p99 ms .0; alone_p50_ms: alone p50 ms .2;
+    cpu_ms_per_job: CPU ms/job .3; client_ms_per_job: of it the callers .3; parts: CPU us/job of each other process
+""")
+
+RIVALS = ("celery", "arq", "taskiq")
+"""A rival's name is the beginning of its rows'."""
+
+Row = dict[str, Any]
+RATES, COSTS = "jobs_per_s_of_rounds", "ms_per_job_of_rounds"
+"""Keys of what a row was in each round alone; the cost without the callers."""
+
+
+def rows(crowd: Mapping[str, Sequence[JobsReading]], alone: Mapping[str, Sequence[JobsReading]]) -> list[Row]:
+    """One for each system that answered."""
+    return [_row(name, readings, alone.get(name, ())) for name, readings in crowd.items()]
+
+
+def _row(name: str, crowd: Sequence[JobsReading], alone: Sequence[JobsReading]) -> Row:
+    client = _mid(crowd, lambda reading: 1000 * reading.client_cpu_s / reading.jobs)
+    others = _mid(crowd, lambda reading: 1000 * sum(reading.cpu.values()) / reading.jobs)
+    return {
+        "system": name,
+        "rounds": len(crowd),
+        "jobs": sum(reading.jobs for reading in crowd),
+        "wrong": [what for reading in (*crowd, *alone) for what in reading.wrong][:3],
+        "jobs_per_s": _mid(crowd, lambda reading: reading.jobs / reading.seconds),
+        "p50_ms": _mid(crowd, lambda reading: reading.p50_ms),
+        "p99_ms": _mid(crowd, lambda reading: reading.p99_ms),
+        "alone_p50_ms": _mid(alone, lambda reading: reading.p50_ms),
+        "cpu_ms_per_job": None if client is None or others is None else client + others,
+        "client_ms_per_job": client,
+        "parts": _parts(crowd),
+        RATES: [reading.jobs / reading.seconds for reading in crowd],
+        COSTS: [1000 * sum(reading.cpu.values()) / reading.jobs for reading in crowd if reading.jobs],
+    }
+
+
+def _mid(readings: Sequence[JobsReading], figure: Callable[[JobsReading], float | None]) -> float | None:
+    return known_median(figure(reading) for reading in readings if reading.jobs)
+
+
+def _parts(readings: Sequence[JobsReading]) -> str:
+    names = sorted({name for reading in readings for name in reading.cpu})
+    each = {name: _mid(readings, partial(_us_per_job, name)) for name in names}
+    return ", ".join(f"{name} {value:.0f}" for name, value in each.items() if value is not None)
+
+
+def _us_per_job(name: str, reading: JobsReading) -> float:
+    return 1e6 * reading.cpu.get(name, 0.0) / reading.jobs
+
+
+def ratios(found: Sequence[Row]) -> list[Ratio]:
+    """Penstock against the best of each rival's rows; only of systems that were measured. First without the callers: a
+    client of a task queue costs more than one of HTTP, and both share the machine with what they call."""
+    rates = {row["system"]: row["jobs_per_s"] for row in found}
+    costs = {row["system"]: _without_callers(row) for row in found}
+    ours, judged = _best(rates, (CHAT, STREAM)), []
+    for rival in RIVALS:
+        names = [name for name in rates if name.startswith(rival)]
+        if not names or not {CHAT, STREAM} & rates.keys():
+            continue
+        theirs = _best(rates, names)
+        what = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
+        cost = over(_least(costs, names), _least(costs, (CHAT, STREAM)))
+        rounds = _rounds(found, COSTS, min, names, (CHAT, STREAM))
+        judged.append(Ratio.held(f"jobs.{rival}_cpu", what=what, value=cost, rounds=rounds))
+        what = f"Penstock's jobs/s, one request each / {rival}'s"
+        rounds = _rounds(found, RATES, max, (CHAT, STREAM), names)
+        judged.append(Ratio.held(f"jobs.{rival}", what=what, value=over(ours, theirs), rounds=rounds))
+        if JOBS in rates:
+            what = f"Penstock's jobs/s, put and wait / {rival}'s"
+            rounds = _rounds(found, RATES, max, (JOBS,), names)
+            judged.append(Ratio.held(f"jobs.{rival}_put", what=what, value=over(rates[JOBS], theirs), rounds=rounds))
+    alone = next((row["alone_p50_ms"] for row in found if row["system"] == STREAM), None)
+    if STREAM in rates:
+        judged.append(Ratio.held("jobs.alone", what="one request alone: request to first token, p50 ms", value=alone))
+    return judged
+
+
+def _rounds(
+    found: Sequence[Row], key: str, best: Callable[[Iterable[float]], float], ours: Sequence[str], theirs: Sequence[str]
+) -> tuple[float, ...]:
+    """The best of our rows over the best of theirs in each round; nothing, where a row lacks a round."""
+    each = {row["system"]: row[key] for row in found}
+    sides = [[each[name] for name in names if name in each] for names in (ours, theirs)]
+    if len({len(row) for side in sides for row in side}) != 1:
+        return ()
+    return tuple(
+        best(one) / best(other) for one, other in zip(*(zip(*side, strict=True) for side in sides), strict=True)
+    )
+
+
+def _without_callers(row: Row) -> float | None:
+    whole, client = row["cpu_ms_per_job"], row["client_ms_per_job"]
+    return None if whole is None or client is None else whole - client
+
+
+def _least(costs: Mapping[str, float | None], names: Sequence[str]) -> float | None:
+    return min((cost for name in names if (cost := costs.get(name)) is not None), default=None)
+
+
+def _best(rates: Mapping[str, float | None], names: Sequence[str]) -> float | None:
+    return max((rate for name in names if (rate := rates.get(name)) is not None), default=None)
+
 
 NAME = "jobs"
 

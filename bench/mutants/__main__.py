@@ -39,8 +39,7 @@ from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.planted.trial import MAX_TESTS_S
 from bench.processes import Processes
 from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, side_by_side
-from bench.reach.kept import NOTES, kept
-from bench.reach.reach import ROOMS
+from bench.reach.reach import NOTES, ROOMS, kept
 from bench.report import RESULTS, write
 
 SOURCE = Path(__file__).parents[2]

@@ -12,8 +12,7 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from bench.planted.report import unsure
-from bench.planted.trial import MAX_TESTS_S, PASSED, SLOWER, TIMED_OUT, SuiteRun, run_changed
+from bench.planted.trial import MAX_TESTS_S, PASSED, SLOWER, TIMED_OUT, SuiteRun, run_changed, unsure
 from bench.reach.reach import Reach, tests_of, within
 from bench.report import MachineInfo, cores
 

@@ -18,11 +18,10 @@ from pathlib import Path
 from bench import program
 from bench.planted.bug import Bug, Rotten
 from bench.planted.bugs import BUGS
-from bench.planted.report import as_document, table, why_missed
 from bench.planted.tree import Strayed, copy_tree
-from bench.planted.trial import PASSED, BugTrial, try_bug, try_none
+from bench.planted.trial import PASSED, BugTrial, as_document, table, try_bug, try_none, why_missed
 from bench.program import ProgramRun, WrongArguments, side_by_side
-from bench.reach.kept import NOTES, kept
+from bench.reach.reach import NOTES, kept
 from bench.report import RESULTS, write
 
 SOURCE = Path(__file__).parents[2]

@@ -64,7 +64,7 @@ MEASUREMENTS = (
         "Hundreds of connections expire at once, everybody waits for seconds, and the 99th percentile is as ever.",
         (
             Edit(
-                "bench/connections/figures.py",
+                "bench/connections/runs.py",
                 '("connections.slowed", "connections.held_up") if arm',
                 '("connections.slowed", None) if arm',
             ),

@@ -13,10 +13,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.markup import escape
+from rich.table import Table
 
 from bench.planted.bug import Bug
 from bench.planted.tree import check_origins, copy_tree, environment
 from bench.reach.reach import Reach, tests_of, within
+from bench.report import MachineInfo, cores
 
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
@@ -185,3 +191,65 @@ def run_tests(tree: Path, tests: Sequence[str], *options: str, limit_s: float = 
 def _end_group(leader: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # all have ended by themselves
         os.killpg(leader, signal.SIGKILL)
+
+
+def table(trials: Sequence[BugTrial], seconds: float) -> Table:
+    """One row per bug."""
+    missed = sum(not trial.caught for trial in trials)
+    view = Table(title=f"{len(trials)} planted bugs, {missed} missed, {seconds:.0f} s on {cores()} cores")
+    view.add_column("bug")
+    view.add_column("caught by")
+    view.add_column("s", justify="right")
+    view.add_column("", no_wrap=True)
+    for trial in trials:
+        verdict = "[green]caught[/]" if trial.caught else "[red]MISSED[/]"
+        view.add_row(trial.bug.name, escape(_test(trial) or why_missed(trial)), f"{trial.run.seconds:.1f}", verdict)
+    return view
+
+
+def why_missed(trial: BugTrial) -> str:
+    """Why a run counts as having noticed nothing."""
+    if trial.run.code == 0:
+        return f"its tests pass{unsure(trial.run)}"
+    if trial.run.code == TIMED_OUT:
+        return trial.run.output
+    return f"pytest ended with {trial.run.code} and no test failed"
+
+
+def unsure(run: SuiteRun) -> str:
+    """What is added where tests had to be left out."""
+    return f"; {len(run.unsure)} left out as unsure" if run.unsure else ""
+
+
+def as_document(trials: Sequence[BugTrial], seconds: float) -> dict[str, Any]:
+    """The same for programs; nothing of this machine but its size."""
+    return {
+        **msgspec.to_builtins(MachineInfo()),
+        "seconds": round(seconds),
+        "passed": all(trial.caught for trial in trials),
+        "bugs": [_row(trial) for trial in trials],
+    }
+
+
+def _row(trial: BugTrial) -> dict[str, Any]:
+    return {
+        "name": trial.bug.name,
+        "breaks": trial.bug.breaks,
+        "files": sorted({edit.file for edit in trial.bug.edits}),
+        "caught": trial.caught,
+        "by": _test(trial),
+        "tests": f"{len(trial.chosen.tests)} of {trial.chosen.covering}" if trial.chosen.covering else "named with it",
+        "said": _without_folders(trial.run.failure[1] if trial.run.failure else why_missed(trial)),
+        "seconds": round(trial.run.seconds, 1),
+    }
+
+
+def _test(trial: BugTrial) -> str:
+    """File and test, without the folder."""
+    return trial.run.failure[0].removeprefix("tests/") if trial.run.failure else ""
+
+
+def _without_folders(text: str) -> str:
+    """Where a file lies on this machine says nothing about a bug: its name alone is kept."""
+    tops = {Path(folder).parts[1] for folder in (sys.prefix, tempfile.gettempdir(), Path.home())}
+    return re.sub(rf"/(?:{'|'.join(map(re.escape, tops))})/(?:[^\s'\"/]+/)*", "…/", text)

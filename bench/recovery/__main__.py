@@ -10,11 +10,9 @@ import asyncio
 from bench import program
 from bench.http import RequestRefused
 from bench.processes import Died
-from bench.program import OUT, BenchProgram, Option, ProgramRun
-from bench.recovery.readers import COLUMNS, RecoverySample
-from bench.recovery.shows import FULL, LEASE_S, QUICK, api_killed, worker_killed
+from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
+from bench.recovery.shows import COLUMNS, FULL, LEASE_S, QUICK, RecoverySample, api_killed, worker_killed
 from bench.report import Report
-from bench.testbed import Testbed
 
 NAME = "recovery"
 SHOWS = {"worker": worker_killed, "api": api_killed}

@@ -20,10 +20,9 @@ from bench import report
 from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
-from bench.program import BenchProgram, Option, ProgramRun
+from bench.program import BenchProgram, Option, ProgramRun, Testbed
 from bench.replay.run import COLUMNS, ReplayedRequest, ReplayLimits, job_of, lateness, queue_times, replay, rows
 from bench.table1.client import NotAServer, TargetServer, model_of
-from bench.testbed import Testbed
 from bench.workload.trace import Malformed, Trace, TraceRow, WorkloadShape, cut, requests
 
 NAME = "replay"

@@ -9,10 +9,10 @@ from statistics import median
 
 import pytest
 
-from bench.gateway import base, trees
+from bench.gateway import base
 from bench.gateway.__main__ import main
 from bench.gateway.base import BASE, THIS, of_level, per_round, report, turns
-from bench.gateway.run import GatewayOptions, GatewayReadings
+from bench.gateway.sweep import GatewayOptions, GatewayReadings
 from bench.load.plan import StreamReading
 from bench.planted.tree import copy_tree
 from bench.program import WrongArguments
@@ -175,7 +175,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A git checkout of the tree under test, with one commit."""
     folder = tmp_path / "checkout"
     copy_tree(ROOT, folder)
-    monkeypatch.setattr(trees, "ROOT", folder)
+    monkeypatch.setattr(base, "ROOT", folder)
     for name, value in (("GIT_CONFIG_GLOBAL", "/dev/null"), ("GIT_CONFIG_SYSTEM", "/dev/null")):
         monkeypatch.setenv(name, value)
     for who in ("AUTHOR", "COMMITTER"):
@@ -222,9 +222,9 @@ def test_each_tree_runs_its_own_source_and_the_checkout_is_left_as_it_is(checkou
 
 def test_a_tree_that_cannot_be_run_is_refused_with_the_reason(checkout: Path, tmp_path: Path) -> None:
     with pytest.raises(WrongArguments, match=r"git rev-parse .*no such commit"):
-        trees.export("nowhere", tmp_path / "base")
+        base.export("nowhere", tmp_path / "base")
     (checkout / "streaming" / "__init__.py").write_text("import a_library_of_another_time\n")
     git(checkout, "commit", "--quiet", "--all", "--message", "another time")
     with pytest.raises(WrongArguments, match=r"cannot be imported in this environment: .*a_library_of_another_time"):
-        trees.export("HEAD", tmp_path / "base")
-    trees.export("HEAD~1", tmp_path / "before")
+        base.export("HEAD", tmp_path / "base")
+    base.export("HEAD~1", tmp_path / "before")

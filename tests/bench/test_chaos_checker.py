@@ -12,8 +12,7 @@ import pytest
 from bench.chaos import oracle
 from bench.chaos.asks import Budget, Other
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END, check
-from bench.chaos.history import ClientHistory, Event, load
-from bench.chaos.lives import stalls_ms
+from bench.chaos.history import ClientHistory, Event, load, stalls_ms
 from bench.chaos.rows import ROWS
 from bench.stats import percentile
 from penstock.engine import ChatTurn

@@ -15,8 +15,19 @@ from api.settings import ApiSettings
 from bench.connections import abuse, runs, slow
 from bench.connections.__main__ import main
 from bench.connections.abuse import ABUSES, Abuse, Cost, one_field, try_abuse
-from bench.connections.figures import ALONE, AT_BARE, AT_PENSTOCK, ConnectionReading, abuse_goals, slow_goals, slow_rows
-from bench.connections.runs import FULL, QUICK, sockets_of, turns
+from bench.connections.runs import (
+    ALONE,
+    AT_BARE,
+    AT_PENSTOCK,
+    FULL,
+    QUICK,
+    ConnectionReading,
+    abuse_goals,
+    slow_goals,
+    slow_rows,
+    sockets_of,
+    turns,
+)
 from bench.connections.slow import BEGINNINGS, SlowClients
 from bench.load.plan import StreamReading
 from bench.report import goals, load

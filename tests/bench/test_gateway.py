@@ -19,8 +19,7 @@ from bench.environments import CACHE, PINS, Absent, Environment
 from bench.gateway.__main__ import main
 from bench.gateway.figures import COLUMNS, Goals, rows
 from bench.gateway.idle import allow_files, idle
-from bench.gateway.run import GatewayOptions, GatewayReadings, play
-from bench.gateway.sweep import draw, notes
+from bench.gateway.sweep import GatewayOptions, GatewayReadings, draw, notes, play
 from bench.gateway.systems import Say, ServingGateway
 from bench.load.plan import LoadPlan, StreamReading
 from bench.load.scripted import ClockError
@@ -188,8 +187,8 @@ class Counted:
 def test_systems_take_turns_and_what_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     measured: list[LoadPlan] = []
-    monkeypatch.setattr("bench.gateway.run.measure", lambda plan: measured.append(plan) or reading(1))
-    monkeypatch.setattr("bench.gateway.run.SETTLE_S", 0.0)
+    monkeypatch.setattr("bench.gateway.sweep.measure", lambda plan: measured.append(plan) or reading(1))
+    monkeypatch.setattr("bench.gateway.sweep.SETTLE_S", 0.0)
     systems = [Counted("a", log), Counted("b", log), Counted("broken", log, "broken"), Counted("c", log, "absent")]
     played = GatewayReadings()
     ready = played.prepared(systems, lambda _: None)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.jobs.__main__ import ratios, rows
 from bench.jobs.callers import CallerPlan
 from bench.jobs.frontend import CHAT, _is_whole
-from bench.jobs.run import ratios, rows
 from bench.jobs.systems import ClientFailed, JobsReading, PenstockJobs, ServingJobs, measure
 from bench.penstock import start_redis
 from bench.processes import Processes

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.load.__main__ import LoadRun, summed
 from bench.load.plan import LoadPlan, StreamReading, measure
-from bench.load.run import LoadRun, summed
 from bench.load.scripted import ITL_MS, TTFT_MS, ClockError
 from bench.load.scripted import TOKENS as SCRIPTED
 from bench.load.streams import Answer, Framing, Heard, hear

@@ -16,7 +16,6 @@ from redis import Redis
 from bench.planted import trial
 from bench.planted.bug import Bug, Edit, Rotten
 from bench.planted.bugs import BUGS
-from bench.planted.report import as_document
 from bench.planted.tree import PACKAGES
 from bench.planted.trial import (
     FAILED,
@@ -26,6 +25,7 @@ from bench.planted.trial import (
     BugTrial,
     Chosen,
     SuiteRun,
+    as_document,
     choose,
     run_changed,
     run_tests,

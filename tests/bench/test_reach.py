@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.reach import kept
+from bench.reach import reach as reach_module
 from bench.reach.reach import (
     Reach,
     by_file,
@@ -98,12 +98,12 @@ def test_notes_that_were_not_finished_are_of_no_tree(tmp_path: Path, monkeypatch
     tree, notes = tmp_path / "tree", tmp_path / "notes"
     (tree / "api").mkdir(parents=True)
     notes.mkdir()
-    (notes / kept.MARK).write_text("of another tree\n/none\n")
+    (notes / reach_module.MARK).write_text("of another tree\n/none\n")
 
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(kept, "_collect", interrupted)
+    monkeypatch.setattr(reach_module, "_collect", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        kept.kept(tree, notes, 1, print)
-    assert not (notes / kept.MARK).exists()
+        reach_module.kept(tree, notes, 1, print)
+    assert not (notes / reach_module.MARK).exists()

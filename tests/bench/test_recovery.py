@@ -15,8 +15,19 @@ import pytest
 
 from bench.processes import Processes
 from bench.recovery.probe import GOOD, Watch, longest_ms, own_ms
-from bench.recovery.readers import Reader, RecoverySample, Stall, of_api, of_worker
-from bench.recovery.shows import QUICK, RecoverySize, TooSlow, _kill, api_killed, worker_killed
+from bench.recovery.shows import (
+    QUICK,
+    Reader,
+    RecoverySample,
+    RecoverySize,
+    Stall,
+    TooSlow,
+    _kill,
+    api_killed,
+    of_api,
+    of_worker,
+    worker_killed,
+)
 from bench.report import as_json
 from penstock.engine import ChatTurn
 from workers.engines.sim.text import prompt_text, token_text

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.load.streams import Answer
+from bench.table1.__main__ import TIMEOUT, row
 from bench.table1.client import (
     MAX_WORDS,
     ConcurrencyLevel,
@@ -26,7 +27,6 @@ from bench.table1.client import (
     seen,
 )
 from bench.table1.client import TIMEOUT as TOO_LATE
-from bench.table1.figures import TIMEOUT, row
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 

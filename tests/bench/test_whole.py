@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from bench.report import load
-from bench.whole.__main__ import main, ratios_of, row_of
-from bench.whole.ask import AnswerSize, Came, fault_of
+from bench.whole.__main__ import AnswerSize, Came, fault_of, main, ratios_of, row_of
 from bench.whole.control import CompletionAsk
 
 

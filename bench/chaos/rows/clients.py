@@ -15,8 +15,8 @@ import msgspec
 
 from bench.chaos.asks import TENANTS, Ask, Budget
 from bench.chaos.cluster import PenstockCluster
+from bench.chaos.history import lives_of
 from bench.chaos.http import Cut, Exchange, fetch
-from bench.chaos.lives import lives_of
 from bench.chaos.processes import becomes
 from bench.chaos.rows.workers import requests, victim
 from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick

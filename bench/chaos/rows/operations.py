@@ -15,9 +15,8 @@ from itertools import count
 
 from bench.chaos.asks import ANY, Ask, Budget
 from bench.chaos.cluster import Begun, PenstockCluster
-from bench.chaos.history import of_kind
+from bench.chaos.history import Life, lives_of, of_kind
 from bench.chaos.http import Exchange
-from bench.chaos.lives import Life, lives_of
 from bench.chaos.processes import ManagedProcess, becomes
 from bench.chaos.rows.workers import asks
 from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick
