@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from bench import program
-from bench.audit import locks, pth, sbom, secrets
-from bench.audit.tools import FOLDER, AuditTools
+from bench.audit import locks, secrets, tools
 from bench.program import BenchProgram, Option, ProgramRun
 
 ROOT = Path(__file__).parents[2]
@@ -19,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 
 def _run(run: ProgramRun) -> int:
     args = run.args
-    tools = AuditTools(args.root, args.tools)
+    audit = tools.AuditTools(args.root, args.tools)
     parts: dict[str, Callable[[], list[str]]] = {
-        "pth": lambda: pth.check(args.path or pth.environments(args.root / args.tools.parent)),
-        "sbom": lambda: sbom.write(tools, args.root / args.sbom),
-        "secrets": lambda: secrets.check(tools),
-        "vulnerabilities": lambda: locks.check(tools, args.advisories),
+        "pth": lambda: tools.check_pth(args.path or tools.environments(args.root / args.tools.parent)),
+        "sbom": lambda: tools.write_sbom(audit, args.root / args.sbom),
+        "secrets": lambda: secrets.check(audit),
+        "vulnerabilities": lambda: locks.check(audit, args.advisories),
     }
     wanted = args.parts.split(",") if args.parts else list(parts)
     program.check_names("part", wanted, parts)
@@ -46,7 +45,7 @@ main = BenchProgram("python -m bench.audit", __doc__, _run, OSError).taking(
     Option("--path", type=Path, action="append", help="packages to look for .pth files in, e.g. an image's"),
     Option("--learn", action="store_true", help="print what was found as bench/audit/known_secrets.json has it"),
     Option("--sbom", type=Path, default=Path("build/sbom"), help="default: build/sbom"),
-    Option("--tools", type=Path, default=FOLDER, help=f"default: {FOLDER}"),
+    Option("--tools", type=Path, default=tools.FOLDER, help=f"default: {tools.FOLDER}"),
     Option("--root", type=Path, default=ROOT, help=argparse.SUPPRESS),
 )
 

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.audit import locks, pth, sbom, secrets
+from bench.audit import locks, secrets
 from bench.audit.__main__ import main
-from bench.audit.advisories import Advisories, is_affected, served
-from bench.audit.tools import AuditTools, ToolResult
+from bench.audit.locks import Advisories, is_affected, served
+from bench.audit.tools import AuditTools, ToolResult, check_pth, environments, unexpected, write_sbom
 from bench.program import WrongArguments
 
 ROOT = Path(__file__).parents[2]
@@ -253,14 +253,14 @@ def test_a_pth_file_that_nobody_expects_is_found(tmp_path: Path) -> None:
     for name, text in (sound | hostile).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert {str(path.relative_to(tmp_path)) for path in pth.unexpected(tmp_path)} == set(hostile)
+    assert {str(path.relative_to(tmp_path)) for path in unexpected(tmp_path)} == set(hostile)
     with pytest.raises(WrongArguments, match="is no folder"):
-        pth.check([tmp_path / "none"])
+        check_pth([tmp_path / "none"])
 
 
 def test_this_environment_has_none() -> None:
     """What the tests themselves run on."""
-    assert pth.check(pth.environments(ROOT / ".venv-audit")) == []
+    assert check_pth(environments(ROOT / ".venv-audit")) == []
 
 
 # --- what it is made of ----------------------------------------------------------------------------------------------
@@ -274,15 +274,15 @@ def test_a_package_that_is_missing_from_the_document_is_found(tmp_path: Path) ->
     document: dict[str, Any] = {"components": [{"name": "a", "version": "1"}]}
     out = tmp_path / "out"
     tools = tool(tmp_path, "cyclonedx-py", f"echo '{json.dumps(document)}'\n")
-    assert sbom.write(tools, out) == ["requirements.lock: b 2 is missing from the document"]
+    assert write_sbom(tools, out) == ["requirements.lock: b 2 is missing from the document"]
     document["components"].append({"name": "b", "version": "2"})
     tool(tmp_path, "cyclonedx-py", f"echo '{json.dumps(document)}'\n")
-    assert sbom.write(tools, out) == []
+    assert write_sbom(tools, out) == []
     written = json.loads((out / "requirements.cdx.json").read_text())
     assert written["components"][-1]["type"] == "machine-learning-model"
     assert len(written["components"][-1]["hashes"][0]["content"]) == 64
     tool(tmp_path, "cyclonedx-py", "echo no >&2; exit 4\n")
-    assert "ended with 4: no" in sbom.write(tools, out)[0]
+    assert "ended with 4: no" in write_sbom(tools, out)[0]
 
 
 def test_without_the_tools_it_says_how_to_get_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
