@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from bench.program import Testbed
+
 CACHE = "PENSTOCK_BENCH_CACHE"
 """Variable that names the folder."""
 RUN_TIMEOUT_S = 900.0
@@ -110,3 +112,22 @@ class Failures:
             else:
                 ready.append(system)
         return ready
+
+    def take_turns(
+        self,
+        systems: Sequence[System],
+        rounds: int,
+        stage: Testbed,
+        measure: Callable[[System, Path], None],
+        *errors: type[Exception],
+    ) -> None:
+        """Measure each in every round, with a new folder. Every other round goes through the systems backwards, so that
+        none always follows the same one. Notes these errors, Absent and OSError."""
+        known: tuple[type[Exception], ...] = (Absent, OSError, *errors)
+        for number in range(rounds):
+            for system in systems if number % 2 == 0 else reversed(systems):
+                stage.say(f"round {number + 1}/{rounds}: {system.name}")
+                try:
+                    measure(system, stage.room(f"{system.name}-{number + 1}"))
+                except known as error:
+                    self.fail(system.name, error)

@@ -47,6 +47,35 @@ class ProgramRun:
     """Repeats it, wherever its figures went."""
     console: Console
 
+    def result(
+        self,
+        name: str,
+        title: str,
+        columns: tuple[report.Column, ...],
+        rows: list[dict[str, Any]],
+        ratios: Iterable[report.Ratio] = (),
+        notes: Iterable[str] = (),
+        **settings: Any,
+    ) -> report.Report:
+        """What this run found; a quick run's figures do not take the place of a full one's."""
+        return report.Report(
+            name=f"{name}-quick" if getattr(self.args, "quick", False) else name,
+            title=title,
+            command=self.command,
+            settings=settings,
+            columns=columns,
+            rows=rows,
+            ratios=tuple(ratios),
+            notes=tuple(notes),
+        )
+
+    def keep(
+        self, found: report.Report, draw: Callable[[report.Report, Path], list[Path]] | None = None
+    ) -> report.Report:
+        """Tell it and keep it in the folder of --out; a quick run draws nothing."""
+        self.tell(found, self.args.out / found.file, None if getattr(self.args, "quick", False) else draw)
+        return found
+
     def tell(
         self,
         found: report.Report,
@@ -91,7 +120,7 @@ PLOTS = Option("--plots", type=Path, default=plots.PLOTS, help="folder of the pl
 
 
 class BenchProgram:
-    """A measuring program, to be called with its arguments; `errors` are told in one line (see `play`)."""
+    """A measuring program, to be called with its arguments; `errors` are told in one line."""
 
     def __init__(self, prog: str, doc: str | None, work: Callable[[ProgramRun], int], *errors: type[Exception]) -> None:
         self.parser = argparse.ArgumentParser(
@@ -109,42 +138,31 @@ class BenchProgram:
         return self
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """Returns the exit code."""
-        return play(self.parser, argv, self._work, *self._errors)
+        """The exit code: what `work` returns; 1 after a known error, 2 if it refused the words, 130 if it was stopped.
+
+        `work` has to end what it started whatever happens. Raises SystemExit for words the parser does not know.
+        """
+        words = list(sys.argv[1:] if argv is None else argv)
+        command = shlex.join([*self.parser.prog.split(), *_of_the_run(words)])
+        run = ProgramRun(self.parser.parse_args(words), command, report.console())
+        before = signal.signal(signal.SIGTERM, _interrupted)
+        try:
+            return self._work(run)
+        except WrongArguments as error:
+            run.complain(error)
+            return 2
+        except self._errors as error:
+            run.complain(error)
+            return 1
+        except KeyboardInterrupt:
+            run.console.print("stopped; every process has ended")
+            return 130
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def exit(self) -> NoReturn:
         """Run with the words of the command line, and end the process."""
         sys.exit(self())
-
-
-def play(
-    parser: argparse.ArgumentParser,
-    argv: Sequence[str] | None,
-    work: Callable[[ProgramRun], int],
-    *known: type[Exception],
-) -> int:
-    """The exit code: what `work` returns; 1 after a known error, 2 if it refused the words, 130 if it was stopped.
-
-    `work` has to end what it started whatever happens to it. Raises SystemExit for words the parser does not know.
-    """
-    words = list(sys.argv[1:] if argv is None else argv)
-    run = ProgramRun(
-        parser.parse_args(words), shlex.join([*parser.prog.split(), *_of_the_run(words)]), report.console()
-    )
-    before = signal.signal(signal.SIGTERM, _interrupted)
-    try:
-        return work(run)
-    except WrongArguments as error:
-        run.complain(error)
-        return 2
-    except known as error:
-        run.complain(error)
-        return 1
-    except KeyboardInterrupt:
-        run.console.print("stopped; every process has ended")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _of_the_run(words: Sequence[str]) -> list[str]:
@@ -192,7 +210,7 @@ class Testbed:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
         )
         self._task = self._bar.add_task(title, total=total)
-        self.folder = Path(tempfile.mkdtemp(prefix="penstock-gateway-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
         self._kept = False
 
     def __enter__(self) -> Testbed:

@@ -9,7 +9,7 @@ import math
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import cache
 from pathlib import Path
@@ -118,27 +118,22 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def held(
         cls,
         name: str | None,
-        *,
         what: str,
         value: float | None,
+        *,
         digits: int = 2,
-        rounds: tuple[float, ...] = (),
+        rounds: Sequence[float] = (),
         interval: tuple[float, float] | None = None,
     ) -> Ratio:
         """A figure against a goal of `bench/goals.toml`; only shown, if there is no name."""
-        if name is None:
-            return cls(what=what, value=value, digits=digits, rounds=rounds, interval=interval)
-        goal = goals()[name]
-        return cls(
-            what=what,
-            value=value,
-            at_most=goal.at_most,
-            at_least=goal.at_least,
-            digits=digits,
-            rounds=rounds,
-            interval=interval,
-            before=goal.before,
-        )
+        goal = goals()[name] if name else None
+        bounds = {"at_most": goal.at_most, "at_least": goal.at_least, "before": goal.before} if goal else {}
+        return cls(what=what, value=value, digits=digits, rounds=tuple(rounds), interval=interval, **bounds)  # type: ignore[arg-type]
+
+    @classmethod
+    def none(cls, what: str, count: float | None) -> Ratio:
+        """A count of what must not be."""
+        return cls(what=what, value=count, at_most=0, digits=0)
 
     @property
     def figure(self) -> str:

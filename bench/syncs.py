@@ -28,7 +28,7 @@ from bench.penstock import find_server
 from bench.ports import free_port
 from bench.processes import Died
 from bench.program import BenchProgram, Option, ProgramRun, WrongArguments
-from bench.report import Report, columns
+from bench.report import columns
 
 SYNC_MS = 300
 SLOW = ("strace", "-f", "-qq", "-o", os.devnull, "-e", f"inject=fdatasync:delay_enter={1000 * SYNC_MS}")
@@ -50,16 +50,9 @@ def _run(run: ProgramRun) -> int:
     for fsync in ("everysec", "always"):
         with run.console.status(fsync):
             rows.append(_row(fsync, [_kill(fsync) for _ in range(run.args.kills)]))
-    found = Report(
-        name="syncs",
-        title=f"kill -9 of a server whose syncs take {SYNC_MS} ms",
-        command=run.command,
-        settings={"sync_ms": SYNC_MS, "kills": run.args.kills},
-        columns=COLUMNS,
-        rows=rows,
-        notes=(f"{WRITERS} writers at the same time; a write counts as answered when its writer has read the answer.",),
-    )
-    run.tell(found, run.args.out)
+    title = f"kill -9 of a server whose syncs take {SYNC_MS} ms"
+    note = f"{WRITERS} writers at the same time; a write counts as answered when its writer has read the answer."
+    run.tell(run.result("syncs", title, COLUMNS, rows, (), [note], sync_ms=SYNC_MS, kills=run.args.kills), run.args.out)
     return 0
 
 

@@ -34,7 +34,6 @@ from bench.http import RequestRefused
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, count
-from bench.report import Report
 
 NAME = "abuse"
 THIS = "this tree"
@@ -76,21 +75,13 @@ def _run(run: ProgramRun) -> int:
                 if tree is None:
                     goals += goals_of(case, rounds, args.limit)
                 stage.done()
-    found = Report(
-        name=f"{NAME}-quick" if args.quick else NAME,
-        title="A chat of 4 tokens beside another tenant's large requests",
-        command=run.command,
-        settings={
-            "rounds": args.rounds,
-            "chats": args.chats,
-            "limit_s": args.limit,
-            "context": args.context,
-            "cases": [asdict(case) for case in cases],
-        },
-        columns=COLUMNS,
-        rows=rows,
-        ratios=tuple(goals),
-        notes=(
+    found = run.result(
+        NAME,
+        "A chat of 4 tokens beside another tenant's large requests",
+        COLUMNS,
+        rows,
+        goals,
+        (
             "Several large requests are shown and not judged: jobs are claimed in the order of arrival, whoever sent "
             "them.",
             "A chat whose first token does not come within the limit counts as that late, and ends its round.",
@@ -99,8 +90,13 @@ def _run(run: ProgramRun) -> int:
             "The engine of 4 slots charges what llama.cpp was measured to take, the others what a GPU is assumed to "
             "take; an older tree's engine charges only what that tree's settings know.",
         ),
+        rounds=args.rounds,
+        chats=args.chats,
+        limit_s=args.limit,
+        context=args.context,
+        cases=[asdict(case) for case in cases],
     )
-    return run.tell(found, args.out / found.file)
+    return int(run.keep(found).missed)
 
 
 def _measured(folder: Path, case: Case, tree: Tree | None, args: argparse.Namespace) -> list[Round]:

@@ -246,8 +246,8 @@ def goals_of(case: Case, rounds: Sequence[Round], limit_s: float) -> list[Ratio]
     return [
         Ratio.held(
             "abuse.chat" if case.bodies == 1 else None,
-            what=f"{case.words}: TTFT over that of the chat alone",
-            value=median(ratios),
+            f"{case.words}: TTFT over that of the chat alone",
+            median(ratios),
             rounds=tuple(ratios),
         ),
         Ratio(what=f"{case.words}: the latest of all chats over alone", value=worst),

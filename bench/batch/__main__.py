@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,8 @@ from bench import program, report
 from bench.batch.kills import delays, kills
 from bench.batch.pace import alone, manners, memory
 from bench.processes import Died
-from bench.program import BenchProgram, Option, ProgramRun
-from bench.report import Column, Ratio, Report
+from bench.program import BenchProgram, Option, ProgramRun, Testbed
+from bench.report import Column, Ratio
 
 Found = tuple[list[dict[str, Any]], list[Ratio]]
 COLUMNS = (Column("part", "part"), Column("what", "what"), Column("figure", "figure", 2))
@@ -27,20 +24,13 @@ def _run(run: ProgramRun) -> int:
     args, parts = run.args, run.args.parts.split(",")
     program.check_names("part", parts, PARTS)
     rows, ratios = _kept(args.out, parts)
-    for name in parts:
-        with run.console.status(name), _folder(name) as folder:
-            more, judged = PARTS[name](folder, args)
-        rows, ratios = rows + more, ratios + judged
-    found = Report(
-        name="batch",
-        title="Batches",
-        command=run.command,
-        settings={"lines": args.lines, "seed": args.seed},
-        columns=COLUMNS,
-        rows=rows,
-        ratios=tuple(ratios),
-    )
-    return run.tell(found, args.out)
+    with Testbed(run.console, "starting", len(parts)) as stage:
+        for name in parts:
+            stage.say(name)
+            more, judged = PARTS[name](stage.room(name), args)
+            stage.done()
+            rows, ratios = rows + more, ratios + judged
+    return run.tell(run.result("batch", "Batches", COLUMNS, rows, ratios, lines=args.lines, seed=args.seed), args.out)
 
 
 def _kept(path: Path, parts: Sequence[str]) -> Found:
@@ -50,18 +40,6 @@ def _kept(path: Path, parts: Sequence[str]) -> Found:
     before = report.load(path)
     rows = [row for row in before.rows if row["part"] not in parts]
     return rows, [ratio for ratio in before.ratios if ratio.what.partition(":")[0] not in parts]
-
-
-@contextmanager
-def _folder(name: str) -> Iterator[Path]:
-    """Of its own for each part; kept, and told, if it came to grief."""
-    folder = Path(tempfile.mkdtemp(prefix=f"penstock-batch-{name}-"))
-    try:
-        yield folder
-    except BaseException:
-        sys.stderr.write(f"logs and data are in {folder}\n")
-        raise
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rows(part: str, figures: dict[str, Any]) -> list[dict[str, Any]]:
@@ -83,10 +61,10 @@ def _kills(folder: Path, args: argparse.Namespace) -> Found:
     })  # fmt: skip
     return rows, [
         Ratio(what="kills: how many", value=float(times), at_least=float(args.kills), digits=0),
-        Ratio(what="kills: lines lost", value=float(verdict.lost), at_most=0, digits=0),
-        Ratio(what="kills: lines doubled", value=float(verdict.doubled), at_most=0, digits=0),
-        Ratio(what="kills: lines out of order or misnamed", value=float(verdict.disordered), at_most=0, digits=0),
-        Ratio(what="kills: lines wrong or failed", value=float(verdict.wrong + verdict.failed), at_most=0, digits=0),
+        Ratio.none("kills: lines lost", verdict.lost),
+        Ratio.none("kills: lines doubled", verdict.doubled),
+        Ratio.none("kills: lines out of order or misnamed", verdict.disordered),
+        Ratio.none("kills: lines wrong or failed", verdict.wrong + verdict.failed),
     ]
 
 
@@ -97,9 +75,7 @@ def _delays(folder: Path, _args: argparse.Namespace) -> Found:
         "worker killed in a turn, s": ", ".join(f"{each:.1f}" for each in found.worker_killed),
     })  # fmt: skip
     longest = max(*found.message_lost, *found.worker_killed)
-    return rows, [
-        Ratio.held("batch.delay", what="delays: longest after a loss of Celery's, s", value=longest, digits=1)
-    ]
+    return rows, [Ratio.held("batch.delay", "delays: longest after a loss of Celery's, s", longest, digits=1)]
 
 
 def _pace(folder: Path, args: argparse.Namespace) -> Found:
@@ -109,7 +85,7 @@ def _pace(folder: Path, args: argparse.Namespace) -> Found:
         "lines": found.lines, "lines a second": found.per_second, "engine's capacity, lines a second": found.capacity,
         "seconds in all": found.whole_s, **cpu,
     })  # fmt: skip
-    return rows, [Ratio.held("batch.pace", what="pace: share of the engine's capacity", value=found.share, digits=3)]
+    return rows, [Ratio.held("batch.pace", "pace: share of the engine's capacity", found.share, digits=3)]
 
 
 def _manners(folder: Path, _args: argparse.Namespace) -> Found:
@@ -124,8 +100,8 @@ def _manners(folder: Path, _args: argparse.Namespace) -> Found:
     })  # fmt: skip
     what = "manners: TTFT p99 beside a batch to alone"
     return rows, [
-        Ratio.held("batch.manners_bare", what=f"{what}, over the same of a bare engine", value=found.ratio),
-        Ratio.held("batch.manners", what=what, value=found.beside.p99 / found.alone.p99),
+        Ratio.held("batch.manners_bare", f"{what}, over the same of a bare engine", found.ratio),
+        Ratio.held("batch.manners", what, found.beside.p99 / found.alone.p99),
     ]
 
 
@@ -136,10 +112,8 @@ def _memory(folder: Path, _args: argparse.Namespace) -> Found:
         "lines lost or doubled": found.doubled_or_lost,
     })  # fmt: skip
     return rows, [
-        Ratio.held("batch.memory", what="memory: growth of the API process, MiB", value=found.api_mib, digits=1),
-        Ratio.held(
-            "batch.memory", what="memory: growth of the offline process, MiB", value=found.offline_mib, digits=1
-        ),
+        Ratio.held("batch.memory", "memory: growth of the API process, MiB", found.api_mib, digits=1),
+        Ratio.held("batch.memory", "memory: growth of the offline process, MiB", found.offline_mib, digits=1),
     ]
 
 

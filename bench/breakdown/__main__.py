@@ -8,12 +8,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
-from rich.console import Console
 
 from bench.breakdown.ask import (
     COLUMNS,
@@ -31,7 +30,6 @@ from bench.breakdown.ask import (
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed, count, counts
-from bench.report import Report
 
 NAME = "breakdown"
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -39,39 +37,24 @@ QUICK_LEVELS = (1, 16, 64)
 
 
 def _run(run: ProgramRun) -> int:
-    found = _measured(run.args, run.command, run.console)
-    run.tell(found, run.args.out / found.file, None if run.args.quick else draw)
-    return 0 if all("share" in row for row in found.rows) else 1
-
-
-def _measured(args: argparse.Namespace, command: str, console: Console) -> Report:
+    args = run.args
     levels = args.levels or (QUICK_LEVELS if args.quick else LEVELS)
-    with Testbed(console, "starting", len(levels)) as stage, _target(args, levels, stage.folder) as target:
-        rows = [_level(args, target, streams, stage.say, stage.done) for streams in levels]
+    with Testbed(run.console, "starting", len(levels)) as stage, _target(args, levels, stage.folder) as target:
+        rows = [_level(args, target, streams, stage) for streams in levels]
     own = not args.base_url
     what = f"simulated engine, {args.step_ms:g} ms steps" if own else target.model
     how = ("in one piece" if args.whole else "streamed") + (", all at once" if args.together else "")
-    return Report(
-        name=f"{NAME}-quick" if args.quick else NAME,
-        title=f"Where a request's time goes: {what}, {args.tokens} tokens, {how}",
-        command=command,
-        settings={"levels": list(levels), "tokens": args.tokens, "whole": args.whole, "together": args.together}
-        | ({"step_ms": args.step_ms, "prefill_ms": args.prefill_ms, "slots": _slots(args, levels)} if own else {}),
-        columns=COLUMNS,
-        rows=rows,
-        ratios=ratios_of(rows),
-        notes=tuple(notes_of(rows, args.step_ms if own else None, args.tokens)),
-    )
+    settings = {"levels": list(levels), "tokens": args.tokens, "whole": args.whole, "together": args.together}
+    if own:
+        settings |= {"step_ms": args.step_ms, "prefill_ms": args.prefill_ms, "slots": _slots(args, levels)}
+    title = f"Where a request's time goes: {what}, {args.tokens} tokens, {how}"
+    notes = notes_of(rows, args.step_ms if own else None, args.tokens)
+    run.keep(run.result(NAME, title, COLUMNS, rows, ratios_of(rows), notes, **settings), draw)
+    return 0 if all("share" in row for row in rows) else 1
 
 
-def _level(
-    args: argparse.Namespace,
-    target: BreakdownTarget,
-    streams: int,
-    say: Callable[[str], None],
-    done: Callable[[], None],
-) -> Row:
-    say(f"c={streams}")
+def _level(args: argparse.Namespace, target: BreakdownTarget, streams: int, stage: Testbed) -> Row:
+    stage.say(f"c={streams}")
     load = BreakdownLoad(
         requests=args.requests_per_stream or (3 if args.quick else 20),
         tokens=args.tokens,
@@ -81,9 +64,9 @@ def _level(
     )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         level = runner.run(ask_all(target, streams, load))
-    say(f"c={streams}, reading timings")
+    stage.say(f"c={streams}, reading timings")
     row = row_of(level, timings(target, level.asked, args.sample))
-    done()
+    stage.done()
     return row
 
 

@@ -266,16 +266,14 @@ def ratios_of(rows: Sequence[Row]) -> tuple[Ratio, ...]:
     """The gateway's share from 64 streams on, and whether it stays."""
     shares = {row["streams"]: row["share"] for row in rows if "share" in row}
     found = [
-        Ratio.held(
-            "breakdown.share", what=f"gateway share of end-to-end time without queue, c={streams}, %", value=share
-        )
+        Ratio.held("breakdown.share", f"gateway share of end-to-end time without queue, c={streams}, %", share)
         for streams, share in shares.items()
         if streams >= 64
     ]
     if 64 in shares and 256 in shares:
         ratio, grown = shares[256] / shares[64] if shares[64] > 0 else None, shares[256] - shares[64]
-        found.append(Ratio.held("breakdown.growth_ratio", what="gateway share at c=256 over that at c=64", value=ratio))
-        found.append(Ratio.held("breakdown.growth", what="gateway share, growth from c=64 to 256, points", value=grown))
+        found.append(Ratio.held("breakdown.growth_ratio", "gateway share at c=256 over that at c=64", ratio))
+        found.append(Ratio.held("breakdown.growth", "gateway share, growth from c=64 to 256, points", grown))
     return tuple(found)
 
 

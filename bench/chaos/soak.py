@@ -6,27 +6,23 @@ its retention, and what is left then depends on the number of workers and models
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import shutil
-import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import program
 from bench.chaos.asks import ANY, TENANTS, Ask, Budget
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.processes import RedisServer
 from bench.chaos.report import as_document, table, what_failed
 from bench.chaos.stage import FaultRow, FaultTestbed, play_row
 from bench.processes import memory_mib
-from bench.program import ProgramRun
+from bench.program import BenchProgram, Option, ProgramRun
 from bench.report import RESULTS, write
 
 RETENTION_S = 10
@@ -159,14 +155,6 @@ def _judge_memory(stage: FaultTestbed, then: dict[str, float], now: dict[str, fl
         stage.must(mib <= then[name] + MORE_MIB, f"{name} holds {mib:.0f} MiB, {then[name]:.0f} before")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.chaos.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=30.0, help="default: 30")
-    parser.add_argument("--out", type=Path, default=RESULTS / "soak.json", help="where the figures go")
-    return program.play(parser, argv, _run)
-
-
 def _run(run: ProgramRun) -> int:
     folder = Path(tempfile.mkdtemp(prefix="penstock-soak-"))
     outcome = asyncio.run(play_row(soak(run.args.minutes), folder))
@@ -180,5 +168,10 @@ def _run(run: ProgramRun) -> int:
     return 1
 
 
+main = BenchProgram("python -m bench.chaos.soak", __doc__, _run).taking(
+    Option("--minutes", type=float, default=30.0, help="default: 30"),
+    Option("--out", type=Path, default=RESULTS / "soak.json", help="where the figures go"),
+)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -26,7 +26,7 @@ from bench.connections.runs import (
 from bench.load.plan import LoadFailed
 from bench.processes import Died
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
-from bench.report import Ratio, Report
+from bench.report import Ratio
 
 NAME = "connections"
 SHOWS = ("slow", "refused")
@@ -47,15 +47,13 @@ def _run(run: ProgramRun) -> int:
             costs = abused(stage)
             rows += abuse_rows(costs)
             goals += abuse_goals(costs)
-    found = Report(
-        name=f"{NAME}-quick" if run.args.quick else NAME,
-        title="What slow and abusive connections cost the others",
-        command=run.command,
-        settings=asdict(size),
-        columns=COLUMNS,
-        rows=rows,
-        ratios=tuple(goals),
-        notes=(
+    found = run.result(
+        NAME,
+        "What slow and abusive connections cost the others",
+        COLUMNS,
+        rows,
+        goals,
+        (
             "A third of the slow connections sends nothing, a third a head and a third a body at a byte a second; one "
             "that is closed connects again. At a bare server they cost this machine the same and Penstock nothing.",
             "Judged are medians over the rounds with their intervals: 99th percentiles, and the longest time that the "
@@ -63,8 +61,9 @@ def _run(run: ProgramRun) -> int:
             "moment.",
             "Memory is the peak of the API process's resident set beyond what it had before that request.",
         ),
+        **asdict(size),
     )
-    return run.tell(found, run.args.out / found.file)
+    return int(run.keep(found).missed)
 
 
 main = BenchProgram("penstock bench connections", __doc__, _run, Died, LoadFailed, OSError).taking(

@@ -88,7 +88,7 @@ def slow_goals(turns: Turns) -> list[Ratio]:
             _median_of(f"API process held up, {where}, ms", [turn.own_ms for turn in turns[arm]], held_up),
         ]
     errors = sum(turn.reading.errors for each in turns.values() for turn in each)
-    return [*goals, Ratio(what="requests beside slow connections that failed", value=errors, at_most=0, digits=0)]
+    return [*goals, Ratio.none("requests beside slow connections that failed", errors)]
 
 
 def _over_alone(what: str, turns: Turns, arm: str, figure: Callable[[StreamReading], float], goal: str | None) -> Ratio:
@@ -101,8 +101,8 @@ def _median_of(what: str, values: Sequence[float], goal: str | None) -> Ratio:
     if found.coverage < COVERAGE:
         goal = None  # too few rounds
     if not math.isfinite(found.high):
-        return Ratio.held(goal, what=what, value=None)
-    return Ratio.held(goal, what=what, value=found.median, interval=(found.low, found.high))
+        return Ratio.held(goal, what, None)
+    return Ratio.held(goal, what, found.median, interval=(found.low, found.high))
 
 
 def abuse_rows(costs: Sequence[Cost]) -> list[Row]:
@@ -123,8 +123,8 @@ def abuse_goals(costs: Sequence[Cost]) -> list[Ratio]:
     taken = sum(not 400 <= cost.status < 500 for cost in costs)
     worst = max((cost.memory_mib for cost in costs), default=None)
     return [
-        Ratio(what="abusive requests that were not answered with a 4xx", value=taken, at_most=0, digits=0),
-        Ratio.held("connections.memory", what="most memory one of them cost, MiB", value=worst),
+        Ratio.none("abusive requests that were not answered with a 4xx", taken),
+        Ratio.held("connections.memory", "most memory one of them cost, MiB", worst),
     ]
 
 

@@ -6,17 +6,13 @@ Prints a table and writes bench/results/elastic.json. Exits 1 if a goal is misse
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bench import program
 from bench.elastic.shows import SHORT, SHOWS, ElasticSize
-from bench.program import BenchProgram, Option, ProgramRun
-from bench.report import RESULTS, Report, columns
+from bench.program import BenchProgram, Option, ProgramRun, Testbed
+from bench.report import RESULTS, columns
 
 COLUMNS = columns("""
     show: show; what: what; value: measured .2; unit: unit
@@ -26,40 +22,29 @@ COLUMNS = columns("""
 def _run(run: ProgramRun) -> int:
     args, names = run.args, run.args.shows.split(",")
     program.check_names("show", names, SHOWS)
-    folder = Path(tempfile.mkdtemp(prefix="penstock-elastic-"))
-    found = asyncio.run(play(names, folder, SHORT if args.short else ElasticSize(), run))
-    run.tell(found, args.out or (None if args.short else RESULTS / found.file))
-    if not found.missed:
-        shutil.rmtree(folder)
-        return 0
-    run.console.print(f"logs and histories: {folder}")
-    return 1
-
-
-async def play(names: Sequence[str], folder: Path, size: ElasticSize, run: ProgramRun) -> Report:
-    """One after the other: they are measured in seconds, and the machine is one."""
-    rows, goals = [], []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=run.console, transient=True) as progress:
-        for name in names:
-            task = progress.add_task(name, total=None)
-            shown = await SHOWS[name](folder / name, size)
-            progress.update(task, total=1, completed=1)
+    rows, goals, size = [], [], SHORT if args.short else ElasticSize()
+    with Testbed(run.console, "starting", len(names)) as stage:
+        for name in names:  # one after the other: they are measured in seconds, and the machine is one
+            stage.say(name)
+            shown = asyncio.run(SHOWS[name](stage.room(name), size))
+            stage.done()
             rows += [{"show": name, **row} for row in shown.rows]
             goals += shown.goals
-    return Report(
-        name="elastic",
-        title="Live: pools of real processes that grow, sleep, wake and change their leader",
-        command=run.command,
-        settings={name: getattr(size, name) for name in size.__dataclass_fields__},
-        columns=COLUMNS,
-        rows=rows,
-        ratios=tuple(goals),
-        notes=(
+        if any(goal.verdict == "missed" for goal in goals):
+            stage.keep()  # the histories are wanted too
+    found = run.result(
+        "elastic",
+        "Live: pools of real processes that grow, sleep, wake and change their leader",
+        COLUMNS,
+        rows,
+        goals,
+        (
             "Simulated engine: 8 slots a worker, a wide one 16; 20 ms a step. Times include starting a Python process.",
             "step runs with scheduler.cover = 0: by default workers are kept ready for rushes like one just seen.",
         ),
+        **asdict(size),
     )
+    return run.tell(found, args.out or (None if args.short else RESULTS / found.file))
 
 
 main = BenchProgram("python -m bench.elastic", __doc__, _run).taking(

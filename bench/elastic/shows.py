@@ -7,7 +7,7 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -46,7 +46,7 @@ class Shown:
     def judge_goal(self, goal: str, what: str, value: float | None) -> None:
         """A figure with a limit of `bench/goals.toml`, in seconds."""
         self.add(what, value, "s")
-        self.goals.append(Ratio.held(goal, what=what, value=value))
+        self.goals.append(Ratio.held(goal, what, value))
 
     def judge_clients(self, judged: dict[str, int]) -> None:
         """Nothing may have gone wrong for anybody."""
@@ -266,7 +266,7 @@ async def shapes(folder: Path, size: ElasticSize) -> Shown:
     return shown
 
 
-Show: TypeAlias = Callable[[Path, ElasticSize], Awaitable[Shown]]
+Show: TypeAlias = Callable[[Path, ElasticSize], Coroutine[Any, Any, Shown]]
 SHOWS: dict[str, Show] = {
     "step": step,
     "wake": wake,

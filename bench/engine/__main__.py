@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import subprocess
@@ -14,7 +13,6 @@ from typing import Any
 
 import msgspec
 import uvloop
-from rich.console import Console
 
 from bench import report
 from bench.engine.bare import EnginePlan, EngineSpeed
@@ -39,15 +37,9 @@ class Failed(RuntimeError):
 
 
 def _run(run: ProgramRun) -> int:
-    found = measured(run.args, run.command, run.console)
-    run.tell(found, run.args.out / found.file)
-    return 0
-
-
-def measured(args: argparse.Namespace, command: str, console: Console) -> report.Report:
-    """Raises Failed, Died, WeightsError, OSError, TimeoutExpired."""
+    args = run.args
     rows: list[dict[str, Any]] = []
-    with Testbed(console, "the model", 2 * args.rounds) as stage:
+    with Testbed(run.console, "the model", 2 * args.rounds) as stage:
         path = args.path or fetch(args.cache, lambda _what, _done, _of: None)
         threads = args.threads or max(1, (report.cores()) - 1)
         plan = EnginePlan(
@@ -79,19 +71,14 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
                 }
             )
     what = f"tokens/s through Penstock / bare engine, c={plan.streams}, {threads} thread(s), median of rounds"
-    return report.Report(
-        name=NAME,
-        title=f"A real engine through Penstock: {path.name}, {plan.tokens} tokens, greedy",
-        command=command,
-        settings={**msgspec.to_builtins(plan), "path": path.name},
-        columns=COLUMNS,
-        rows=rows,
-        ratios=ratios_of(rows, what),
-        notes=(
-            "Around it: API process, Redis and the load generator. The ratio of CPU times holds on a busy machine too, "
-            "where tokens/s tell who else was there.",
-        ),
+    notes = (
+        "Around it: API process, Redis and the load generator. The ratio of CPU times holds on a busy machine too, "
+        "where tokens/s tell who else was there.",
     )
+    title = f"A real engine through Penstock: {path.name}, {plan.tokens} tokens, greedy"
+    settings = {**msgspec.to_builtins(plan), "path": path.name}
+    run.keep(run.result(NAME, title, COLUMNS, rows, ratios_of(rows, what), notes, **settings))
+    return 0
 
 
 def ratios_of(rows: Sequence[Mapping[str, Any]], what: str) -> tuple[Ratio, Ratio]:
@@ -100,7 +87,7 @@ def ratios_of(rows: Sequence[Mapping[str, Any]], what: str) -> tuple[Ratio, Rati
     per_cpu = tuple(float(row["bare_cpu_ms"]) / float(row["worker_cpu_ms"]) for row in rows)
     cpu = "CPU per token, bare engine / worker process, median of rounds"
     return (
-        Ratio.held("engine.share", what=what, value=median(shares), digits=3, rounds=shares),
+        Ratio.held("engine.share", what, median(shares), digits=3, rounds=shares),
         Ratio(what=cpu, value=median(per_cpu), digits=3, rounds=per_cpu),
     )
 

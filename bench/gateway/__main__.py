@@ -37,15 +37,15 @@ def _run(run: ProgramRun) -> int:
     program.check_names("system", names, [system.name for system in systems()])
     found = chosen(names)
     if args.all or not (args.rivals or args.burst or args.idle):
-        told = sweep.sweep(found, options, run.command, run.console)
+        told = sweep.compare(sweep.NAME, found, options, run.command, run.console)
         run.tell(told, args.out / told.file, None if args.quick else sweep.draw)
     if args.all or args.rivals:
         few = [system for system in found if args.systems or system.name in RIVALS]
-        told = sweep.sweep(few, _of_rivals(args, options), run.command, run.console, name=sweep.RIVALS)
+        told = sweep.compare(sweep.RIVALS, few, _of_rivals(args, options), run.command, run.console)
         run.tell(told, args.out / told.file)
     if args.all or args.burst:
         few = [system for system in found if args.systems or system.name in BURST_SYSTEMS]
-        told = sweep.burst(few, options, run.command, run.console)
+        told = sweep.compare(sweep.BURST, few, options, run.command, run.console)
         run.tell(told, args.out / told.file)
     if args.all or args.idle:
         told = idle.idle(options, run.command, run.console)

@@ -162,7 +162,7 @@ def report(
         settings=msgspec.to_builtins(options) | {"versions": dict(versions), "bound": bound},
         columns=BASE_COLUMNS,
         rows=found,
-        ratios=(*ratios, Ratio(what="failed requests of this tree", value=float(failed), at_most=0, digits=0)),
+        ratios=(*ratios, Ratio.none("failed requests of this tree", failed)),
         notes=(_how_to_read(options.rounds), *notes((), played, found)),
     )
 

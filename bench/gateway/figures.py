@@ -125,7 +125,7 @@ class Goals:
             *(ratio for level in self._levels if level in SYNC_LEVELS for ratio in self._syncs(level)),
             *self._steadiness(step_ms),
             *self._shares(),
-            Ratio(what="Penstock's errors", value=self._errors(), at_most=0, digits=0),
+            Ratio.none("Penstock's errors", self._errors()),
         ]
 
     def of_burst(self) -> list[Ratio]:
@@ -172,14 +172,14 @@ class Goals:
         rounds = [how(each, its) for each, its in zip(mine, theirs, strict=True)] if len(mine) == len(theirs) else []
         known = tuple(value for value in rounds if value is not None)
         value = median(known) if known else how(self._at(ours, level, key), self._at(other, level, key))
-        return Ratio.held(goal, what=what, value=value, rounds=known)
+        return Ratio.held(goal, what, value, rounds=known)
 
     def _steadiness(self, step_ms: float) -> list[Ratio]:
         """Against the step as it should be, and as the floor shows it on this machine."""
         mine = [self._at(PENSTOCK, level, "itl_p99_ms") for level in self._levels]
         what = f"Penstock's ITL p99 / a {step_ms:g} ms step, worst of all c"
         worst = _most([over(each, step_ms) for each in mine])
-        ratios = [Ratio.held("gateway.step_p99", what=what, value=worst, digits=3)]
+        ratios = [Ratio.held("gateway.step_p99", what, worst, digits=3)]
         if FLOOR in self._asked:
             least = [self._at(FLOOR, level, "itl_p99_ms") for level in self._levels]
             worst = _most([over(each, other) for each, other in zip(mine, least, strict=True)])
@@ -193,8 +193,8 @@ class Goals:
         ratios = [
             Ratio.held(
                 "gateway.share",
-                what="Penstock's share of end-to-end time, %, worst of c >= 64",
-                value=_most([self._at(PENSTOCK, level, "share_pct") for level in high]),
+                "Penstock's share of end-to-end time, %, worst of c >= 64",
+                _most([self._at(PENSTOCK, level, "share_pct") for level in high]),
             )
         ]
         for name, words, goal in ((PENSTOCK, "Penstock's", "gateway.share_growth"), (PLAIN, "FastAPI's", None)):
@@ -202,7 +202,7 @@ class Goals:
                 low, top = (self._at(name, level, "share_pct") for level in (high[0], high[-1]))
                 value = None if low is None or top is None else top - low
                 what = f"{words} share, growth from c={high[0]} to {high[-1]}, points"
-                ratios.append(Ratio.held(goal, what=what, value=value))
+                ratios.append(Ratio.held(goal, what, value))
         return ratios
 
     def _errors(self) -> float | None:

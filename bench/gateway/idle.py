@@ -87,12 +87,8 @@ def idle(options: GatewayOptions, command: str, console: Console) -> Report:
         columns=COLUMNS,
         rows=rows,
         ratios=(
-            Ratio.held("gateway.idle_open", what="streams open of those wanted", value=seen.open / wanted),
-            Ratio.held(
-                "gateway.idle_memory",
-                what="memory of the API process per stream, KiB",
-                value=rows[0]["kib_per_stream"],
-            ),
+            Ratio.held("gateway.idle_open", "streams open of those wanted", seen.open / wanted),
+            Ratio.held("gateway.idle_memory", "memory of the API process per stream, KiB", rows[0]["kib_per_stream"]),
         ),
         notes=(
             f"At rest: each stream gets a comment every {options.idle_keep_alive_s:g} s. No worker runs.",

@@ -11,9 +11,9 @@ import msgspec
 from rich.console import Console
 
 from bench import plots
-from bench.environments import Absent, Failures
+from bench.environments import Failures
 from bench.gateway.figures import BURST_COLUMNS, COLUMNS, FLOOR, PENSTOCK, Goals, Row, rows
-from bench.gateway.systems import GatewaySystem, Say, ServingGateway
+from bench.gateway.systems import GatewaySystem, ServingGateway
 from bench.load.plan import LoadFailed, LoadPlan, StreamReading, measure
 from bench.load.scripted import ClockError, clock_error
 from bench.processes import Died, Processes
@@ -63,6 +63,10 @@ class GatewayOptions:
         """So many streams in a closed loop."""
         return serving.plan(streams, self.requests_per_stream, self.tokens, self.limit_s)
 
+    def burst_plan(self, serving: ServingGateway, streams: int) -> LoadPlan:
+        """So many streams at once, again and again."""
+        return serving.plan(streams, self.bursts, self.burst_tokens, self.limit_s, together=True)
+
     def minutes(self, systems: int) -> int:
         """About how long a sweep takes, if every system keeps up with the engine."""
         answer_s = (self.prefill_ms + self.step_ms * self.tokens) / 1e3
@@ -97,80 +101,65 @@ def play(
     levels: Iterable[int],
     plan_at: PlanAt,
     engine: SimSettings,
-    folder: Path,
+    stage: Testbed,
     played: GatewayReadings,
-    say: Say,
-    done: Callable[[], None],
 ) -> None:
-    """Every other round goes through the systems backwards, so that none always follows the same one."""
-    for number in range(rounds):
-        for system in systems if number % 2 == 0 else reversed(systems):
-            say(f"round {number + 1}/{rounds}: {system.name}")
-            place = folder / f"{system.name}-{number + 1}"
-            place.mkdir(parents=True)
-            try:
-                with system.serve(place, engine) as serving:
-                    _load(system, serving, levels, plan_at, played, say, done)
-            except (Died, LoadFailed, Absent, OSError) as error:
-                played.fail(system.name, error)
+    """All systems at all levels in every round; what went wrong is noted."""
+
+    def load(system: GatewaySystem, folder: Path) -> None:
+        with system.serve(folder, engine) as serving:
+            time.sleep(SETTLE_S)
+            for streams in levels:
+                stage.say(f"{system.name}, c={streams}")
+                played.note(system.name, streams, measure(plan_at(serving, streams)))
+                stage.done()
+                serving.check()
+
+    played.take_turns(systems, rounds, stage, load, Died, LoadFailed)
 
 
-def _load(
-    system: GatewaySystem,
-    serving: ServingGateway,
-    levels: Iterable[int],
-    plan_at: PlanAt,
-    played: GatewayReadings,
-    say: Say,
-    done: Callable[[], None],
-) -> None:
-    time.sleep(SETTLE_S)
-    for streams in levels:
-        say(f"{system.name}, c={streams}")
-        played.note(system.name, streams, measure(plan_at(serving, streams)))
-        done()
-        serving.check()
-
-
-NAME, RIVALS = "gateway", "gateway-rivals"
-"""The whole comparison; only the systems that the goals speak of, in many rounds."""
+NAME, RIVALS, BURST = "gateway", "gateway-rivals", "gateway-burst"
+"""The whole comparison; only the systems that the goals speak of, in many rounds; all streams at once."""
 VARIANT = "penstock-"
 COST = "CPU microseconds per token, all processes"
 
 
-def sweep(
-    systems: Sequence[GatewaySystem], options: GatewayOptions, command: str, console: Console, *, name: str = NAME
+def compare(
+    name: str, systems: Sequence[GatewaySystem], options: GatewayOptions, command: str, console: Console
 ) -> Report:
     """Raises LoadFailed, Died: without a clock nothing can be said."""
-    played, names = GatewayReadings(), [system.name for system in systems]
-    total = options.rounds * len(systems) * len(options.levels)
-    console.print(f"{total} measurements, about {options.minutes(len(systems))} minutes")
+    at_once, played, names = name == BURST, GatewayReadings(), [system.name for system in systems]
+    levels = (options.burst_streams,) if at_once else options.levels
+    total = options.rounds * len(systems) * len(levels)
+    if not at_once:
+        console.print(f"{total} measurements, about {options.minutes(len(systems))} minutes")
     with Testbed(console, "preparing", total) as stage:
         ready = played.prepared(systems, stage.say)
         stage.say("checking the clock")
         with Processes(stage.folder) as processes:
             clock = clock_error(processes)
-
-        plan, engine = options.plan, options.engine
-        play(ready, options.rounds, options.levels, plan, engine, stage.folder, played, stage.say, stage.done)
+        plan, engine = (options.burst_plan, options.burst_engine) if at_once else (options.plan, options.engine)
+        play(ready, options.rounds, levels, plan, engine, stage, played)
         if played.failed:
             stage.keep()
     found = rows(played.readings, names)
+    goals, title = Goals(found, names), f"Gateways before one simulated engine: {options.step_ms:g} ms steps"
+    at_c = f"{options.burst_streams} requests at once, {options.burst_ms:g} ms steps and prefill"
     return Report(
         name=options.name(name),
-        title=f"Gateways before one simulated engine: {options.step_ms:g} ms steps, {options.tokens} tokens a request",
+        title=at_c if at_once else f"{title}, {options.tokens} tokens a request",
         command=command,
         settings=msgspec.to_builtins(options) | {"systems": {system.name: system.title for system in systems}},
-        columns=COLUMNS,
+        columns=BURST_COLUMNS if at_once else COLUMNS,
         rows=found,
-        ratios=(*Goals(found, names).of_sweep(options.step_ms), clock_ratio(clock)),
+        ratios=(*(goals.of_burst() if at_once else goals.of_sweep(options.step_ms)), clock_ratio(clock)),
         notes=(*notes(systems, played, found), clock_note(clock)),
     )
 
 
 def clock_ratio(clock: ClockError) -> Ratio:
     what = "clock error of the load generator against a scripted server, ms (TTFT, ITL: the worse median)"
-    return Ratio.held("load.clock", what=what, value=clock.worst)
+    return Ratio.held("load.clock", what, clock.worst)
 
 
 def clock_note(clock: ClockError) -> str:
@@ -213,35 +202,3 @@ def _lines(report: Report, stem: Path, title: str, names: Sequence[str], key: st
     series = {name: [(row["streams"], row.get(key)) for row in report.rows if row["system"] == name] for name in names}
     streams = plots.Axis(title="concurrent streams", log=True)
     return plots.lines(stem, title, series, x=streams, y=plots.Axis(title=unit, log=True)) if series else []
-
-
-BURST = "gateway-burst"
-
-
-def burst(systems: Sequence[GatewaySystem], options: GatewayOptions, command: str, console: Console) -> Report:
-    """Raises LoadFailed, Died."""
-    played, names = GatewayReadings(), [system.name for system in systems]
-    with Testbed(console, "preparing", options.rounds * len(systems)) as stage:
-        ready = played.prepared(systems, stage.say)
-        stage.say("checking the clock")
-        with Processes(stage.folder) as processes:
-            clock = clock_error(processes)
-
-        def plan(serving: ServingGateway, streams: int) -> LoadPlan:
-            return serving.plan(streams, options.bursts, options.burst_tokens, options.limit_s, together=True)
-
-        levels, engine = [options.burst_streams], options.burst_engine
-        play(ready, options.rounds, levels, plan, engine, stage.folder, played, stage.say, stage.done)
-        if played.failed:
-            stage.keep()
-    found = rows(played.readings, names)
-    return Report(
-        name=options.name(BURST),
-        title=f"{options.burst_streams} requests at once, {options.burst_ms:g} ms steps and prefill",
-        command=command,
-        settings=msgspec.to_builtins(options) | {"systems": {system.name: system.title for system in systems}},
-        columns=BURST_COLUMNS,
-        rows=found,
-        ratios=(*Goals(found, names).of_burst(), clock_ratio(clock)),
-        notes=(*notes(systems, played, found), clock_note(clock)),
-    )

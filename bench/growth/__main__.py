@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import time
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from bench import plots
 from bench.growth.figures import (
@@ -59,16 +57,10 @@ QUICK_STEPS = ((STEP_TOKENS, 1, 1), (STEP_TOKENS, 16, 1), (STEP_READERS, 16, 1),
 
 
 def _run(run: ProgramRun) -> int:
-    found = measured(run.args, run.command, run.console)
-    run.tell(found, run.args.out / found.file, None if run.args.quick else draw)
-    return 0
-
-
-def measured(args: argparse.Namespace, command: str, console: Console) -> Report:
-    """Raises Died, LoadFailed."""
+    args = run.args
     points, steps = (QUICK, QUICK_STEPS) if args.quick else (POINTS, STEPS)
     rows: list[Row] = []
-    with Testbed(console, "starting", len(points) + len(steps)) as stage:
+    with Testbed(run.console, "starting", len(points) + len(steps)) as stage:
         for number, point in enumerate(points):
             stage.say(f"{point.series} = {point.value}")
             folder = stage.room(number)
@@ -81,23 +73,15 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> Report
                 us = asyncio.run(step_us(store, url, tokens, readers, args.seconds))
                 rows.append(step_row(series, tokens, readers, us))
                 stage.done()
-    return Report(
-        name=f"{NAME}-quick" if args.quick else NAME,
-        title=f"How the cost grows, {STEP_MS:g} ms steps",
-        command=command,
-        settings={
-            "step_ms": STEP_MS,
-            "prefill_ms": PREFILL_MS,
-            "seconds": args.seconds,
-            "unit_costs_us": msgspec.to_builtins(unit_costs(rows)),
-        },
-        columns=COLUMNS,
-        rows=rows,
-        notes=(
-            "Each row is one run of a Penstock of its own with one worker; the load generator is not counted. The last "
-            f"two series are Redis alone, with {WORKERS} workers writing their steps as fast as they can.",
-        ),
+    notes = (
+        "Each row is one run of a Penstock of its own with one worker; the load generator is not counted. The last two "
+        f"series are Redis alone, with {WORKERS} workers writing their steps as fast as they can.",
     )
+    settings = {"step_ms": STEP_MS, "prefill_ms": PREFILL_MS, "seconds": args.seconds}
+    costs = msgspec.to_builtins(unit_costs(rows))
+    title = f"How the cost grows, {STEP_MS:g} ms steps"
+    run.keep(run.result(NAME, title, COLUMNS, rows, (), notes, **settings, unit_costs_us=costs), draw)
+    return 0
 
 
 def _measured(point: Point, folder: Path, seconds: float) -> Row:

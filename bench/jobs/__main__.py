@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from redis import Redis
-from rich.console import Console
 
 from bench import plots, program, report
-from bench.environments import Absent, Failures
+from bench.environments import Failures
 from bench.jobs.callers import CallerPlan
 from bench.jobs.systems import (
     CHAT,
@@ -25,8 +24,6 @@ from bench.jobs.systems import (
     ClientFailed,
     JobsReading,
     JobsSystem,
-    Say,
-    ServingJobs,
     measure,
     systems,
 )
@@ -58,41 +55,25 @@ class JobsReadings(Failures):
     alone: dict[str, list[JobsReading]] = field(default_factory=dict)
 
 
-def play(
-    systems: Sequence[JobsSystem],
-    options: JobsOptions,
-    folder: Path,
-    played: JobsReadings,
-    say: Say,
-    done: Callable[[], None],
-) -> None:
-    """Every other round goes backwards, so that none always follows the same one. Raises Died for the store."""
-    (folder / "store").mkdir()
-    with Processes(folder / "store") as store:
+def play(systems: Sequence[JobsSystem], options: JobsOptions, stage: Testbed, played: JobsReadings) -> None:
+    """All systems in every round, on one store; what went wrong is noted. Raises Died for the store."""
+    with Processes(stage.room("store")) as store:
         url = start_redis(store)
-        for number in range(options.rounds):
-            for system in systems if number % 2 == 0 else reversed(systems):
-                say(f"round {number + 1}/{options.rounds}: {system.name}")
-                place = folder / f"{system.name}-{number + 1}"
-                place.mkdir()
-                try:
-                    _clear(url)
-                    with system.serve(place, url) as serving:
-                        time.sleep(STARTED_S)
-                        _load(system, serving, store, options, played)
-                except (Died, ClientFailed, Absent, OSError) as error:
-                    played.fail(system.name, error)
-                done()
 
+        def load(system: JobsSystem, folder: Path) -> None:
+            try:
+                _clear(url)
+                with system.serve(folder, url) as serving:
+                    time.sleep(STARTED_S)
+                    alone = CallerPlan(serving.url, 1, options.warmup_s / 2, options.seconds / 2)
+                    played.alone.setdefault(system.name, []).append(measure(serving, store, alone))
+                    callers = min(options.callers, system.most_callers)
+                    crowd = CallerPlan(serving.url, callers, options.warmup_s, options.seconds)
+                    played.crowd.setdefault(system.name, []).append(measure(serving, store, crowd))
+            finally:
+                stage.done()
 
-def _load(
-    system: JobsSystem, serving: ServingJobs, store: Processes, options: JobsOptions, played: JobsReadings
-) -> None:
-    alone = CallerPlan(serving.url, 1, options.warmup_s / 2, options.seconds / 2)
-    played.alone.setdefault(system.name, []).append(measure(serving, store, alone))
-    callers = min(options.callers, system.most_callers)
-    crowd = CallerPlan(serving.url, callers, options.warmup_s, options.seconds)
-    played.crowd.setdefault(system.name, []).append(measure(serving, store, crowd))
+        played.take_turns(systems, options.rounds, stage, load, Died, ClientFailed)
 
 
 def _clear(url: str) -> None:
@@ -167,17 +148,17 @@ def ratios(found: Sequence[Row]) -> list[Ratio]:
         what = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
         cost = over(_least(costs, names), _least(costs, (CHAT, STREAM)))
         rounds = _rounds(found, COSTS, min, names, (CHAT, STREAM))
-        judged.append(Ratio.held(f"jobs.{rival}_cpu", what=what, value=cost, rounds=rounds))
+        judged.append(Ratio.held(f"jobs.{rival}_cpu", what, cost, rounds=rounds))
         what = f"Penstock's jobs/s, one request each / {rival}'s"
         rounds = _rounds(found, RATES, max, (CHAT, STREAM), names)
-        judged.append(Ratio.held(f"jobs.{rival}", what=what, value=over(ours, theirs), rounds=rounds))
+        judged.append(Ratio.held(f"jobs.{rival}", what, over(ours, theirs), rounds=rounds))
         if JOBS in rates:
             what = f"Penstock's jobs/s, put and wait / {rival}'s"
             rounds = _rounds(found, RATES, max, (JOBS,), names)
-            judged.append(Ratio.held(f"jobs.{rival}_put", what=what, value=over(rates[JOBS], theirs), rounds=rounds))
+            judged.append(Ratio.held(f"jobs.{rival}_put", what, over(rates[JOBS], theirs), rounds=rounds))
     alone = next((row["alone_p50_ms"] for row in found if row["system"] == STREAM), None)
     if STREAM in rates:
-        judged.append(Ratio.held("jobs.alone", what="one request alone: request to first token, p50 ms", value=alone))
+        judged.append(Ratio.held("jobs.alone", "one request alone: request to first token, p50 ms", alone))
     return judged
 
 
@@ -215,32 +196,21 @@ def _run(run: ProgramRun) -> int:
     wanted = args.systems.split(",") if args.systems else list(known)
     program.check_names("system", wanted, known)
     options = JobsOptions(rounds=args.rounds, callers=args.callers, seconds=args.seconds)
-    found = measured([known[name] for name in known if name in wanted], options, run.command, run.console)
-    run.tell(found, args.out / found.file, draw)
-    return 0 if len(found.rows) == len(wanted) else 1
-
-
-def measured(chosen: Sequence[JobsSystem], options: JobsOptions, command: str, console: Console) -> report.Report:
-    """Raises Died when there is no store."""
+    chosen = [known[name] for name in known if name in wanted]
     played = JobsReadings()
-    with Testbed(console, "preparing", options.rounds * len(chosen)) as stage:
+    with Testbed(run.console, "preparing", options.rounds * len(chosen)) as stage:
         ready = played.prepared(chosen, stage.say)
-        play(ready, options, stage.folder, played, stage.say, stage.done)
+        play(ready, options, stage, played)
         if played.failed:
             stage.keep()
     found = rows(
         {system.name: played.crowd[system.name] for system in chosen if system.name in played.crowd}, played.alone
     )
-    return report.Report(
-        name=NAME,
-        title=f"One-token jobs from enqueuing to result, {options.callers} callers",
-        command=command,
-        settings={**asdict(options), "systems": {system.name: system.title for system in chosen}},
-        columns=COLUMNS,
-        rows=found,
-        ratios=tuple(ratios(found)),
-        notes=_notes(chosen, played, found),
-    )
+    title = f"One-token jobs from enqueuing to result, {options.callers} callers"
+    settings = {**asdict(options), "systems": {system.name: system.title for system in chosen}}
+    notes = _notes(chosen, played, found)
+    run.keep(run.result(NAME, title, COLUMNS, found, ratios(found), notes, **settings), draw)
+    return 0 if len(found) == len(wanted) else 1
 
 
 def _notes(chosen: Sequence[JobsSystem], played: JobsReadings, found: Sequence[dict[str, object]]) -> tuple[str, ...]:

@@ -7,29 +7,21 @@ Exits 1 if a bug is missed, or if the tests fail without any; 2 if a bug no long
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bench import program
 from bench.planted.bug import Bug, Rotten
 from bench.planted.bugs import BUGS
 from bench.planted.tree import Strayed, copy_tree
 from bench.planted.trial import PASSED, BugTrial, as_document, table, try_bug, try_none, why_missed
-from bench.program import ProgramRun, WrongArguments, side_by_side
+from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, count, side_by_side
 from bench.reach.reach import NOTES, kept
 from bench.report import RESULTS, write
 
 SOURCE = Path(__file__).parents[2]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    return program.play(_parser(), argv, _run)
 
 
 def _run(run: ProgramRun) -> int:
@@ -73,17 +65,13 @@ def _line(trial: BugTrial) -> str:
     return f"{'caught' if trial.caught else 'MISSED'}  {trial.bug.name} ({trial.run.seconds:.1f} s): {said}"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.planted", description=__doc__)
-    parser.add_argument("--only", metavar="NAME", help="only bugs whose name has this in it")
-    parser.add_argument("--named", action="store_true", help="only the tests named with each bug")
-    parser.add_argument("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines")
-    parser.add_argument("--jobs", type=program.count, default=1, help="bugs tried at the same time (default: 1)")
-    parser.add_argument(
-        "--out", type=Path, help="where the figures go (default: among bench/results, if all are tried)"
-    )
-    return parser
-
+main = BenchProgram("python -m bench.planted", __doc__, _run).taking(
+    Option("--only", metavar="NAME", help="only bugs whose name has this in it"),
+    Option("--named", action="store_true", help="only the tests named with each bug"),
+    Option("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines"),
+    Option("--jobs", type=count, default=1, help="bugs tried at the same time (default: 1)"),
+    Option("--out", type=Path, help="where the figures go (default: among bench/results, if all are tried)"),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

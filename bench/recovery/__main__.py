@@ -12,7 +12,6 @@ from bench.http import RequestRefused
 from bench.processes import Died
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
 from bench.recovery.shows import COLUMNS, FULL, LEASE_S, QUICK, RecoverySample, api_killed, worker_killed
-from bench.report import Report
 
 NAME = "recovery"
 SHOWS = {"worker": worker_killed, "api": api_killed}
@@ -29,20 +28,22 @@ def _run(run: ProgramRun) -> int:
             folder = stage.room(name)
             seen.append(asyncio.run(SHOWS[name](folder, size)))
             stage.done()
-    found = Report(
-        name=f"{NAME}-quick" if run.args.quick else NAME,
-        title="What readers notice of a kill",
-        command=run.command,
-        settings={"lease_s": LEASE_S, "jobs": size.jobs, "tokens": size.tokens, "readers": size.readers},
-        columns=COLUMNS,
-        rows=[row for each in seen for row in each.rows],
-        ratios=tuple(goal for each in seen for goal in each.goals),
-        notes=(
+    found = run.result(
+        NAME,
+        "What readers notice of a kill",
+        COLUMNS,
+        [row for each in seen for row in each.rows],
+        (goal for each in seen for goal in each.goals),
+        (
             "An answer's time is that of GET /healthz, asked every 5 ms from a process of its own: the API process "
             "stands still for at most so long. The bare server beside it is asked in the same way.",
         ),
+        lease_s=LEASE_S,
+        jobs=size.jobs,
+        tokens=size.tokens,
+        readers=size.readers,
     )
-    return run.tell(found, run.args.out / found.file)
+    return int(run.keep(found).missed)
 
 
 main = BenchProgram("penstock bench recovery", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(

@@ -148,9 +148,7 @@ def of_worker(readers: Sequence[Reader], killed: float, lease_s: float, stall: S
     return RecoverySample(
         rows,
         [
-            Ratio.held(
-                "recovery.silence", what=f"{show}: silence beyond the lease, s", value=_beyond(longest, lease_s)
-            ),
+            Ratio.held("recovery.silence", f"{show}: silence beyond the lease, s", _beyond(longest, lease_s)),
             _stood_still(show, stall, "recovery.stall"),
             *_whole(show, readers),
         ],
@@ -172,7 +170,7 @@ def of_api(readers: Sequence[Reader], killed: float, stall: Stall) -> RecoverySa
         },
     )
     last = max(on) if len(on) == len(readers) else None
-    goal = Ratio.held("recovery.resumed", what=f"{show}: until all have gone on, s", value=last)
+    goal = Ratio.held("recovery.resumed", f"{show}: until all have gone on, s", last)
     return RecoverySample(rows, [goal, _stood_still(show, stall, None), *_whole(show, readers)])
 
 
@@ -182,13 +180,13 @@ def _beyond(silence: float | None, lease_s: float) -> float | None:
 
 def _stood_still(show: str, stall: Stall, goal: str | None) -> Ratio:
     what = f"{show}: stall of the API process beside a bare server, ms"
-    return Ratio.held(goal, what=what, value=finite(stall.own_ms))
+    return Ratio.held(goal, what, finite(stall.own_ms))
 
 
 def _whole(show: str, readers: Sequence[Reader]) -> list[Ratio]:
     """No reader may have lost anything."""
     counts = {**_wrong(readers), "readers without every token once": sum(not reader.is_exact for reader in readers)}
-    return [Ratio(what=f"{show}: {what}", value=count, at_most=0, digits=0) for what, count in counts.items()]
+    return [Ratio.none(f"{show}: {what}", count) for what, count in counts.items()]
 
 
 def _stalls(stall: Stall) -> dict[str, float | None]:

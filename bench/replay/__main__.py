@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
-from rich.console import Console
 
-from bench import report
 from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
@@ -29,19 +27,13 @@ NAME = "replay"
 
 
 def _run(run: ProgramRun) -> int:
-    found = measured(run.args, run.command, run.console)
-    run.tell(found, run.args.out and run.args.out / found.file)
-    return 0 if any(row["asked"] > row["failed"] for row in found.rows) else 1
-
-
-def measured(args: argparse.Namespace, command: str, console: Console) -> report.Report:
-    """Raises NotAServer, Unsuitable, Malformed, Died, OSError."""
+    args = run.args
     trace = Trace(args.trace) if args.trace else None
     load = workload(args, trace)
     if not load:
         raise Malformed(f"{args.trace or 'the workload'}: no request in that time")
     with (
-        Testbed(console, "starting", len(load)) as stage,
+        Testbed(run.console, "starting", len(load)) as stage,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         server_of(args, stage.folder, runner) as server,
     ):
@@ -50,16 +42,11 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
         asked = runner.run(replay(server, load, bounds, stage.done, lanes=not args.plain))
         stage.say("reading the queue times")
         found = rows(asked, _queued_ms(server, asked))
-    return report.Report(
-        name=NAME,
-        title=f"{len(asked)} requests in {load[-1].at:.0f} s, an open loop",
-        command=command,
-        settings={"speed": args.speed, "seconds": args.seconds, "seed": args.seed, "rate": args.rate, "cv": args.cv},
-        columns=COLUMNS,
-        rows=found,
-        ratios=(lateness(asked),),
-        notes=tuple(_notes(found, trace)),
-    )
+    title = f"{len(asked)} requests in {load[-1].at:.0f} s, an open loop"
+    settings = {name: getattr(args, name) for name in ("speed", "seconds", "seed", "rate", "cv")}
+    told = run.result(NAME, title, COLUMNS, found, [lateness(asked)], _notes(found, trace), **settings)
+    run.tell(told, args.out and args.out / told.file)
+    return 0 if any(row["asked"] > row["failed"] for row in found) else 1
 
 
 def workload(args: argparse.Namespace, trace: Trace | None) -> list[TraceRow]:

@@ -173,4 +173,4 @@ def lateness(asked: Sequence[ReplayedRequest]) -> Ratio:
     """How late requests left: else the replay, not the server, would be what is measured."""
     late = spread([1e3 * each.late_s for each in asked if each.late_s is not None])
     value = late.p99 if late.count else None
-    return Ratio.held("replay.late", what="requests left late by, p99, ms", value=value)
+    return Ratio.held("replay.late", "requests left late by, p99, ms", value)

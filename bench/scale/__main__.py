@@ -7,8 +7,6 @@ same figures on every machine.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -17,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import structs
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import plots, report
-from bench.report import Ratio, Report, columns, console, table
+from bench.program import PLOTS, BenchProgram, Option, ProgramRun, Testbed
+from bench.report import Ratio, Report, columns, table
 from bench.scale import day, shapes
 from bench.scale.day import CONTENDERS, CURVE_S, PENSTOCK, RULES, STATIC, Day, Steady, wards
 from bench.scale.shapes import FORMS, RAMP
@@ -63,21 +61,18 @@ SHAPES_COLUMNS = columns("""
 """)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    args = _parser().parse_args(argv)
-    screen, size = console(), QUICK if args.quick else ScaleSize()
-    found = simulated(size, args.jobs)
-    reports = reported(found, size)
+def _run(run: ProgramRun) -> int:
+    args, size = run.args, QUICK if run.args.quick else ScaleSize()
+    reports = reported(simulated(size, args.jobs), size)
     if args.quick:  # too short to be judged
         reports = [structs.replace(each, ratios=()) for each in reports]
     for each in reports:
-        screen.print(table(each))
+        run.console.print(table(each))
     if args.out or not args.quick:
         folder = args.out or report.RESULTS
         written = [each.save(folder / f"{each.name}.json") for each in reports]
         written += draw(reports, args.plots)
-        screen.print(plots.missing() or "", *(f"{path}" for path in written), sep="\n")
+        run.console.print(plots.missing() or "", *(f"{path}" for path in written), sep="\n")
     return int(any(each.missed for each in reports))
 
 
@@ -106,24 +101,20 @@ def tasks(size: ScaleSize) -> Iterator[Task]:
     for seed in size.seeds:
         yield Task("shapes", f"two shapes {seed}", shapes.compared, (seed, size.hold_s))
         for name in (PENSTOCK, "keda"):
-            yield Task("steady", f"constant load {seed}: {name}", day.steadied, (name, _steady(seed, size)))
+            yield Task(
+                "steady", f"constant load {seed}: {name}", day.steadied, (name, Steady(seed, hours=size.steady_hours))
+            )
     for ward in wards(size.seeds):
         yield Task("health", f"health {ward.seed}", day.watched, (ward,))
-
-
-def _steady(seed: int, size: ScaleSize) -> Steady:
-    return Steady(seed, hours=size.steady_hours)
 
 
 def simulated(size: ScaleSize, jobs: int) -> Mapping[str, list[Row]]:
     """The rows of each show, in the order of the tasks whoever ended first."""
     todo, rows = list(tasks(size)), dict[int, Row]()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(), transient=True) as progress:
-        line = progress.add_task("simulating", total=len(todo))
-        for number, row in _rows(todo, jobs, lambda words: progress.update(line, description=words)):
+    with Testbed(report.console(), "simulating", len(todo)) as stage:
+        for number, row in _rows(todo, jobs, stage.say):
             rows[number] = row
-            progress.advance(line)
+            stage.done()
     found = defaultdict[str, list[Row]](list)
     for number, task in enumerate(todo):
         found[task.show].append(rows[number])
@@ -205,34 +196,32 @@ def _day_goals(rows: Sequence[Row]) -> Iterator[Ratio]:
     for row in rows:
         if row["name"] == PENSTOCK:
             words = f"seed {row['seed']}: interactive begun within 2 s, %"
-            yield Ratio.held("scale.begun", what=words, value=row["interactive"])
+            yield Ratio.held("scale.begun", words, row["interactive"])
             words = f"seed {row['seed']}: worker-hours of those of {STATIC}, %"
-            yield Ratio.held("scale.hours", what=words, value=row["share_of_peak"], digits=1)
+            yield Ratio.held("scale.hours", words, row["share_of_peak"], digits=1)
 
 
 def _steady_goals(rows: Sequence[Row]) -> Iterator[Ratio]:
     for row in rows:
         if row["name"] == PENSTOCK:
             words = f"seed {row['seed']}: reversals in the worst hour"
-            yield Ratio.held("scale.reversals", what=words, value=row["most_in_an_hour"], digits=0)
+            yield Ratio.held("scale.reversals", words, row["most_in_an_hour"], digits=0)
 
 
 def _health_goals(rows: Sequence[Row]) -> Iterator[Ratio]:
     for row in rows:
         if row["slow"] > 1:
             words = f"seed {row['seed']}: {row['slow']:g} times slower, cordoned after, s"
-            yield Ratio.held("scale.cordoned", what=words, value=row["cordoned_after_s"], digits=0)
-    yield Ratio(
-        what="healthy workers cordoned", value=sum(row["healthy_cordoned"] for row in rows), at_most=0, digits=0
-    )
+            yield Ratio.held("scale.cordoned", words, row["cordoned_after_s"], digits=0)
+    yield Ratio.none("healthy workers cordoned", sum(row["healthy_cordoned"] for row in rows))
 
 
 def _shapes_goals(rows: Sequence[Row]) -> Iterator[Ratio]:
     for row in rows:
         words = f"seed {row['seed']}: least share of the better shape at any level"
-        yield Ratio.held("scale.shape_share", what=words, value=row["least_share"])
+        yield Ratio.held("scale.shape_share", words, row["least_share"])
         words = f"seed {row['seed']}: switches at a crossing"
-        yield Ratio.held("scale.switches", what=words, value=row["most_switches"], digits=0)
+        yield Ratio.held("scale.switches", words, row["most_switches"], digits=0)
 
 
 def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
@@ -263,16 +252,12 @@ def draw(reports: Sequence[Report], folder: Path) -> list[Path]:
     return drawn + plots.lines(folder / "scale-shapes", "Two shapes of a pool", curves, x=x, y=y)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="penstock bench scale", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="half an hour instead of a day; nothing is judged or written"
-    )
-    parser.add_argument("--jobs", type=int, default=report.cores(), help="processes (default: one for each core)")
-    parser.add_argument("--out", type=Path, help=f"folder of the JSON files (default {report.RESULTS})")
-    parser.add_argument("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
-    return parser
-
+main = BenchProgram("penstock bench scale", __doc__, _run).taking(
+    Option("--quick", action="store_true", help="half an hour instead of a day; nothing is judged or written"),
+    Option("--jobs", type=int, default=report.cores(), help="processes (default: one for each core)"),
+    Option("--out", type=Path, help=f"folder of the JSON files (default {report.RESULTS})"),
+    PLOTS,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main.exit()

@@ -16,7 +16,6 @@ from statistics import fmean
 from typing import Any
 
 import uvloop
-from rich.console import Console
 
 from bench import plots, report
 from bench.penstock import MODEL, Penstock
@@ -77,19 +76,13 @@ QUICK = Protocol(levels=(1, 8, 64), requests_per_stream=2, tokens=64)
 
 
 def _run(run: ProgramRun) -> int:
-    found = measured(run.args, run.command, run.console)
-    run.tell(found, run.args.out / found.file, None if run.args.quick else draw)
-    return 0
-
-
-def measured(args: argparse.Namespace, command: str, console: Console) -> report.Report:
-    """Raises NotAServer, Died, OSError, ValueError (a dataset nobody can read)."""
+    args = run.args
     protocol = _protocol(args)
     entries = read(args.dataset) if args.dataset else None
     total = sum(protocol.levels) * protocol.requests_per_stream * max(1, len(args.base_url))
     rows = []
     with (
-        Testbed(console, "starting", total) as stage,
+        Testbed(run.console, "starting", total) as stage,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         servers(args, stage.folder, runner) as found,
     ):
@@ -98,19 +91,18 @@ def measured(args: argparse.Namespace, command: str, console: Console) -> report
                 stage.say(f"{server.name}, c={streams}")
                 seen = runner.run(level(server, streams, protocol, _prompts(entries), stage.done))
                 rows.append(row(server.name, seen))
-    return report.Report(
-        name=f"{NAME}-quick" if args.quick else NAME,
-        title=f"Table 1: {protocol.requests_per_stream}c requests, up to {protocol.tokens} tokens each",
-        command=command,
-        settings={
-            **asdict(protocol),
-            "prompts": str(args.dataset.name) if args.dataset else "made up, of OpenOrca's shape",
-            "engine": None if args.base_url else f"sim, {STEP_MS:g} ms steps, {PREFILL_MS:g} ms prefill",
-        },
-        columns=COLUMNS,
-        rows=sorted(rows, key=lambda each: str(each["server"])),
+    told = run.result(
+        NAME,
+        f"Table 1: {protocol.requests_per_stream}c requests, up to {protocol.tokens} tokens each",
+        COLUMNS,
+        sorted(rows, key=lambda each: str(each["server"])),
         notes=_notes(rows, protocol),
+        **asdict(protocol),
+        prompts=str(args.dataset.name) if args.dataset else "made up, of OpenOrca's shape",
+        engine=None if args.base_url else f"sim, {STEP_MS:g} ms steps, {PREFILL_MS:g} ms prefill",
     )
+    run.keep(told, draw)
+    return 0
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from bench.load.streams import misplaced
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died, Processes
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, count
-from bench.report import Ratio, Report, columns
+from bench.report import Ratio, columns
 from workers.engines.sim.settings import SimSettings
 
 TIMING_TIMEOUT_S = 10.0
@@ -128,17 +128,9 @@ def _run(run: ProgramRun) -> int:
     args = run.args
     engine = SimSettings(step_ms=args.step_ms, prefill_ms=args.step_ms, slots=max(256, 2 * args.choices))
     rows, wrong = _measured(args, engine, run.console)
-    found = Report(
-        name=NAME,
-        title=f"Answers in one piece: simulated engine, {args.step_ms:g} ms steps",
-        command=run.command,
-        settings={"answers": args.answers, "limit_s": args.limit, "engine": msgspec.to_builtins(engine)},
-        columns=COLUMNS,
-        rows=rows,
-        ratios=tuple(ratios_of(rows)),
-        notes=tuple(wrong),
-    )
-    return run.tell(found, args.out / found.file)
+    title = f"Answers in one piece: simulated engine, {args.step_ms:g} ms steps"
+    settings = {"answers": args.answers, "limit_s": args.limit, "engine": msgspec.to_builtins(engine)}
+    return int(run.keep(run.result(NAME, title, COLUMNS, rows, ratios_of(rows), wrong, **settings)).missed)
 
 
 def _measured(args: argparse.Namespace, engine: SimSettings, console: Console) -> tuple[list[Row], list[str]]:
@@ -209,10 +201,10 @@ def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
         if row["system"] == PENSTOCK and row["choices"] == 1:
             what = f"{row['tokens']:,} tokens in one piece: longest time behind the engine's last token, ms"
             late = row["behind_max_ms"] if row["timed"] == row["asked"] else None
-            ratios.append(Ratio.held("whole.late", what=what, value=late))
+            ratios.append(Ratio.held("whole.late", what, late))
         missing = float(row["asked"] - row["came"])
         what = f"{row['system']}: answers of {row['choices']:,} choices that did not come whole"
-        ratios.append(Ratio(what=what, value=missing, at_most=0, digits=0))
+        ratios.append(Ratio.none(what, missing))
     return ratios
 
 

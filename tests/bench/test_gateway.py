@@ -23,6 +23,7 @@ from bench.gateway.sweep import GatewayOptions, GatewayReadings, draw, notes, pl
 from bench.gateway.systems import Say, ServingGateway
 from bench.load.plan import LoadPlan, StreamReading
 from bench.load.scripted import ClockError
+from bench.program import Testbed
 from bench.report import Report, load
 from bench.stats import Spread
 from workers.engines.sim.settings import SimSettings
@@ -184,7 +185,7 @@ class Counted:
         self._log.append(f"-{self.name}")
 
 
-def test_systems_take_turns_and_what_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_take_turns_and_what_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     measured: list[LoadPlan] = []
     monkeypatch.setattr("bench.gateway.sweep.measure", lambda plan: measured.append(plan) or reading(1))
@@ -196,7 +197,8 @@ def test_systems_take_turns_and_what_fails_is_told(tmp_path: Path, monkeypatch: 
     def plan(serving: ServingGateway, streams: int) -> LoadPlan:
         return LoadPlan(port=serving.port, model="m", streams=streams, requests=streams, tokens=1)
 
-    play(ready, 2, [1, 4], plan, SimSettings(), tmp_path, played, lambda _: None, lambda: None)
+    with Testbed(Console(quiet=True), "", 8) as stage:
+        play(ready, 2, [1, 4], plan, SimSettings(), stage, played)
     assert log == ["+a", "-a", "+b", "-b", "+b", "-b", "+a", "-a"]
     assert [each.streams for each in measured] == [1, 4] * 4
     assert {at: len(each) for at, each in played.readings.items()} == dict.fromkeys(

@@ -13,16 +13,14 @@ import pytest
 import uvloop
 
 from bench import plots
-from bench.program import ProgramRun, check_names, count, counts, play
+from bench.program import BenchProgram, Option, ProgramRun, check_names, count, counts
 from bench.report import Column, Report, load
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="penstock bench example")
-    made.add_argument("--levels", type=counts, default=[1])
-    made.add_argument("--plots", type=Path)
-    made.add_argument("--out", type=Path)
-    return made
+def example(work: Callable[[ProgramRun], int], *errors: type[Exception]) -> BenchProgram:
+    return BenchProgram("penstock bench example", None, work, *errors).taking(
+        Option("--levels", type=counts, default=[1]), Option("--plots", type=Path), Option("--out", type=Path)
+    )
 
 
 def stop() -> None:
@@ -37,7 +35,7 @@ def test_the_words_are_read_and_repeated() -> None:
         seen.append(run)
         return 7
 
-    assert play(parser(), ["--out", "/here/a", "--levels", "8,1,8", "--plots=/here/b"], work) == 7
+    assert example(work)(["--out", "/here/a", "--levels", "8,1,8", "--plots=/here/b"]) == 7
     assert seen[0].args.levels == [1, 8] and seen[0].command == "penstock bench example --levels 8,1,8"
 
 
@@ -45,10 +43,10 @@ def test_a_known_error_is_a_line_and_an_unknown_one_is_not_hidden(capsys: pytest
     def work(_run: ProgramRun) -> int:
         raise OSError("no [room] left")
 
-    assert play(parser(), [], work, ValueError, OSError) == 1
+    assert example(work, ValueError, OSError)([]) == 1
     assert capsys.readouterr().out == "error: no [room] left\n"
     with pytest.raises(OSError, match="room"):
-        play(parser(), [], work, ValueError)
+        example(work, ValueError)([])
 
 
 def test_a_name_nobody_has_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +54,7 @@ def test_a_name_nobody_has_is_refused_with_those_there_are(capsys: pytest.Captur
         check_names("system", ["b", "c", "d"], {"a": 1, "b": 2})
         return 0
 
-    assert play(parser(), [], work) == 2
+    assert example(work)([]) == 2
     assert capsys.readouterr().out == "error: no system 'c', 'd'; there are a, b\n"
 
 
@@ -99,7 +97,7 @@ def test_sigterm_stops_it_as_ctrl_c_does(
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, ctrl_c)
     try:
-        assert play(parser(), [], work) == 130
+        assert example(work)([]) == 130
         assert signal.getsignal(signal.SIGTERM) is before[signal.SIGTERM]
     finally:
         signal.signal(signal.SIGINT, before[signal.SIGINT])
@@ -120,7 +118,7 @@ def test_what_was_found_is_shown_kept_and_drawn(
         run.tell(found, tmp_path / found.file, lambda _found, _folder: [])
         return 0
 
-    assert play(parser(), ["--plots", str(tmp_path)], work) == 0
+    assert example(work)(["--plots", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert (
         said.count("12.5") == 3 and said.count("figures: ") == 2 and load(tmp_path / "example.json").rows == found.rows
