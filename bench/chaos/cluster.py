@@ -17,7 +17,7 @@ from bench.chaos.asks import Ask, ClientView, configuration
 from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory
 from bench.chaos.http import Cut, fetch
-from bench.chaos.processes import ManagedProcess, until
+from bench.chaos.processes import ManagedProcess, RedisServer, until
 from bench.ports import free_port
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet
@@ -37,6 +37,9 @@ Begun = tuple[ClientView, "asyncio.Task[ClientView]"]
 
 class PenstockCluster:
     """`start` brings everything up; `close` takes everything down."""
+
+    server: RedisServer
+    """The store, where it is one server."""
 
     def __init__(
         self,

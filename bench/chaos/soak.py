@@ -58,10 +58,9 @@ def soak(minutes: float) -> FaultRow:
 
 
 async def _soak(stage: FaultTestbed, seconds: float) -> None:
-    server = RedisServer(stage.folder)
-    await server.start()
     environ = {"PENSTOCK_REDIS_RETENTION_S": str(RETENTION_S), "PENSTOCK_SIM_STEP_MS": "40"}
-    async with stage.cluster(server, workers=2, environ=environ) as cluster:
+    async with stage.cluster(workers=2, environ=environ) as cluster:
+        server = cluster.server
         numbers = itertools.count()
         await _load(cluster, numbers, min(30.0, seconds / 4), stage, kills=False)
         await asyncio.sleep(SETTLE_S)
@@ -71,7 +70,6 @@ async def _soak(stage: FaultTestbed, seconds: float) -> None:
         await asyncio.sleep(SETTLE_S)
         judge_keys(stage, held, await _held(cluster))
         _judge_memory(stage, memory, await _memory(cluster, server))
-    await server.child.end()
     stage.figures["requests"] = next(numbers)
 
 

@@ -12,7 +12,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,17 +140,26 @@ class FaultTestbed:
 
     @asynccontextmanager
     async def cluster(
-        self, server: RedisServer | None = None, url: str = "", **options: Any
+        self,
+        server: RedisServer | None = None,
+        url: str = "",
+        *,
+        store: Sequence[str] = (),
+        store_environ: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> AsyncIterator[PenstockCluster]:
-        """A cluster, ready to be used, on a server of its own unless one is given; emptied and checked at the end."""
+        """A cluster, ready to be used, on a server of its own unless one is given; emptied and checked at the end.
+        `store`: lines of that server's configuration; `store_environ`: variables beside those it has anyway."""
         self.clusters += 1
         folder = self.folder / f"cluster-{self.clusters}"
         folder.mkdir()
         own = None
         if server is None and not url:
-            own = server = RedisServer(folder)
+            own = server = RedisServer(folder, "redis", *store, environ=store_environ)
             await server.start()
         cluster = PenstockCluster(folder, self.history, url or (server.url if server else ""), **options)
+        if server is not None:
+            cluster.server = server
         try:
             await cluster.start()
             yield cluster

@@ -49,7 +49,7 @@ class AnswerTally:
 
     def add(self, begun: float, waited_until: float | None = None) -> None:
         """An answer. `waited_until`: where what is waited for came before its end."""
-        now = time.perf_counter()
+        now = time.monotonic()
         self.times.append((now, (waited_until or now) - begun))
 
     def tell(self, began: float, ended: float, cpu_s: float) -> None:
@@ -94,7 +94,7 @@ async def tasks(plan: CallerPlan, ask: Callable[[int], Awaitable[float | None]])
 
     async def caller(number: int) -> None:
         while True:
-            begun = time.perf_counter()
+            begun = time.monotonic()
             try:
                 tally.add(begun, await ask(number))
             except Exception as error:  # noqa: BLE001 - counted and told, whatever it is
@@ -104,9 +104,9 @@ async def tasks(plan: CallerPlan, ask: Callable[[int], Awaitable[float | None]])
     running = {asyncio.create_task(caller(number)) for number in range(plan.callers)}
     await asyncio.sleep(plan.warmup_s)
     say(BEGIN)
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.monotonic(), time.process_time()
     await asyncio.sleep(plan.seconds)
-    ended, cpu = time.perf_counter(), time.process_time() - cpu
+    ended, cpu = time.monotonic(), time.process_time() - cpu
     say(END)
     tally.tell(began, ended, cpu)
     # Not every library lets go of a task that is cancelled: who waits for them all may wait for ever.
@@ -119,7 +119,7 @@ def threads(plan: CallerPlan, ask: Callable[[], None]) -> None:
 
     def caller() -> None:
         while not over.is_set():
-            begun = time.perf_counter()
+            begun = time.monotonic()
             try:
                 ask()
                 tally.add(begun)
@@ -131,9 +131,9 @@ def threads(plan: CallerPlan, ask: Callable[[], None]) -> None:
         threading.Thread(target=caller, daemon=True).start()
     time.sleep(plan.warmup_s)
     say(BEGIN)
-    began, cpu = time.perf_counter(), time.process_time()
+    began, cpu = time.monotonic(), time.process_time()
     time.sleep(plan.seconds)
-    ended, cpu = time.perf_counter(), time.process_time() - cpu
+    ended, cpu = time.monotonic(), time.process_time() - cpu
     say(END)
     over.set()
     tally.tell(began, ended, cpu)

@@ -6,70 +6,18 @@ for the result: two requests).
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import cast
 from urllib.parse import urlsplit
 
 import msgspec
 
-from bench.http import request
+from bench.http import HOST, request
 from bench.jobs.callers import CallerPlan, run, tasks
+from bench.load.streams import HEAD_END, Stream
 from bench.penstock import MODEL
 
 JOB_WAIT_S = 60
-
-HEAD_END = b"\r\n\r\n"
-LAST_CHUNK = b"0\r\n\r\n"
-
-
-class JobsConnection(asyncio.Protocol):
-    """One request at a time over one connection."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._answer: asyncio.Future[bytes] | None = None
-        self._mark = b""
-        self.marked = 0.0
-        """When the bytes that were looked for came."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._write = cast(asyncio.Transport, transport).write
-
-    def ask(self, request: bytes, mark: bytes = b"") -> asyncio.Future[bytes]:
-        """Send a request; its whole answer, status line and all. `mark`: note when these bytes come."""
-        self._answer = asyncio.get_running_loop().create_future()
-        self._mark, self.marked = mark, 0.0
-        self._write(request)
-        return self._answer
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        if self._mark and not self.marked and self._mark in self._data:
-            self.marked = time.perf_counter()
-        if self._answer is not None and _is_whole(self._data):
-            answer, self._answer = self._answer, None
-            if not answer.done():
-                answer.set_result(bytes(self._data))
-            self._data.clear()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(ConnectionError(f"the connection ended: {exc}"))
-
-
-def _is_whole(data: bytearray) -> bool:
-    end = data.find(HEAD_END)
-    if end < 0:
-        return False
-    head = bytes(data[:end]).lower()
-    if b"transfer-encoding: chunked" in head:
-        return data.endswith(LAST_CHUNK)
-    length = head.partition(b"content-length:")[2].split(b"\r\n", 1)[0]
-    return len(data) >= end + len(HEAD_END) + int(length)
-
 
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "say one word"}], "max_tokens": 1}
 CHAT = request("POST", "/v1/chat/completions", BODY)
@@ -77,26 +25,38 @@ STREAM = request("POST", "/v1/chat/completions", BODY | {"stream": True})
 JOB = request("POST", "/v1/jobs", BODY)
 
 
-async def chat(connection: JobsConnection) -> None:
+async def chat(stream: Stream) -> None:
     """Raises ValueError."""
-    _said_one_token(await connection.ask(CHAT))
+    _said_one_token(await _asked(stream, CHAT))
 
 
-async def stream(connection: JobsConnection) -> float:
+async def streamed(stream: Stream) -> float:
     """When the token came. Raises ValueError."""
-    answer = await connection.ask(STREAM, b'"content":"')
-    if not answer.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in answer:
-        raise ValueError(answer[:300])
-    return connection.marked
+    answer = await stream.ask(STREAM, 1)
+    came, data = 0.0, b""
+    for at, part in answer.arrivals:
+        data += part
+        came = came or (at if b'"content":"' in data else 0.0)
+    if answer.fault or not data.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in data:
+        raise ValueError(answer.fault or data[:300])
+    return came
 
 
-async def jobs(connection: JobsConnection) -> None:
+async def jobs(stream: Stream) -> None:
     """Raises ValueError."""
-    accepted = await connection.ask(JOB)
+    accepted = await _asked(stream, JOB)
     if not accepted.startswith(b"HTTP/1.1 202"):
         raise ValueError(accepted[:300])
     job: str = msgspec.json.decode(accepted.partition(HEAD_END)[2])["id"]
-    _said_one_token(await connection.ask(request("GET", f"/v1/jobs/{job}?wait={JOB_WAIT_S}")))
+    _said_one_token(await _asked(stream, request("GET", f"/v1/jobs/{job}?wait={JOB_WAIT_S}")))
+
+
+async def _asked(stream: Stream, sent: bytes) -> bytes:
+    """The whole answer, status line and all. Raises ValueError where the connection ended before it."""
+    answer = await stream.ask(sent, 1)
+    if answer.fault:
+        raise ValueError(answer.fault)
+    return b"".join(part for _, part in answer.arrivals)
 
 
 def _said_one_token(answer: bytes) -> None:
@@ -105,20 +65,16 @@ def _said_one_token(answer: bytes) -> None:
         raise ValueError(answer[:300])
 
 
-FORMS: Mapping[str, Callable[[JobsConnection], Awaitable[float | None]]] = {
-    "chat": chat,
-    "stream": stream,
-    "jobs": jobs,
-}
+FORMS: Mapping[str, Callable[[Stream], Awaitable[float | None]]] = {"chat": chat, "stream": streamed, "jobs": jobs}
 
 
 async def main(form: str, plan: CallerPlan) -> None:
     """Raises OSError when nobody listens."""
-    place, loop = urlsplit(plan.url), asyncio.get_running_loop()
-    host, port = place.hostname or "127.0.0.1", place.port or 80
-    connections = [(await loop.create_connection(JobsConnection, host, port))[1] for _ in range(plan.callers)]
-    ask = FORMS[form]
-    await tasks(plan, lambda number: ask(connections[number]))
+    place, ask = urlsplit(plan.url), FORMS[form]
+    streams = [Stream(place.port or 80, place.hostname or HOST) for _ in range(plan.callers)]
+    for stream in streams:
+        await stream.connect()
+    await tasks(plan, lambda number: ask(streams[number]))
 
 
 if __name__ == "__main__":

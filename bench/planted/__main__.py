@@ -29,7 +29,7 @@ def _run(run: ProgramRun) -> int:
     bugs = [bug for bug in BUGS if args.only is None or args.only in bug.name]
     if not bugs:
         raise WrongArguments(
-            f"no bug has {args.only!r} in its name\nnext:  choose from the names in bench/planted/bugs.py"
+            f"no bug has {args.only!r} in its name\nnext:  choose from the names of the bugs in bench/planted"
         )
     try:
         return _judged(run, bugs, args.out or (None if args.only or args.named else RESULTS / "planted.json"))

@@ -43,3 +43,8 @@ class Bug:
             text = texts.get(edit.file) or (tree / edit.file).read_text(encoding="utf-8")
             texts[edit.file] = edit.applied(text)
         return texts
+
+
+def lua_edit(script: str, old: str, new: str) -> Edit:
+    """An edit of a Lua script, named without its folder and suffix."""
+    return Edit(f"streaming/lua/{script}.lua", old, new)

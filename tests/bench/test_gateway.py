@@ -15,6 +15,7 @@ import pytest
 from house import eventually
 from rich.console import Console
 
+from bench import program
 from bench.environments import CACHE, PINS, Absent, Environment
 from bench.gateway.__main__ import main
 from bench.gateway.figures import COLUMNS, Goals, rows
@@ -23,7 +24,6 @@ from bench.gateway.sweep import GatewayOptions, GatewayReadings, draw, notes, pl
 from bench.gateway.systems import Say, ServingGateway
 from bench.load.plan import LoadPlan, StreamReading
 from bench.load.scripted import ClockError
-from bench.program import Testbed
 from bench.report import Report, load
 from bench.stats import Spread
 from workers.engines.sim.settings import SimSettings
@@ -197,7 +197,7 @@ def test_systems_take_turns_and_what_fails_is_told(monkeypatch: pytest.MonkeyPat
     def plan(serving: ServingGateway, streams: int) -> LoadPlan:
         return LoadPlan(port=serving.port, model="m", streams=streams, requests=streams, tokens=1)
 
-    with Testbed(Console(quiet=True), "", 8) as stage:
+    with program.Testbed(Console(quiet=True), "", 8) as stage:
         play(ready, 2, [1, 4], plan, SimSettings(), stage, played)
     assert log == ["+a", "-a", "+b", "-b", "+b", "-b", "+a", "-a"]
     assert [each.streams for each in measured] == [1, 4] * 4

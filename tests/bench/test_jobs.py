@@ -11,8 +11,9 @@ import pytest
 
 from bench.jobs.__main__ import ratios, rows
 from bench.jobs.callers import CallerPlan
-from bench.jobs.frontend import CHAT, _is_whole
+from bench.jobs.frontend import CHAT
 from bench.jobs.systems import ClientFailed, JobsReading, PenstockJobs, ServingJobs, measure
+from bench.load.streams import Framing
 from bench.penstock import start_redis
 from bench.processes import Processes
 
@@ -70,8 +71,9 @@ def test_an_answer_is_whole_at_its_end_and_not_before() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     ):
-        whole = [_is_whole(bytearray(answer[:end])) for end in range(len(answer) + 1)]
-        assert whole == [False] * len(answer) + [True]
+        framing = Framing()
+        whole = [framing.ends_with(answer[at : at + 1]) for at in range(len(answer))]
+        assert whole == [False] * (len(answer) - 1) + [True]
     assert b'"max_tokens":1' in CHAT
 
 

@@ -97,9 +97,8 @@ TWO_SLOTS = {"PENSTOCK_SIM_SLOTS": "2", "PENSTOCK_WORKER_PREFETCH": "0"}
 
 async def f05(stage: FaultTestbed) -> None:
     """The append-only folder is copied, and some time later the server is killed and begins again from the copy."""
-    server = RedisServer(stage.folder)
-    await server.start()
-    async with stage.cluster(server, environ=TWO_SLOTS) as cluster:
+    async with stage.cluster(environ=TWO_SLOTS) as cluster:
+        server = cluster.server
         for trial in stage.tries():
             begun = await _begin(stage, cluster, trial)
             since = stage.history.now()
@@ -113,7 +112,6 @@ async def f05(stage: FaultTestbed) -> None:
             await asyncio.sleep(stage.rng.choice([0.0, 1.5]))
             await server.back()
             await _finish(stage, cluster, begun, since)
-    await server.child.end()
     count_resets(stage)
 
 

@@ -142,10 +142,9 @@ async def f12(stage: FaultTestbed) -> None:
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    server = RedisServer(stage.folder, environ=clock)
-    await server.start()
     here = 0
-    async with stage.cluster(server) as cluster:
+    async with stage.cluster(store_environ=clock) as cluster:
+        server = cluster.server
         for trial in stage.tries():
             limits = {"deadline_ms": DEADLINE_MS, "max_queue_ms": DEADLINE_MS}
             plain = asks(stage.row.id, trial, tokens=250)
@@ -161,7 +160,6 @@ async def f12(stage: FaultTestbed) -> None:
             await cluster.finish(begun)
             stage.bit(stage.across(requests(begun)), "nobody read across it")
             await cluster.ready()
-    await server.child.end()
     stage.stalled_at_most(stage.lease_ms + MAX_RECOVERY_MS)
 
 

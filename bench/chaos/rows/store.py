@@ -37,9 +37,8 @@ async def f32(stage: FaultTestbed) -> None:
     """More jobs than the store has room for with their results: admission must end before they are all in."""
     environ = {"PENSTOCK_SIM_STEP_MS": "5", "PENSTOCK_SIM_SLOTS": "64"}
     for _ in stage.tries():
-        server = RedisServer(stage.folder, f"redis-{stage.trials}-{stage.missed}", f"maxmemory {MAXMEMORY}")
-        await server.start()
-        async with stage.cluster(server, workers=2, environ=environ) as cluster:
+        async with stage.cluster(store=[f"maxmemory {MAXMEMORY}"], workers=2, environ=environ) as cluster:
+            server = cluster.server
             before = await _used(server)
             stage.fault(f"{JOBS} jobs, and room for the results of some")
             told = [one for wave in WAVES for one in await _wave(stage, cluster, wave)]
@@ -59,7 +58,6 @@ async def f32(stage: FaultTestbed) -> None:
             full = (await server.command("INFO", "errorstats")).get("errorstat_OOM")
             stage.must(full is None, f"the store was full before admission ended: {full}")
             await server.command("CONFIG", "SET", "maxmemory", 0)  # what is left over is looked at with room again
-        await server.child.end()
     refused = of_kind(stage.history.events, "refused")
     others = {(event["status"], event["code"]) for event in refused} - {(503, "no_capacity")}
     stage.must(not others, f"refused as {others} instead of 503 no_capacity")
@@ -167,9 +165,8 @@ MIN_STORM_KILLS = 20
 async def f04(stage: FaultTestbed) -> None:
     """kill -9 of the server, up to 3 s down, back from its file."""
     late: list[float] = []
-    server = RedisServer(stage.folder)
-    await server.start()
-    async with stage.cluster(server) as cluster:
+    async with stage.cluster() as cluster:
+        server = cluster.server
         for trial in stage.tries():
             begun = cluster.begin(asks(stage.row.id, trial, tokens=160))
             await asyncio.sleep(stage.rng.uniform(0.1, 1.2))
@@ -186,7 +183,6 @@ async def f04(stage: FaultTestbed) -> None:
             await cluster.finish(begun)
             stage.bit(stage.across(readers), "nobody read across it")
             await cluster.ready()
-    await server.child.end()
     stage.figures["all streams went on after s, worst"] = round(max(late), 2)
     stage.must(max(late) <= 5.0, f"streams went on {max(late):.1f} s after the server answered, allowed: 5 s")
     _refused_rightly(stage)
@@ -208,9 +204,8 @@ def _refused_rightly(stage: FaultTestbed) -> None:
 
 async def f19(stage: FaultTestbed) -> None:
     """Every subscription cut each second; then for a while as fast as they come back."""
-    server = RedisServer(stage.folder)
-    await server.start()
-    async with stage.cluster(server) as cluster:
+    async with stage.cluster() as cluster:
+        server = cluster.server
         running, numbers = asyncio.Event(), count()
         running.set()
         readers = [asyncio.create_task(_reading(cluster, running, numbers)) for _ in range(8)]
@@ -228,7 +223,6 @@ async def f19(stage: FaultTestbed) -> None:
         stage.must(killed >= MIN_STORM_KILLS, f"the quick kills cut only {killed} subscriptions")
         running.clear()
         await asyncio.gather(*readers)
-    await server.child.end()
     stage.stalled_at_most(500)  # a poll of 250 ms after a wait of 250 ms to subscribe
 
 
@@ -244,9 +238,8 @@ async def _reading(cluster: PenstockCluster, running: asyncio.Event, numbers: co
 
 async def f25(stage: FaultTestbed) -> None:
     """The append-only file cannot grow: no room on the disk, as the server sees it."""
-    server = RedisServer(stage.folder)
-    await server.start()
-    async with stage.cluster(server) as cluster:
+    async with stage.cluster() as cluster:
+        server = cluster.server
         for trial in range(stage.wanted):
             begun = cluster.begin(asks(stage.row.id, trial, 4, 150))
             await cluster.all_begun(begun)
@@ -264,7 +257,6 @@ async def f25(stage: FaultTestbed) -> None:
             await cluster.finish(begun)
             await cluster.ready()
         stage.must(not server.child.exits, "the server ended")
-    await server.child.end()
     _refused_rightly(stage)
 
 
@@ -278,10 +270,9 @@ async def _misconf(server: RedisServer) -> bool:
 
 async def f14(stage: FaultTestbed) -> None:
     """The store's memory is limited, and a flood of large jobs comes; then their results' time is over."""
-    server = RedisServer(stage.folder)
-    await server.start()
     environ = {"PENSTOCK_REDIS_RETENTION_S": "8", "PENSTOCK_SIM_STEP_MS": "20"}
-    async with stage.cluster(server, workers=2, environ=environ) as cluster:
+    async with stage.cluster(workers=2, environ=environ) as cluster:
+        server = cluster.server
         # Once: later trials find results of the flood before them, whose room will come free while they flood.
         idle = int((await server.command("INFO", "memory"))["used_memory"])
         for trial in range(stage.wanted):
@@ -297,7 +288,6 @@ async def f14(stage: FaultTestbed) -> None:
             await server.command("CONFIG", "SET", "maxmemory", 0)
         stats = await server.command("INFO", "stats")
         errors = await server.command("INFO", "errorstats")
-    await server.child.end()
     stage.must(int(stats["evicted_keys"]) == 0, f"{stats['evicted_keys']} keys were evicted")
     stage.must("errorstat_OOM" not in errors, f"the store was full before admission stopped: {errors}")
 
