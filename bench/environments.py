@@ -79,14 +79,39 @@ def _run(argv: list[str]) -> None:
         raise Absent("; ".join(said)[:600] or done.stderr.decode(errors="replace")[-600:])
 
 
+Say = Callable[[str], None]
+ROOT = Path(__file__).parent.parent
+"""Programs in other environments import what they need of this project from here."""
+
+
 class Installable(Protocol):
     """A system that is made ready once, before anything is measured."""
 
     @property
     def name(self) -> str: ...
 
-    def prepare(self, say: Callable[[str], None]) -> None:
-        """Raises Absent."""
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+
+    def prepare(self, say: Say) -> None:
+        """Once, before anything is measured. Raises Absent."""
+
+
+class Ready:
+    """A system that needs nothing but what is here."""
+
+    def prepare(self, say: Say) -> None:
+        """Nothing is needed."""
+
+
+class Peer:
+    """A system in an environment of its own."""
+
+    environment: Environment
+
+    def prepare(self, say: Say) -> None:
+        self.python = self.environment.prepare(say)
 
 
 System = TypeVar("System", bound=Installable)
@@ -101,7 +126,7 @@ class Failures:
     def fail(self, system: str, why: object) -> None:
         self.failed.setdefault(system, " ".join(str(why).split())[:500])
 
-    def prepared(self, systems: Sequence[System], say: Callable[[str], None]) -> list[System]:
+    def prepared(self, systems: Sequence[System], say: Say) -> list[System]:
         """Those that can be run here; why the others cannot is noted."""
         ready = []
         for system in systems:

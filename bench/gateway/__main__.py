@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import program, report
 from bench.gateway import base, idle, sweep
 from bench.gateway.sweep import GatewayOptions
-from bench.gateway.systems import chosen, names_of, systems
+from bench.gateway.systems import chosen, systems
 from bench.load.plan import LoadFailed
 from bench.processes import Died
 from bench.program import PLOTS, BenchProgram, Option, ProgramRun, WrongArguments, count, counts
@@ -26,6 +26,7 @@ LEVELS = (1, 4, 16, 64, 128, 256)
 QUICK_LEVELS = (1, 64, 256)
 QUICK_SYSTEMS = ("floor", "penstock", "plain", "litellm", "router", "dynamo")
 RIVALS = ("floor", "penstock", "router", "dynamo")
+KNOWN = ", ".join(system.name for system in systems())
 BURST_SYSTEMS = ("floor", "penstock", "plain", "router", "dynamo")
 
 
@@ -109,7 +110,11 @@ def _names(words: str) -> list[str]:
 
 
 main = BenchProgram("penstock bench gateway", __doc__, _run, Died, LoadFailed, OSError).taking(
-    Option("--systems", type=_names, help=f"only these, separated by commas: {names_of(systems())}"),
+    Option(
+        "--systems",
+        type=_names,
+        help=f"only these, separated by commas: {KNOWN}",
+    ),
     Option("--quick", action="store_true", help="c = 1, 64, 256, two requests a stream, one round"),
     Option("--levels", type=counts, help="concurrent streams, e.g. 1,64,256"),
     Option("--rounds", type=count, help="rounds through all systems (default 2); medians are shown"),

@@ -21,9 +21,10 @@ from tempfile import TemporaryDirectory
 import msgspec
 from rich.console import Console
 
+from bench.environments import ROOT
 from bench.gateway.figures import COLUMNS, Readings, rows
 from bench.gateway.sweep import SETTLE_S, GatewayOptions, GatewayReadings, notes
-from bench.gateway.systems import ROOT, GatewaySystem, PenstockGateway, ServingGateway
+from bench.gateway.systems import GatewaySystem, PenstockGateway, ServingGateway
 from bench.load.plan import StreamReading, measure
 from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.program import Testbed, WrongArguments

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-import bench
-from bench.environments import Environment
+from bench.environments import ROOT, Environment, Installable, Peer, Ready
 from bench.gateway.engine import MODEL
 from bench.load.plan import LoadPlan
 from bench.penstock import Penstock as Deployment
@@ -22,11 +21,6 @@ from bench.ports import free_port
 from bench.processes import Processes
 from streaming.settings import Durability
 from workers.engines.sim.settings import SimSettings
-
-ROOT = Path(bench.__file__).parent.parent
-"""Peers in other environments import the engine from here."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +50,8 @@ class ServingGateway:
             group.check()
 
 
-class GatewaySystem(Protocol):
-    """One of the systems compared."""
-
-    @property
-    def name(self) -> str:
-        """As on the command line."""
-
-    @property
-    def title(self) -> str:
-        """What it is, in a few words."""
-
-    def prepare(self, say: Say) -> None:
-        """Once, before anything is measured. Raises Absent."""
+class GatewaySystem(Installable, Protocol):
+    """One of the systems compared; its name is that of the command line."""
 
     def serve(self, folder: Path, engine: SimSettings) -> AbstractContextManager[ServingGateway]:
         """Serving inside the `with`; every process has ended behind it. `folder` is empty. Raises Died, Absent."""
@@ -78,18 +61,15 @@ class GatewaySystem(Protocol):
 def processes_in(folder: Path, environ: Mapping[str, str] | None = None) -> Iterator[Processes]:
     """Processes with a folder of their own."""
     folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        yield stack.enter_context(Processes(folder, environ))
+    with Processes(folder, environ) as processes:
+        yield processes
 
 
-class Floor:
+class Floor(Ready):
     """See bench.gateway.floor."""
 
     name = "floor"
     title = "engine behind a bare asyncio socket server"
-
-    def prepare(self, say: Say) -> None:
-        """Nothing is needed."""
 
     @contextmanager
     def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
@@ -121,7 +101,7 @@ DEFAULTS = msgspec.to_builtins(SimSettings())
 
 
 @dataclass(frozen=True)
-class PenstockGateway:
+class PenstockGateway(Ready):
     """All processes that `penstock up` starts, with the durable log on; out of source tree `tree` instead of the one
     installed."""
 
@@ -134,9 +114,6 @@ class PenstockGateway:
     def title(self) -> str:
         apis = f", {self.apis} API processes" if self.apis > 1 else ""
         return f"Penstock at {self.level}: {KEPT[self.level]}{apis}"
-
-    def prepare(self, say: Say) -> None:
-        """Nothing is needed."""
 
     @contextmanager
     def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
@@ -169,23 +146,20 @@ class PenstockGateway:
 ROUTER_ENVIRONMENT = Environment(name="sglang-router", packages=("sglang-router==0.3.2",))
 
 
-class Router:
+class Router(Peer):
     """One router and one engine server; it forwards bytes and keeps nothing."""
 
     name = "router"
     title = f"SGLang router ({ROUTER_ENVIRONMENT.packages[0]}) in front of the floor's engine server"
-
-    def prepare(self, say: Say) -> None:
-        self._python = ROUTER_ENVIRONMENT.prepare(say)
+    environment = ROUTER_ENVIRONMENT
 
     @contextmanager
     def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
         with Processes(folder) as processes:
             behind, port, metrics = start_engine_server(processes, engine), free_port(), free_port()
-            argv: list[str | Path] = [self._python, "-m", "sglang_router.launch_router", "--policy", "round_robin"]
-            argv += ["--worker-urls", f"http://127.0.0.1:{behind}", "--host", "127.0.0.1", "--port", str(port)]
-            argv += ["--prometheus-port", str(metrics), "--log-level", "warn"]
-            processes.start("router", argv)
+            ways = ("--worker-urls", f"http://127.0.0.1:{behind}", "--host", "127.0.0.1", "--port", str(port))
+            rest = ("--policy", "round_robin", "--prometheus-port", str(metrics), "--log-level", "warn")
+            processes.start("router", (self.python, "-m", "sglang_router.launch_router", *ways, *rest))
             processes.wait_port(port)
             yield ServingGateway(port, [processes])
 
@@ -206,14 +180,12 @@ DYNAMO_ENVIRONMENT = Environment(
 """`ai-dynamo` comes without its dependencies: they bring simulation and Kubernetes packages that nothing here uses."""
 
 
-class Dynamo:
+class Dynamo(Peer):
     """One frontend, one worker; no etcd and no NATS, for one machine needs neither."""
 
     name = "dynamo"
     title = f"NVIDIA Dynamo ({DYNAMO_ENVIRONMENT.bare[0]}): Rust frontend and Python worker"
-
-    def prepare(self, say: Say) -> None:
-        self._python = DYNAMO_ENVIRONMENT.prepare(say)
+    environment = DYNAMO_ENVIRONMENT
 
     @contextmanager
     def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
@@ -230,24 +202,10 @@ class Dynamo:
         }
         with Processes(folder, environ) as processes:
             port, settings = free_port(), msgspec.json.encode(engine).decode()
-            frontend: list[str | Path] = [
-                self._python,
-                "-m",
-                "dynamo.frontend",
-                "--http-host",
-                "127.0.0.1",
-                "--http-port",
-                str(port),
-            ]
-            processes.start("frontend", frontend)
-            worker: list[str | Path] = [
-                self._python,
-                "-m",
-                "bench.gateway.peers.dynamo_worker",
-                folder / "model",
-                settings,
-            ]
-            processes.start("worker", worker)
+            listen = ("--http-host", "127.0.0.1", "--http-port", str(port))
+            processes.start("frontend", (self.python, "-m", "dynamo.frontend", *listen))
+            worker = "bench.gateway.peers.dynamo_worker"
+            processes.start("worker", (self.python, "-m", worker, folder / "model", settings))
             processes.wait_page(port, "/v1/models", b'"id"')
             yield ServingGateway(port, [processes])
 
@@ -258,14 +216,12 @@ FASTAPI_ENVIRONMENT = Environment(
 )
 
 
-class Plain:
+class Plain(Peer):
     """See bench.gateway.peers.plain_api and bench.gateway.plain_worker."""
 
     name = "plain"
     title = "FastAPI + StreamingResponse, one PUBLISH per token"
-
-    def prepare(self, say: Say) -> None:
-        self._python = FASTAPI_ENVIRONMENT.prepare(say)
+    environment = FASTAPI_ENVIRONMENT
 
     @contextmanager
     def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
@@ -273,7 +229,7 @@ class Plain:
             url, port = start_redis(processes), free_port()
             settings = msgspec.json.encode(engine).decode()
             processes.start("worker", [sys.executable, "-m", "bench.gateway.plain_worker", url, settings])
-            api: list[str | Path] = [self._python, "-m", "bench.gateway.peers.plain_api", str(port), url]
+            api = (self.python, "-m", "bench.gateway.peers.plain_api", str(port), url)
             processes.start("api", api, {"PYTHONPATH": str(ROOT)})
             processes.wait_port(port)
             yield ServingGateway(port, [processes])
@@ -299,21 +255,19 @@ LITELLM_ENVIRON = {
 """No keys, as for the others; its list of prices is not fetched; it does not log every request."""
 
 
-class Litellm:
+class Litellm(Peer):
     """One proxy process, without a database."""
 
     name = "litellm"
     title = f"LiteLLM proxy ({LITELLM_ENVIRONMENT.packages[0]}) in front of the floor's engine server"
-
-    def prepare(self, say: Say) -> None:
-        self._python = LITELLM_ENVIRONMENT.prepare(say)
+    environment = LITELLM_ENVIRONMENT
 
     @contextmanager
     def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
         with Processes(folder, {**os.environ, **LITELLM_ENVIRON}) as processes:
             port, config = free_port(), folder / "config.yaml"
             config.write_text(CONFIG.format(model=MODEL, port=start_engine_server(processes, engine)))
-            proxy = self._python.parent / "litellm"
+            proxy = self.python.parent / "litellm"
             processes.start("litellm", [proxy, "--config", config, "--host", "127.0.0.1", "--port", str(port)])
             processes.wait_port(port)
             yield ServingGateway(port, [processes])
@@ -341,8 +295,3 @@ def chosen(names: Sequence[str]) -> list[GatewaySystem]:
     for name in names:
         known[name]
     return [system for name, system in known.items() if not names or name in names]
-
-
-def names_of(all_of: Sequence[GatewaySystem]) -> str:
-    """For people."""
-    return ", ".join(system.name for system in all_of)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +14,10 @@ from typing import Protocol
 
 import msgspec
 
-import bench
-from bench.environments import Environment
+from bench.environments import ROOT, Environment, Installable, Ready, Say
 from bench.jobs.callers import BEGIN, END, CallerPlan
 from bench.penstock import Penstock
 from bench.processes import Processes
-
-ROOT = Path(bench.__file__).parent.parent
-"""Peers in other environments import their part from here."""
-
-Say = Callable[[str], None]
 
 MANY = 1_000_000
 
@@ -58,29 +52,19 @@ class JobsReading(msgspec.Struct, frozen=True, kw_only=True):
     """CPU seconds of each process but the client."""
 
 
-class JobsSystem(Protocol):
+class JobsSystem(Installable, Protocol):
     """One of those compared."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def title(self) -> str:
-        """What it is, in a few words."""
 
     @property
     def most_callers(self) -> int:
         """With more it does less."""
-
-    def prepare(self, say: Say) -> None:
-        """Once, before anything is measured. Raises Absent."""
 
     def serve(self, folder: Path, redis_url: str) -> AbstractContextManager[ServingJobs]:
         """Ready inside the `with`; every process has ended behind it. Raises Died."""
 
 
 @dataclass(frozen=True)
-class PenstockJobs:
+class PenstockJobs(Ready):
     """Penstock through HTTP; the form of its callers' requests is bench.jobs.frontend's."""
 
     name: str
@@ -88,9 +72,6 @@ class PenstockJobs:
     form: str
     apis: int
     most_callers: int = MANY
-
-    def prepare(self, say: Say) -> None:
-        """Nothing is needed."""
 
     @contextmanager
     def serve(self, folder: Path, redis_url: str) -> Iterator[ServingJobs]:

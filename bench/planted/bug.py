@@ -45,6 +45,6 @@ class Bug:
         return texts
 
 
-def lua_edit(script: str, old: str, new: str) -> Edit:
+def lua(script: str, old: str, new: str) -> Edit:
     """An edit of a Lua script, named without its folder and suffix."""
     return Edit(f"streaming/lua/{script}.lua", old, new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit, lua_edit
+from bench.planted.bug import Bug, Edit, lua
 
 RELAY = "tests/streaming/jobs/test_relay.py::test_"
 RUNS_TESTS = "tests/workers/test_runs.py::test_"
@@ -100,7 +100,7 @@ LOOKS = (
         "a list that reads bodies",
         "A page of jobs with long prompts is more than a process has memory for.",
         (
-            lua_edit("recent", "'epoch', 'runs')", "'epoch', 'runs', 'body')"),
+            lua("recent", "'epoch', 'runs')", "'epoch', 'runs', 'body')"),
             Edit(
                 "streaming/jobs/summaries.py",
                 '*("metadata", "epoch", "runs"),',
@@ -131,12 +131,12 @@ LOOKS = (
         "a cursor whose id alone is looked up",
         "A cursor of an old time and the id of a new job has one script walk the whole list of a tenant.",
         (
-            lua_edit(
+            lua(
                 "recent",
                 "local low, high = redis.call('ZCOUNT', jobs, '(' .. time, '+inf'), ",
                 "local low, high = redis.call('ZREVRANK', jobs, id) or 0, ",
             ),
-            lua_edit("recent", "  while low < high do", "  while false do"),
+            lua("recent", "  while low < high do", "  while false do"),
         ),
         (SUMMARIES + "a_made_up_cursor_reads_no_more_than_a_page",),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit, lua_edit
+from bench.planted.bug import Bug, Edit, lua
 
 PROTOCOL = "tests/streaming/jobs/test_protocol.py::test_"
 REGRESSIONS = "tests/streaming/test_regressions.py::test_"
@@ -14,31 +14,31 @@ FENCING = (
     Bug(
         "append without its fence",
         "A worker that was taken for dead goes on writing tokens beside its successor.",
-        (lua_edit("append", "if mine[1] ~= 'live' then return 'fenced' end\n", ""),),
+        (lua("append", "if mine[1] ~= 'live' then return 'fenced' end\n", ""),),
         (PROTOCOL + "a_fenced_worker_can_write_nothing",),
     ),
     Bug(
         "finish without its fence",
         "A worker that was taken for dead is not told so when it ends a job, and goes on.",
-        (lua_edit("finish", "if not is_live(worker) then return 'fenced' end\n", ""),),
+        (lua("finish", "if not is_live(worker) then return 'fenced' end\n", ""),),
         (PROTOCOL + "a_fenced_worker_can_write_nothing",),
     ),
     Bug(
         "finish without its owner",
         "Any live worker can end a job that another one runs.",
-        (lua_edit("finish", "holds_job(id, worker, run, s[1]", "holds_job(id, s[2], run, s[1]"),),
+        (lua("finish", "holds_job(id, worker, run, s[1]", "holds_job(id, s[2], run, s[1]"),),
         (REGRESSIONS + "a_job_is_ended_by_its_holder_and_its_run_only",),
     ),
     Bug(
         "finish without its run",
         "The end of an earlier attempt counts for a later one.",
-        (lua_edit("finish", "holds_job(id, worker, run, s[1]", "holds_job(id, worker, s[3], s[1]"),),
+        (lua("finish", "holds_job(id, worker, run, s[1]", "holds_job(id, worker, s[3], s[1]"),),
         (REGRESSIONS + "a_job_is_ended_by_its_holder_and_its_run_only",),
     ),
     Bug(
         "release without its run",
         "A hand-back that arrives late takes the job from the worker that has claimed it again and runs it.",
-        (lua_edit("release", "holds_job(id, worker, run, s[1]", "holds_job(id, worker, s[3], s[1]"),),
+        (lua("release", "holds_job(id, worker, run, s[1]", "holds_job(id, worker, s[3], s[1]"),),
         (REGRESSIONS + "a_release_that_arrives_late_leaves_the_next_attempt_alone",),
     ),
     Bug(
@@ -55,21 +55,21 @@ FENCING = (
                 "class Reaper:",
                 "def _now_ms() -> int:\n    import time\n\n    return int(time.time() * 1000)\n\n\nclass Reaper:",
             ),
-            lua_edit("reap", "local now = now_ms()", "local now = tonumber(ARGV[6])"),
+            lua("reap", "local now = now_ms()", "local now = tonumber(ARGV[6])"),
         ),
         (REGRESSIONS + "a_clients_clock_decides_nothing",),
     ),
     Bug(
         "a lease ends while the store is away",
         "When it is back every worker is fenced, and what the store had not written yet is made anew by others.",
-        (lua_edit("reap", "if now - before > lease / 2 then", "if false then"),),
+        (lua("reap", "if now - before > lease / 2 then", "if false then"),),
         (REGRESSIONS + "the_time_the_store_was_away_ends_no_lease",),
     ),
     Bug(
         "a lease made by a clock that was ahead",
         "The store's clock is set back: whoever dies then holds its jobs for as long as it was set back by.",
         (
-            lua_edit(
+            lua(
                 "reap",
                 "redis.call('ZADD', leases_key(), now + lease, worker)\nend\n\nlocal lapsed",
                 "end\n\nlocal lapsed",
@@ -80,11 +80,7 @@ FENCING = (
     Bug(
         "a lease that is spared for ever",
         "Where sweeps are rare, a dead worker's jobs wait without end.",
-        (
-            lua_edit(
-                "reap", "tonumber(redis.call('HGET', worker_key(held[i]), 'spared')) ~= tonumber(held[i + 1])", "true"
-            ),
-        ),
+        (lua("reap", "tonumber(redis.call('HGET', worker_key(held[i]), 'spared')) ~= tonumber(held[i + 1])", "true"),),
         (REGRESSIONS + "the_time_the_store_was_away_ends_no_lease",),
     ),
 )
@@ -94,7 +90,7 @@ ENDS = (
         "acknowledged before it is one's own",
         "A finish that is refused has already removed the job's entry: the job waits for ever.",
         (
-            lua_edit(
+            lua(
                 "finish",
                 "  if not holds_job(",
                 "  ack_and_delete(s[4], s[5])\n  if not holds_job(",
@@ -105,7 +101,7 @@ ENDS = (
     Bug(
         "ended but not acknowledged",
         "Entries of jobs that have ended fill their lane.",
-        (lua_edit("finish", "ack_and_delete(s[4], s[5])\n", ""),),
+        (lua("finish", "ack_and_delete(s[4], s[5])\n", ""),),
         (PROTOCOL + "a_job_is_put_claimed_logged_and_finished",),
     ),
     Bug(
@@ -131,7 +127,7 @@ ENDS = (
         "a cancel that forgets the queue",
         "A waiting job is only marked: a worker runs it all the same.",
         (
-            lua_edit(
+            lua(
                 "cancel",
                 "end_job(id, 'cancelled', 'cancelled', now_ms())",
                 "redis.call('HSET', job_key(id), 'cancel', 1)",
@@ -142,11 +138,7 @@ ENDS = (
     Bug(
         "a cancel that forgets the worker",
         "A running job is never told of its cancel: it keeps its slot to the end.",
-        (
-            lua_edit(
-                "cancel", "    redis.call('HSET', job_key(id), 'cancel', 1)\n    notify_worker(s[2], {'c', id})\n", ""
-            ),
-        ),
+        (lua("cancel", "    redis.call('HSET', job_key(id), 'cancel', 1)\n    notify_worker(s[2], {'c', id})\n", ""),),
         (PROTOCOL + "cancel_ends_a_waiting_job_and_marks_a_running_one",),
     ),
     Bug(
@@ -177,7 +169,7 @@ ENDS = (
         "an unreadable job without a time of its end",
         "Who asks for a job until it has an end in time asks for ever: it has failed, and is never said to be over.",
         (
-            lua_edit(
+            lua(
                 "fail_malformed",
                 "return tonumber(string.match(redis.call('HGET', job, 'done') or '', '^%d+$')) or now",
                 "return 0",
@@ -189,7 +181,7 @@ ENDS = (
         "one record stops every sweep",
         "A dead worker's jobs stay with it because one of them cannot be read.",
         (
-            lua_edit(
+            lua(
                 "prelude",
                 "local ran, answer = pcall(step, id, worker)",
                 "local ran, answer = true, step(id, worker)",
@@ -224,7 +216,7 @@ ENDS = (
     Bug(
         "an expired job is run",
         "Work that nobody waits for any more costs engine steps.",
-        (lua_edit("claim", " or is_past(s[3], now) then", " then"),),
+        (lua("claim", " or is_past(s[3], now) then", " then"),),
         (REGRESSIONS + "a_job_whose_time_is_over_is_not_claimed",),
     ),
 )

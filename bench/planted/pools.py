@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit, lua_edit
+from bench.planted.bug import Bug, Edit, lua
 
 PLANS = "tests/streaming/fleet/test_plans.py::test_"
 PODS = "tests/scheduler/pools/test_kubernetes.py::test_"
@@ -13,7 +13,7 @@ POOLS = (
         "a plan without its fence",
         "A scheduler that was suspended goes on as the leader when it wakes up, over another's decisions.",
         (
-            lua_edit(
+            lua(
                 "plan",
                 "if redis.call('GET', leader_key()) ~= ARGV[1] or redis.call('GET', leader_epoch_key()) ~= ARGV[2]"
                 " then return 0 end\n",
@@ -25,13 +25,13 @@ POOLS = (
     Bug(
         "a pool that follows anybody",
         "Workers are started and stopped for a plan that another leader has overturned.",
-        (lua_edit("act", "if redis.call('GET', leader_epoch_key()) ~= ARGV[1] then return 0 end\n", ""),),
+        (lua("act", "if redis.call('GET', leader_epoch_key()) ~= ARGV[1] then return 0 end\n", ""),),
         (PLANS + "a_pool_acts_only_under_the_current_epoch",),
     ),
     Bug(
         "an epoch that stays",
         "The next leader has the epoch of the last one: nobody can tell their acts apart.",
-        (lua_edit("lead", "math.max(epoch + 1, math.floor(now_ms() / 1000))", "math.max(epoch, 1)"),),
+        (lua("lead", "math.max(epoch + 1, math.floor(now_ms() / 1000))", "math.max(epoch, 1)"),),
         (PLANS + "one_leads_and_keeps_leading",),
     ),
     Bug(
@@ -101,7 +101,7 @@ POOLS = (
     Bug(
         "a sleeper nobody wakes at once",
         "The first request at zero workers waits for the next tick.",
-        (lua_edit("put", "wake_scheduler(model)", "has_consumer(lane)"),),
+        (lua("put", "wake_scheduler(model)", "has_consumer(lane)"),),
         (PLANS + "a_put_nobody_is_there_for_wakes_the_scheduler",),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit, lua_edit
+from bench.planted.bug import Bug, Edit, lua
 
 PROTOCOL = "tests/streaming/jobs/test_protocol.py::test_"
 REGRESSIONS = "tests/streaming/test_regressions.py::test_"
@@ -19,19 +19,19 @@ QUEUE = (
     Bug(
         "a put that does not know its repetition",
         "A put whose answer was lost, sent again, makes a second entry: the job runs twice.",
-        (lua_edit("put", "if redis.call('EXISTS', job) == 1 then return {'queued', now, 0, epoch} end\n", ""),),
+        (lua("put", "if redis.call('EXISTS', job) == 1 then return {'queued', now, 0, epoch} end\n", ""),),
         (REGRESSIONS + "a_put_that_is_repeated_late_runs_nothing_again",),
     ),
     Bug(
         "a lane trimmed by length",
         "The bound of a lane deletes accepted work instead of refusing more.",
-        (lua_edit("put", "redis.call('XADD', lane, '*',", "redis.call('XADD', lane, 'MAXLEN', limit, '*',"),),
+        (lua("put", "redis.call('XADD', lane, '*',", "redis.call('XADD', lane, 'MAXLEN', limit, '*',"),),
         (PROTOCOL + "a_full_lane_refuses_and_keeps_what_it_has",),
     ),
     Bug(
         "an unbounded lane",
         "Admission never ends, and the store fills up.",
-        (lua_edit("put", "if waiting >= limit then return {'full', waiting} end\n", ""),),
+        (lua("put", "if waiting >= limit then return {'full', waiting} end\n", ""),),
         (PROTOCOL + "a_full_lane_refuses_and_keeps_what_it_has",),
     ),
     Bug(
@@ -39,7 +39,7 @@ QUEUE = (
         "Two tenants with the same key share one job and read each other's answer.",
         (
             Edit("streaming/ids.py", "joined(tenant, key).encode()", 'joined("", key).encode()'),
-            lua_edit("prelude", "s[1] ~= tenant or ", ""),
+            lua("prelude", "s[1] ~= tenant or ", ""),
         ),
         (PROTOCOL + "an_idempotency_key_leads_to_one_job",),
     ),
@@ -52,32 +52,32 @@ QUEUE = (
     Bug(
         "a join that does not look whose job it is",
         "A stored key that leads to another tenant's job delivers its answer.",
-        (lua_edit("prelude", "s[1] ~= tenant or ", ""),),
+        (lua("prelude", "s[1] ~= tenant or ", ""),),
         (IDEMPOTENCY + "a_stored_key_of_another_tenants_job_delivers_nothing",),
     ),
     Bug(
         "an idempotency key that expires before its job",
         "A retry of a request that waits longer than results are kept makes a second job.",
-        (lua_edit("put", "id .. ':' .. digest)\n", "id .. ':' .. digest, 'EX', keep)\n"),),
+        (lua("put", "id .. ':' .. digest)\n", "id .. ':' .. digest, 'EX', keep)\n"),),
         (IDEMPOTENCY + "a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs",),
     ),
     Bug(
         "an idempotency key that outlives its finished job",
         "The store keeps the key of every job that was ever completed.",
-        (lua_edit("finish", "  if is_idem_key(s[9]) then redis.call('EXPIRE', s[9], retention_s(s[7])) end\n", ""),),
+        (lua("finish", "  if is_idem_key(s[9]) then redis.call('EXPIRE', s[9], retention_s(s[7])) end\n", ""),),
         (IDEMPOTENCY + "a_key_leads_to_its_job_for_as_long_as_that_waits_and_runs",),
     ),
     Bug(
         "an idempotency key that outlives its cancelled job",
         "The same, of jobs that no worker ends.",
-        (lua_edit("prelude", "  if is_idem_key(s[7]) then redis.call('EXPIRE', s[7], retention_s(s[5])) end\n", ""),),
+        (lua("prelude", "  if is_idem_key(s[7]) then redis.call('EXPIRE', s[7], retention_s(s[5])) end\n", ""),),
         (IDEMPOTENCY + "whatever_ends_a_job_bounds_the_life_of_its_key",),
     ),
     Bug(
         "an idempotency key of a job that is gone",
         "It answers every retry with the id of a job that nobody can read.",
         (
-            lua_edit(
+            lua(
                 "prelude",
                 "  if not s.err and not s[1] then return nil end\n",
                 "  if not s.err then s[1], s[2], s[3] = s[1] or tenant, s[2] or 'queued', s[3] or '0' end\n",
@@ -88,7 +88,7 @@ QUEUE = (
     Bug(
         "a lost connection that keeps its key",
         "The next try of a client that lost its connection is told that the job was cancelled.",
-        (lua_edit("cancel", "    free_idempotency_key(s[5], id)\n", ""),),
+        (lua("cancel", "    free_idempotency_key(s[5], id)\n", ""),),
         (
             IDEMPOTENCY + "a_job_that_lost_its_client_leaves_its_key_free",
             RETRIES + "a_request_that_lost_its_connection_is_computed_when_it_comes_again",
@@ -97,7 +97,7 @@ QUEUE = (
     Bug(
         "a lost connection that ends what others wait for",
         "One client's leaving cancels the job that another one follows under the same key, or was told of with a 202.",
-        (lua_edit("cancel", "  if #others > 0 or s[4] == '1' then return 'kept' end\n", ""),),
+        (lua("cancel", "  if #others > 0 or s[4] == '1' then return 'kept' end\n", ""),),
         (
             IDEMPOTENCY + "a_lost_client_ends_no_job_that_others_wait_for",
             IDEMPOTENCY + "a_lost_client_ends_no_job_whose_id_was_answered",
@@ -106,7 +106,7 @@ QUEUE = (
     Bug(
         "a join that comes too late",
         "A request that finds its job cancelled for want of a client waits for that job and is told of the cancel.",
-        (lua_edit("follow", "if s[4] and ARGV[3] == '1' then return 'abandoned' end\n", ""),),
+        (lua("follow", "if s[4] and ARGV[3] == '1' then return 'abandoned' end\n", ""),),
         (IDEMPOTENCY + "whoever_joins_too_late_is_told",),
     ),
     Bug(
@@ -124,14 +124,14 @@ QUEUE = (
     Bug(
         "an idempotency key for any body",
         "Another request under the same key gets the first one's answer.",
-        (lua_edit("prelude", " or string.sub(known, 38) ~= digest)", ")"),),
+        (lua("prelude", " or string.sub(known, 38) ~= digest)", ")"),),
         (PROTOCOL + "an_idempotency_key_leads_to_one_job",),
     ),
     Bug(
         "leaving with work in hand",
         "A worker that drains deletes its consumer and is gone: what it held is never run.",
         (
-            lua_edit(
+            lua(
                 "leave",
                 "local held = redis.call('SCARD', claims_key(worker))\nif held > 0 then return held end\n",
                 "for _, lane in ipairs(model_streams(redis.call('HGET', worker_key(worker), 'model'))) do\n"
@@ -143,14 +143,14 @@ QUEUE = (
     Bug(
         "a consumer deleted with pending work",
         "What was delivered to it can be found by nobody.",
-        (lua_edit("prelude", "if not pending.err and #pending == 0 then", "if not pending.err then"),),
+        (lua("prelude", "if not pending.err and #pending == 0 then", "if not pending.err then"),),
         (REGRESSIONS + "a_consumer_with_pending_entries_is_never_deleted",),
     ),
     Bug(
         "put back beside the old entry",
         "Entries and consumers of dead workers stay for ever.",
         (
-            lua_edit(
+            lua(
                 "prelude",
                 "  ack_and_delete(s[1], s[2])\n  buffer_write(buffered_releases, worker, id)\n",
                 "  buffer_write(buffered_releases, worker, id)\n",
@@ -162,7 +162,7 @@ QUEUE = (
         "one record stops every claim",
         "No worker of the model gets a job any more because one that waits cannot be read.",
         (
-            lua_edit(
+            lua(
                 "claim",
                 "local ran, job = pcall(claim_entry, lane, item[1], fields[2])",
                 "local ran, job = true, claim_entry(lane, item[1], fields[2])",
@@ -221,35 +221,31 @@ QUEUE = (
     Bug(
         "losses that are not counted",
         "A request that kills its engine kills one worker after another, for ever.",
-        (lua_edit("reap", "redis.call('HINCRBY', job_key(id), 'losses', 1)", "0"),),
+        (lua("reap", "redis.call('HINCRBY', job_key(id), 'losses', 1)", "0"),),
         (PROTOCOL + "a_job_given_up_after_too_many_lost_workers_is_a_dead_letter",),
     ),
     Bug(
         "a full store fences its workers",
         "Leases cannot be renewed while the store is full; innocent jobs are put back again and again, and given up.",
-        (lua_edit("beat", "#!lua flags=allow-oom\n", ""),),
+        (lua("beat", "#!lua flags=allow-oom\n", ""),),
         (MEMORY + "a_store_that_refuses_writes_costs_no_job_an_attempt",),
     ),
     Bug(
         "a full store takes no worker",
         "Workers that start while the store is full cannot register: nothing drains it.",
-        (lua_edit("register", "#!lua flags=allow-oom\n", ""),),
+        (lua("register", "#!lua flags=allow-oom\n", ""),),
         (MEMORY + "what_drains_a_full_store_runs",),
     ),
     Bug(
         "a spared lease that looks renewed",
         "A worker whose lease was spared and renewed in one millisecond is fenced when the store is away again.",
-        (lua_edit("reap", "local till = now + lease - 0.5", "local till = now + lease"),),
+        (lua("reap", "local till = now + lease - 0.5", "local till = now + lease"),),
         (REGRESSIONS + "a_spared_lease_that_was_renewed_at_once_may_be_spared_again",),
     ),
     Bug(
         "a room that many promise",
         "Each API process reserves the same memory: together they accept more than the store can hold.",
-        (
-            lua_edit(
-                "put", "if total_reserved_bytes() + reserved > max_reserved then", "if reserved > max_reserved then"
-            ),
-        ),
+        (lua("put", "if total_reserved_bytes() + reserved > max_reserved then", "if reserved > max_reserved then"),),
         (MEMORY + "what_is_accepted_leaves_room_for_its_output",),
     ),
     Bug(
@@ -279,19 +275,19 @@ QUEUE = (
     Bug(
         "a malformed job that still owes",
         "The room of a job that failed as malformed is never given back, and each such job has less accepted.",
-        (lua_edit("prelude", "  if model then add_reserved_bytes(model, priority, s[10], -1) end\n", ""),),
+        (lua("prelude", "  if model then add_reserved_bytes(model, priority, s[10], -1) end\n", ""),),
         (MALFORMED + "a_malformed_job_leaves_nothing_behind",),
     ),
     Bug(
         "a malformed job that keeps its idempotency key",
         "The key has no expiry and leads to a failed job for ever.",
-        (lua_edit("prelude", "  free_idempotency_key(s[9], id)\n", ""),),
+        (lua("prelude", "  free_idempotency_key(s[9], id)\n", ""),),
         (MALFORMED + "a_malformed_job_leaves_nothing_behind",),
     ),
     Bug(
         "an idempotency key of a job that cannot be read",
         "Every retry with the key breaks on the record it leads to, and is answered with 500.",
-        (lua_edit("prelude", "  if s.err or not STATES[s[2]] or not tonumber(s[3]) or not created or", "  if"),),
+        (lua("prelude", "  if s.err or not STATES[s[2]] or not tonumber(s[3]) or not created or", "  if"),),
         (MALFORMED + "a_key_that_leads_to_what_cannot_be_read_is_free",),
     ),
     Bug(
@@ -321,19 +317,19 @@ QUEUE = (
     Bug(
         "a reservation that is never given back",
         "With every finished job less is accepted, in the end nothing.",
-        (lua_edit("finish", "  add_reserved_bytes(model, priority, s[10], -1)\n", ""),),
+        (lua("finish", "  add_reserved_bytes(model, priority, s[10], -1)\n", ""),),
         (MEMORY + "what_ends_gives_its_reservation_back",),
     ),
     Bug(
         "a sum that outlives its jobs",
         "What was reserved for jobs that the store has lost is never free again.",
-        (lua_edit("reap", "if unfinished == 0 then", "if false then"),),
+        (lua("reap", "if unfinished == 0 then", "if false then"),),
         (MEMORY + "a_sum_that_outlived_its_jobs_is_forgotten",),
     ),
     Bug(
         "the log of a lost worker kept for a day",
         "Every worker that ends leaves its log behind although no job needs it.",
-        (lua_edit("prelude", "redis.call('EXISTS', heirs_key(worker)) == 1 and keep or LOG_GRACE_S", "keep"),),
+        (lua("prelude", "redis.call('EXISTS', heirs_key(worker)) == 1 and keep or LOG_GRACE_S", "keep"),),
         (REGRESSIONS + "a_lost_workers_log_lives_as_long_as_its_jobs",),
     ),
     Bug(
@@ -357,7 +353,7 @@ QUEUE = (
     Bug(
         "a list of jobs that only grows",
         "Ids of forgotten jobs pile up in a list nobody reads.",
-        (lua_edit("prelude", "    redis.call('EXPIRE', jobs_key(tenant), listing_keep_s)\n", ""),),
+        (lua("prelude", "    redis.call('EXPIRE', jobs_key(tenant), listing_keep_s)\n", ""),),
         (REGRESSIONS + "a_list_of_jobs_is_as_long_as_its_time",),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit
+from bench.planted.bug import Bug, Edit, lua
 
 ENGINES = "tests/workers/test_tenants.py::test_"
 TRTLLM = "tests/workers/engines/trtllm/test_engine.py::test_"
@@ -14,11 +14,6 @@ SECRETS = "tests/telemetry/test_redaction.py::test_"
 CANARIES = "tests/system/test_canaries.py::test_"
 KNOWN = "            return known\n        self._away.pop"
 TERMINAL = "tests/cli/test_output.py::test_"
-
-
-def _lua(script: str, old: str, new: str) -> Edit:
-    return Edit(f"streaming/lua/{script}.lua", old, new)
-
 
 CACHES = (
     Bug(
@@ -250,26 +245,26 @@ STORAGE = (
     Bug(
         "puts that do not see each other",
         "Requests that come at once each find the room of a quota that is there for one.",
-        (_lua("put", "  if usage then usage.jobs, usage.requests = usage.jobs + 1, usage.requests + size end\n", ""),),
+        (lua("put", "  if usage then usage.jobs, usage.requests = usage.jobs + 1, usage.requests + size end\n", ""),),
         (QUOTAS + "many_puts_at_once_share_what_is_left",),
     ),
     Bug(
         "results that are not counted",
         "A tenant fills the store with results.",
-        (_lua("finish", "#record + #summary)", "0)"),),
+        (lua("finish", "#record + #summary)", "0)"),),
         (QUOTAS + "bytes_are_those_that_are_stored",),
     ),
     Bug(
         "spans without an end",
         "Bytes of jobs that are gone are counted for ever.",
-        (_lua("prelude", "    if ends and tonumber(ends) > now / 1000 then\n", "    if ends then\n"),),
+        (lua("prelude", "    if ends and tonumber(ends) > now / 1000 then\n", "    if ends then\n"),),
         (QUOTAS + "bytes_are_counted_until_the_record_is_gone_and_no_longer",),
     ),
     Bug(
         "a deleted file still counts",
         "Who deletes files has no more room than before.",
-        (_lua("prelude", "  set_file_cost(sizes_key(tenant), id, nil)\n", ""),
-         _lua("prelude", "~= (files > 0 and files + 1 or 0) then", "< 0 then")),
+        (lua("prelude", "  set_file_cost(sizes_key(tenant), id, nil)\n", ""),
+         lua("prelude", "~= (files > 0 and files + 1 or 0) then", "< 0 then")),
         (QUOTAS + "files_are_bounded_by_their_bytes",),
     ),
     Bug(
@@ -287,13 +282,13 @@ STORAGE = (
     Bug(
         "the input of a batch is free",
         "Who uploads, begins a batch, deletes the file and begins anew fills the disk.",
-        (_lua("prelude", "  if is_file_in_use(id) then\n", "  if false then\n"),),
+        (lua("prelude", "  if is_file_in_use(id) then\n", "  if false then\n"),),
         (FILES + "a_deleted_input_is_counted_until_its_batch_has_ended",),
     ),
     Bug(
         "the input of a batch is counted for ever",
         "Who deletes inputs while their batches run has less room with each.",
-        (_lua("save", "    release_file_cost(s[6], s[4])\n", ""),),
+        (lua("save", "    release_file_cost(s[6], s[4])\n", ""),),
         (FILES + "an_input_is_counted_once_and_for_as_long_as_any_batch_has_it",),
     ),
     Bug(
@@ -325,13 +320,13 @@ STORAGE = (
     Bug(
         "small files cost nothing",
         "A tenant keeps millions of files of a few bytes, each with a record in the store.",
-        (_lua("prelude", "local MIN_FILE_COST = 4096", "local MIN_FILE_COST = 0"),),
+        (lua("prelude", "local MIN_FILE_COST = 4096", "local MIN_FILE_COST = 0"),),
         (FILES + "small_files_are_bounded_too",),
     ),
     Bug(
         "the sum of all files is made anew",
         "The store stands still for every upload of a tenant with many files.",
-        (_lua("prelude", "  return math.max(0, (redis.call('HGET', sizes, 'total')",
+        (lua("prelude", "  return math.max(0, (redis.call('HGET', sizes, 'total')",
               "  redis.call('HVALS', sizes)\n  return math.max(0, (redis.call('HGET', sizes, 'total')"),),
         (FILES + "a_file_costs_the_same_beside_many",),
     ),

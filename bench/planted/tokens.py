@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit, lua_edit
+from bench.planted.bug import Bug, Edit, lua
 
 PROTOCOL = "tests/streaming/jobs/test_protocol.py::test_"
 REGRESSIONS = "tests/streaming/test_regressions.py::test_"
@@ -20,13 +20,13 @@ TOKENS = (
     Bug(
         "a frame that does not know its repetition",
         "An append whose answer was lost, sent again, stands in the log twice.",
-        (lua_edit("append", "if number <= last then return 0 end", "if number <= last then number = last + 1 end"),),
+        (lua("append", "if number <= last then return 0 end", "if number <= last then number = last + 1 end"),),
         (PROTOCOL + "repeated_writes_change_nothing",),
     ),
     Bug(
         "a store that was set back goes unnoticed by writers",
         "New frames are written behind a hole in the log.",
-        (lua_edit("append", "if number > last + 1 and not forced then return -1 end\n", ""),),
+        (lua("append", "if number > last + 1 and not forced then return -1 end\n", ""),),
         (PROTOCOL + "frames_behind_lost_ones_are_refused_until_the_loss_is_made_good",),
     ),
     Bug(
@@ -104,7 +104,7 @@ TOKENS = (
     Bug(
         "a checkpoint that nobody is told of",
         "The log is trimmed to a copy of a long job's tokens, and readers still look for them before it.",
-        (lua_edit("checkpoint", "redis.call('HSET', job_key(id), 'runs',", "tostring("),),
+        (lua("checkpoint", "redis.call('HSET', job_key(id), 'runs',", "tostring("),),
         (PROTOCOL + "a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log",),
     ),
     Bug(
@@ -203,17 +203,13 @@ TOKENS = (
     Bug(
         "one number for two runs",
         "A job that fails in its claim uses up no place but a number: another job of the worker gets it too.",
-        (
-            lua_edit(
-                "claim", "job_key(id), number + begun + 1\n", "job_key(id), number + begun + 1\n  begun = begun + 1\n"
-            ),
-        ),
+        (lua("claim", "job_key(id), number + begun + 1\n", "job_key(id), number + begun + 1\n  begun = begun + 1\n"),),
         (REGRESSIONS + "a_run_has_a_number_of_its_own_whatever_fails_beside_it",),
     ),
     Bug(
         "a job of nobody that keeps its worker",
         "A worker that drains waits for ever for a job that the store has lost.",
-        (lua_edit("prelude", "  buffer_write(buffered_releases, worker, id)\n  return false\n", "  return false\n"),),
+        (lua("prelude", "  buffer_write(buffered_releases, worker, id)\n  return false\n", "  return false\n"),),
         (REGRESSIONS + "a_worker_leaves_though_the_store_has_lost_its_job",),
     ),
     Bug(

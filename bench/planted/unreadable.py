@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit
+from bench.planted.bug import Bug, lua
 
 TEST = "tests/streaming/test_unreadable.py::test_"
-
-
-def _lua(script: str, old: str, new: str) -> Edit:
-    return Edit(f"streaming/lua/{script}.lua", old, new)
-
 
 UNREADABLE = (
     Bug(
         "an unknown error is the server's",
         "A sweep or a claim breaks off at one job because nobody has thought of the error that its record makes.",
         (
-            _lua(
+            lua(
                 "prelude",
                 "if string.find(text, refusal, 1, true) then return nil end\n  end\n  return text\n",
                 "if string.find(text, refusal, 1, true) then return nil end\n  end\n"
@@ -28,21 +23,24 @@ UNREADABLE = (
     Bug(
         "a refusal that is a job's fault",
         "An operator forgets a permission, and every job that is claimed fails for it.",
-        (_lua("prelude", "'ACL failure', 'executing the script', ", ""), _lua("prelude", "NOPERM = true, ", "")),
+        (
+            lua("prelude", "'ACL failure', 'executing the script', ", ""),
+            lua("prelude", "NOPERM = true, ", ""),
+        ),
         (TEST + "a_refusal_in_the_middle_of_a_claim_loses_no_job",),
     ),
     Bug(
         "a claim that breaks off counts for nobody",
         "Jobs that it had read wait for a worker that does not know of them, for as long as it lives and longer.",
-        (_lua("claim", "            redis.call('SADD', claims_key(worker), unpack(job_ids(entries)))\n", ""),),
+        (lua("claim", "            redis.call('SADD', claims_key(worker), unpack(job_ids(entries)))\n", ""),),
         (TEST + "a_refusal_in_the_middle_of_a_claim_loses_no_job",),
     ),
     Bug(
         "a lease that goes before its jobs",
         "A sweep that breaks off leaves the rest of a dead worker's jobs to no sweep.",
         (
-            _lua("reap", "  requeued_ids = {}\n", "  redis.call('ZREM', leases_key(), worker)\n  requeued_ids = {}\n"),
-            _lua(
+            lua("reap", "  requeued_ids = {}\n", "  redis.call('ZREM', leases_key(), worker)\n  requeued_ids = {}\n"),
+            lua(
                 "reap",
                 "  redis.call('ZREM', leases_key(), worker) -- after its jobs: if the server refuses one, the next "
                 "sweep continues\n",
@@ -54,21 +52,21 @@ UNREADABLE = (
     Bug(
         "a job whose worker is nobody",
         "Its worker cannot end it, and no sweep takes it: it runs for ever.",
-        (_lua("prelude", "      error('invalid worker', 0)\n", "      return false\n"),),
+        (lua("prelude", "      error('invalid worker', 0)\n", "      return false\n"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "a job whose run is none",
         "Its worker cannot end it or hand it back: it runs for as long as that worker lives.",
-        (_lua("prelude", "error('invalid run', 0)", "return false"),),
+        (lua("prelude", "error('invalid run', 0)", "return false"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "ended before it is read",
         "A job whose lane cannot be read is completed and kept for ever; nobody is told, its entry stays.",
         (
-            _lua("finish", "  local model, priority = require_lane_entry(s[4], s[5])\n", ""),
-            _lua(
+            lua("finish", "  local model, priority = require_lane_entry(s[4], s[5])\n", ""),
+            lua(
                 "finish",
                 "  ack_and_delete(s[4], s[5])\n",
                 "  ack_and_delete(s[4], s[5])\n  local model, priority = parse_lane(s[4])\n",
@@ -79,43 +77,43 @@ UNREADABLE = (
     Bug(
         "an unreadable job that keeps its entry",
         "The lane counts it as running after it has failed, and its worker's consumer stays.",
-        (_lua("prelude", "pending_entries(worker or s[4] or '')[id] or {}", "{}"),),
+        (lua("prelude", "pending_entries(worker or s[4] or '')[id] or {}", "{}"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "a waiting job whose entry is unreadable",
         "A claim drops it from its lane, where nobody finds it again: it waits for ever.",
-        (_lua("claim", "s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then", "false then"),),
+        (lua("claim", "s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then", "false then"),),
         (TEST + "a_claim_leaves_no_waiting_job_behind",),
     ),
     Bug(
         "any digits are a number of attempts",
         "One job that is claimed ends its worker, and the next, and the next.",
-        (_lua("claim", "  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end\n", ""),),
+        (lua("claim", "  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end\n", ""),),
         (TEST + "numbers_beyond_all_bounds_are_none",),
     ),
     Bug(
         "any digits are a number of seconds",
         "A job that is to be kept for longer than the server can count is kept for ever, and its end breaks off.",
-        (_lua("prelude", "  return integer_text(keep) or 3600", "  return string.match(keep or '', '^%d+$') or 3600"),),
+        (lua("prelude", "  return integer_text(keep) or 3600", "  return string.match(keep or '', '^%d+$') or 3600"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "a cancel deletes any key",
         "Whatever stands where a job's idempotency key should be goes with a client that leaves.",
-        (_lua("cancel", "    free_idempotency_key(s[5], id)\n", "    if s[5] then redis.call('DEL', s[5]) end\n"),),
+        (lua("cancel", "    free_idempotency_key(s[5], id)\n", "    if s[5] then redis.call('DEL', s[5]) end\n"),),
         (TEST + "waiting_jobs_are_cancelled",),
     ),
     Bug(
         "a full store cannot be emptied",
         "The one command that would make room is refused for want of room.",
-        (_lua("condemn", "#!lua flags=allow-oom\n", ""),),
+        (lua("condemn", "#!lua flags=allow-oom\n", ""),),
         (TEST + "a_full_store_is_reset",),
     ),
     Bug(
         "an end told of a record that is not read",
         "Who waits for a job hears that it completed, and who asks later that its record cannot be read.",
-        (_lua("finish", "  check_readable(job)\n", ""),),
+        (lua("finish", "  check_readable(job)\n", ""),),
         ("tests/streaming/test_malformed.py::test_a_record_spoiled_before_its_end_has_one_end",),
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit, lua_edit
+from bench.planted.bug import Bug, Edit, lua
 
 BATCHES = "tests/streaming/batches/test_store.py::test_"
 LEDGER = "tests/streaming/batches/test_ledger.py::test_"
@@ -15,15 +15,15 @@ LINES = (
     Bug(
         "a batch without its fence",
         "A process that was overtaken goes on saying how far the batch is, and ends it.",
-        (lua_edit("save", "s[1] ~= epoch or ", ""),),
+        (lua("save", "s[1] ~= epoch or ", ""),),
         (BATCHES + "one_works_on_it_at_a_time",),
     ),
     Bug(
         "two that work on one batch",
         "Every message that says that there is work begins a turn, whoever has the batch.",
         (
-            lua_edit("hold", "if s[8] and tonumber(s[8]) > now then return 'held' end\n", ""),
-            lua_edit("due", "now + repeat_ms", "now"),
+            lua("hold", "if s[8] and tonumber(s[8]) > now then return 'held' end\n", ""),
+            lua("due", "now + repeat_ms", "now"),
         ),
         (BATCHES + "one_works_on_it_at_a_time", BATCHES + "a_new_batch_is_due_once"),
     ),
@@ -31,21 +31,21 @@ LINES = (
         "a batch that is told of once",
         "A message that Celery loses is never sent again: the batch stands still for ever.",
         (
-            lua_edit("due", "redis.call('ZADD', due_key(), now + repeat_ms, id)", "redis.call('ZREM', due_key(), id)"),
-            lua_edit("hold", " or not redis.call('ZSCORE', due_key(), id)", ""),
+            lua("due", "redis.call('ZADD', due_key(), now + repeat_ms, id)", "redis.call('ZREM', due_key(), id)"),
+            lua("hold", " or not redis.call('ZSCORE', due_key(), id)", ""),
         ),
         (BATCHES + "a_new_batch_is_due_once",),
     ),
     Bug(
         "a cancel that progress undoes",
         "A word about how far a batch is takes its owner's cancel back.",
-        (lua_edit("save", "if s[2] == 'cancelling' and not FINAL[status] then status = 'cancelling' end\n", ""),),
+        (lua("save", "if s[2] == 'cancelling' and not FINAL[status] then status = 'cancelling' end\n", ""),),
         (BATCHES + "what_the_owner_wants_is_heard",),
     ),
     Bug(
         "a batch that sleeps through its owner's wish",
         "Resumed or cancelled just as it is laid aside, a paused batch is not looked at before its window ends.",
-        (lua_edit("save", "  if resume_ms ~= '' and s[3] == '' then resume_ms = 0 end\n", ""),),
+        (lua("save", "  if resume_ms ~= '' and s[3] == '' then resume_ms = 0 end\n", ""),),
         (BATCHES + "a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through",),
     ),
     Bug(
@@ -238,7 +238,7 @@ STORE = (
     Bug(
         "an identity that each start writes",
         "Processes that start at once disagree on which deployment this is.",
-        (lua_edit("identify", "if redis.call('EXISTS', store_key()) == 0 then", "do"),),
+        (lua("identify", "if redis.call('EXISTS', store_key()) == 0 then", "do"),),
         (IDENTITY + "processes_that_start_at_once_agree",),
     ),
     Bug(

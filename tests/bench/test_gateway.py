@@ -16,12 +16,12 @@ from house import eventually
 from rich.console import Console
 
 from bench import program
-from bench.environments import CACHE, PINS, Absent, Environment
+from bench.environments import CACHE, PINS, Absent, Environment, Say
 from bench.gateway.__main__ import main
 from bench.gateway.figures import COLUMNS, Goals, rows
 from bench.gateway.idle import allow_files, idle
 from bench.gateway.sweep import GatewayOptions, GatewayReadings, draw, notes, play
-from bench.gateway.systems import Say, ServingGateway
+from bench.gateway.systems import ServingGateway
 from bench.load.plan import LoadPlan, StreamReading
 from bench.load.scripted import ClockError
 from bench.report import Report, load
