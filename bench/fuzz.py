@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from bench.http import fetch
 from bench.penstock import start_redis
 from bench.ports import free_port
 from bench.processes import Died, Processes
-from bench.program import BenchProgram, Option, ProgramRun, WrongArguments
+from bench.program import BenchProgram, Option, ProgramRun, Testbed, WrongArguments
 
 TOOL = Path(".venv-audit/bin/schemathesis")
 KEY = "sk-fuzz"
@@ -154,29 +152,27 @@ def _run(run: ProgramRun) -> int:
     tool = args.tool.resolve()
     if not tool.exists():
         raise WrongArguments(f"{args.tool} is not there\nnext:  make fuzz, which installs it")
-    folder = Path(tempfile.mkdtemp(prefix="penstock-fuzz-"))
-    target = FuzzTarget(folder)
-    try:
-        target.start()
-        reports = [
-            _judged(run, tool, target, "generated", POOLS),
-            _judged(run, tool, target, "existing", _named(target.ids()) + POOLS, *EXISTING),
-        ]
-        target.processes.check()
-    finally:
-        target.processes.close()
-    logs = {role: (folder / f"{role}.log").read_text(errors="replace") for role in ("api", "workers", "offline")}
-    found = problems(reports, logs, args.cases)
+    with Testbed(run.console, "starting", 2) as stage:
+        target = FuzzTarget(stage.folder)
+        try:
+            target.start()
+            reports = [_judged(run, tool, target, "generated", POOLS)]
+            stage.done()
+            reports.append(_judged(run, tool, target, "existing", _named(target.ids()) + POOLS, *EXISTING))
+            stage.done()
+            target.processes.check()
+        finally:
+            target.processes.close()
+        roles = ("api", "workers", "offline")
+        logs = {role: (stage.folder / f"{role}.log").read_text(errors="replace") for role in roles}
+        if found := problems(reports, logs, args.cases):
+            stage.keep()  # also everything the tool said
     for report in reports:
         cases, tried = report.test_cases, report.operations
         run.console.print(f"{cases.generated} cases on {tried.tested} operations, {cases.with_failures} failed")
     for each in found:
         run.console.print(f"found: {each}", markup=False, soft_wrap=True)
-    if found:
-        run.console.print(f"everything it said, and the logs: {folder}")
-        return 1
-    shutil.rmtree(folder)
-    return 0
+    return int(bool(found))
 
 
 def _named(ids: Mapping[str, str]) -> str:

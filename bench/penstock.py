@@ -59,6 +59,38 @@ def _pings(port: int) -> bool:
         return line.recv(16).startswith(b"+PONG")
 
 
+def own_environ() -> dict[str, str]:
+    """This process's variables, without any that Penstock would take for a setting."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+
+
+def variables(settings: Mapping[str, object]) -> dict[str, str]:
+    """Settings by `section.key`, as the variables that Penstock reads."""
+    return {f"PENSTOCK_{key.replace('.', '_').upper()}": str(value) for key, value in settings.items()}
+
+
+def start_api(processes: Processes, *names: str) -> int:
+    """API processes of these names that accept from one port, which is returned; they are not waited for."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(2048)
+        for name in names:
+            argv = [*_role("api", name), "--listen-fd", str(listener.fileno())]
+            processes.start_role(name, argv, fds=[listener.fileno()])
+        return int(listener.getsockname()[1])
+
+
+def start_worker(processes: Processes, name: str, data_dir: Path | None = None) -> None:
+    """It is not waited for. `data_dir` is where weights are kept."""
+    argv = [*_role("workers", name), "--data-dir", str(data_dir or processes.folder / "data")]
+    processes.start_role(name, argv)
+
+
+def _role(role: str, name: str) -> list[str]:
+    return [sys.executable, "-m", role, "--id", name]
+
+
 class Penstock:
     """`with Penstock(folder, settings={"sim.step_ms": 0}) as penstock:` serves at `penstock.url` until the end of it.
 
@@ -86,8 +118,7 @@ class Penstock:
         self.schedulers, self.offline = schedulers, offline
         self.redis_url, self._data_dir, self._config = redis_url, data_dir, config
         self.settings = dict(settings or {})
-        rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-        self.processes = Processes(folder, rest if tree is None else rest | {"PYTHONPATH": str(tree)})
+        self.processes = Processes(folder, own_environ() | ({"PYTHONPATH": str(tree)} if tree else {}))
         self.port = 0
 
     @property
@@ -109,32 +140,16 @@ class Penstock:
         """Until every process serves. Raises Died, FileNotFoundError."""
         (self.folder / "penstock.toml").write_text(f'[models.{MODEL}]\nengine = "{self.engine}"\n{self._config}')
         self.redis_url = self.redis_url or start_redis(self.processes)
-        self.processes.environ |= self._environ()
-        with socket.socket() as listener:  # every API process accepts from it
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(2048)
-            self.port = int(listener.getsockname()[1])
-            for number in range(1, self.apis + 1):
-                argv = [*_role("api", number), "--listen-fd", str(listener.fileno())]
-                self.processes.start_role(f"api-{number}", argv, fds=[listener.fileno()])
-            for number in range(1, self.workers + 1):
-                argv = [*_role("workers", number), "--data-dir", str(self._data_dir or self.folder / "data")]
-                self.processes.start_role(f"worker-{number}", argv)
-            for role, count in (("scheduler", self.schedulers), ("offline", self.offline)):
-                for number in range(1, count + 1):
-                    self.processes.start_role(f"{role}-{number}", _role(role, number))
-            self.processes.wait_ready()
-
-    def _environ(self) -> dict[str, str]:
-        chosen = {"PENSTOCK_REDIS_URL": self.redis_url, "PENSTOCK_TELEMETRY_LOG_LEVEL": "warning"}
-        named = {f"PENSTOCK_{key.replace('.', '_').upper()}": str(value) for key, value in self.settings.items()}
-        return {**chosen, **named}
+        chosen = {"redis.url": self.redis_url, "telemetry.log_level": "warning"}
+        self.processes.environ |= variables(chosen | self.settings)
+        self.port = start_api(self.processes, *(f"api-{number}" for number in range(1, self.apis + 1)))
+        for number in range(1, self.workers + 1):
+            start_worker(self.processes, f"worker-{number}", self._data_dir)
+        for role, count in (("scheduler", self.schedulers), ("offline", self.offline)):
+            for name in (f"{role}-{number}" for number in range(1, count + 1)):
+                self.processes.start_role(name, _role(role, name))
+        self.processes.wait_ready()
 
     def close(self) -> None:
         """End every process. Idempotent."""
         self.processes.close()
-
-
-def _role(role: str, number: int) -> list[str]:
-    return [sys.executable, "-m", role, "--id", f"{role}-{number}"]

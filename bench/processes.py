@@ -16,6 +16,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+from msgspec.json import decode, encode
 
 from bench.http import fetch
 from bench.ports import free_port
@@ -29,6 +32,21 @@ TAIL_BYTES = 2000
 
 class Died(RuntimeError):
     """A process of the measurement ended, or never began to serve."""
+
+
+Answer = TypeVar("Answer")
+
+
+def answer_of(module: str, plan: object, answer: type[Answer], seconds: float, error: type[Exception]) -> Answer:
+    """What `python -m module` makes of a plan: both are JSON, on its stdin and stdout. Raises `error`."""
+    command = [sys.executable, "-m", module]
+    try:
+        done = subprocess.run(command, input=encode(plan), capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as late:
+        raise error(f"{module}: no end after {seconds:.0f} s") from late
+    if done.returncode:
+        raise error(f"{module}: {done.stderr.decode(errors='replace')[-TAIL_BYTES:]}")
+    return decode(done.stdout, type=answer)
 
 
 class Processes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import sys
@@ -17,6 +16,7 @@ import msgspec
 
 from bench.batch.client import BatchClient, BatchVerdict, InputLine, judge, write
 from bench.chaos.processes import ManagedProcess, RedisServer, until
+from bench.penstock import own_environ
 from bench.ports import free_port
 from streaming.batches.store import Batches, DueNotice
 from streaming.redis.client import RedisClient
@@ -55,9 +55,8 @@ class KillCluster:
     def __init__(self, folder: Path, lease_ms: int, **environ: str) -> None:
         self.folder, self.server = folder, RedisServer(folder)
         self.port = free_port()
-        rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
         self.environ = {
-            **rest,
+            **own_environ(),
             **ENVIRON,
             "PENSTOCK_REDIS_URL": self.server.url,
             "PENSTOCK_REDIS_LEASE_MS": str(lease_ms),

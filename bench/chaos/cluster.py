@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory
 from bench.chaos.http import Cut, fetch
 from bench.chaos.processes import ManagedProcess, RedisServer, until
+from bench.penstock import own_environ
 from bench.ports import free_port
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet
@@ -66,8 +66,7 @@ class PenstockCluster:
             "PENSTOCK_TELEMETRY_METRICS_DIR": str(folder / "metrics"),
             **(environ or {}),
         }
-        rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-        self.environ = {**rest, **own}
+        self.environ = {**own_environ(), **own}
         partitions = int(own.get("PENSTOCK_REDIS_PARTITIONS", "1"))
         self.wire = RedisClient.open(RedisSettings(url=url, lease_ms=lease_ms, partitions=partitions))
         self.apis = [self._api(number + 1) for number in range(apis)]

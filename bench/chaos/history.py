@@ -69,11 +69,6 @@ class ClientHistory:
         self._file.close()
 
 
-def load(path: Path) -> list[Event]:
-    """A history read back from its file."""
-    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
-
-
 def of_kind(events: Iterable[Event], *kinds: str) -> list[Event]:
     """Those of these kinds."""
     return [event for event in events if event["event"] in kinds]

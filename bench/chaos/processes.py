@@ -142,6 +142,12 @@ client-output-buffer-limit pubsub 8mb 2mb 10
 """
 
 
+async def command(port: int, *words: str | int | bytes) -> Any:
+    """One command on a connection of its own. Raises RedisError, OSError."""
+    async with Redis(port=port, socket_timeout=2, protocol=2) as client:
+        return await client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+
 class RedisServer:
     """One server with a folder of its own, and its append-only file in it. `options` are lines of its configuration,
     a file that others may have it rewrite."""
@@ -177,8 +183,7 @@ class RedisServer:
 
     async def command(self, *words: str | int | bytes) -> Any:
         """One command on a connection of its own. Raises RedisError, OSError."""
-        async with Redis(port=self.port, socket_timeout=2, protocol=2) as client:
-            return await client.execute_command(*words)  # type: ignore[no-untyped-call]
+        return await command(self.port, *words)
 
     async def down(self, seconds: float) -> None:
         """kill -9, and a restart from the file after so many seconds."""

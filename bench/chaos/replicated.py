@@ -7,11 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from bench.chaos.processes import ManagedProcess, RedisServer, until
+from bench.chaos.processes import ManagedProcess, RedisServer, command, until
 from bench.penstock import find_server
 from bench.ports import free_port
 from streaming.keys import prefix
@@ -79,8 +78,7 @@ class Sentinels:
             return False
 
     async def _named(self, port: int) -> int:
-        async with Redis(port=port, socket_timeout=2, protocol=2) as client:
-            found: Any = await client.execute_command("SENTINEL", "MASTER", SERVICE)  # type: ignore[no-untyped-call]
+        found = await command(port, "SENTINEL", "MASTER", SERVICE)
         known = found if isinstance(found, dict) else dict(zip(found[::2], found[1::2], strict=True))
         if int(_field(known, "num-other-sentinels")) != 2 or int(_field(known, "num-slaves")) != 2:
             raise LookupError
@@ -91,8 +89,7 @@ class Sentinels:
 
     async def primary(self) -> RedisServer:
         """As the first Sentinel that answers names it."""
-        async with Redis(port=self.ports[0], socket_timeout=2, protocol=2) as client:
-            address: Any = await client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)  # type: ignore[no-untyped-call]
+        address = await command(self.ports[0], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
         return self._at(int(address[1]))
 
     async def close(self) -> None:

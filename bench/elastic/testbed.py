@@ -18,6 +18,7 @@ from bench.chaos.checker import check
 from bench.chaos.clients import Clients
 from bench.chaos.history import ClientHistory
 from bench.chaos.processes import until
+from bench.penstock import own_environ, variables
 from bench.processes import Processes
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
@@ -43,9 +44,7 @@ class ElasticTestbed:
         self.folder, self._data = folder, folder / "data"
         rows = [f"[models.{MODEL}]", 'engine = "sim"', *(f"{key} = {value}" for key, value in model.items())]
         (folder / "penstock.toml").write_text("\n".join([*rows, ""]))
-        rest = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-        named = {f"PENSTOCK_{key.replace('.', '_').upper()}": str(value) for key, value in settings.items()}
-        self.processes = Processes(folder, {**rest, **named})
+        self.processes = Processes(folder, own_environ() | variables(settings))
 
     async def __aenter__(self) -> ElasticTestbed:
         argv: list[str | Path] = [sys.executable, "-P", "-m", "cli", "up", "--port", "0", "--data-dir", self._data]

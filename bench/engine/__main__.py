@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -17,7 +15,7 @@ import uvloop
 from bench import report
 from bench.engine.bare import EnginePlan, EngineSpeed
 from bench.penstock import MODEL, Penstock
-from bench.processes import Died
+from bench.processes import Died, answer_of
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Ratio, columns
 from bench.table1.client import TargetServer, closed_loop
@@ -93,17 +91,8 @@ def ratios_of(rows: Sequence[Mapping[str, Any]], what: str) -> tuple[Ratio, Rati
 
 
 def bare(plan: EnginePlan) -> EngineSpeed:
-    """In a process of its own, as a worker's engine is. Raises Failed, TimeoutExpired."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.engine.bare"],
-        input=msgspec.json.encode(plan),
-        capture_output=True,
-        timeout=RUN_TIMEOUT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise Failed(f"the bare engine: {done.stderr.decode(errors='replace')[-1000:]}")
-    return msgspec.json.decode(done.stdout, type=EngineSpeed)
+    """In a process of its own, as a worker's engine is. Raises Failed."""
+    return answer_of("bench.engine.bare", plan, EngineSpeed, RUN_TIMEOUT_S, Failed)
 
 
 def penstock(plan: EnginePlan, folder: Path) -> tuple[EngineSpeed, float]:
@@ -143,9 +132,7 @@ def _nothing() -> None:
 cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
 
 
-main = BenchProgram(
-    "penstock bench engine", __doc__, _run, Failed, Died, WeightsError, OSError, subprocess.TimeoutExpired
-).taking(
+main = BenchProgram("penstock bench engine", __doc__, _run, Failed, Died, WeightsError, OSError).taking(
     Option("--c", type=int, default=8, help="concurrent streams, and slots of the engine (default 8)"),
     Option("--rounds", type=int, default=3, help="both sides in turn, so often (default 3)"),
     Option("--requests-per-stream", type=int, default=4, help="in a closed loop (default 4)"),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import msgspec
 
+from bench.processes import answer_of
 from bench.stats import Spread
 
 
@@ -84,16 +82,4 @@ class LoadFailed(RuntimeError):
 
 def measure(plan: LoadPlan) -> StreamReading:
     """Carry out the plan. Bounded in time by its `limit_s`. Raises LoadFailed."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "bench.load"],
-            input=msgspec.json.encode(plan),
-            capture_output=True,
-            timeout=4 * plan.limit_s + SPARE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise LoadFailed(f"no end after {error.timeout:.0f} s") from error
-    if done.returncode:
-        raise LoadFailed(done.stderr.decode(errors="replace")[-2000:])
-    return msgspec.json.decode(done.stdout, type=StreamReading)
+    return answer_of("bench.load", plan, StreamReading, 4 * plan.limit_s + SPARE_S, LoadFailed)

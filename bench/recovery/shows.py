@@ -7,16 +7,14 @@ import itertools
 import json
 import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.http import HOST, RequestRefused, answer_to, request
-from bench.penstock import MODEL, Penstock
+from bench.http import RequestRefused, answer_to, request
+from bench.penstock import MODEL, Penstock, start_api, start_worker
 from bench.processes import Died, Processes
 from bench.recovery.probe import Probe
 from bench.report import Column, Ratio
@@ -242,13 +240,13 @@ async def worker_killed(folder: Path, size: RecoverySize) -> RecoverySample:
     """All jobs run on one worker; another one is there and idle when it dies in the middle. Raises Died."""
     settings = {"redis.lease_ms": int(1000 * LEASE_S), "sim.step_ms": size.step_ms, "sim.slots": size.jobs}
     with Penstock(folder, workers=0, settings=settings) as penstock, _beside(penstock, "doomed") as doomed:
-        await asyncio.to_thread(_start_worker, doomed, "worker-1")
+        await asyncio.to_thread(_started, doomed, "worker-1")
         readers = [Reader(f"tell me {number}", size.tokens) for number in range(size.jobs)]
         with _probed(penstock) as probe:
             running = [asyncio.create_task(reader.chat(penstock.port)) for reader in readers]
             await _until(lambda: all(reader.came for reader in readers), running)
             with _beside(penstock, "heir") as heir:
-                await asyncio.to_thread(_start_worker, heir, "worker-2")
+                await asyncio.to_thread(_started, heir, "worker-2")
                 await _until(lambda: all(len(reader.came) >= size.tokens // 2 for reader in readers), running)
                 before = await asyncio.to_thread(probe.longest_waits)
                 killed = _kill(doomed, "worker-1", readers)
@@ -267,7 +265,8 @@ async def api_killed(folder: Path, size: RecoverySize) -> RecoverySample:
         "redis.lane_limit": 10 * size.readers,
     }
     with Penstock(folder, settings=settings) as penstock, _beside(penstock, "doomed") as doomed:
-        port = _start_api(doomed, "api-doomed")
+        port = start_api(doomed, "api-doomed")
+        doomed.wait_ready()
         readers = [Reader(f"tell me {number}", size.reader_tokens) for number in range(size.readers)]
         gate = asyncio.Semaphore(AT_ONCE)
 
@@ -314,21 +313,9 @@ def _beside(penstock: Penstock, name: str) -> Processes:
     return Processes(folder, penstock.processes.environ)
 
 
-def _start_worker(processes: Processes, name: str) -> None:
-    argv = [sys.executable, "-m", "workers", "--id", name, "--data-dir", str(processes.folder / "data")]
-    processes.start_role(name, argv)
+def _started(processes: Processes, worker: str) -> None:
+    start_worker(processes, worker)
     processes.wait_ready()
-
-
-def _start_api(processes: Processes, name: str) -> int:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, 0))
-        listener.listen(2048)
-        argv = [sys.executable, "-m", "api", "--id", name, "--listen-fd", str(listener.fileno())]
-        processes.start_role(name, argv, fds=[listener.fileno()])
-        processes.wait_ready()
-        return int(listener.getsockname()[1])
 
 
 def _kill(processes: Processes, name: str, readers: Sequence[Reader]) -> float:

@@ -13,7 +13,7 @@ from bench.breakdown.ask import JOB_ID, BreakdownTarget
 from bench.load.streams import Answer
 from bench.report import Ratio, columns
 from bench.stats import spread
-from bench.table1.client import TIMEOUT, HttpConnection, TargetServer, seen
+from bench.table1.client import HttpConnection, TargetServer, ask, seen
 from bench.workload.trace import TraceRow
 from scheduler.policy.limits import TARGETS
 
@@ -74,23 +74,13 @@ class _Asking:
             return
         self._open += 1
         line = self._idle.pop() if self._idle else HttpConnection(self._server)
-        answer = await self._answer(line, request)
+        answer = await ask(line, self._body(request), request.answer, self._bounds.timeout_s)
         self._open -= 1
         if answer.fault:  # what its connection may still bring belongs to no later answer
             line.close()
         else:
             self._idle.append(line)
         self.asked.append(ReplayedRequest(request, answer, answer.sent - due))
-
-    async def _answer(self, line: HttpConnection, request: TraceRow) -> Answer:
-        begun = time.monotonic()
-        try:
-            async with asyncio.timeout(self._bounds.timeout_s):
-                return await line.ask(self._body(request), request.answer)
-        except TimeoutError:
-            return Answer(request.answer, begun, fault=TIMEOUT)
-        except OSError as error:
-            return Answer(request.answer, begun, fault=f"no connection: {error}")
 
     def _body(self, request: TraceRow) -> bytes:
         """A prompt of one word a token: what a trace has is lengths."""

@@ -73,7 +73,7 @@ def made_up(seed: int = 1) -> Iterator[DatasetEntry]:
         yield DatasetEntry(" ".join(draw.choices(WORDS, k=count)) + "?", draw.choice(SYSTEM))
 
 
-TIMEOUT = "not finished in time"
+TIMEOUT, NO_CONNECTION = "not finished in time", "no connection"
 
 
 class NotAServer(ValueError):
@@ -263,8 +263,10 @@ async def closed_loop(
         line = HttpConnection(server)
         try:
             for request in left:
-                answers.append(await _ask(line, request, timeout_s))
+                answers.append(await ask(line, request, 0, timeout_s))
                 done()
+                if answers[-1].fault.startswith(NO_CONNECTION):
+                    await asyncio.sleep(0.1)
                 if answers[-1].fault:  # what its connection may still bring belongs to no later answer
                     lost += 1
                     line.close()
@@ -281,16 +283,16 @@ async def closed_loop(
     return ConcurrencyLevel(streams, asked, [seen(answer) for answer in answers], seconds, own)
 
 
-async def _ask(line: HttpConnection, request: bytes, timeout_s: float) -> Answer:
+async def ask(line: HttpConnection, request: bytes, tokens: int, timeout_s: float) -> Answer:
+    """The answer, whatever becomes of it; its fault says why there is none."""
     begun = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
-            return await line.ask(request, 0)
+            return await line.ask(request, tokens)
     except TimeoutError:
-        return Answer(0, begun, fault=TIMEOUT)
+        return Answer(tokens, begun, fault=TIMEOUT)
     except OSError as error:
-        await asyncio.sleep(0.1)
-        return Answer(0, begun, fault=f"no connection: {error}")
+        return Answer(tokens, begun, fault=f"{NO_CONNECTION}: {error}")
 
 
 async def model_of(server: TargetServer) -> str:

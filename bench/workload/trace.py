@@ -73,20 +73,6 @@ def _request(row: dict[str, str], where: str) -> TraceRow:
     return TraceRow(at, max(1, prompt), answer, lane, row["Model"].strip(), row.get("Session ID") or "")
 
 
-def write(path: Path, requests: Iterable[TraceRow]) -> int:
-    """Write a trace that `Trace` reads; returns the number of rows. A lane BurstGPT does not know is an API log."""
-    types = {lane: kind for kind, lane in LANES.items()}
-    count = 0
-    with path.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow([*COLUMNS, "Session ID"])
-        for count, each in enumerate(requests, 1):  # noqa: B007 - the last one is the answer
-            total = each.prompt + each.answer
-            kind = types.get(each.lane, API)
-            rows.writerow([f"{each.at:.3f}", each.model, each.prompt, each.answer, total, kind, each.session])
-    return count
-
-
 def cut(
     requests: Iterable[TraceRow], *, begin: float = 0.0, end: float = float("inf"), scale: float = 1.0, longest: int = 0
 ) -> Iterator[TraceRow]:

@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from bench.chaos import oracle
 from bench.chaos.asks import Budget, Other
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END, check
-from bench.chaos.history import ClientHistory, Event, load, stalls_ms
+from bench.chaos.history import ClientHistory, Event, stalls_ms
 from bench.chaos.rows import ROWS
 from bench.stats import percentile
 from penstock.engine import ChatTurn
@@ -450,5 +451,5 @@ def test_a_history_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     history.add("ask", req=1, prompt="p")
     history.add("token", req=1, text="\u2028", seq=None)
     history.close()
-    assert load(history.path) == history.events
+    assert [msgspec.json.decode(line) for line in history.path.read_bytes().splitlines()] == history.events
     assert [event["event"] for event in history.events] == ["ask", "token"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import random
+from collections.abc import Iterable
 from itertools import islice, pairwise
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -10,8 +12,10 @@ from statistics import fmean, pstdev
 import pytest
 
 from bench.workload.trace import (
+    API,
     COLUMNS,
     DAY_S,
+    LANES,
     Burst,
     Lengths,
     Malformed,
@@ -21,8 +25,21 @@ from bench.workload.trace import (
     bursts,
     cut,
     requests,
-    write,
 )
+
+
+def write(path: Path, requests: Iterable[TraceRow]) -> int:
+    """Write a trace that `Trace` reads; returns the number of rows. A lane BurstGPT does not know is an API log."""
+    types = {lane: kind for kind, lane in LANES.items()}
+    count = 0
+    with path.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow([*COLUMNS, "Session ID"])
+        for count, each in enumerate(requests, 1):  # noqa: B007 - the last one is the answer
+            total = each.prompt + each.answer
+            kind = types.get(each.lane, API)
+            rows.writerow([f"{each.at:.3f}", each.model, each.prompt, each.answer, total, kind, each.session])
+    return count
 
 
 @pytest.mark.parametrize("cv", [0.5, 1.0, 2.0])
