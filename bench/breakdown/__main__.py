@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import uvloop
 
 from bench.breakdown.ask import (
     COLUMNS,
     BreakdownLoad,
-    BreakdownTarget,
     Row,
-    Unsuitable,
     ask_all,
     draw,
     notes_of,
@@ -27,9 +23,9 @@ from bench.breakdown.ask import (
     row_of,
     timings,
 )
-from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed, count, counts
+from bench.table1.client import NotAServer, TargetServer, servers
 
 NAME = "breakdown"
 LEVELS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -39,21 +35,25 @@ QUICK_LEVELS = (1, 16, 64)
 def _run(run: ProgramRun) -> int:
     args = run.args
     levels = args.levels or (QUICK_LEVELS if args.quick else LEVELS)
-    with Testbed(run.console, "starting", len(levels)) as stage, _target(args, levels, stage.folder) as target:
+    own = {"sim.step_ms": args.step_ms, "sim.prefill_ms": args.prefill_ms, "sim.slots": _slots(args, levels)}
+    urls = _urls(args.base_url)
+    with (
+        Testbed(run.console, "starting", len(levels)) as stage,
+        servers(urls, args.model, stage.folder, own) as (target,),
+    ):
         rows = [_level(args, target, streams, stage) for streams in levels]
-    own = not args.base_url
-    what = f"simulated engine, {args.step_ms:g} ms steps" if own else target.model
+    what = target.model if urls else f"simulated engine, {args.step_ms:g} ms steps"
     how = ("in one piece" if args.whole else "streamed") + (", all at once" if args.together else "")
     settings = {"levels": list(levels), "tokens": args.tokens, "whole": args.whole, "together": args.together}
-    if own:
+    if not urls:
         settings |= {"step_ms": args.step_ms, "prefill_ms": args.prefill_ms, "slots": _slots(args, levels)}
     title = f"Where a request's time goes: {what}, {args.tokens} tokens, {how}"
-    notes = notes_of(rows, args.step_ms if own else None, args.tokens)
+    notes = notes_of(rows, None if urls else args.step_ms, args.tokens)
     run.keep(run.result(NAME, title, COLUMNS, rows, ratios_of(rows), notes, **settings), draw)
     return 0 if all("share" in row for row in rows) else 1
 
 
-def _level(args: argparse.Namespace, target: BreakdownTarget, streams: int, stage: Testbed) -> Row:
+def _level(args: argparse.Namespace, target: TargetServer, streams: int, stage: Testbed) -> Row:
     stage.say(f"c={streams}")
     load = BreakdownLoad(
         requests=args.requests_per_stream or (3 if args.quick else 20),
@@ -70,15 +70,14 @@ def _level(args: argparse.Namespace, target: BreakdownTarget, streams: int, stag
     return row
 
 
-@contextmanager
-def _target(args: argparse.Namespace, levels: Sequence[int], folder: Path) -> Iterator[BreakdownTarget]:
-    """The server that was named, or one for as long as the block lasts."""
-    if args.base_url:
-        yield BreakdownTarget.at(args.base_url, os.environ.get("PENSTOCK_API_KEY", ""), args.model or "")
-        return
-    settings = {"sim.step_ms": args.step_ms, "sim.prefill_ms": args.prefill_ms, "sim.slots": _slots(args, levels)}
-    with Penstock(folder, settings=settings) as penstock:
-        yield BreakdownTarget("127.0.0.1", penstock.port, MODEL)
+def _urls(base_url: str | None) -> list[str]:
+    """The address of its API, if a server is named. Raises NotAServer."""
+    if not base_url:
+        return []
+    parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
+    if parts.scheme != "http":
+        raise NotAServer(f"{base_url}: give a plain http:// address; what is in front of it is not Penstock's time")
+    return [f"http://{parts.netloc}/v1"]
 
 
 def _slots(args: argparse.Namespace, levels: Sequence[int]) -> int:
@@ -86,7 +85,7 @@ def _slots(args: argparse.Namespace, levels: Sequence[int]) -> int:
     return args.slots or max(256, *levels)
 
 
-main = BenchProgram("penstock bench breakdown", __doc__, _run, Died, Unsuitable, OSError).taking(
+main = BenchProgram("penstock bench breakdown", __doc__, _run, Died, NotAServer, OSError).taking(
     Option("--base-url", help="a Penstock that runs already, e.g. http://127.0.0.1:8000"),
     Option("--model", help="of that server (default: its first)"),
     Option("--quick", action="store_true", help="c = 1, 16, 64, three requests a stream, no plots"),

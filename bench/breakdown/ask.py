@@ -7,74 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import itertools
-import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from urllib.parse import urlsplit
 
 from bench import plots
 from bench.http import request
 from bench.load.streams import Answer, Stream
 from bench.report import Column, Ratio, Report
+from bench.table1.client import TargetServer
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, bottleneck
-
-TIMEOUT_S = 30.0
-
-
-class Unsuitable(RuntimeError):
-    """There is nothing there that could be measured; the message says what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class BreakdownTarget:
-    """Its address, and what every request to it says."""
-
-    host: str
-    port: int
-    model: str
-    headers: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def at(cls, base_url: str, key: str = "", model: str = "") -> BreakdownTarget:
-        """A server somebody else has started; its first model unless one is named. Raises Unsuitable, OSError."""
-        parts = urlsplit(base_url if "//" in base_url else f"http://{base_url}")
-        if parts.scheme != "http" or not parts.hostname:
-            raise Unsuitable(f"{base_url}: give a plain http:// address; what is in front of it is not Penstock's time")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        target = cls(parts.hostname, parts.port or 80, model, headers)
-        return target if model else cls(target.host, target.port, target.first_model(), headers)
-
-    def first_model(self) -> str:
-        """Raises Unsuitable, OSError."""
-        models = next(self.get(["/v1/models"])).get("data") or []
-        if not models:
-            raise Unsuitable("no model is served there: name one with --model")
-        return str(models[0]["id"])
-
-    def get(self, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
-        """The JSON answers, one after the other, over one connection. Raises Unsuitable, OSError."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
-        try:
-            for path in paths:
-                connection.request("GET", path, headers=self.headers)
-                response = connection.getresponse()
-                body = response.read()
-                if response.status != 200:
-                    raise Unsuitable(f"GET {path} is answered with {response.status}: {body[:200].decode('replace')}")
-                yield json.loads(body)
-        except (http.client.HTTPException, ValueError) as error:
-            raise Unsuitable(f"{self.host}:{self.port} does not answer like Penstock: {error}") from error
-        finally:
-            connection.close()
-
 
 JOB_ID = re.compile(rb"\r\nx-job-id: (job_[0-9a-f]{32})\r\n", re.IGNORECASE)
 TIMING_TIMEOUT_S = 10.0
@@ -115,7 +63,7 @@ class BreakdownLoad:
     """No request begins later."""
 
 
-async def ask_all(target: BreakdownTarget, streams: int, load: BreakdownLoad) -> BreakdownLevel:
+async def ask_all(target: TargetServer, streams: int, load: BreakdownLoad) -> BreakdownLevel:
     """One level. Raises TimeoutError when requests that began in time do not end in as long again."""
     connections = [Stream(target.port, target.host) for _ in range(streams)]
     asker = _Asker(target, load, BreakdownLevel(streams))
@@ -138,7 +86,7 @@ async def ask_all(target: BreakdownTarget, streams: int, load: BreakdownLoad) ->
 class _Asker:
     """All streams of one level."""
 
-    def __init__(self, target: BreakdownTarget, load: BreakdownLoad, level: BreakdownLevel) -> None:
+    def __init__(self, target: TargetServer, load: BreakdownLoad, level: BreakdownLevel) -> None:
         self.level = level
         self._target, self._load = target, load
         self._numbers = itertools.count()
@@ -169,7 +117,7 @@ class _Asker:
         return _request(self._target, prompt, tokens, whole=self._load.whole)
 
 
-def _request(target: BreakdownTarget, prompt: str, tokens: int, *, whole: bool) -> bytes:
+def _request(target: TargetServer, prompt: str, tokens: int, *, whole: bool) -> bytes:
     messages = [{"role": "user", "content": prompt}]
     body = {"model": target.model, "messages": messages, "max_tokens": tokens, "stream": not whole}
     return request("POST", "/v1/chat/completions", body, target.headers, f"{target.host}:{target.port}")
@@ -189,8 +137,8 @@ def _note(answer: Answer, level: BreakdownLevel) -> None:
         level.asked.append(AskedWhole(job[1].decode(), 1e3 * (answer.arrivals[-1][0] - answer.sent)))
 
 
-def timings(target: BreakdownTarget, asked: list[AskedWhole], most: int) -> list[tuple[AskedWhole, dict[str, Any]]]:
-    """The server's view of at most so many of them, spread over the run. Raises Unsuitable, OSError."""
+def timings(target: TargetServer, asked: list[AskedWhole], most: int) -> list[tuple[AskedWhole, dict[str, Any]]]:
+    """The server's view of at most so many of them, spread over the run. Raises NotAServer, OSError."""
     step = max(1, -(-len(asked) // most))
     chosen = asked[::step]
     deadline = time.monotonic() + TIMING_TIMEOUT_S

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
 
-from bench.breakdown.ask import BreakdownTarget, Unsuitable
-from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import BenchProgram, Option, ProgramRun, Testbed
-from bench.replay.run import COLUMNS, ReplayedRequest, ReplayLimits, job_of, lateness, queue_times, replay, rows
-from bench.table1.client import NotAServer, TargetServer, model_of
+from bench.replay.run import COLUMNS, ReplayLimits, lateness, queue_times, replay, rows
+from bench.table1.client import NotAServer, servers
 from bench.workload.trace import Malformed, Trace, TraceRow, WorkloadShape, cut, requests
 
 NAME = "replay"
@@ -35,13 +31,13 @@ def _run(run: ProgramRun) -> int:
     with (
         Testbed(run.console, "starting", len(load)) as stage,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        server_of(args, stage.folder, runner) as server,
+        servers([args.base_url] if args.base_url else [], args.model, stage.folder, {"sim.step_ms": 20.0}) as (server,),
     ):
         stage.say(f"asking {server.name}")
         bounds = ReplayLimits(limit_s=args.seconds, timeout_s=args.timeout)
         asked = runner.run(replay(server, load, bounds, stage.done, lanes=not args.plain))
         stage.say("reading the queue times")
-        found = rows(asked, _queued_ms(server, asked))
+        found = rows(asked, queue_times(server, asked))
     title = f"{len(asked)} requests in {load[-1].at:.0f} s, an open loop"
     settings = {name: getattr(args, name) for name in ("speed", "seconds", "seed", "rate", "cv")}
     told = run.result(NAME, title, COLUMNS, found, [lateness(asked)], _notes(found, trace), **settings)
@@ -55,26 +51,6 @@ def workload(args: argparse.Namespace, trace: Trace | None) -> list[TraceRow]:
     source = trace if trace else requests(WorkloadShape(rate=args.rate, cv=args.cv), args.seed, end)
     kept = cut(source, begin=args.begin, end=end, scale=args.speed, longest=args.longest)
     return sorted(kept, key=lambda request: request.at)
-
-
-@contextmanager
-def server_of(args: argparse.Namespace, folder: Path, runner: asyncio.Runner) -> Iterator[TargetServer]:
-    """The one named, or one of our own. Raises NotAServer, Died, OSError."""
-    key = os.environ.get("PENSTOCK_API_KEY", "")
-    if args.base_url:
-        model = args.model or runner.run(model_of(TargetServer.at(args.base_url, "", key)))
-        yield TargetServer.at(args.base_url, model, key)
-        return
-    with Penstock(folder, settings={"sim.step_ms": 20.0}) as own:
-        yield TargetServer.at(f"{own.url}/v1", MODEL, name="penstock")
-
-
-def _queued_ms(server: TargetServer, asked: Sequence[ReplayedRequest]) -> dict[str, list[float]]:
-    """By class; nothing where the server is not Penstock, or behind TLS."""
-    if server.tls or not any(job_of(each) for each in asked):
-        return {}
-    headers = {"Authorization": f"Bearer {server.key}"} if server.key else {}
-    return queue_times(BreakdownTarget(server.host, server.port, server.model, headers), asked)
 
 
 def _notes(found: Sequence[dict[str, object]], trace: Trace | None) -> Iterator[str]:
@@ -92,7 +68,7 @@ def _positive(word: str) -> float:
     return value
 
 
-main = BenchProgram("penstock bench replay", __doc__, _run, NotAServer, Unsuitable, Malformed, Died, OSError).taking(
+main = BenchProgram("penstock bench replay", __doc__, _run, NotAServer, Malformed, Died, OSError).taking(
     Option("--base-url", help="e.g. http://127.0.0.1:8000/v1"),
     Option("--model", help="name of the model (default: the first one the server names)"),
     Option("--trace", type=Path, help="CSV with the columns of BurstGPT (default: made-up requests)"),

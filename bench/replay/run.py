@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.breakdown.ask import JOB_ID, BreakdownTarget
+from bench.breakdown.ask import JOB_ID
 from bench.load.streams import Answer
 from bench.report import Ratio, columns
 from bench.stats import spread
@@ -111,13 +111,16 @@ def job_of(asked: ReplayedRequest) -> str:
     return found[1].decode() if found else ""
 
 
-def queue_times(target: BreakdownTarget, asked: Sequence[ReplayedRequest]) -> dict[str, list[float]]:
-    """Milliseconds in the queue by class, by the server's clock, for at most so many. Raises Unsuitable, OSError."""
+def queue_times(server: TargetServer, asked: Sequence[ReplayedRequest]) -> dict[str, list[float]]:
+    """Milliseconds in the queue by class, by the server's clock, for at most so many; nothing where the server is not
+    Penstock, or behind TLS. Raises NotAServer, OSError."""
     found: dict[str, list[float]] = {}
+    if server.tls or not any(job_of(each) for each in asked):
+        return found
     for lane, mine in by_lane(asked).items():
         jobs = [job for each in mine if not each.answer.fault and (job := job_of(each))]
         chosen = jobs[:: max(1, -(-len(jobs) // MAX_TIMINGS))]
-        timings = target.get(f"/v1/jobs/{job}/timing" for job in chosen)
+        timings = server.get(f"/v1/jobs/{job}/timing" for job in chosen)
         found[lane] = [ms for timing in timings if (ms := timing["parts_ms"].get("queue")) is not None]
     return found
 

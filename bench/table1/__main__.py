@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +16,6 @@ from typing import Any
 import uvloop
 
 from bench import plots, report
-from bench.penstock import MODEL, Penstock
 from bench.processes import Died
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed, counts
 from bench.report import columns
@@ -28,12 +25,11 @@ from bench.table1.client import (
     DatasetEntry,
     NotAServer,
     Protocol,
-    TargetServer,
     endless,
     level,
     made_up,
-    model_of,
     read,
+    servers,
 )
 
 TIMEOUT = "Timeout"
@@ -72,6 +68,7 @@ def row(server: str, level: ConcurrencyLevel) -> dict[str, Any]:
 
 NAME = "table1"
 STEP_MS, PREFILL_MS = 15.0, 25.0
+OWN = {"sim.step_ms": STEP_MS, "sim.prefill_ms": PREFILL_MS}
 QUICK = Protocol(levels=(1, 8, 64), requests_per_stream=2, tokens=64)
 
 
@@ -84,7 +81,7 @@ def _run(run: ProgramRun) -> int:
     with (
         Testbed(run.console, "starting", total) as stage,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        servers(args, stage.folder, runner) as found,
+        servers(args.base_url, args.model, stage.folder, OWN) as found,
     ):
         for streams in protocol.levels:
             for server in found:
@@ -103,23 +100,6 @@ def _run(run: ProgramRun) -> int:
     )
     run.keep(told, draw)
     return 0
-
-
-@contextmanager
-def servers(args: argparse.Namespace, folder: Path, runner: asyncio.Runner) -> Iterator[list[TargetServer]]:
-    """Those named, or one of our own. Raises NotAServer, Died, OSError."""
-    key = os.environ.get("PENSTOCK_API_KEY", "")
-    with ExitStack() as stack:
-        if not args.base_url:
-            settings = {"sim.step_ms": STEP_MS, "sim.prefill_ms": PREFILL_MS}
-            own = stack.enter_context(Penstock(folder, settings=settings))
-            yield [TargetServer.at(f"{own.url}/v1", MODEL, name="penstock")]
-            return
-        found = []
-        for url in args.base_url:
-            model = args.model or runner.run(model_of(TargetServer.at(url, "", key)))
-            found.append(TargetServer.at(url, model, key))
-        yield found
 
 
 def _prompts(entries: list[DatasetEntry] | None) -> Iterator[DatasetEntry]:

@@ -7,12 +7,16 @@ of OpenOrca's: a system prompt and a question, from a file of that form or made 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import itertools
+import json
+import os
 import random
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +25,7 @@ import msgspec
 
 from bench.http import request
 from bench.load.streams import Answer, BodyParser, Stream
+from bench.penstock import MODEL, Penstock
 from telemetry.latency import Latency
 
 SYSTEM = (
@@ -73,6 +78,7 @@ def made_up(seed: int = 1) -> Iterator[DatasetEntry]:
         yield DatasetEntry(" ".join(draw.choices(WORDS, k=count)) + "?", draw.choice(SYSTEM))
 
 
+GET_TIMEOUT_S = 30.0
 TIMEOUT, NO_CONNECTION = "not finished in time", "no connection"
 
 
@@ -117,13 +123,50 @@ class TargetServer:
             },
         )
 
-    def models(self) -> bytes:
-        """Asks which models there are, ready to send."""
-        return self._request("GET", "/models")
-
     def _request(self, method: str, path: str, body: object = None) -> bytes:
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return request(method, f"{self.path}{path}", body, headers, self.host)
+        return request(method, f"{self.path}{path}", body, self.headers, self.host)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request to it says."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    def first_model(self) -> str:
+        """The first name in its list of models. Raises NotAServer, OSError."""
+        try:
+            return str(next(self.get([f"{self.path}/models"]))["data"][0]["id"])
+        except (NotAServer, LookupError, TypeError) as error:
+            raise NotAServer(f"its list of models has none ({error!r}): name one with --model") from None
+
+    def get(self, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """The JSON answers, one after the other, over one connection. Raises NotAServer, OSError."""
+        kind = http.client.HTTPSConnection if self.tls else http.client.HTTPConnection
+        connection = kind(self.host, self.port, timeout=GET_TIMEOUT_S)
+        try:
+            for path in paths:
+                connection.request("GET", path, headers=self.headers)
+                response = connection.getresponse()
+                body = response.read()
+                if response.status != 200:
+                    raise NotAServer(f"GET {path} is answered with {response.status}: {body[:200].decode('replace')}")
+                yield json.loads(body)
+        except (http.client.HTTPException, json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise NotAServer(f"{self.host}:{self.port} does not answer as expected: {error}") from error
+        finally:
+            connection.close()
+
+
+@contextmanager
+def servers(
+    urls: Sequence[str], model: str | None, folder: Path, settings: Mapping[str, object]
+) -> Iterator[list[TargetServer]]:
+    """Those named, or a Penstock of our own with these settings. Raises NotAServer, Died, OSError."""
+    if not urls:
+        with Penstock(folder, settings=settings) as own:
+            yield [TargetServer.at(f"{own.url}/v1", MODEL, name="penstock")]
+        return
+    named = [TargetServer.at(url, model or "", os.environ.get("PENSTOCK_API_KEY", "")) for url in urls]
+    yield [each if each.model else replace(each, model=each.first_model()) for each in named]
 
 
 class HttpConnection(Stream):
@@ -192,16 +235,6 @@ def _event(line: bytes) -> tuple[bool, int, str]:
     deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
     text = any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
     return text, int(usage.get("completion_tokens") or 0), ""
-
-
-def first_model(answer: Answer) -> str:
-    """The first name in a list of models. Raises NotAServer."""
-    body = BodyParser()
-    data = b"".join(body.feed(part) for _, part in answer.arrivals)
-    try:
-        return str(msgspec.json.decode(data)["data"][0]["id"])
-    except (msgspec.DecodeError, LookupError, TypeError):
-        raise NotAServer(f"its list of models (status {body.status}) has none: {data[:200]!r}") from None
 
 
 GIVEN_UP = 0.9
@@ -293,18 +326,6 @@ async def ask(line: HttpConnection, request: bytes, tokens: int, timeout_s: floa
         return Answer(tokens, begun, fault=TIMEOUT)
     except OSError as error:
         return Answer(tokens, begun, fault=f"{NO_CONNECTION}: {error}")
-
-
-async def model_of(server: TargetServer) -> str:
-    """The first model a server names. Raises NotAServer, OSError."""
-    line = HttpConnection(server)
-    try:
-        async with asyncio.timeout(30):
-            return first_model(await line.ask(server.models(), 0))
-    except TimeoutError:
-        raise NotAServer("its list of models does not come") from None
-    finally:
-        line.close()
 
 
 def endless(entries: Sequence[DatasetEntry]) -> Iterator[DatasetEntry]:

@@ -22,13 +22,13 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from bench.breakdown.ask import BreakdownTarget, Unsuitable
 from bench.http import fetch
 from bench.load.streams import misplaced
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died, Processes
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, count
 from bench.report import Ratio, columns
+from bench.table1.client import NotAServer, TargetServer
 from workers.engines.sim.settings import SimSettings
 
 TIMING_TIMEOUT_S = 10.0
@@ -71,7 +71,7 @@ class Came:
     wrong: str = ""
 
 
-def ask(target: BreakdownTarget, size: AnswerSize, number: int, limit_s: float) -> Came:
+def ask(target: TargetServer, size: AnswerSize, number: int, limit_s: float) -> Came:
     """Ask and wait, at most `limit_s` seconds."""
     began = time.time()
     try:
@@ -89,7 +89,7 @@ def ask(target: BreakdownTarget, size: AnswerSize, number: int, limit_s: float) 
     return Came(at, 1e3 * (at - began), None if ended is None else 1e3 * (at - ended), clock_error_ms, wrong)
 
 
-def _ended(target: BreakdownTarget, headers: Mapping[str, str]) -> tuple[float | None, float]:
+def _ended(target: TargetServer, headers: Mapping[str, str]) -> tuple[float | None, float]:
     """When the engine was done, as Unix time, and how exactly that is known, in ms: the control says it in a header,
     Penstock in the job's timing."""
     if "x-ended" in headers:
@@ -152,7 +152,7 @@ def _measured(args: argparse.Namespace, engine: SimSettings, console: Console) -
     return rows, wrong
 
 
-def _asked(target: BreakdownTarget, size: AnswerSize, answers: int, limit_s: float) -> list[Came]:
+def _asked(target: TargetServer, size: AnswerSize, answers: int, limit_s: float) -> list[Came]:
     """One after the other; an answer that does not come is the last one asked for."""
     came: list[Came] = []
     while len(came) < answers and not (came and came[-1].wrong):
@@ -161,18 +161,18 @@ def _asked(target: BreakdownTarget, size: AnswerSize, answers: int, limit_s: flo
 
 
 @contextmanager
-def _control(folder: Path, engine: SimSettings) -> Iterator[BreakdownTarget]:
+def _control(folder: Path, engine: SimSettings) -> Iterator[TargetServer]:
     with Processes(folder) as processes:
         port = processes.serve(CONTROL, "bench.whole.control", msgspec.json.encode(engine).decode())
-        yield BreakdownTarget("127.0.0.1", port, MODEL)
+        yield TargetServer.at(f"http://127.0.0.1:{port}/v1", MODEL)
 
 
 @contextmanager
-def _penstock(folder: Path, engine: SimSettings) -> Iterator[BreakdownTarget]:
+def _penstock(folder: Path, engine: SimSettings) -> Iterator[TargetServer]:
     settings = {f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items()}
     settings["api.max_choices_per_request"] = engine.slots // 2
     with Penstock(folder, settings=settings) as penstock:
-        yield BreakdownTarget("127.0.0.1", penstock.port, MODEL)
+        yield TargetServer.at(f"{penstock.url}/v1", MODEL)
 
 
 def row_of(system: str, size: AnswerSize, came: Sequence[Came]) -> Row:
@@ -208,7 +208,7 @@ def ratios_of(rows: Sequence[Row]) -> list[Ratio]:
     return ratios
 
 
-main = BenchProgram("penstock bench whole", __doc__, _run, Died, Unsuitable, OSError).taking(
+main = BenchProgram("penstock bench whole", __doc__, _run, Died, NotAServer, OSError).taking(
     Option("--tokens", type=count, default=4000, help="of the long text (default 4000)"),
     Option("--choices", type=count, default=1024, help="of the other answer (default 1024)"),
     Option("--choice-tokens", type=count, default=64, help="of each of its choices (default 64)"),

@@ -22,7 +22,6 @@ from bench.table1.client import (
     TimedAnswer,
     level,
     made_up,
-    model_of,
     read,
     seen,
 )
@@ -151,7 +150,7 @@ async def test_a_server_without_models_is_told() -> None:
 
     async with serving(answer) as url:
         with pytest.raises(NotAServer, match="list of models"):
-            await model_of(TargetServer.at(url, ""))
+            await asyncio.to_thread(TargetServer.at(url, "").first_model)
 
 
 def test_made_up_prompts_are_the_same_for_the_same_seed() -> None:
