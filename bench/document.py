@@ -20,8 +20,7 @@ import msgspec
 
 from bench import report
 from bench.chaos import report as chaos
-from bench.growth import thousand
-from bench.growth.figures import UnitCosts
+from bench.growth.figures import AssumedLoad, UnitCosts, on_paper
 
 SENTENCE = re.compile(r"(.+?[.!?])(?=\s|$)", re.DOTALL)
 LUA_BEHIND = re.compile(r"\s*(?:ARGV|KEYS|Returns):.*", re.DOTALL)
@@ -122,7 +121,7 @@ def _goals(found: Sequence[report.Report]) -> str:
 
 def _paper(found: report.Report) -> str:
     costs = msgspec.convert(found.settings["unit_costs_us"], UnitCosts)
-    return thousand.as_markdown(costs, thousand.AssumedLoad())
+    return on_paper(costs, AssumedLoad())
 
 
 def _cost(found: report.Report) -> str:

@@ -9,8 +9,7 @@ import pytest
 from house import House
 
 from bench import report
-from bench.breakdown.__main__ import main
-from bench.breakdown.ask import STACK, AskedWhole, BreakdownLevel, notes_of, ratios_of, row_of
+from bench.breakdown.__main__ import STACK, AskedWhole, BreakdownLevel, main, notes_of, ratios_of, row_of
 from telemetry.latency import EGRESS_FIRST, PARTS
 
 

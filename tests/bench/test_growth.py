@@ -10,16 +10,22 @@ import pytest
 from bench.growth.figures import (
     STEP_READERS,
     STEP_TOKENS,
+    AssumedLoad,
+    Cell,
     Point,
     Row,
     UnitCosts,
+    api_cores,
+    cell,
     fit,
+    frames,
+    on_paper,
+    redis_cores,
     row,
     step_row,
     step_us,
     unit_costs,
 )
-from bench.growth.thousand import AssumedLoad, Cell, api_cores, as_markdown, cell, frames, redis_cores
 from bench.load.plan import StreamReading
 from bench.penstock import start_redis
 from bench.processes import Processes
@@ -104,7 +110,7 @@ def test_a_cell_is_the_most_that_one_primary_bears() -> None:
 
 
 def test_the_paper_says_what_a_thousand_machines_need() -> None:
-    text = as_markdown(COSTS, AssumedLoad())
+    text = on_paper(COSTS, AssumedLoad())
     one = cell(COSTS, AssumedLoad())
     assert f"| machines that one Redis primary bears | {one.machines} |" in text
     assert "for 1,000 machines" in text and "| API, a token | 8.0 |" in text

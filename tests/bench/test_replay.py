@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from bench.load.streams import Answer
-from bench.replay.__main__ import main, workload
-from bench.replay.run import ReplayedRequest, ReplayLimits, lateness, replay, rows
+from bench.replay.__main__ import ReplayedRequest, ReplayLimits, lateness, main, replay, rows, workload
 from bench.table1.client import TargetServer
 from bench.workload.trace import COLUMNS, Trace, TraceRow
 
