@@ -154,15 +154,13 @@ def _run(run: ProgramRun) -> int:
         raise WrongArguments(f"{args.tool} is not there\nnext:  make fuzz, which installs it")
     with Testbed(run.console, "starting", 2) as stage:
         target = FuzzTarget(stage.folder)
-        try:
+        with target.processes:
             target.start()
             reports = [_judged(run, tool, target, "generated", POOLS)]
             stage.done()
             reports.append(_judged(run, tool, target, "existing", _named(target.ids()) + POOLS, *EXISTING))
             stage.done()
             target.processes.check()
-        finally:
-            target.processes.close()
         roles = ("api", "workers", "offline")
         logs = {role: (stage.folder / f"{role}.log").read_text(errors="replace") for role in roles}
         if found := problems(reports, logs, args.cases):

@@ -116,13 +116,12 @@ def _python(tree: Path, tool: Path, seed: int, count: int) -> Iterator[Mutant]:
 
 
 def _lua(tree: Path, seed: int, count: int) -> list[Mutant]:
-    with tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder:
-        processes = Processes(Path(folder))
-        try:
-            with Redis.from_url(start_redis(processes)) as server:
-                return lua.draw(server, tree, seed, count)
-        finally:
-            processes.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder,
+        Processes(Path(folder)) as processes,
+        Redis.from_url(start_redis(processes)) as server,
+    ):
+        return lua.draw(server, tree, seed, count)
 
 
 main = BenchProgram("python -m bench.mutants", __doc__, _run, Strayed).taking(

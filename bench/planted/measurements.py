@@ -64,7 +64,7 @@ MEASUREMENTS = (
         "Hundreds of connections expire at once, everybody waits for seconds, and the 99th percentile is as ever.",
         (
             Edit(
-                "bench/connections/runs.py",
+                "bench/connections/__main__.py",
                 '("connections.slowed", "connections.held_up") if arm',
                 '("connections.slowed", None) if arm',
             ),
@@ -76,7 +76,7 @@ MEASUREMENTS = (
         "Penstock is measured beside nothing.",
         (
             Edit(
-                "bench/connections/runs.py",
+                "bench/connections/__main__.py",
                 'AT_PENSTOCK: (penstock.port, "api-1"), AT_BARE: (bare, "bare")',
                 'AT_PENSTOCK: (bare, "bare"), AT_BARE: (bare, "bare")',
             ),

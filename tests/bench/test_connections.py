@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from api.settings import ApiSettings
-from bench.connections import abuse, runs, slow
-from bench.connections.__main__ import main
-from bench.connections.abuse import ABUSES, Abuse, Cost, one_field, try_abuse
-from bench.connections.runs import (
+from bench.connections import __main__ as program
+from bench.connections import abuse, slow
+from bench.connections.__main__ import (
     ALONE,
     AT_BARE,
     AT_PENSTOCK,
@@ -23,11 +22,13 @@ from bench.connections.runs import (
     QUICK,
     ConnectionReading,
     abuse_goals,
+    main,
     slow_goals,
     slow_rows,
     sockets_of,
     turns,
 )
+from bench.connections.abuse import ABUSES, Abuse, Cost, one_field, try_abuse
 from bench.connections.slow import BEGINNINGS, SlowClients
 from bench.load.plan import StreamReading
 from bench.report import goals, load
@@ -205,8 +206,10 @@ def test_the_whole_program_in_short_form(
         watched.append(Path(f"/proc/{pid}/cmdline").read_text())
         return try_abuse(abuse, port, pid)
 
-    monkeypatch.setattr(runs, "try_abuse", try_and_note)
-    monkeypatch.setattr(runs, "ABUSES", [each for each in ABUSES if "body" not in each.name and "91" not in each.name])
+    monkeypatch.setattr(program, "try_abuse", try_and_note)
+    monkeypatch.setattr(
+        program, "ABUSES", [each for each in ABUSES if "body" not in each.name and "91" not in each.name]
+    )
     main(["--quick", "--out", str(tmp_path)])
     assert "TTFT p99" in capsys.readouterr().out
     found = load(tmp_path / "connections-quick.json")
