@@ -124,6 +124,14 @@ async def test_a_waiting_job_wakes_a_sleeping_model_in_one_tick(hand: Hand) -> N
     assert await hand.did() == [("lead", None, None), ("up", None, 1)]
 
 
+async def test_a_model_that_no_budget_pays_for_promises_no_time(hand: Hand) -> None:
+    """Its job waits for a larger budget: no worker is ordered, and nobody is told when one will be there."""
+    await hand.put()
+    await hand.loop(limits={MODEL: ScalingLimits(min=0, max=4, cost=1.0, budget=0.5)}).tick()
+    plan = await hand.plan()
+    assert plan.want == 0 and {prospect.wait_s for prospect in plan.lanes.values()} == {None}
+
+
 async def test_only_changes_are_noted_and_logged(hand: Hand, caplog: pytest.LogCaptureFixture) -> None:
     """Ten equal ticks note and log one action; what the plan is based on is new in each."""
     await hand.put()

@@ -11,7 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worker_report import a_worker
 
-from scheduler.policy.demand import Demand, Flow, Starts, cannot_wait, concurrent_demand, in_slots, keep_s, learn
+from scheduler.policy.demand import (
+    ORDER_TIMEOUT_S,
+    Demand,
+    Flow,
+    Starts,
+    cannot_wait,
+    concurrent_demand,
+    in_slots,
+    keep_s,
+    learn,
+)
 from scheduler.policy.forecast import Ahead, clear_s, constraints, wait_s, workers_for
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.rush import BUCKET_S, PEAK_CAP, BurstConfig, Rush, follow, highest, quantile, with_peak
@@ -105,6 +115,28 @@ def test_only_lanes_that_cannot_wait_for_a_start_are_tight() -> None:
     assert not cannot_wait("interactive", Demand(starts=Starts(cold_s=1.0)), LIMITS)
     assert not cannot_wait("unheard-of", Demand(), LIMITS)
     assert keep_s(Demand(starts=Starts(cold_s=100.0)), LIMITS) == 500
+
+
+def test_the_newest_orders_are_the_first_to_be_cancelled() -> None:
+    """The worker that was ordered first is still awaited since then."""
+    orders = Starts().with_orders(1, 10.0).with_orders(2, 20.0)
+    assert orders.with_orders(-2, 21.0).ordered == (10.0,)
+    assert orders.with_orders(-5, 21.0).ordered == ()
+
+
+def test_an_order_that_no_worker_answered_for_an_hour_is_dropped() -> None:
+    """A worker that comes much later was started by somebody else: an hour is no cold start."""
+    orders = Starts().with_ready([], 0.0).with_orders(1, 0.0)
+    late = orders.with_ready(["a"], ORDER_TIMEOUT_S + 1)
+    assert (late.ordered, late.cold_s) == ((), None)
+
+
+def test_a_rush_of_a_lane_counts_the_lanes_above_it() -> None:
+    """Room for standard is what interactive leaves: three jobs and two are a peak of five."""
+    limits = ScalingLimits(0, 8, targets={"interactive": 1.0, "standard": 1.0})
+    lanes = (LaneLoad("interactive", 0, 3), LaneLoad("standard", 0, 2))
+    demand = learn(Demand(slots=8), Snapshot("m", lanes, (a_worker("w", slots=8, running=5),)), limits, 0.0)
+    assert {lane: rush.usual for lane, rush in demand.rushes.items()} == {"interactive": 3, "standard": 5}
 
 
 def test_starts_are_matched_with_orders() -> None:
@@ -215,6 +247,6 @@ def test_each_lanes_jobs_are_of_its_own_size() -> None:
 @pytest.mark.parametrize(("oldest_s", "within_s"), [(0.0, 120.0), (50.0, 70.0), (115.0, 12.0), (500.0, 12.0)])
 def test_what_a_job_has_waited_is_taken_from_its_target(oldest_s: float, within_s: float) -> None:
     """A late lane still gets a tenth of its target, so that it does not ask for any number of workers."""
-    snapshot = Snapshot("m", (LaneLoad("standard", 10, 4, oldest_s),), (WorkerLoad("w", slots=4, running=4),))
+    snapshot = Snapshot("m", (LaneLoad("standard", 10, 4, oldest_s),), (a_worker("w", slots=4, running=4),))
     limits = replace(LIMITS, targets={"standard": 120.0})
     assert [ahead.within_s for ahead in constraints(snapshot, KNOWN, limits)] == [within_s]

@@ -21,6 +21,8 @@ class Team:
         self.slow: dict[int, float] = {}
         self.failing: set[int] = set()
         self.idle: set[int] = set()
+        self.starting = 0
+        """So many more have not begun yet."""
         self.steps, self.seconds, self.tokens = [0.0] * count, [0.0] * count, [0.0] * count
         self.served = [Served()] * count
         self.health = PoolHealth()
@@ -44,7 +46,7 @@ class Team:
         return self.health
 
     def workers(self) -> list[Process]:
-        return [
+        return [a_worker(f"s{number}", state="starting") for number in range(self.starting)] + [
             a_worker(
                 f"w{number}", served={"standard": served}, steps=int(steps), step_s=seconds, step_tokens=int(tokens)
             )
@@ -99,6 +101,14 @@ def test_at_most_a_quarter_is_cordoned_at_once() -> None:
     left = [worker for worker in team.workers() if worker.id not in gone]
     others = [name for name in ("w0", "w1", "w2") if name not in gone]
     assert [cordon.worker for cordon in judge(health, left, team.now + 2).cordons] == others
+
+
+def test_workers_that_start_make_no_quarter_larger() -> None:
+    """Two of four are slow while four more start: one is cordoned, for the new ones do no work yet."""
+    team = Team(4, seed=7)
+    team.pass_by(120)
+    team.slow, team.starting = {0: 5.0, 1: 5.0}, 4
+    assert len(team.pass_by(120).cordons) == 1
 
 
 def test_a_worker_whose_jobs_fail_is_cordoned() -> None:
