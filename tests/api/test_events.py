@@ -11,13 +11,17 @@ import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 import msgspec
 import pytest
 from flow import append, delta
 from house import House, eventually, redis_process
+from starlette.requests import Request
 
+from api import events as events_endpoint
+from api.settings import ApiSettings
 from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import JobState
@@ -203,6 +207,33 @@ async def test_events_are_one_log_with_an_id_each(door: House, door_wire: RedisC
         assert [each.id for each in await read(door, job_id, event.id)] == ids[place:]
     job = json.loads(door.get(f"/v1/jobs/{job_id}")[1])
     assert job["last_event_id"] == ids[-1]
+
+
+async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: House, door_wire: RedisClient) -> None:
+    """A browser asks for the address it began with again, ?after= and all, and says in the header what it had last."""
+    job_id = await put(door)
+    hand = await Hand.claiming(door_wire)
+    await hand.write("abc")
+    await hand.finish()
+    ids = [event.id for event in await read(door, job_id)]
+    path, headers = f"/v1/jobs/{job_id}/events?after={ids[0]}", {"Last-Event-ID": ids[3]}
+    status, _, data = await asyncio.to_thread(door.request, "GET", path, headers=headers)
+    assert status == 200
+    assert [event.id for event in events_in(iter(data.decode().splitlines(keepends=True)))] == ids[4:]
+
+
+async def test_a_reader_of_events_that_takes_nothing_has_as_long_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it is cut off, as the reader of a chat: what it does not take would stay in memory."""
+    record = SimpleNamespace(job=SimpleNamespace(id="j"))
+
+    async def own_record(_: object) -> object:
+        return record
+
+    monkeypatch.setattr(events_endpoint, "own_record", own_record)
+    services = SimpleNamespace(settings=ApiSettings(send_timeout_s=7.0))
+    scope = {"type": "http", "headers": [], "query_string": b"", "app": SimpleNamespace(state=None)}
+    scope["app"].state = SimpleNamespace(services=services)
+    assert (await events_endpoint.events(Request(scope))).send_timeout == 7.0
 
 
 async def test_a_running_job_is_taken_up_behind_any_id(door: House, door_wire: RedisClient) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from redis import Redis
 from severing import StoreCut, store_cut
 
 from api import admission
+from api.stream.reply import KEYED_GRACE_S
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
 from streaming.jobs.job import JobState
 
@@ -73,6 +75,15 @@ def test_a_request_that_lost_its_connection_is_computed_when_it_comes_again(hous
     assert response.status == 200 and response.headers["x-job-id"] != first
     assert any(b'"content"' in response.readline() for _ in range(20))
     connection.close()
+
+
+def test_a_key_lends_no_grace_to_who_asked_to_be_cancelled(house: House) -> None:
+    """The slot is free at once: only who said nothing about leaving is waited for."""
+    asked = body("at once", max_tokens=LONG, stream=True, queue={"on_disconnect": "cancel"})
+    first = begun_and_left(house, asked, "at once")
+    left = time.monotonic()
+    eventually(lambda: job(house, first)["status"] == "cancelled")
+    assert time.monotonic() - left < KEYED_GRACE_S
 
 
 def test_a_job_cancelled_by_its_owner_keeps_its_key(house: House) -> None:

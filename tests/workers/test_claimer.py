@@ -251,6 +251,9 @@ class Hands:
     def begin(self, claim: Claim, _: History, refusal: object = None) -> None:
         self.begun.append(claim.job.id)
 
+    def refuse(self, broken: UnreadableClaim) -> None:
+        self.begun.append(broken.id)
+
 
 def a_claimer(wire: RedisClient, lease: Lease) -> tuple[Claimer, Hands]:
     hands = Hands()
@@ -296,8 +299,52 @@ async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wi
         pauses.append(claimer._pause_s)
     assert pauses == [min(MIN_PAUSE_S * 2 ** (place + 1), MAX_PAUSE_S) for place in range(12)]
     assert pauses[2] == 4 * pauses[0] and pauses[-1] == MAX_PAUSE_S
-    await claimer._begin_jobs(0, [])
+    readable = UnreadableClaim("k", 2, "broken")  # by this version: it is ended here
+    await claimer._begin_jobs(0, [UnreadableClaim("j", 1, "newer", newer=True), readable])
     assert claimer._pause_s == MIN_PAUSE_S
+
+
+async def test_a_hold_that_is_taken_back_is_felt_at_once(wire: RedisClient) -> None:
+    """The claimer looks without waiting for its next poll; where nothing was held it is not woken."""
+    claimer, _ = a_claimer(wire, Lease(wire, "m"))
+    claimer.hold(0)
+    assert not claimer._look.is_set()
+    claimer.hold(60_000)
+    claimer.hold(0)
+    assert claimer._look.is_set()
+
+
+async def test_each_round_begins_with_another_partition(wire: RedisClient) -> None:
+    """Where one has more than there is room for, the others are not left out."""
+    lease, rounds = Lease(wire, "m"), list[list[int]]()
+
+    async def claim(partition: int, *_: object, **__: object) -> Claimed:
+        rounds[-1].append(partition)
+        return Claimed([], suspects=False)
+
+    def looked() -> None:
+        rounds.append([])
+        if len(rounds) > 3:
+            claimer.end()
+        claimer._look.set()
+
+    lease.claim = claim  # type: ignore[method-assign]
+    claimer, hands = a_claimer(wire, lease)
+    hands.looked, hands.running, hands.texts, hands.is_laden = looked, 0, 0, False  # type: ignore[attr-defined]
+    rounds.append([])
+    await claimer.run([0, 1, 2])
+    assert rounds[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
+
+
+async def test_suspects_wait_for_a_claim_of_another_partition(wire: RedisClient) -> None:
+    """It may bring jobs, and nothing runs beside a suspect."""
+    claimer, hands = a_claimer(wire, Lease(wire, "m"))
+    hands.running, hands.texts, hands.is_laden = 0, 0, False  # type: ignore[attr-defined]
+    claimer._suspects.add(0)
+    assert claimer._wanted(0) > 0 and claimer._wanted(1) == 0
+    claimer._claims[1] = asyncio.create_task(asyncio.sleep(0, result=False))
+    assert claimer._wanted(0) == 0
+    await claimer._claims[1]
 
 
 @pytest.mark.parametrize("has_ended", [False, True])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from sim_worker import Start, a_job, ended, expected, recorder, start, text_of, until
@@ -17,6 +19,7 @@ from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from workers.engines.sim.settings import SimSettings
+from workers.heartbeat import Heartbeat
 
 pytestmark = pytest.mark.slow
 
@@ -122,3 +125,23 @@ async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: RedisClient, st
     record = await ended(wire, job.id)
     assert left_out == 1 and record.state is JobState.COMPLETED
     assert record.attempt == 1 and text_of(record) == expected("seen", 100)
+
+
+def test_a_job_whose_end_is_being_written_is_not_dropped() -> None:
+    """The store has ended it already, and the answer to that is on its way: it is no job that was taken away."""
+    dropped = list[str]()
+    ending, running = (
+        SimpleNamespace(job=SimpleNamespace(id=name), number=1, over=name == "ending") for name in ("ending", "running")
+    )
+    held = SimpleNamespace(of=lambda partition: [ending, running])
+    heartbeat = Heartbeat(
+        *cast(Any, (None, held, None)),
+        1.0,
+        checkpoint=lambda _: None,
+        on_cancelled=lambda _: None,
+        drop=lambda job_id, _: dropped.append(job_id),
+    )
+    taken = heartbeat._drop_taken(0, set(), {})
+    assert taken == {("running", 1)} and dropped == []
+    heartbeat._drop_taken(0, taken, {})
+    assert dropped == ["running"]
