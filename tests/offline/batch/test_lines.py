@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from pathlib import Path
 
 import msgspec
 from batching import jsonl, line
 
-from offline.batch.lines import BatchTools, Lines
-from penstock.engine import Failure
+from offline.batch.lines import MAX_BLOCKED, BatchTools, Lines
+from penstock.engine import Capabilities, Failure, ModelCard
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import InputPlan, LineOutcome
 from streaming.batches.store import BatchLease
+from streaming.fleet.process import Process
+from streaming.fleet.processes import Fleet
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.reader import JobReader
@@ -20,10 +24,17 @@ from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings
+from streaming.store.identity import enter_store
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 
 RETRIES = 2
+
+
+BATCH = Batch(
+    id="batch_00" + 30 * "a", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/chat/completions",
+    input_file="file", window="none", output_keep_ms=3_600_000,
+)  # fmt: skip
 
 
 async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)])) -> Lines:
@@ -32,13 +43,9 @@ async def one_line(wire: RedisClient, folder: Path, data: bytes = jsonl([line(1)
     plan = InputPlan()
     plan.order.append(plan.add(1, 0, len(data)))
     plan.save(folder)
-    batch = Batch(
-        id="batch_00" + 30 * "a", tenant="t", ceiling=Priority.BATCH, endpoint="/v1/chat/completions",
-        input_file="file", window="none", output_keep_ms=3_600_000,
-    )  # fmt: skip
     now_ms = await wire.now_ms()
     hold = BatchLease(
-        batch=batch, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
+        batch=BATCH, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
     )
     tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(retries=RETRIES), 64)
     lines = Lines(tools, hold, folder)
@@ -101,4 +108,79 @@ async def test_a_line_is_tried_again_as_often_as_is_set(wire: RedisClient, tmp_p
     assert (lines.progress().failed, lines.progress().retried) == (1, RETRIES)
     (row,) = lines.ledger.ends
     assert row is not None and row.outcome is LineOutcome.FAILED
+    lines.close()
+    later = Lines(lines._tools, dataclasses.replace(lines._lease, epoch=2), tmp_path)
+    await later.open()
+    assert later.progress().retried == RETRIES, "the next turn knows of them too"
+    later.close()
+
+
+async def test_lines_that_an_earlier_turn_put_are_found_though_the_window_is_smaller_now(
+    wire: RedisClient, tmp_path: Path
+) -> None:
+    """Else each would be put once more behind them, and its place in the queue be lost."""
+    count = 2 + MAX_BLOCKED + 8
+    data = [jsonl([line(number)]) for number in range(count)]
+    (tmp_path / "input").write_bytes(b"".join(data))
+    plan, at = InputPlan(), 0
+    for number, each in enumerate(data, 1):
+        plan.order.append(plan.add(number, at, len(each)))
+        at += len(each)
+    plan.save(tmp_path)
+    batch = msgspec.structs.replace(BATCH, id="batch_00" + 30 * "b")
+    now_ms = await wire.now_ms()
+    hold = BatchLease(batch, 1, now_ms, BatchState.IN_PROGRESS, False, now_ms, 0, BatchProgress())
+    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(window=1), 64)
+    first = Lines(tools, hold, tmp_path)
+    await first.open()
+    await first._put([first._waiting.popleft() for _ in range(count)], None, set())
+    put, progress = first.progress().in_queue, first.progress()
+    first.close()
+    second = Lines(tools, dataclasses.replace(hold, epoch=2, progress=progress), tmp_path)
+    await second.open()
+    assert put == second.progress().in_queue == count
+    second.close()
+
+
+async def test_only_the_slots_of_its_models_make_a_batchs_window(wire: RedisClient, tmp_path: Path) -> None:
+    """Workers of another deployment's model, or of one this batch does not use, compute none of its lines."""
+    lines = await one_line(wire, tmp_path)
+    for model, slots in (("sim", 4), ("other", 100)):
+        worker = Process(
+            role="worker", id=model, life=model, pid=1, host="h", state="ready", since=0, model=model, slots=slots
+        )
+        await Fleet(wire).report(worker)
+    assert await lines._worker_slots() == 4
+    lines.close()
+
+
+async def test_no_line_is_put_into_a_store_that_may_be_given_nothing(wire: RedisClient, tmp_path: Path) -> None:
+    """Whether it is the right one is not known before the monitor has entered it."""
+    await enter_store(wire)
+    lines = await one_line(wire, tmp_path)
+    await lines.withdraw()
+    assert await lines.feed() == 0 and lines.idle
+    await lines._tools.store.enter()
+    await lines.feed()
+    assert not lines.idle
+    lines.close()
+
+
+async def test_the_rate_is_that_of_the_last_seconds(wire: RedisClient, tmp_path: Path) -> None:
+    """What went quickly long ago promises nothing."""
+    lines = await one_line(wire, tmp_path)
+    now = asyncio.get_running_loop().time()
+    lines._ends.extend([(now - 100, 5000), (now - 5, 10)])
+    assert 1.5 < lines._rate() <= 2.0
+    lines.close()
+
+
+async def test_a_new_model_card_has_waiting_lines_tried_again(wire: RedisClient, tmp_path: Path) -> None:
+    """By the card a line may need less room than it was thought to."""
+    lines = await one_line(wire, tmp_path)
+    lines._needs[7] = 1 << 40
+    card = ModelCard(name="sim", engine="sim", context=64, max_output=64, capabilities=Capabilities(), created=0)
+    await Fleet(wire).publish_card(card)
+    await lines._put([], None, set())
+    assert not lines._needs
     lines.close()

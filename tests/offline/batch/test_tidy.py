@@ -122,6 +122,15 @@ async def test_files_whose_records_are_lost_end_with_their_time(
     assert not any(shelf.path(file.id).exists() for file in files) and quarantined(shelf) == []
 
 
+async def test_notes_of_ended_batches_end_with_their_records(desk: BatchRunner, shelf: FileStore) -> None:
+    """A note restores an end that the store forgot: it is needed for as long as the store would have kept that."""
+    for name, seconds in (("batch_old", 3700.0), ("batch_new", 3500.0)):
+        shelf.note(name, 1, b"")
+        age(next(shelf.folder.rglob(f"{name}.*")), seconds)
+    await desk.tidy()
+    assert (shelf.notes("batch_old"), shelf.notes("batch_new")) == ([], [b""])
+
+
 async def test_what_is_young_is_left_alone(wire: RedisClient, desk: BatchRunner, shelf: FileStore) -> None:
     """Its record may be on its way: a file that is being uploaded, a batch that is being created."""
     file, work = await kept(wire, shelf), shelf.work("batch_00" + 30 * "b")

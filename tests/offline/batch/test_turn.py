@@ -17,7 +17,7 @@ from offline.batch.survey import Terms, survey
 from offline.batch.turn import BatchTurn, TurnContext
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.file_store import FileStore
-from streaming.batches.ledger import LineOutcome, Segment
+from streaming.batches.ledger import PLAN, LineOutcome, Segment
 from streaming.batches.store import Batches, BatchLease, SaveResult
 from streaming.errors import Fenced
 from streaming.jobs.job import JobState
@@ -148,3 +148,25 @@ async def test_a_turn_that_was_overtaken_leaves_no_files(desk: Desk) -> None:
     assert desk.files == set()
     await last.run()
     assert await desk.found() == (BatchState.CANCELLED, desk.files) and len(desk.files) == 2
+
+
+@pytest.mark.parametrize(("expires_ms", "rest_ms"), [(1000, 400), (0, turns.PAUSED_RECHECK_MS)])
+async def test_a_paused_batch_rests_no_longer_than_its_window(
+    wire: RedisClient, tmp_path: Path, expires_ms: int, rest_ms: int
+) -> None:
+    """Its owner is told in time that it has expired; without a window there is nothing to tell."""
+    tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(), 64)
+    metrics = Metrics.start("", "offline")
+    hold = BatchLease(BATCH, 1, 600, GOING_ON, True, 0, expires_ms, BatchProgress())
+    turn = BatchTurn(TurnContext(tools, FileStore(tmp_path), metrics, 10, 1.0), hold, asyncio.Event())
+    assert turn._paused_ms() == rest_ms
+    metrics.close()
+
+
+async def test_a_batch_that_is_cancelled_before_it_began_has_lost_nothing(desk: Desk) -> None:
+    """Its lines were never read, so none of its work can be missing."""
+    (desk.shelf.work(desk.batch.id) / PLAN).unlink()
+    await desk.batches.steer(desk.batch.id, "cancel")
+    await (await desk.turn(600)).run()
+    record = await desk.batches.get(desk.batch.id, "t")
+    assert (record.state, record.progress.faults) == (BatchState.CANCELLED, ())
