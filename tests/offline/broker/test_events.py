@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from brokering import EVENTS, JOBS, Outside, body, configure, lives_are_whole
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
+from offline.broker import publisher as publishers
 from offline.broker.cloudevents import cloud_event
+from offline.broker.connection import BrokerUnavailable
 from offline.broker.intake import MAX_MESSAGE_ID, MAX_REDELIVERIES, Intake, Rejected
 from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
 from streaming.events.outbox import Event, EventSubscriptions
@@ -22,6 +26,7 @@ from streaming.redis.client import RedisClient
 from streaming.settings import EventSettings, ModelSettings, QuotaSettings, RedisSettings, WebhookSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
+from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow
 
@@ -186,6 +191,32 @@ def test_what_is_no_message_at_all_stops_nobody(empty_house: House, broker: str)
     outside.put("good", body("fine", metadata={"name": "good"}))
     start(empty_house)
     lives_are_whole(outside, {"good"})
+
+
+async def test_a_connection_that_broke_is_closed_before_another_is_made(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker may have come back at the same address: what is left of the old connection would fail for ever."""
+    metrics, done = Metrics.start("", "offline"), asyncio.Event()
+    monkeypatch.setattr(publishers, "RETRY_DELAY_S", 0.0)
+    publisher = publishers.Publisher(wire, "p", EventSettings(), metrics)
+    closed = list[object]()
+
+    async def publish() -> int:
+        if publisher._broker is None:
+            done.set()
+            return 0
+        raise BrokerUnavailable("gone")
+
+    publisher.publish = publish  # type: ignore[method-assign]
+    publisher._broker = cast(Any, SimpleNamespace(close=lambda: closed.append(1)))
+    task = asyncio.create_task(publisher.keep_publishing())
+    async with asyncio.timeout(20):
+        await done.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert closed == [1]
+    metrics.close()
 
 
 def test_off_by_default(empty_house: House) -> None:

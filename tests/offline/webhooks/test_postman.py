@@ -13,7 +13,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from batching import begin, client, ended, line
@@ -26,7 +27,7 @@ from redis import Redis
 from cli.__main__ import main
 from offline.webhooks.backoff import after_failure
 from offline.webhooks.guard import networks_of, refusal
-from offline.webhooks.postman import Endpoint, Postman
+from offline.webhooks.postman import MAX_IN_FLIGHT, Endpoint, Postman
 from offline.webhooks.signature import signed_headers
 from runtime.config import ConfigError, build
 from streaming.events.outbox import Event
@@ -196,6 +197,25 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
         assert await endpoint.send(an_errand()) == (0, "TimeoutError")
         await endpoint.close()
     assert len(receiver.got) == 2
+
+
+async def test_an_endpoint_has_no_more_attempts_than_it_may_have_at_once(wire: RedisClient) -> None:
+    """However many messages are due: those under way are counted, and while there is no room none is asked for."""
+    metrics, asked = Metrics.start("", "offline"), list[int]()
+    postman = Postman(wire, "p", [], metrics)
+
+    async def outgoing(_: str, most: int, __: int) -> list[DeliveryAttempt]:
+        asked.append(most)
+        return []
+
+    postman._webhooks.outgoing = outgoing  # type: ignore[method-assign]
+    endpoint = cast(Any, SimpleNamespace(name="e", lease_ms=1000))
+    for under_way in (0, 3, MAX_IN_FLIGHT):
+        tasks = {asyncio.create_task(asyncio.sleep(0)) for _ in range(under_way)}
+        await postman._start_attempts(endpoint, tasks)
+        await asyncio.gather(*tasks)
+    assert asked == [MAX_IN_FLIGHT, MAX_IN_FLIGHT - 3]
+    metrics.close()
 
 
 async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wire: RedisClient) -> None:
