@@ -8,13 +8,16 @@ import time
 
 import pytest
 from flow import a_job, append, delta
+from msgspec.structs import replace
 
+from streaming.jobs import quotas
 from streaming.jobs.codec import decode_reply
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.frames import Run, Section
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
 from streaming.jobs.queue import Queue
+from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal
@@ -296,6 +299,40 @@ async def test_a_job_that_was_cancelled_is_not_put_back_for_a_newer_worker(wire:
     await queue.cancel(job_id)
     await lease.decline([UnreadableClaim(job_id, run, "", newer=True)])
     assert await state_of(wire, job_id) is JobState.CANCELLED and await lease.leave() == 0
+
+
+async def test_a_job_that_is_put_back_for_a_newer_worker_waits_no_longer_than_it_may(wire: RedisClient) -> None:
+    """Nobody has begun it: the limit on its waiting holds on."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    job_id = (await queue.put(replace(a_job(queue), max_queue_ms=60_000))).id
+    run = (await claim_one(lease)).number
+    await lease.decline([UnreadableClaim(job_id, run, "", newer=True)])
+    await wire.redis.zadd(partition_key(0, "timers"), {job_id: 1}, xx=True)
+    assert (await Reaper(wire).sweep()).expired == 1
+
+
+async def test_a_request_is_counted_once_however_long_its_job_took(wire: RedisClient) -> None:
+    """Its bytes move from the time by which it was to be gone to the one by which it will be."""
+    queue, lease, kept = Queue(wire), await a_lease(wire), partition_key(0, "kept", "t")
+    job_id = (await queue.put(a_job(queue))).id
+    ((ends, size),) = [(int(field), int(count)) for field, count in (await wire.redis.hgetall(kept)).items()]
+    other = ends + 7200  # as if it had been put at another time
+    await wire.redis.delete(kept)
+    await wire.redis.hset(kept, str(other), size)
+    await wire.redis.hset(partition_key(0, "job", job_id), "size", f"{size}:{other}")
+    await finish(lease, job_id, (await claim_one(lease)).number)
+    assert (await Quotas(wire).usage("t")).job_bytes == size
+
+
+async def test_jobs_are_counted_once_where_the_slices_of_a_long_list_meet(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "MAX_LOOKED", 2)
+    queue = Queue(wire)
+    for _ in range(5):
+        await queue.put(a_job(queue))
+    usage = await Quotas(wire).usage("t")
+    assert (usage.jobs, usage.waiting) == (5, 5)
 
 
 async def test_workers_lost_at_once_leave_each_its_own_jobs(wire: RedisClient) -> None:

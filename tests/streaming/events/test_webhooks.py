@@ -29,3 +29,11 @@ async def test_a_long_problem_is_cut(wire: RedisClient) -> None:
     (errand,) = await webhooks.outgoing("e", 1, 60_000)
     assert await webhooks.settle(errand, "pending", 500, 100 * "0123456789", 60_000)
     assert (await webhooks.get(message)).problem == 50 * "0123456789"
+
+
+async def test_messages_of_long_ago_leave_the_list(wire: RedisClient) -> None:
+    """With the next one, though the list itself lives on."""
+    hooks = partition_key(0, "hooks")
+    await wire.redis.zadd(hooks, {"old": 1})
+    message = await dispatched(wire)
+    assert await wire.redis.zrange(hooks, 0, -1) == [message.encode()]

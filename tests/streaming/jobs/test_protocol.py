@@ -17,7 +17,7 @@ from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.frames import Delta, Run, Section
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Chat, Job, JobState
-from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease
+from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper, Swept
@@ -439,6 +439,38 @@ async def test_a_suspect_that_is_handed_back_stays_one(wire: RedisClient) -> Non
     assert await drained.leave() == 0
     assert await heir.claim(0, 1) == Claimed([], suspects=True)
     assert len((await heir.claim(0, 1, alone=True)).jobs) == 1
+
+
+async def suspects(wire: RedisClient, count: int) -> None:
+    """So many jobs that have lost all but their last worker."""
+    queue = Queue(wire)
+    for _ in range(count):
+        await queue.put(a_job(queue))
+    for _ in range(wire.settings.max_attempts - 1):
+        lease = await a_lease(wire)
+        assert len((await lease.claim(0, count)).jobs) == count
+        await lapse(wire, lease)
+
+
+async def test_a_suspect_that_kills_its_worker_leaves_the_next_one_to_another(wire: RedisClient) -> None:
+    """At once: a dead runner keeps nobody from the suspects that are left."""
+    await suspects(wire, 2)
+    runner, heir = await a_lease(wire), await a_lease(wire)
+    assert (await runner.claim(0, 1)).suspects
+    assert len((await runner.claim(0, 1, alone=True)).jobs) == 1
+    await lapse(wire, runner)
+    assert await heir.claim(0, 1) == Claimed([], suspects=True)
+
+
+async def test_a_suspect_of_a_newer_version_is_left_to_a_newer_worker(wire: RedisClient) -> None:
+    """Whoever cannot read it is its runner no more."""
+    await suspects(wire, 1)
+    older, newer = await a_lease(wire), await a_lease(wire)
+    assert (await older.claim(0, 1)).suspects
+    (suspect,) = (await older.claim(0, 1, alone=True)).jobs
+    assert isinstance(suspect, Claim)
+    await older.decline([UnreadableClaim(suspect.job.id, suspect.number, "", newer=True)])
+    assert await newer.claim(0, 1) == Claimed([], suspects=True)
 
 
 async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClient) -> None:
