@@ -10,6 +10,8 @@ import pytest
 from flow import a_job, append, delta
 from msgspec.structs import replace
 
+from streaming.errors import Unavailable
+from streaming.ids import new_job_id
 from streaming.jobs import quotas
 from streaming.jobs.codec import decode_reply
 from streaming.jobs.dead_letters import DeadLetters
@@ -23,6 +25,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal
 from streaming.keys import GROUP, channel, partition_key
 from streaming.redis.client import RedisClient
+from streaming.settings import QuotaSettings, RedisSettings
 
 LANE = partition_key(0, "lane", "m", "standard")
 RETRY = partition_key(0, "retry", "m", "standard")
@@ -322,6 +325,35 @@ async def test_a_request_is_counted_once_however_long_its_job_took(wire: RedisCl
     await wire.redis.hset(partition_key(0, "job", job_id), "size", f"{size}:{other}")
     await finish(lease, job_id, (await claim_one(lease)).number)
     assert (await Quotas(wire).usage("t")).job_bytes == size
+
+
+async def test_a_put_whose_answer_was_lost_is_asked_once_more(wire: RedisClient) -> None:
+    """Before its client is told that nobody knows; the script knows the repetition."""
+    queue, asked = Queue(wire), list[str]()
+    put = queue._puts.call
+
+    async def first_answer_lost(partition: int, *args: str | bytes | int) -> object:
+        asked.append(str(args[0]))
+        answer = await put(partition, *args)
+        if len(asked) == 1:
+            raise Unavailable("cut")
+        return answer
+
+    queue._puts.call = first_answer_lost  # type: ignore[method-assign]
+    job = a_job(queue)
+    assert not (await queue.put(job)).joined
+    assert asked == [job.id, job.id] and await wire.redis.xlen(LANE) == 1
+
+
+async def test_what_is_kept_elsewhere_counts_against_a_quota_once(redis_url: str) -> None:
+    """Of the partition that is asked the script knows better, and would count it twice."""
+    wide = RedisClient.open(RedisSettings(url=redis_url, partitions=2))
+    queue = Queue(wide)
+    for partition in (0, 0, 0, 1):
+        await queue.put(a_job(queue, job_id=new_job_id(partition)))
+    left = [await Quotas(wide).left("t", partition, QuotaSettings(jobs=10)) for partition in (0, 1)]
+    assert [jobs for jobs, *_ in left] == [10 - 1, 10 - 3]
+    await wide.close()
 
 
 async def test_jobs_are_counted_once_where_the_slices_of_a_long_list_meet(

@@ -13,6 +13,8 @@ from streaming.jobs.backlog import Backlog, LaneDepth
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
+from streaming.jobs.reaper import Reaper
+from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
@@ -44,6 +46,19 @@ async def put(wire: RedisClient, priority: Priority, **limits: int) -> str:
 async def lane_of(wire: RedisClient, priority: Priority) -> LaneDepth:
     (lane,) = [lane for lane in await Backlog(wire).lanes(["m"]) if lane.priority is priority]
     return lane
+
+
+async def test_suspects_wait_as_others_do(wire: RedisClient) -> None:
+    """Else a pool would sleep while only they are left, and nobody would ever run them."""
+    await put(wire, Priority.STANDARD)
+    for _ in range(wire.settings.max_attempts - 1):
+        lost = Lease(wire, "m")
+        await lost.register()
+        assert len((await lost.claim(0, 1)).jobs) == 1
+        await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
+        await Reaper(wire).sweep()
+    assert await wire.redis.exists(partition_key(0, "suspects", "m", "standard"))
+    assert (await lane_of(wire, Priority.STANDARD)).waiting == 1
 
 
 async def test_jobs_ever_put_are_counted(wire: RedisClient) -> None:
