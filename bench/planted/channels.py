@@ -103,8 +103,8 @@ LOOKS = (
             lua("recent", "'epoch', 'runs')", "'epoch', 'runs', 'body')"),
             Edit(
                 "streaming/jobs/summaries.py",
-                '*("metadata", "epoch", "runs"),',
-                '*("metadata", "epoch", "runs", "body"),',
+                '*(b"metadata", b"epoch", b"runs"),',
+                '*(b"metadata", b"epoch", b"runs", b"body"),',
             ),
         ),
         (LISTS + "a_list_reads_summaries",),

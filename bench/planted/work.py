@@ -184,7 +184,7 @@ WORK = (
     Bug(
         "any number of large jobs in one worker",
         "One worker takes every request of many choices, and the workers beside it have nothing to do.",
-        (Edit("workers/claimer.py", "free = 0 if self._starter.is_laden else room(", "free = room("),),
+        (Edit("workers/claimer.py", "0 if self._starter.is_laden else room(", "room("),),
         (PLACES + "a_worker_does_not_hold_any_number_of_them",),
     ),
     Bug(
@@ -244,7 +244,7 @@ WORK = (
         (
             Edit(
                 WORKER,
-                "            if self._starter.dead is not None:\n                raise self._starter.dead\n",
+                "        if self._starter.dead is not None:\n            raise self._starter.dead\n",
                 "",
             ),
         ),

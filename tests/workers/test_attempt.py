@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.engine import ChatTurn, Logprob, Piece, Sampling
+from penstock.engine import ChatTurn, EngineTimes, Logprob, Piece, Sampling
 from streaming.jobs.codec import decode_terminal, encode, encode_delta
 from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.history import History
@@ -17,7 +18,9 @@ from streaming.jobs.job import Chat, Job, Text
 from streaming.jobs.lease import Claim
 from streaming.jobs.terminal import Generated, Usage
 from streaming.priority import Priority
-from workers.attempt import Attempt
+from streaming.redis.client import RedisClient
+from streaming.redis.clock import Clock
+from workers.attempt import Attempt, AttemptStamps
 
 STREAM = 7
 EARLIER = Run("v", 3)
@@ -201,3 +204,27 @@ def test_copies_of_one_prompt_have_seeds_of_their_own() -> None:
     assert seeds == [7, 8, 7, 8]
     assert all(request.sampling.seed is None for request in attempt_with([], TWO, Sampling(n=2)).requests().values())
     assert [request.sampling.seed for request in attempt_with([], TWO, Sampling(seed=7)).requests().values()] == [7, 7]
+
+
+async def test_a_job_without_a_first_token_has_no_last_one(wire: RedisClient) -> None:
+    """It was refused or cancelled before; and no time is known before the clocks were compared."""
+    clock, now = Clock(wire), time.monotonic()
+    stamps = AttemptStamps()
+    stamps.finish(None, now)
+    assert stamps.generated(clock, 0).last == 0
+    await clock.renew()
+    empty = stamps.generated(clock, 0)
+    assert (empty.first, empty.last) == (0, 0)
+    stamps.begin(now)
+    stamps.finish(None, now + 1)
+    generated = stamps.generated(clock, 0)
+    assert generated.last - generated.first == 1_000_000
+
+
+def test_the_engines_own_times_come_first() -> None:
+    """A job of several texts begins with the first to begin and ends with the last to end."""
+    stamps = AttemptStamps()
+    stamps.begin(5.0)
+    stamps.finish(EngineTimes(3.0, 4.0, 8.0), 9.0)
+    stamps.finish(EngineTimes(2.0, 4.5, 7.0), 9.5)
+    assert (stamps.scheduled, stamps.first, stamps.last) == (2.0, 4.0, 8.0)

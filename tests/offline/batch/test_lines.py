@@ -129,7 +129,9 @@ async def test_lines_that_an_earlier_turn_put_are_found_though_the_window_is_sma
     plan.save(tmp_path)
     batch = msgspec.structs.replace(BATCH, id="batch_00" + 30 * "b")
     now_ms = await wire.now_ms()
-    hold = BatchLease(batch, 1, now_ms, BatchState.IN_PROGRESS, False, now_ms, 0, BatchProgress())
+    hold = BatchLease(
+        batch=batch, epoch=1, now_ms=now_ms, state=BatchState.IN_PROGRESS, created_ms=now_ms, progress=BatchProgress()
+    )
     tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(window=1), 64)
     first = Lines(tools, hold, tmp_path)
     await first.open()
