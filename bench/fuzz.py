@@ -6,7 +6,6 @@ logged an error, or if there were fewer cases than asked for; 2 if the tool is n
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import msgspec
 
 from bench import program
 from bench.http import fetch
-from bench.penstock import start_redis
+from bench.penstock import key_rows, start_redis
 from bench.ports import free_port
 from bench.processes import Died, Processes
 from bench.program import BenchProgram, Option, ProgramRun, Testbed, WrongArguments
@@ -39,13 +38,6 @@ checks.use_after_free.enabled = false
 
 EXISTING = ("--phases", "coverage,fuzzing", "--exclude-method", "DELETE")
 """What exists has to stay for the whole run."""
-
-SETTINGS = f"""
-[keys.fuzz]
-sha256 = "{hashlib.sha256(KEY.encode()).hexdigest()}"
-tenant = "fuzz"
-admin = true
-"""
 
 
 class Cases(msgspec.Struct):
@@ -108,7 +100,7 @@ class FuzzTarget:
 
     def start(self) -> None:
         """Raises Died."""
-        (self.folder / "penstock.toml").write_text(SETTINGS)
+        (self.folder / "penstock.toml").write_text(key_rows("fuzz", KEY, admin=True))
         self.processes.environ |= {
             "PENSTOCK_REDIS_URL": start_redis(self.processes),
             "PENSTOCK_API_PORT": str(self.port),

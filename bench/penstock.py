@@ -5,6 +5,7 @@ The server keeps an append-only file synced every second, and the durable log is
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import socket
@@ -67,6 +68,12 @@ def own_environ() -> dict[str, str]:
 def variables(settings: Mapping[str, object]) -> dict[str, str]:
     """Settings by `section.key`, as the variables that Penstock reads."""
     return {f"PENSTOCK_{key.replace('.', '_').upper()}": str(value) for key, value in settings.items()}
+
+
+def key_rows(name: str, key: str, *, admin: bool = False) -> str:
+    """Lines of penstock.toml: an API key, of a tenant of the same name."""
+    digest, rights = hashlib.sha256(key.encode()).hexdigest(), "true" if admin else "false"
+    return f'[keys.{name}]\nsha256 = "{digest}"\ntenant = "{name}"\nadmin = {rights}\n'
 
 
 def start_api(processes: Processes, *names: str) -> int:

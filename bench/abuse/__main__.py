@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from bench.abuse.ask import (
 )
 from bench.gateway.base import Tree, export
 from bench.http import RequestRefused
-from bench.penstock import MODEL, Penstock
+from bench.penstock import MODEL, Penstock, key_rows
 from bench.processes import Died
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, count
 
@@ -39,6 +38,7 @@ NAME = "abuse"
 THIS = "this tree"
 DEFAULT_CHOICES = 64
 CHAT_KEY, LARGE_KEY = "bench-chat", "bench-large"
+KEYS = key_rows("chat", CHAT_KEY) + key_rows("large", LARGE_KEY)
 
 CASES = (
     Case(slots=64, choices=64),
@@ -108,16 +108,8 @@ def _measured(folder: Path, case: Case, tree: Tree | None, args: argparse.Namesp
     }
     if tree is None:
         settings |= {"api.max_choices_per_request": max(DEFAULT_CHOICES, case.choices)}
-    penstock = Penstock(folder, settings=settings, tree=tree.path if tree else None, config=_keys())
-    with penstock:
+    with Penstock(folder, settings=settings, tree=tree.path if tree else None, config=KEYS) as penstock:
         return asyncio.run(_rounds(penstock.port, case, args))
-
-
-def _keys() -> str:
-    rows = (
-        (name, hashlib.sha256(key.encode()).hexdigest()) for name, key in (("chat", CHAT_KEY), ("large", LARGE_KEY))
-    )
-    return "".join(f'[keys.{name}]\nsha256 = "{digest}"\ntenant = "{name}"\n' for name, digest in rows)
 
 
 async def _rounds(port: int, case: Case, args: argparse.Namespace) -> list[Round]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
+
+from bench.penstock import key_rows
 
 FIRST, SECOND = "first", "second"
 TENANTS = (FIRST, SECOND)
@@ -31,11 +32,7 @@ def authorization(tenant: str) -> dict[str, str]:
 
 def configuration() -> str:
     """Rows of penstock.toml. The first tenant may look after dead letters."""
-    return "".join(
-        f'[keys.{tenant}]\nsha256 = "{hashlib.sha256(key_of(tenant).encode()).hexdigest()}"\n'
-        f'tenant = "{tenant}"\nadmin = {"true" if tenant == FIRST else "false"}\n'
-        for tenant in TENANTS
-    )
+    return "".join(key_rows(tenant, key_of(tenant), admin=tenant == FIRST) for tenant in TENANTS)
 
 
 ANY = 1 << 30

@@ -54,6 +54,13 @@ class Clients(Readings):
         )
         return told
 
+    def join(self, owner: ClientView, **ask: Any) -> ClientView:
+        """One more client of a job that is accepted, with an ask of its own; not begun."""
+        told = self.tell(Ask(owner.ask.prompt, owner.ask.tokens, tenant=owner.ask.tenant, **ask))
+        told.job = owner.job
+        self.history.add("accepted", req=told.req, job=told.job, status=200, ms=0)
+        return told
+
     async def run(self, told: ClientView, port: int | None = None) -> ClientView:
         """From the request to the end it is told, through every break, as long as patience lasts."""
         ports = itertools.cycle(self._from(port))

@@ -161,7 +161,7 @@ async def test_the_chat_is_measured_beside_another_tenants_large_request(monkeyp
         assert key == LARGE_KEY and isinstance(prompts, list)
         assert (len(prompts), body["n"], body["max_tokens"]) == (64, 1, 700)
         assert {count_tokens(prompt) for prompt in prompts} == {100}
-    keys = tomllib.loads(program._keys())["keys"]
+    keys = tomllib.loads(program.KEYS)["keys"]
     tenants = {row["sha256"]: row["tenant"] for row in keys.values()}
     assert {tenants[hashlib.sha256(key.encode()).hexdigest()] for key in (CHAT_KEY, LARGE_KEY)} == {"chat", "large"}
 

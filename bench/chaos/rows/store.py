@@ -122,9 +122,7 @@ async def f35(stage: FaultTestbed) -> None:
 async def _read_slowly(cluster: PenstockCluster, owner: ClientView) -> int:
     """Follow a job's events, a few a second until its record is gone from the store, then as they come. The checker
     judges what was read. Returns how many bytes came when the record was gone."""
-    told = cluster.clients.tell(Ask(owner.ask.prompt, owner.ask.tokens, chat=False, tenant=owner.ask.tenant))
-    told.job = owner.job
-    cluster.history.add("accepted", req=told.req, job=told.job, status=200, ms=0)
+    told = cluster.clients.join(owner, chat=False)
     cluster.history.add("resume", req=told.req, after="")
     path, headers = f"/v1/jobs/{told.job}/events", authorization(told.ask.tenant)
     exchange = await Exchange.begin(cluster.ports[0], "GET", path, headers=headers, receive_buffer=BUFFER)

@@ -108,7 +108,7 @@ async def f31(stage: FaultTestbed) -> None:
             begun = cluster.begin(asks)
             await asyncio.gather(*(task for _, task in begun))
             owners = [told for told, _ in begun]
-            crowd = [_reader(cluster, owners[n % jobs]) for n in range(readers)]
+            crowd = [cluster.clients.join(owners[n % jobs], reads=False) for n in range(readers)]
             before = max(rss_bytes(api.pid) for api in cluster.apis)
             first = await asyncio.gather(*(_come(cluster, told, n, 3) for n, told in enumerate(crowd)))
             stage.fault(f"{readers} readers are cut off")
@@ -130,14 +130,6 @@ async def f31(stage: FaultTestbed) -> None:
             ends = [cluster.clients.read_finally(told.job, patience_s=90.0) for told, _ in begun]
             await asyncio.gather(*ends)
             await cluster.ready()
-
-
-def _reader(cluster: PenstockCluster, owner: ClientView) -> ClientView:
-    """One more client of a job, which only reads."""
-    told = cluster.clients.tell(Ask(owner.ask.prompt, owner.ask.tokens, reads=False, tenant=owner.ask.tenant))
-    told.job = owner.job
-    cluster.history.add("accepted", req=told.req, job=told.job, status=200, ms=0)
-    return told
 
 
 async def _come(cluster: PenstockCluster, told: ClientView, number: int, events: int) -> float | None:
