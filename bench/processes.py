@@ -34,10 +34,10 @@ class Died(RuntimeError):
     """A process of the measurement ended, or never began to serve."""
 
 
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
-def answer_of(module: str, plan: object, answer: type[Answer], seconds: float, error: type[Exception]) -> Answer:
+def answer_of(module: str, plan: object, answer: type[T], seconds: float, error: type[Exception]) -> T:
     """What `python -m module` makes of a plan: both are JSON, on its stdin and stdout. Raises `error`."""
     command = [sys.executable, "-m", module]
     try:
