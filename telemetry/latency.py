@@ -9,7 +9,7 @@ with its last token, not with its first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,47 +35,6 @@ def time_per_output_token(first: float, last: float, tokens: int) -> float | Non
 def inter_token_latency(before: float, now: float, tokens: int) -> float:
     """ITL of a chunk of `tokens` that came at `now`, after a chunk at `before`: `tokens` equal gaps."""
     return (now - before) / (tokens or 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Timestamps of one request in seconds of one clock. `tokens`: tokens of its answer."""
-
-    sent: float
-    first: float
-    last: float
-    tokens: int
-
-    @property
-    def ttft(self) -> float:
-        return time_to_first_token(self.sent, self.first)
-
-    @property
-    def tpot(self) -> float | None:
-        return time_per_output_token(self.first, self.last, self.tokens)
-
-    @property
-    def end_to_end(self) -> float:
-        return end_to_end(self.sent, self.last)
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """SLO: maximum latencies in seconds; None: no limit."""
-
-    ttft: float | None = None
-    tpot: float | None = None
-    end_to_end: float | None = None
-
-    def met(self, latency: Latency) -> bool:
-        """Whether one request meets all limits."""
-        pairs = ((self.ttft, latency.ttft), (self.tpot, latency.tpot), (self.end_to_end, latency.end_to_end))
-        return all(limit is None or value is None or value <= limit for limit, value in pairs)
-
-
-def goodput(latencies: Iterable[Latency], objective: Objective, seconds: float) -> float:
-    """Requests per second that met the objective, over a run of `seconds`."""
-    return sum(map(objective.met, latencies)) / seconds
 
 
 # --- the parts of a request's time -----------------------------------------------------------------------------------
@@ -203,11 +162,6 @@ def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> 
     finish = _at(stamps, until) if until else None
     whole = None if finish is None or stamps.received is None else int(end_to_end(stamps.received, finish))
     return Split(parts, reasons, whole, until)
-
-
-def bottleneck(times: Mapping[str, float]) -> str:
-    """The group or part with the largest time."""
-    return max(times, key=lambda name: times[name])
 
 
 def _cut(ends: Mapping[str, int | None]) -> str:

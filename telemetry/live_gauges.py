@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client import Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +35,11 @@ BATCHES_UNFINISHED = LiveGauge("penstock_batches_unfinished", "Batches that have
 BATCH_TOKENS = LiveGauge("penstock_batch_enqueued_tokens", "Tokens that batches still have to compute.", ())
 
 
-class CollectedMetrics:
-    """Metrics already collected, in the shape the library wants a registry to have."""
+class MetricsPage:
+    """What the library shows as a registry: the metrics that `collect` returns, asked for at each reading."""
 
-    def __init__(self, metrics: list[Metric]) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterable[Metric]:
-        return self._metrics
-
-
-class LivePage:
-    """A registry, and gauges that are computed when it is read."""
-
-    def __init__(self, registry: CollectorRegistry, live: Callable[[], Iterable[GaugeSample]]) -> None:
-        self._registry, self._live = registry, live
-
-    def collect(self) -> Iterable[Metric]:
-        yield from self._registry.collect()
-        yield from families(self._live())
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self.collect = collect
 
 
 def families(samples: Iterable[GaugeSample]) -> Iterable[Metric]:

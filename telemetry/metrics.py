@@ -1,8 +1,8 @@
 """Metrics: defines the name, unit and labels of every metric, and sums the counts of one machine's processes.
 
 Without a metrics folder, a process shows only its own numbers. With one, the processes of a machine write their numbers
-to files there, and each can show the sum, including processes that have ended. The process that sees another one end
-calls `reap`. This module knows neither requests nor lanes: its callers count, and it shows the counts.
+to files there, and each can show the sum, including processes that have ended. This module knows neither requests nor
+lanes: its callers count, and it shows the counts.
 
 prometheus_client chooses between the two modes while it is imported, so it is imported by `Metrics.start`.
 """
@@ -15,14 +15,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from telemetry.live_gauges import CollectedMetrics, GaugeSample, LivePage, families
-from telemetry.metrics_dir import drop_live_gauges, merged
+from telemetry.live_gauges import GaugeSample, MetricsPage, families
 from telemetry.tallies import BufferedGauge, BufferedHistogram, Counts, Tallies
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client import CollectorRegistry, Counter, Gauge
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 Folding = TypeVar("Folding", Counts, BufferedGauge, Tallies)
 
@@ -136,21 +139,15 @@ class Metrics:
     def _count_batches(self) -> None:
         """Batches, counted by the offline processes."""
         self.batches = self._counter_of_ends(
-            "penstock_batches_total",
-            "Batches that ended (completed | failed | cancelled | expired).",
-            "state",
-            ("completed", "failed", "cancelled", "expired"),
+            "penstock_batches_total", "Batches that ended", "state", ("completed", "failed", "cancelled", "expired")
         )
         self.batch_lines = self._counter("penstock_batch_lines_total", "Lines of batches whose job has ended.")
         self.batch_turns = self._counter_of_ends(
-            "penstock_batch_turns_total",
-            "Turns at batches (done | taken | failed).",
-            "end",
-            ("done", "taken", "failed"),
+            "penstock_batch_turns_total", "Turns at batches", "end", ("done", "taken", "failed")
         )
         self.batch_tellings = self._counter_of_ends(
             "penstock_batch_tellings_total",
-            "Celery messages, by why (due | unanswered: the one before led to nothing | lapsed: its worker was lost).",
+            "Celery messages, by why; unanswered: the one before led to nothing; lapsed: its worker was lost",
             "reason",
             ("due", "unanswered", "lapsed"),
         )
@@ -159,16 +156,13 @@ class Metrics:
         """Events, counted by the offline processes."""
         self.webhooks = self._counter_of_ends(
             "penstock_webhook_attempts_total",
-            "Webhooks by what came of an attempt (delivered | retried | failed).",
+            "Webhooks by what came of an attempt",
             "end",
             ("delivered", "retried", "failed"),
         )
         self.events = self._counter("penstock_events_published_total", "Events given to the broker.")
         self.taken = self._counter_of_ends(
-            "penstock_events_taken_total",
-            "Messages from the broker (accepted | rejected).",
-            "end",
-            ("accepted", "rejected"),
+            "penstock_events_taken_total", "Messages from the broker", "end", ("accepted", "rejected")
         )
 
     def _watch_workers(self) -> None:
@@ -200,7 +194,7 @@ class Metrics:
 
     def _counter_of_ends(self, name: str, documentation: str, label: str, ends: Sequence[str]) -> Counter:
         """All of these are shown from the start: what is first seen at 1 has not grown, and no alert would tell."""
-        counter = self._counter(name, documentation, (label,))
+        counter = self._counter(name, f"{documentation} ({' | '.join(ends)}).", (label,))
         for end in ends:
             counter.labels(end)
         return counter
@@ -266,7 +260,8 @@ class Metrics:
 
         self.fold()
         shown = self._registry.collect() if self._dir is None else merged(self._dir)
-        return generate_latest(CollectedMetrics([*sorted(shown, key=lambda metric: metric.name), *families(extra)]))
+        page = [*sorted(shown, key=lambda metric: metric.name), *families(extra)]
+        return generate_latest(MetricsPage(lambda: page))
 
     def serve(self, port: int, host: str = "127.0.0.1", live: Callable[[], Iterable[GaugeSample]] = tuple) -> int:
         """Show this process's own numbers at http://host:port/metrics, from a thread; returns the port (for port 0).
@@ -279,7 +274,8 @@ class Metrics:
         from prometheus_client import start_http_server  # noqa: PLC0415 - see the module's docstring
 
         try:
-            server, thread = start_http_server(port, addr=host, registry=LivePage(self._registry, live))
+            page = MetricsPage(lambda: [*self._registry.collect(), *families(live())])
+            server, thread = start_http_server(port, addr=host, registry=page)
         except OSError as error:
             raise OSError(error.errno, f"metrics cannot be served on {host}:{port}: {error.strerror}") from error
         self._servers.append((server, thread))
@@ -295,3 +291,37 @@ class Metrics:
             server.shutdown()
             server.server_close()
             thread.join()
+
+
+def merged(folder: Path) -> Iterable[Metric]:
+    """The sum over all processes, of those that are gone without their gauges."""
+    from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415 - see the module's docstring
+
+    files = [str(path) for path in folder.glob("*.db") if _has_values(path) and not _is_stale(path)]
+    merged: Iterable[Metric] = MultiProcessCollector.merge(files)  # type: ignore[no-untyped-call]
+    return merged
+
+
+def _has_values(path: Path) -> bool:
+    """False for a file that another process is just creating: the library cannot read it."""
+    return path.exists() and path.stat().st_size > 0
+
+
+def _is_stale(path: Path) -> bool:
+    kind, _, pid = path.stem.rpartition("_")
+    return kind.startswith("gauge_live") and not _alive(int(pid))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # somebody else's process, so there is one
+    return True
+
+
+def drop_live_gauges(folder: Path, pid: int) -> None:
+    for path in folder.glob(f"gauge_live*_{pid}.db"):
+        path.unlink(missing_ok=True)

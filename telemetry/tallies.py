@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from prometheus_client import Counter, Histogram, Metric
+    from prometheus_client import Counter, Gauge, Histogram, Metric
 
 
 class Count:
@@ -34,13 +34,30 @@ class Count:
             self._flushed = now
 
 
-class BufferedGauge:
-    """A buffered gauge without labels; flushed whenever it is collected."""
+class _FlushedMetric:
+    """Base of the metrics here: flushed whenever the library collects it."""
+
+    instrument: Counter | Gauge | Histogram
+    """The library's metric."""
+
+    def flush(self) -> None:
+        """Pass on what came since the last time."""
+
+    def collect(self) -> Iterable[Metric]:
+        self.flush()
+        return self.instrument.collect()
+
+    def describe(self) -> Iterable[Metric]:
+        return self.instrument.describe()
+
+
+class BufferedGauge(_FlushedMetric):
+    """A buffered gauge without labels."""
 
     def __init__(self, name: str, documentation: str) -> None:
         from prometheus_client import Gauge  # noqa: PLC0415 - it must be imported by Metrics.start
 
-        self.instrument = Gauge(name, documentation, registry=None, multiprocess_mode="livesum")
+        self.instrument = self._gauge = Gauge(name, documentation, registry=None, multiprocess_mode="livesum")
         self._value = self._flushed = 0
 
     def set(self, value: int) -> None:
@@ -53,48 +70,9 @@ class BufferedGauge:
         self._value -= 1
 
     def flush(self) -> None:
-        """Copy the value to the gauge."""
         if (now := self._value) != self._flushed:
-            self.instrument.set(now)
+            self._gauge.set(now)
             self._flushed = now
-
-    def collect(self) -> Iterable[Metric]:
-        self.flush()
-        return self.instrument.collect()
-
-    def describe(self) -> Iterable[Metric]:
-        return self.instrument.describe()
-
-
-class Counts:
-    """A labelled counter: one buffered Count per set of label values; flushed whenever it is collected."""
-
-    def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
-        from prometheus_client import Counter  # noqa: PLC0415 - it must be imported by Metrics.start
-
-        self.instrument = Counter(name, documentation, labels, registry=None)
-        self._by_labels: dict[tuple[str, ...], Count] = {}
-        self._lock = threading.Lock()
-
-    def labels(self, *values: str) -> Count:
-        """The count of these label values."""
-        count = self._by_labels.get(values)
-        if count is None:
-            count = self._by_labels[values] = Count(self.instrument.labels(*values))
-        return count
-
-    def flush(self) -> None:
-        """Pass on what came since the last time."""
-        with self._lock:
-            for count in list(self._by_labels.values()):
-                count.flush()
-
-    def collect(self) -> Iterable[Metric]:
-        self.flush()
-        return self.instrument.collect()
-
-    def describe(self) -> Iterable[Metric]:
-        return self.instrument.describe()
 
 
 class BufferedHistogram:
@@ -143,33 +121,45 @@ class BufferedHistogram:
         self._flushed, self._flushed_total = counts, total
 
 
-class Tallies:
-    """A labelled histogram: one BufferedHistogram per set of label values; flushed whenever it is collected."""
+Buffer = TypeVar("Buffer", Count, BufferedHistogram)
+
+
+class _LabelledMetric(_FlushedMetric, Generic[Buffer]):
+    """A metric with labels: one buffer per set of label values."""
+
+    def __init__(self, instrument: Counter | Histogram, buffered: Callable[[Any], Buffer]) -> None:
+        self.instrument = instrument
+        self._buffered: Callable[[Any], Buffer] = buffered
+        self._by_labels: dict[tuple[str, ...], Buffer] = {}
+        self._lock = threading.Lock()
+
+    def labels(self, *values: str) -> Buffer:
+        """The buffer of these label values; hot code keeps a reference to it."""
+        buffer = self._by_labels.get(values)
+        if buffer is None:
+            buffer = self._by_labels[values] = self._buffered(self.instrument.labels(*values))
+        return buffer
+
+    def flush(self) -> None:
+        with self._lock:
+            for buffer in list(self._by_labels.values()):
+                buffer.flush()
+
+
+class Counts(_LabelledMetric[Count]):
+    """A buffered counter with labels."""
+
+    def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
+        from prometheus_client import Counter  # noqa: PLC0415 - it must be imported by Metrics.start
+
+        super().__init__(Counter(name, documentation, labels, registry=None), Count)
+
+
+class Tallies(_LabelledMetric[BufferedHistogram]):
+    """A buffered histogram with labels."""
 
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
         from prometheus_client import Histogram  # noqa: PLC0415 - it must be imported by Metrics.start
 
-        self.instrument = Histogram(name, documentation, labels, registry=None, buckets=bounds)
-        self._bounds = bounds
-        self._by_labels: dict[tuple[str, ...], BufferedHistogram] = {}
-        self._lock = threading.Lock()
-
-    def labels(self, *values: str) -> BufferedHistogram:
-        """The histogram of these label values; hot code keeps a reference to it."""
-        tally = self._by_labels.get(values)
-        if tally is None:
-            tally = self._by_labels[values] = BufferedHistogram(self.instrument.labels(*values), self._bounds)
-        return tally
-
-    def flush(self) -> None:
-        """Pass on what came since the last time."""
-        with self._lock:
-            for tally in list(self._by_labels.values()):
-                tally.flush()
-
-    def collect(self) -> Iterable[Metric]:
-        self.flush()
-        return self.instrument.collect()
-
-    def describe(self) -> Iterable[Metric]:
-        return self.instrument.describe()
+        instrument = Histogram(name, documentation, labels, registry=None, buckets=bounds)
+        super().__init__(instrument, lambda each: BufferedHistogram(each, bounds))

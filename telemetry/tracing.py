@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 Kind: TypeAlias = Literal["internal", "server", "client", "producer", "consumer"]
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 
-OPERATION = "gen_ai.operation.name"
-PROVIDER = "gen_ai.provider.name"
 REQUEST_MODEL = "gen_ai.request.model"
-REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
-RESPONSE_ID = "gen_ai.response.id"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 """Attribute names of OpenTelemetry's GenAI conventions."""
@@ -103,12 +99,6 @@ class Span:
         """Within the block, log lines of this task (and of tasks it starts) carry this span's ids."""
         return Active(self)
 
-    def set(self, attributes: Attributes) -> None:
-        """Add attributes."""
-
-    def event(self, name: str, attributes: Attributes | None = None) -> None:
-        """Add an event to the span, such as the first token."""
-
     def end(
         self,
         end_ns: int | None = None,
@@ -130,12 +120,6 @@ class RecordedSpan(Span):
             carrier[TRACESTATE] = context.trace_state.to_header()
         super().__init__(carrier)
         self._span = span
-
-    def set(self, attributes: Attributes) -> None:
-        self._span.set_attributes(clean(attributes))
-
-    def event(self, name: str, attributes: Attributes | None = None) -> None:
-        self._span.add_event(name, clean(attributes))
 
     def end(
         self,

@@ -27,7 +27,7 @@ from bench.processes import Died
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed, count, counts
 from bench.report import Column, Ratio, Report
 from bench.table1.client import NotAServer, TargetServer, servers
-from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, bottleneck
+from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS
 
 TIMING_TIMEOUT_S = 10.0
 """How long the server may take to note when an answer was sent."""
@@ -197,7 +197,7 @@ def row_of(level: BreakdownLevel, timed: Timed) -> Row:
     row["end_to_end"] = fmean(asked.spent_ms for asked, _ in known)
     row |= {f"{name}_ms": sum(row[part] or 0.0 for part in parts) for name, parts in STACK.items()}
     row["share"] = share_of(row)
-    row["bottleneck"] = bottleneck({name: row[f"{name}_ms"] for name in STACK})
+    row["bottleneck"] = max(STACK, key=lambda name: row[f"{name}_ms"])
     row["clock_error"] = max(sum(timing["clock_error_ms"].values()) for _, timing in known)
     row["per_second"] = len(level.asked) / level.seconds if level.seconds else None
     return row

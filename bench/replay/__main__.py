@@ -148,9 +148,9 @@ def row(lane: str, asked: Sequence[ReplayedRequest], queued_ms: Sequence[float])
     it, else by the first token; what failed was not."""
     answers = [seen(each.answer) for each in asked]
     good = [answer for answer in answers if not answer.fault]
-    ttft = spread([1e3 * answer.latency.ttft for answer in good])
+    ttft = spread([1e3 * answer.ttft for answer in good])
     queue, target_ms = spread(queued_ms), 1e3 * TARGETS[lane]
-    waits = queued_ms or [1e3 * answer.latency.ttft for answer in good]
+    waits = queued_ms or [1e3 * answer.ttft for answer in good]
     share = sum(ms <= target_ms for ms in waits) / len(waits) if waits else 0.0
     return {
         "lane": lane,

@@ -43,13 +43,12 @@ COLUMNS = columns("""
 def row(server: str, level: ConcurrencyLevel) -> dict[str, Any]:
     """TTFT and TBT as the mean over the requests that finished, as in the paper; TBT is one request's mean time between
     tokens, (t6 - t5) / (Ng - 1)."""
-    latencies = [answer.latency for answer in level.finished]
-    ttft = sorted(1e3 * latency.ttft for latency in latencies)
-    tbt = sorted(1e3 * value for latency in latencies if (value := latency.tpot) is not None)
+    ttft = sorted(1e3 * answer.ttft for answer in level.finished)
+    tbt = sorted(1e3 * value for answer in level.finished if (value := answer.tpot) is not None)
     found: dict[str, Any] = {
         "server": server,
         "streams": level.streams,
-        "finished": len(latencies),
+        "finished": len(level.finished),
         "asked": level.asked,
         "timeout": level.timed_out,
         "faults": sorted({answer.fault for answer in level.answers if answer.fault})[:3],
@@ -62,7 +61,7 @@ def row(server: str, level: ConcurrencyLevel) -> dict[str, Any]:
         "ttft_p99_ms": quantile(ttft, 0.99),
         "tbt_ms": fmean(tbt) if tbt else None,
         "tbt_p99_ms": quantile(tbt, 0.99) if tbt else None,
-        "tokens_per_s": sum(latency.tokens for latency in latencies) / level.seconds,
+        "tokens_per_s": sum(answer.tokens for answer in level.finished) / level.seconds,
     }
 
 

@@ -26,7 +26,7 @@ import msgspec
 from bench.http import request
 from bench.load.streams import Answer, BodyParser, Stream
 from bench.penstock import MODEL, Penstock
-from telemetry.latency import Latency
+from telemetry.latency import time_per_output_token, time_to_first_token
 
 SYSTEM = (
     "You are a careful assistant. Answer in full sentences and say how you came to your answer.",
@@ -197,9 +197,14 @@ class TimedAnswer:
     fault: str = ""
 
     @property
-    def latency(self) -> Latency:
+    def ttft(self) -> float:
         """Of an answer without fault."""
-        return Latency(self.sent, self.times[0], self.times[-1], self.tokens)
+        return time_to_first_token(self.sent, self.times[0])
+
+    @property
+    def tpot(self) -> float | None:
+        """Of an answer without fault."""
+        return time_per_output_token(self.times[0], self.times[-1], self.tokens)
 
 
 def seen(answer: Answer) -> TimedAnswer:

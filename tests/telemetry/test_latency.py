@@ -12,11 +12,7 @@ from telemetry.latency import (
     EGRESS_FIRST,
     GROUPS,
     PARTS,
-    Latency,
-    Objective,
     Stamps,
-    bottleneck,
-    goodput,
     inter_token_latency,
     split,
     time_per_output_token,
@@ -35,29 +31,10 @@ def test_time_per_output_token_is_seconds_per_token() -> None:
     assert time_per_output_token(2.0, 2.5, 1) is None and time_per_output_token(2.0, 2.5, 0) is None
 
 
-def test_end_to_end_goes_to_the_last_token() -> None:
-    """Of a stream; in one piece first and last are the same, and so are TTFT and end-to-end."""
-    stream = Latency(sent=1.0, first=1.2, last=2.2, tokens=11)
-    assert stream.ttft == pytest.approx(0.2) and stream.end_to_end == pytest.approx(1.2)
-    assert stream.tpot == pytest.approx(0.1)
-    piece = Latency(sent=1.0, first=2.2, last=2.2, tokens=11)
-    assert piece.ttft == piece.end_to_end
-
-
 def test_a_chunk_of_several_tokens_is_so_many_equal_gaps() -> None:
     """30 ms for three tokens are 10 ms each; a chunk that counts none is one gap."""
     assert inter_token_latency(1.0, 1.03, 3) == pytest.approx(0.01)
     assert inter_token_latency(1.0, 1.03, 0) == pytest.approx(0.03)
-
-
-def test_goodput_asks_all_of_one_request() -> None:
-    """Two requests that each break one limit are no good at all, though nine in ten pass each limit by itself."""
-    slow_start, slow_tokens = Latency(0.0, 2.0, 3.0, 11), Latency(0.0, 0.1, 9.0, 11)
-    good = Latency(0.0, 0.1, 1.1, 11)
-    objective = Objective(ttft=1.0, tpot=0.2)
-    assert goodput([slow_start, slow_tokens, good], objective, 2.0) == pytest.approx(0.5)
-    assert goodput([slow_start, slow_tokens, good], Objective(), 2.0) == pytest.approx(1.5)
-    assert Objective(tpot=0.001).met(Latency(0.0, 0.1, 0.1, 1)), "one token has no TPOT to break"
 
 
 def test_parts_lie_end_to_end() -> None:
@@ -76,7 +53,6 @@ def test_a_whole_request() -> None:
     }  # fmt: skip
     assert found.total == found.end_to_end == 157_000 and found.until == "last_sent" and not found.reasons
     assert {name: found.group(name) for name in GROUPS} == {"gateway": 5_000, "queue": 27_000, "engine": 125_000}
-    assert bottleneck({name: found.group(name) for name in GROUPS}) == "engine"
 
 
 @given(st.lists(st.integers(0, 10**7), min_size=13, max_size=13), st.sets(st.sampled_from(range(1, 8))))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from telemetry.latency import inter_token_latency
 from telemetry.live_gauges import LANE_OLDEST, LANE_WAITING, GaugeSample
 from telemetry.metrics import FOLDER_VARIABLE, Metrics
-from telemetry.metrics_dir import clear, reap
 
 ROOT = Path(__file__).parents[2]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -97,7 +94,7 @@ GEN_AI = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "m"}
 
 
 def test_two_processes_make_one_sum_and_the_dead_stay_counted(tmp_path: Path) -> None:
-    """Either process shows both; after SIGKILL counts stay, live gauges go at once, and reap loses nothing."""
+    """Either process shows both; after SIGKILL counts stay and live gauges go at once."""
     folder, page = tmp_path / "metrics", tmp_path / "page"
     request = {"model": "m", "endpoint": "chat", "code": "200"}
     with child(folder, "api", 3) as first, child(folder, "worker", 4) as second:
@@ -110,56 +107,18 @@ def test_two_processes_make_one_sum_and_the_dead_stay_counted(tmp_path: Path) ->
             assert value(shown, "gen_ai_server_time_to_first_token_seconds_count", **GEN_AI) == 2
             assert value(shown, "gen_ai_server_time_per_output_token_seconds_count", **GEN_AI) == 7
         second.kill()
-        for reaped in (False, True):
-            if reaped:
-                reap(str(folder), second.pid)
-                reap(str(folder), second.pid)
-            shown = first.page(page)
-            assert value(shown, "penstock_requests_total", **request) == 7
-            assert value(shown, "penstock_worker_slots", model="m") == 3
-            assert value(shown, "penstock_open_streams") == 3
-            assert value(shown, "penstock_processes", role="worker") is None
-            assert value(shown, "gen_ai_server_time_per_output_token_seconds_count", **GEN_AI) == 7
-            assert value(shown, "gen_ai_server_time_per_output_token_seconds_bucket", le="0.015", **GEN_AI) == 7
-            assert value(shown, "gen_ai_server_time_per_output_token_seconds_bucket", le="0.01", **GEN_AI) == 0
-        assert not list(folder.glob(f"*_{second.pid}.db"))
-
-
-def test_the_folder_does_not_grow_with_the_number_of_processes(tmp_path: Path) -> None:
-    """However many lived and died, their counts are kept in one file of each kind."""
-    folder, page = tmp_path / "metrics", tmp_path / "page"
-    for _ in range(3):
-        with child(folder, "worker", 5) as one:
-            one.kill()
-            reap(str(folder), one.pid)
-    assert sorted(path.name for path in folder.iterdir()) == ["counter_dead.db", "histogram_dead.db", "lock"]
-    with child(folder, "api", 1) as last:
-        shown = last.page(page)
-    assert value(shown, "penstock_requests_total", model="m", endpoint="chat", code="200") == 16
-    assert value(shown, "gen_ai_server_time_to_first_token_seconds_count", **GEN_AI) == 4
-
-
-def test_reaping_waits_for_a_reader_to_finish(tmp_path: Path) -> None:
-    """While somebody reads the folder nothing is moved in it, so that no page counts a dead process twice or never."""
-    folder, page = tmp_path / "metrics", tmp_path / "page"
-    with child(folder, "api", 1) as reader:
-        with child(folder, "worker", 2) as one:
-            one.kill()
-        before = sorted(folder.glob("*.db"))
-        reaping = threading.Thread(target=reap, args=(str(folder), one.pid))
-        with (folder / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            reaping.start()
-            for _ in range(5):
-                shown = reader.page(page)
-                assert value(shown, "penstock_requests_total", model="m", endpoint="chat", code="200") == 3
-            assert sorted(folder.glob("*.db")) == before
-        reaping.join()
-        assert not list(folder.glob(f"*_{one.pid}.db"))
+        shown = first.page(page)
+        assert value(shown, "penstock_requests_total", **request) == 7
+        assert value(shown, "penstock_worker_slots", model="m") == 3
+        assert value(shown, "penstock_open_streams") == 3
+        assert value(shown, "penstock_processes", role="worker") is None
+        assert value(shown, "gen_ai_server_time_per_output_token_seconds_count", **GEN_AI) == 7
+        assert value(shown, "gen_ai_server_time_per_output_token_seconds_bucket", le="0.015", **GEN_AI) == 7
+        assert value(shown, "gen_ai_server_time_per_output_token_seconds_bucket", le="0.01", **GEN_AI) == 0
 
 
 def test_a_clean_end_leaves_counts_and_takes_gauges(tmp_path: Path) -> None:
-    """`close` folds the tallies and removes this process's live gauges, without a reap."""
+    """`close` folds the tallies and removes this process's live gauges."""
     folder, page = tmp_path / "metrics", tmp_path / "page"
     with child(folder, "api", 1) as reader, child(folder, "worker", 2) as leaver:
         leaver.do('metrics.time_per_output_token.labels("chat", "m").observe(0.012)')
@@ -175,17 +134,6 @@ def test_a_file_just_being_created_does_not_break_the_page(tmp_path: Path) -> No
     with child(folder, "api", 1) as reader:
         (folder / "counter_999999.db").touch()
         assert value(reader.page(page), "penstock_open_streams") == 1
-
-
-def test_clear_forgets_an_earlier_deployment(tmp_path: Path) -> None:
-    """After `clear`, nothing of the dead is shown."""
-    folder, page = tmp_path / "metrics", tmp_path / "page"
-    with child(folder, "worker", 5) as one:
-        one.kill()
-        reap(str(folder), one.pid)
-    clear(str(folder))
-    with child(folder, "api", 1) as fresh:
-        assert value(fresh.page(page), "penstock_requests_total", model="m", endpoint="chat", code="200") == 1
 
 
 def test_equal_observations_count_as_so_many_alike() -> None:
