@@ -93,7 +93,7 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
 def _services(config: Config, keyring: Keyring, telemetry: Telemetry) -> Services:
     return Services(
         settings=config.section("api", ApiSettings),
-        wire=RedisClient.open(config.section("redis", RedisSettings)),
+        store_client=RedisClient.open(config.section("redis", RedisSettings)),
         models=served_models(config.table("models", ModelSettings)),
         keyring=keyring,
         metrics=telemetry.metrics,
@@ -134,7 +134,7 @@ async def _serve(services: Services, listener: socket.socket, launch: Launch, te
     try:
         await services.store.try_to_enter()
     except ConfigError:
-        await services.wire.close()
+        await services.store_client.close()
         raise
     telemetry.serve_metrics(_live_samples(services))
     host, port = listener.getsockname()[:2]
@@ -163,12 +163,12 @@ async def _serve(services: Services, listener: socket.socket, launch: Launch, te
     # The server raises the signals it was stopped by once more when it is done; there is nothing left to do then.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    wire = RedisClient.open(services.wire.settings)
+    store_client = RedisClient.open(services.store_client.settings)
     try:
-        async with present(Fleet(wire), describe):
+        async with present(Fleet(store_client), describe):
             await server.serve(sockets=[listener])
     finally:
-        await wire.close()
+        await store_client.close()
     return 0
 
 

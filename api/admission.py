@@ -145,27 +145,20 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
         raise job_errors.from_failure(failure)
     must_run = bool(asked.queue.do_not_queue)
     quota = services.quotas(caller)
-    accepted, inbox = await _accept(services, job, key, body, quota, must_run=must_run, waits=waits, card=card)
+    put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card)
+    accepted, inbox = await _accept(services, job, put, waits=waits)
     eta_ms = None if accepted.joined else services.eta_ms(job.model, job.priority, accepted.waiting)
     return Admitted(job, partition, accepted, inbox, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
 
 
 async def _accept(
-    services: Services,
-    job: Job,
-    key: str,
-    body: bytes,
-    quota: QuotaSettings,
-    *,
-    must_run: bool,
-    waits: bool,
-    card: ModelCard | None,
+    services: Services, job: Job, put: Callable[[], Awaitable[Accepted]], *, waits: bool
 ) -> tuple[Accepted, ReorderBuffer]:
     """Put the job, or join the one that has its idempotency key; return it with the inbox for its tokens."""
     while True:
         inbox = services.relay.open(job.id, whole=not job.stream)
         try:
-            accepted = await _put(services, job, key, body, quota, must_run=must_run, card=card)
+            accepted = await put()
         except BaseException:
             services.relay.close(inbox)
             raise

@@ -1,10 +1,11 @@
-"""ASGI application: the route table, the mapping of exceptions to error answers, and the middleware around them."""
+"""ASGI application: the router, the mapping of exceptions to error answers, and the middleware around them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import cache, partial
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -12,67 +13,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api import batches, chat, events, files, health, jobs, models, timing
-from api.admin import dead_letters as admin
-from api.admin import pools, tenants, webhooks
+from api import routes
 from api.auth.guard import RequestGuard, answer
+from api.chat import Completions
 from api.middleware import Observed
 from api.openai import errors
 from api.openai.errors import ApiError
+from api.openapi import document
 from api.services import Services
 from streaming.errors import Unavailable, UnknownBatch, UnknownFile, UnknownJob, UnknownMessage
 
 log = logging.getLogger(__name__)
 
 COMPLETIONS: dict[str, ASGIApp] = {
-    "/v1/chat/completions": chat.Completions("chat"),
-    "/v1/completions": chat.Completions("completion"),
+    route.path: route.endpoint for route in routes.ROUTES if isinstance(route.endpoint, Completions)
 }
-
-ROUTES = [
-    *(Route(path, endpoint, methods=["POST"]) for path, endpoint in COMPLETIONS.items()),
-    Route("/v1/models", models.listing),
-    Route("/v1/models/{model:path}", models.show),
-    Route("/v1/jobs", jobs.create, methods=["POST"]),
-    Route("/v1/jobs", jobs.listing),
-    Route("/v1/jobs/{job_id}", jobs.show),
-    Route("/v1/jobs/{job_id}/result", jobs.result),
-    Route("/v1/jobs/{job_id}/events", events.events),
-    Route("/v1/jobs/{job_id}/timing", timing.show),
-    Route("/v1/jobs/{job_id}/cancel", jobs.cancel, methods=["POST"]),
-    Route("/v1/files", files.create, methods=["POST"]),
-    Route("/v1/files", files.listing),
-    Route("/v1/files/{file_id}", files.show),
-    Route("/v1/files/{file_id}", files.delete, methods=["DELETE"]),
-    Route("/v1/files/{file_id}/content", files.content),
-    Route("/v1/batches", batches.create, methods=["POST"]),
-    Route("/v1/batches", batches.listing),
-    Route("/v1/batches/{batch_id}", batches.show),
-    Route("/v1/batches/{batch_id}/output", batches.output),
-    Route("/v1/batches/{batch_id}/errors", batches.failures),
-    Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
-    Route("/v1/batches/{batch_id}/pause", batches.pause, methods=["POST"]),
-    Route("/v1/batches/{batch_id}/resume", batches.resume, methods=["POST"]),
-    Route("/admin/dlq", admin.listing),
-    Route("/admin/dlq/{letter_id}", admin.show),
-    Route("/admin/dlq/{letter_id}", admin.drop, methods=["DELETE"]),
-    Route("/admin/dlq/{letter_id}/replay", admin.replay, methods=["POST"]),
-    Route("/admin/webhooks", webhooks.listing),
-    Route("/admin/webhooks/{message_id}", webhooks.show),
-    Route("/admin/webhooks/{message_id}/replay", webhooks.replay, methods=["POST"]),
-    Route("/admin/tenants", tenants.listing),
-    Route("/admin/tenants/{tenant:path}", tenants.show),
-    Route("/admin/pools", pools.listing),
-    Route("/admin/pools/{model:path}", pools.show),
-    Route("/admin/pools/{model:path}", pools.override, methods=["PUT"]),
-    Route("/admin/pools/{model:path}", pools.resume, methods=["DELETE"]),
-    Route("/healthz", health.healthz),
-    Route("/readyz", health.readyz),
-    Route("/version", health.version),
-    Route("/metrics", health.metrics),
-    Route("/openapi.json", health.openapi),
-    Route("/", health.root),
-]
+ROUTES = [Route(route.path, route.endpoint, methods=[route.method]) for route in routes.ROUTES]
 
 
 def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -> ASGIApp:
@@ -92,6 +48,7 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
     )
     app.router.redirect_slashes = False  # a redirect would go to any host that the request names
     app.state.services = services
+    app.state.document = cache(partial(document, services.version))  # built when it is first asked for
     return Observed(RequestGuard(Shortcut(app), services), services)
 
 

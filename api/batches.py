@@ -21,7 +21,7 @@ from api.auth.keys import Caller
 from api.files import listed
 from api.jobs import as_json
 from api.openai import errors
-from api.openai.batch_outputs import so_far
+from api.openai.batch_lines import so_far
 from api.openai.batch_schemas import WINDOWS, BatchRequest
 from api.openai.rendering import usage_object
 from api.openai.schemas import read_object

@@ -237,7 +237,7 @@ class EventReader:
             if len(part) < ROWS_PER_WRITE:
                 yield list(self._deltas_of(part, inbox))
                 continue
-            async with self._services.wire.turns:
+            async with self._services.store_client.turns:
                 rendered = list(self._deltas_of(part, inbox))
             yield rendered
 

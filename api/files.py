@@ -20,8 +20,7 @@ from api.uploads import Allowance, Upload, receive
 from streaming.batches.files import StoredFile
 from streaming.errors import QuotaExceeded, UnknownFile
 
-BATCH, OUTPUT = "batch", "batch_output"
-PURPOSES = (BATCH, OUTPUT)
+BATCH = "batch"
 MAX_PER_PAGE = 10_000
 RECORDS_PER_CALL = 500
 
@@ -66,7 +65,7 @@ async def _keep(services: Services, tenant: str, upload: Upload, limit: int | No
             raise errors.invalid_request(
                 f"The file has more than {max_lines} lines, the most one batch may have.", "file"
             )
-        now_ms = await services.wire.now_ms()
+        now_ms = await services.store_client.now_ms()
         file = StoredFile(
             id=services.files.new_id(tenant),
             tenant=tenant,

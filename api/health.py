@@ -33,7 +33,7 @@ async def readyz(request: Request) -> Response:
 
 
 async def _ready(services: Services) -> tuple[bool, str]:
-    await services.wire.ping()
+    await services.store_client.ping()
     if reason := services.store.brief:
         return False, reason
     processes = await services.fleet.processes()
@@ -61,7 +61,7 @@ async def root(request: Request) -> Response:
 
 async def openapi(request: Request) -> Response:
     """GET /openapi.json."""
-    return as_json(services_of(request).document)
+    return as_json(request.app.state.document())
 
 
 async def metrics(request: Request) -> Response:

@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from api.admission import Admitted, admit, caller_of, services_of
 from api.openai import errors
-from api.openai.cursor import latest_of
 from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
 from api.query import page_limit
@@ -95,7 +94,7 @@ async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
     assert record.terminal is not None
     work = completion_in_slices(facts_of(services, record), record.terminal, record.terminal.rows)
     with Watched(request.scope, request.receive) as client:
-        return await services.wire.turns.run(client.while_there(work), len(record.terminal.rows))
+        return await services.store_client.turns.run(client.while_there(work), len(record.terminal.rows))
 
 
 async def result(request: Request) -> Response:
@@ -144,7 +143,7 @@ async def own_record(request: Request) -> JobRecord:
     """Return the job in the path, if the caller owns it, without a long result's deltas. Raises ApiError (404, 410)."""
     services, caller = services_of(request), caller_of(request)
     job_id = request.path_params["job_id"]
-    if partition_of(job_id) not in services.wire.partitions:
+    if partition_of(job_id) not in services.store_client.partitions:
         raise errors.job_not_found()
     with contextlib.suppress(UnknownJob):
         record = await services.job_reader.outline(job_id, caller.tenant)
@@ -173,25 +172,7 @@ async def view_of(services: Services, record: JobRecord, *, deep: bool = True, p
     elif deep and position is None:
         position = await services.job_reader.position(record)
     eta_ms = services.eta_ms(record.job.model, record.job.priority, position) if position is not None else None
-    return _view(facts_of(services, record), record, position, eta_ms)
-
-
-def _view(facts: Facts, record: JobRecord, position: int | None = None, eta_ms: int | None = None) -> JobView:
-    return JobView(
-        facts=facts,
-        status=record.state,
-        started_ms=record.started_ms,
-        first_ms=record.first_ms,
-        done_ms=record.done_ms,
-        expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
-        position=position,
-        eta_ms=eta_ms,
-        attempts=record.attempt,
-        epoch=record.epoch,
-        latest=latest_of(record),
-        metadata=record.job.metadata,
-        terminal=record.terminal,
-    )
+    return JobView.of(record, facts_of(services, record), position, eta_ms)
 
 
 def _listed(services: Services, record: JobRecord) -> JobView:
@@ -207,7 +188,7 @@ def _listed(services: Services, record: JobRecord) -> JobView:
         created_ms=record.created_ms,
         fingerprint=fingerprint(card) if card else None,
     )
-    return _view(facts, record)
+    return JobView.of(record, facts)
 
 
 def job_headers(record: JobRecord) -> dict[str, str]:

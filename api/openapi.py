@@ -1,43 +1,24 @@
-"""OpenAPI 3.1 document: request schemas come from the pydantic models, routes and answers from the tables below."""
+"""OpenAPI 3.1 document: routes come from api/routes.py, request schemas from the pydantic models."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import re
+from functools import cache
+from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from api.auth.access import RULES, Access
+from api.auth.access import Access
 from api.openai.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
 from api.openai.batch_schemas import BatchRequest
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
+from api.routes import JOB_HEADERS, ROUTES, Route
 from streaming.jobs.job import JobState
-
-
-class Route(NamedTuple):
-    """One row of the route table: a method on a path, and its answers."""
-
-    method: str
-    path: str
-    summary: str
-    answer: str
-    """Name of the schema of a 2xx body, or a media type."""
-    status: int = 200
-    bodies: tuple[str, ...] = ()
-    """Names of the alternative schemas of the request body."""
-    params: tuple[str, ...] = ()
-    errors: tuple[int, ...] = ()
-    headers: tuple[str, ...] = ()
-    or_job: bool = False
-    """May answer 202 with the job instead, while it has not ended."""
-    events: bool = False
-    """May also answer with server-sent events."""
-    form: bool = False
-    """The body is a multipart upload of a file."""
-
 
 CURSOR = "^[0-9]{1,15}-job_[0-9a-f]{32}$"
 """The syntax that api/jobs.py accepts."""
 
+PATH_PARAM = re.compile(r"\{(\w+)")
 PLAIN: dict[str, Schema] = {
     "application/json": {"type": "object"},
     "text/event-stream": {
@@ -49,93 +30,11 @@ PLAIN: dict[str, Schema] = {
 }
 """Schemas of answers by media type; any other media type is a string."""
 
-_ACCEPT = (400, 401, 403, 404, 408, 409, 413, 415, 422, 429, 503)
-_READ = (401, 404, 503)
-_JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields")
-_CHAT, _TEXT = "ChatRequest", "CompletionRequest"
-_JOBS = ("ChatJobRequest", "CompletionJobRequest")
-_KEY = ("Idempotency-Key",)
-_WAITING = (*_KEY, "Prefer")
 _ALWAYS = ("x-request-id", "openai-processing-ms")
 _ANYWHERE = (403, 421)
 """Errors that every route may answer (api/auth/hosts.py, api/auth/origins.py)."""
-_ACCESS = {
-    (path.replace(":path}", "}"), method): rule.access for path, rows in RULES.items() for method, rule in rows.items()
-}
 _SECURITY: dict[Access, list[dict[str, list[str]]]] = {Access.ANYONE: [], Access.METRICS: [{}, {"key": []}]}
 """Security of routes that differ from the document's default."""
-
-ROUTES = (
-    Route("post", "/v1/chat/completions", "Answer a conversation", "ChatCompletion", bodies=(_CHAT,), params=_WAITING,
-          errors=(*_ACCEPT, 500, 504), headers=_JOB_HEADERS, or_job=True, events=True),
-    Route("post", "/v1/completions", "Continue a text", "Completion", bodies=(_TEXT,), params=_WAITING,
-          errors=(*_ACCEPT, 500, 504), headers=_JOB_HEADERS, or_job=True, events=True),
-    Route("get", "/v1/models", "List the models", "ModelList", errors=(401, 503)),
-    Route("get", "/v1/models/{model}", "Describe a model", "Model", params=("model",), errors=_READ),
-    Route("post", "/v1/jobs", "Queue a job", "Job", status=202, bodies=_JOBS, params=_KEY,
-          errors=_ACCEPT, headers=(*_JOB_HEADERS, "Location")),
-    Route("get", "/v1/jobs", "List your jobs", "JobList", params=("status", "cursor", "limit"), errors=(400, 401, 503)),
-    Route("get", "/v1/jobs/{job_id}", "Show a job", "Job", params=("job_id", "wait"), errors=(400, *_READ, 410),
-          headers=("X-Job-Id",)),
-    Route("get", "/v1/jobs/{job_id}/result", "Get a job's answer", "Answer", params=("job_id",),
-          errors=(401, 404, 408, 409, 410, 500, 503), headers=("X-Job-Id",), or_job=True),
-    Route("get", "/v1/jobs/{job_id}/events", "Follow a job, from its start or after an event", "text/event-stream",
-          params=("job_id", "Last-Event-ID", "after"), errors=(400, *_READ, 410), headers=("X-Job-Id",), events=True),
-    Route("get", "/v1/jobs/{job_id}/timing", "See where a job's time went", "JobTiming", params=("job_id",),
-          errors=(*_READ, 410), headers=("X-Job-Id",)),
-    Route("post", "/v1/jobs/{job_id}/cancel", "Cancel a job", "Job", params=("job_id",), errors=(*_READ, 410),
-          headers=("X-Job-Id",)),
-    Route("post", "/v1/files", "Upload a file", "File", form=True,
-          errors=(400, 401, 408, 413, 415, 429, 503)),
-    Route("get", "/v1/files", "List your files", "FileList", params=("purpose", "file_limit", "order", "after"),
-          errors=(400, 401, 503)),
-    Route("get", "/v1/files/{file_id}", "Show a file", "File", params=("file_id",), errors=_READ),
-    Route("delete", "/v1/files/{file_id}", "Delete a file", "Deleted", params=("file_id",), errors=_READ),
-    Route("get", "/v1/files/{file_id}/content", "Read a file", "application/octet-stream", params=("file_id",),
-          errors=_READ),
-    Route("post", "/v1/batches", "Compute every line of a file", "Batch", bodies=("BatchRequest",), params=_KEY,
-          errors=(400, 401, 413, 415, 422, 429, 503)),
-    Route("get", "/v1/batches", "List your batches", "BatchList", params=("limit", "after"), errors=(400, 401, 503)),
-    Route("get", "/v1/batches/{batch_id}", "Show a batch", "Batch", params=("batch_id",), errors=_READ),
-    Route("get", "/v1/batches/{batch_id}/output", "Read the answers so far", "application/jsonl",
-          params=("batch_id",), errors=_READ),
-    Route("get", "/v1/batches/{batch_id}/errors", "Read the lines that failed", "application/jsonl",
-          params=("batch_id",), errors=_READ),
-    Route("post", "/v1/batches/{batch_id}/cancel", "Cancel a batch; finished lines are kept", "Batch",
-          params=("batch_id",), errors=(*_READ, 409)),
-    Route("post", "/v1/batches/{batch_id}/pause", "Pause a batch: start no more lines", "Batch", params=("batch_id",),
-          errors=(*_READ, 409)),
-    Route("post", "/v1/batches/{batch_id}/resume", "Resume a paused batch", "Batch", params=("batch_id",),
-          errors=(*_READ, 409)),
-    Route("get", "/admin/dlq", "List dead letters", "DeadLetterList", params=("limit",), errors=(400, 401, 403, 503)),
-    Route("get", "/admin/dlq/{letter_id}", "Show a dead letter", "DeadLetter", params=("letter_id",),
-          errors=(401, 403, 404, 503)),
-    Route("delete", "/admin/dlq/{letter_id}", "Drop a dead letter", "application/json", params=("letter_id",),
-          errors=(401, 403, 404, 503)),
-    Route("post", "/admin/dlq/{letter_id}/replay", "Replay a dead letter's job", "Job", status=202,
-          params=("letter_id",), errors=(400, 401, 403, 404, 410, 429, 503), headers=("Location", "X-Job-Id")),
-    Route("get", "/admin/webhooks", "List webhook messages", "WebhookMessageList", params=("limit",),
-          errors=(400, 401, 403, 503)),
-    Route("get", "/admin/webhooks/{message_id}", "Show a webhook message", "WebhookMessage", params=("message_id",),
-          errors=(401, 403, 404, 503)),
-    Route("post", "/admin/webhooks/{message_id}/replay", "Send a webhook message once more", "WebhookMessage",
-          status=202, params=("message_id",), errors=(401, 403, 404, 503)),
-    Route("get", "/admin/tenants", "List the storage usage of tenants", "TenantList", errors=(401, 403, 503)),
-    Route("get", "/admin/tenants/{tenant}", "Show the storage usage of a tenant", "Tenant", params=("tenant",),
-          errors=(400, 401, 403, 404, 503)),
-    Route("get", "/admin/pools", "List worker pools, the leading scheduler and its actions", "PoolList",
-          errors=(401, 403, 503)),
-    Route("get", "/admin/pools/{model}", "Show a model's pool", "Pool", params=("model",), errors=(401, 403, 404, 503)),
-    Route("put", "/admin/pools/{model}", "Set a number of workers by hand, or pause", "Pool", bodies=("PoolOverride",),
-          params=("model",), errors=(400, 401, 403, 404, 413, 415, 503)),
-    Route("delete", "/admin/pools/{model}", "Let the scheduler decide again", "Pool", params=("model",),
-          errors=(401, 403, 404, 503)),
-    Route("get", "/healthz", "Whether this process is alive", "application/json"),
-    Route("get", "/readyz", "Whether requests can be accepted", "application/json", errors=(503,)),
-    Route("get", "/version", "Which version this is", "application/json"),
-    Route("get", "/metrics", "Counters for Prometheus", "text/plain", errors=(401,)),
-    Route("get", "/openapi.json", "This document", "application/json"),
-)  # fmt: skip
 
 ERRORS = {
     400: "invalid_request_error, context_length_exceeded, too_large_for_store: `param` names it. body_too_complex.",
@@ -184,7 +83,8 @@ def document(version: str) -> dict[str, Any]:
     """Build the document; `version` is Penstock's."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
-        paths.setdefault(route.path, {})[route.method] = _operation(route)
+        if route.summary:
+            paths.setdefault(route.described_path, {})[route.method.lower()] = _operation(route)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": version, "description": "A durable queue in front of LLM engines."},
@@ -201,39 +101,43 @@ def document(version: str) -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    answer = {
-        "description": route.summary,
-        "headers": _headers((*_ALWAYS, *route.headers)),
-        "content": _content(route),
-    }
+    named = tuple(PATH_PARAM.findall(route.path))
+    headers = (*_ALWAYS, *route.headers, *(("X-Job-Id",) if "job_id" in named else ()))
+    answer = {"description": route.summary, "headers": _headers(headers), "content": _content(route)}
     answers = {str(route.status): answer}
     if route.or_job:
         answers["202"] = ref("responses", "Accepted")
-    errors = {str(status): ref("responses", f"Error{status}") for status in sorted({*route.errors, *_ANYWHERE})}
+    answers |= {str(status): ref("responses", f"Error{status}") for status in sorted(_statuses(route))}
+    words = route.described_path.removeprefix("/v1").replace("{", "").replace("}", "").replace(".", "_")
     operation: dict[str, Any] = {
-        "operationId": _operation_id(route),
+        "operationId": route.method.lower() + words.replace("/", "_"),
         "summary": route.summary,
-        "responses": answers | errors,
+        "responses": answers,
     }
-    if route.params:
-        operation["parameters"] = [ref("parameters", name) for name in route.params]
-    if route.bodies:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": any_of(*route.bodies)}},
-        }
-    if route.form:
-        content = {"multipart/form-data": {"schema": schema("Upload")}}
-        operation["requestBody"] = {"required": True, "content": content}
-    access = _ACCESS[route.path, route.method.upper()]
-    if access in _SECURITY:
-        operation["security"] = _SECURITY[access]
+    if params := (*named, *route.params):
+        operation["parameters"] = [ref("parameters", name) for name in params]
+    if route.bodies or route.form:
+        kind, body = ("multipart/form-data", ("Upload",)) if route.form else ("application/json", route.bodies)
+        operation["requestBody"] = {"required": True, "content": {kind: {"schema": any_of(*body)}}}
+    if route.access in _SECURITY:
+        operation["security"] = _SECURITY[route.access]
     return operation
 
 
-def _operation_id(route: Route) -> str:
-    words = route.path.removeprefix("/v1").replace("{", "").replace("}", "").replace(".", "_")
-    return route.method + words.replace("/", "_")
+def _statuses(route: Route) -> set[int]:
+    """Return the statuses of a route's errors: those of its row, and those that follow from what it takes."""
+    found = {*_ANYWHERE, *route.errors}
+    if route.access in (Access.CALLER, Access.ADMIN):
+        found |= {401, 503}
+    if "{" in route.path:
+        found.add(404)
+    if route.bodies or route.form:
+        found |= {400, 413, 415}
+    if "Idempotency-Key" in route.params:
+        found |= {422, 429}
+    if any(_parameters()[name]["in"] == "query" for name in route.params):
+        found.add(400)
+    return found
 
 
 def _content(route: Route) -> dict[str, Any]:
@@ -250,7 +154,7 @@ def _content(route: Route) -> dict[str, Any]:
 def _accepted() -> dict[str, Any]:
     return {
         "description": "The job, which has not ended yet.",
-        "headers": _headers((*_ALWAYS, *_JOB_HEADERS, "Location")),
+        "headers": _headers((*_ALWAYS, *JOB_HEADERS, "Location")),
         "content": {"application/json": {"schema": schema("Job")}},
     }
 
@@ -267,6 +171,7 @@ def _headers(names: tuple[str, ...]) -> dict[str, Any]:
     return {name: ref("headers", name) for name in names}
 
 
+@cache
 def _parameters() -> dict[str, Any]:
     def param(name: str, where: str, kind: Schema, words: str) -> Schema:
         return {"name": name, "in": where, "required": where == "path", "schema": kind, "description": words}

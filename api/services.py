@@ -8,14 +8,11 @@ import logging
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import model_not_found
-from api.openapi import document
-from api.outlook import PlanReader
-from api.pace import CompletionRate
+from api.outlook import CompletionRate, PlanReader
 from api.settings import ApiSettings
 from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, run_periodically, supervise, watch_lag
@@ -68,7 +65,7 @@ class Services:
     """The services of one API process. Call `start` before the first request and `stop` after the last."""
 
     settings: ApiSettings
-    wire: RedisClient
+    store_client: RedisClient
     models: dict[str, ModelSettings]
     keyring: Keyring
     metrics: Metrics
@@ -88,22 +85,15 @@ class Services:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.headroom, self.file_store = Headroom(self.wire), FileStore(self.files_settings.dir)
-        self.queue, self.job_reader, self.fleet = (
-            Queue(self.wire, self.headroom),
-            JobReader(self.wire),
-            Fleet(self.wire),
-        )
-        self.summaries, self.backlog, self.relay = Summaries(self.wire), Backlog(self.wire), Relay(self.wire)
-        self.files, self.batches, self.quota_usage = Files(self.wire), Batches(self.wire), Quotas(self.wire)
-        self.leadership, self.plans, self.overrides = Leadership(self.wire), Plans(self.wire), Overrides(self.wire)
-        self.store = StoreMonitor(self.wire)
-        self.clock, self.deliveries = Clock(self.wire), Deliveries(self.wire)
-
-    @cached_property
-    def document(self) -> dict[str, Any]:
-        """The OpenAPI document, built at its first use."""
-        return document(self.version)
+        store_client = self.store_client
+        self.headroom, self.file_store = Headroom(store_client), FileStore(self.files_settings.dir)
+        self.queue, self.job_reader = Queue(store_client, self.headroom), JobReader(store_client)
+        self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
+        self.files, self.batches, self.quota_usage = Files(store_client), Batches(store_client), Quotas(store_client)
+        self.leadership, self.plans = Leadership(store_client), Plans(store_client)
+        self.overrides, self.relay = Overrides(store_client), Relay(store_client)
+        self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
+        self.deliveries = Deliveries(store_client)
 
     async def start(self) -> None:
         """Subscribe to replies and start the background loops."""
@@ -131,7 +121,7 @@ class Services:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(Unavailable):  # costs only timings of the last answers
             await self.deliveries.write()
-        await self.wire.close()
+        await self.store_client.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background; `stop` cancels it."""
@@ -184,7 +174,7 @@ class Services:
     async def _sweep(self) -> None:
         """Sweep expired leases, once the store is known to be this deployment's."""
         await self.store.entered.wait()
-        await Reaper(self.wire, self.metrics).keep_sweeping(SWEEP_INTERVAL_S)
+        await Reaper(self.store_client, self.metrics).keep_sweeping(SWEEP_INTERVAL_S)
 
     async def _refresh_cards(self) -> None:
         async def refresh() -> None:
@@ -199,4 +189,4 @@ class Services:
         async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
-                    self.plan_reader.learn(await self.plans.read(), await self.wire.now_ms())
+                    self.plan_reader.learn(await self.plans.read(), await self.store_client.now_ms())

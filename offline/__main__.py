@@ -123,9 +123,9 @@ class OfflineProcess:
         """Until SIGTERM or SIGINT. Returns the exit code."""
         self._loop, stop = asyncio.get_running_loop(), asyncio.Event()
         on_stop_signal(stop.set)
-        wire = RedisClient.open(self._redis)
-        headroom, store = Headroom(wire), StoreMonitor(wire)
-        tools = BatchTools(wire, headroom, store, tuple(self._served), self._batch, self._max_choices)
+        store_client = RedisClient.open(self._redis)
+        headroom, store = Headroom(store_client), StoreMonitor(store_client)
+        tools = BatchTools(store_client, headroom, store, tuple(self._served), self._batch, self._max_choices)
         say_s = min(1.0, self._redis.lease_ms / 2000)
         bench = TurnContext(tools, self._shelf, self._metrics, self._keep_s, self.settings.turn_s, say_s)
         self._desk = desk = BatchRunner(bench, self._quarantine_s)
@@ -133,9 +133,9 @@ class OfflineProcess:
             expected = ExpectedErrors(Unavailable, self._lifeline.wait, "waiting for Redis: %s")
             await retry_until(stop, store.enter, expected, ENTER_RETRY_DELAY_S)
         except ConfigError:
-            await wire.close()
+            await store_client.close()
             raise
-        bell = DueNotifier(Batches(wire), self._app, self._metrics)
+        bell = DueNotifier(Batches(store_client), self._app, self._metrics)
         loops = (
             bell.keep_notifying(),
             desk.keep_tidy(TIDY_INTERVAL_S),
@@ -144,11 +144,11 @@ class OfflineProcess:
             watch_lag(),
             self._fold(),
         )
-        tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(wire))]
-        consumer = self._consumer(wire, headroom, store)
+        tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(store_client))]
+        consumer = self._consumer(store_client, headroom, store)
         celery = _CeleryThread(self._app, self.settings.concurrency, self._me.id)
         try:
-            async with present(Fleet(wire), self._describe):
+            async with present(Fleet(store_client), self._describe):
                 celery.start()
                 if consumer is not None:
                     consumer.start()
@@ -163,24 +163,24 @@ class OfflineProcess:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await wire.close()
+            await store_client.close()
         return 0
 
-    def _outward(self, wire: RedisClient) -> list[Coroutine[Any, Any, None]]:
+    def _outward(self, store_client: RedisClient) -> list[Coroutine[Any, Any, None]]:
         """Loops that pass events on: to webhooks and to the broker."""
         loops = []
         if self._endpoints:
-            loops.append(Postman(wire, self._me.id, self._endpoints, self._metrics).keep_going())
+            loops.append(Postman(store_client, self._me.id, self._endpoints, self._metrics).keep_going())
         if self._events.publish_url:
-            loops.append(Publisher(wire, self._me.id, self._events, self._metrics).keep_publishing())
+            loops.append(Publisher(store_client, self._me.id, self._events, self._metrics).keep_publishing())
         return loops
 
-    def _consumer(self, wire: RedisClient, headroom: Headroom, store: StoreMonitor) -> Consumer | None:
+    def _consumer(self, store_client: RedisClient, headroom: Headroom, store: StoreMonitor) -> Consumer | None:
         if not self._events.take_url:
             return None
         wanted = EventSubscriptions(self._events, self._webhooks)
         intake = Intake(
-            wire, headroom, store, self._served, self._events, wanted, self._max_choices, quota=self._quotas
+            store_client, headroom, store, self._served, self._events, wanted, self._max_choices, quota=self._quotas
         )
         return Consumer(intake, self._events, self._metrics)
 

@@ -130,16 +130,13 @@ def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[i
 def _pool(services: Services, model: str, view: View) -> dict[str, Any]:
     plan, settings = view.plans.get(model), services.model(model)
     workers = [worker for worker in view.workers if worker.model == model]
-    states = Counter(worker.state for worker in workers)
     cordons = {each.worker: each.reason for each in plan.cordon} if plan is not None else {}
     return {
         "object": "pool",
         "model": model,
         "want": plan.want if plan else None,
         "reason": plan.reason if plan else None,
-        "ready": states["ready"],
-        "starting": states["starting"],
-        "draining": states["draining"] + states["drained"],
+        **_counts(workers),
         "min": settings.least_wanted,
         "max": settings.most_wanted,
         "pool": plan.pool if plan else None,
@@ -165,15 +162,21 @@ def _pool(services: Services, model: str, view: View) -> dict[str, Any]:
 
 def _shape(shape: str, settings: ModelSettings, plan: Plan | None, workers: Sequence[Process]) -> dict[str, Any]:
     """Render one shape (worker size) of a model that has several. `takes`: new jobs go there."""
-    states = Counter(worker.state for worker in workers)
     return {
         "want": plan.shapes.get(shape) if plan else None,
-        "ready": states["ready"],
-        "starting": states["starting"],
-        "draining": states["draining"] + states["drained"],
+        **_counts(workers),
         "min": settings.min_workers,
         "max": settings.most_workers,
         "takes": plan is not None and shape in plan.takes,
+    }
+
+
+def _counts(workers: Sequence[Process]) -> dict[str, int]:
+    states = Counter(worker.state for worker in workers)
+    return {
+        "ready": states["ready"],
+        "starting": states["starting"],
+        "draining": states["draining"] + states["drained"],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -41,12 +42,6 @@ async def _tenant(services: Services, tenant: str) -> dict[str, Any]:
     return {
         "object": "tenant",
         "tenant": tenant,
-        "jobs": usage.jobs,
-        "waiting": usage.waiting,
-        "running": usage.running,
-        "job_bytes": usage.job_bytes,
-        "result_bytes": usage.result_bytes,
-        "files": usage.files,
-        "file_bytes": usage.file_bytes,
-        "limits": {name: getattr(limits, name) for name in limits.__struct_fields__},
+        **msgspec.structs.asdict(usage),
+        "limits": msgspec.structs.asdict(limits),
     }

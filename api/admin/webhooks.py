@@ -33,7 +33,7 @@ async def replay(request: Request) -> Response:
 
 
 def _webhooks(request: Request) -> Webhooks:
-    return Webhooks(services_of(request).wire)
+    return Webhooks(services_of(request).store_client)
 
 
 async def _found(request: Request) -> WebhookMessage:

@@ -1,7 +1,7 @@
 """Access table: who may call each route. The guard (api/auth/guard.py) refuses every route that is not in it.
 
-A new route is refused until it has a row here. Method and `scope["path"]` alone select the row: no header can change
-which row applies.
+Its rows are those of api/routes.py. Method and `scope["path"]` alone select the row: no header can change which row
+applies.
 """
 
 from __future__ import annotations
@@ -40,62 +40,15 @@ class RouteMatch(NamedTuple):
     params: Mapping[str, str]
 
 
-ANYONE, CALLER = Rule(Access.ANYONE), Rule(Access.CALLER)
-ADMIN, METRICS = Rule(Access.ADMIN), Rule(Access.METRICS)
-
-RULES: Mapping[str, Mapping[str, Rule]] = {
-    "/v1/chat/completions": {"POST": CALLER},
-    "/v1/completions": {"POST": CALLER},
-    "/v1/models": {"GET": CALLER},
-    "/v1/models/{model:path}": {"GET": CALLER},
-    "/v1/jobs": {"POST": CALLER, "GET": CALLER},
-    "/v1/jobs/{job_id}": {"GET": CALLER},
-    "/v1/jobs/{job_id}/result": {"GET": CALLER},
-    "/v1/jobs/{job_id}/events": {"GET": CALLER},
-    "/v1/jobs/{job_id}/timing": {"GET": CALLER},
-    "/v1/jobs/{job_id}/cancel": {"POST": CALLER},
-    "/v1/files": {"POST": CALLER, "GET": CALLER},
-    "/v1/files/{file_id}": {"GET": CALLER, "DELETE": CALLER},
-    "/v1/files/{file_id}/content": {"GET": CALLER},
-    "/v1/batches": {"POST": CALLER, "GET": CALLER},
-    "/v1/batches/{batch_id}": {"GET": CALLER},
-    "/v1/batches/{batch_id}/output": {"GET": CALLER},
-    "/v1/batches/{batch_id}/errors": {"GET": CALLER},
-    "/v1/batches/{batch_id}/cancel": {"POST": CALLER},
-    "/v1/batches/{batch_id}/pause": {"POST": CALLER},
-    "/v1/batches/{batch_id}/resume": {"POST": CALLER},
-    "/admin/dlq": {"GET": ADMIN},
-    "/admin/tenants": {"GET": ADMIN},
-    "/admin/tenants/{tenant:path}": {"GET": ADMIN},
-    "/admin/dlq/{letter_id}": {"GET": ADMIN, "DELETE": Rule(Access.ADMIN, "dead_letter.drop")},
-    "/admin/dlq/{letter_id}/replay": {"POST": Rule(Access.ADMIN, "dead_letter.replay")},
-    "/admin/webhooks": {"GET": ADMIN},
-    "/admin/webhooks/{message_id}": {"GET": ADMIN},
-    "/admin/webhooks/{message_id}/replay": {"POST": Rule(Access.ADMIN, "webhook.replay")},
-    "/admin/pools": {"GET": ADMIN},
-    "/admin/pools/{model:path}": {
-        "GET": ADMIN,
-        "PUT": Rule(Access.ADMIN, "pool.override"),
-        "DELETE": Rule(Access.ADMIN, "pool.resume"),
-    },
-    "/healthz": {"GET": ANYONE},
-    "/readyz": {"GET": ANYONE},
-    "/version": {"GET": ANYONE},
-    "/metrics": {"GET": METRICS},
-    "/openapi.json": {"GET": ANYONE},
-    "/": {"GET": ANYONE},
-}
-
-
 class AccessTable:
     """Finds the row of a request. It matches paths by the same patterns as the router."""
 
-    def __init__(self) -> None:
-        self._fixed = {path: rows for path, rows in RULES.items() if "{" not in path}
-        self._patterns = [(compile_path(path)[0], rows) for path, rows in RULES.items() if "{" in path]
+    def __init__(self, rules: Mapping[str, Mapping[str, Rule]]) -> None:
+        self._fixed = {path: rows for path, rows in rules.items() if "{" not in path}
+        self._patterns = [(compile_path(path)[0], rows) for path, rows in rules.items() if "{" in path]
         # Nearly all requests have a fixed path: one dictionary look-up.
         self._exact = {
-            (method, path): RouteMatch(rule, {}) for path in self._fixed for method, rule in RULES[path].items()
+            (method, path): RouteMatch(rule, {}) for path, rows in self._fixed.items() for method, rule in rows.items()
         }
 
     def methods(self, path: str) -> Mapping[str, Rule]:

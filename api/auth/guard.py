@@ -18,6 +18,7 @@ from api.auth.refusals import Refusals
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openai.rendering import to_json
+from api.routes import RULES
 from api.services import Services
 
 PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
@@ -35,7 +36,7 @@ class RequestGuard:
 
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app, self._services, self._keyring = app, services, services.keyring
-        self._table, self._refusals = AccessTable(), Refusals()
+        self._table, self._refusals = AccessTable(RULES), Refusals()
         settings, keyless = services.settings, services.keyring.open
         self._hosts = Hosts(settings.hosts, keyless=keyless)
         self._origins = Origins(settings.cors_origins, keyless=keyless)

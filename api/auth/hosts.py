@@ -1,17 +1,17 @@
-"""Host check: refuses requests whose Host header names another server (protection against DNS rebinding).
+"""Host names: which ones mean this machine, and refusal of requests whose Host header names another server.
 
-A web page whose domain resolves to 127.0.0.1 has the same origin as this server for a browser; only the Host header
-shows the difference.
+The refusal protects against DNS rebinding: a web page whose domain resolves to 127.0.0.1 has the same origin as this
+server for a browser, and only the Host header shows the difference.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 
 from api.auth import access_errors
-from api.auth.loopback import is_loopback_name
 
 HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
 PROBES = frozenset(("/healthz", "/readyz"))
@@ -55,3 +55,28 @@ def host_name(value: bytes) -> str:
 
 def _as_text(value: bytes | None) -> str:
     return "" if value is None else value.decode("latin-1")
+
+
+LOCALHOST = "localhost"
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on or to call is this machine's: localhost, 127.0.0.0/8, ::1 (also in brackets or
+    IPv4-mapped). Any other name could resolve to any address."""
+    bare = host.strip("[]").lower()
+    if bare == LOCALHOST:
+        return True
+    try:
+        address = ipaddress.ip_address(bare.partition("%")[0])
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def is_loopback_name(name: str) -> bool:
+    """Like `is_loopback`, for names that a browser requested: browsers resolve *.localhost to this machine."""
+    bare = name.lower().removesuffix(".")
+    if bare == LOCALHOST or bare.endswith(".localhost"):
+        return NAME.fullmatch(bare) is not None
+    return is_loopback(name)

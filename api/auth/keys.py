@@ -15,7 +15,7 @@ from api.auth.access_errors import (
     permission_denied,
     wrong_admin_token,
 )
-from api.auth.loopback import is_loopback
+from api.auth.hosts import is_loopback
 from api.settings import ApiSettings, KeySettings
 from runtime.config import ConfigError
 from streaming.priority import Priority

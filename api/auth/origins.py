@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Message, Scope, Send
 
 from api.auth import access_errors
-from api.auth.loopback import is_loopback_name
+from api.auth.hosts import is_loopback_name
 from api.openai import errors
 from api.settings import ORIGIN
 

@@ -196,13 +196,10 @@ def _pool() -> Schema:
         step_ms=_maybe(NUMBER),
         cordon=_maybe(STRING | {"description": "Why the worker takes no more jobs."}),
     )
+    counts = dict.fromkeys(("ready", "starting", "draining", "min", "max"), INTEGER)
     shape = _object(
         want=_maybe(INTEGER),
-        ready=INTEGER,
-        starting=INTEGER,
-        draining=INTEGER,
-        min=INTEGER,
-        max=INTEGER,
+        **counts,
         takes=BOOLEAN | {"description": "Whether new jobs go to this shape."},
     )
     return _object(
@@ -210,11 +207,7 @@ def _pool() -> Schema:
         model=STRING,
         want=_maybe(INTEGER),
         reason=_maybe(STRING),
-        ready=INTEGER,
-        starting=INTEGER,
-        draining=INTEGER,
-        min=INTEGER,
-        max=INTEGER,
+        **counts,
         pool=_maybe(_word(*get_args(PoolKind))),
         epoch=_maybe(INTEGER | {"description": "Epoch of the scheduler that decided it."}),
         decided_at=_maybe(time),

@@ -1,10 +1,15 @@
-"""Batch line codec: parses an input line into a job, and renders the ended job as an output line."""
+"""Batch line codec: parses an input line into a job, and streams the ended jobs as output lines in input order.
+
+Every input line is in exactly one of a batch's two output files, answers and errors. The functions that read files
+block: call them from a thread.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +20,7 @@ from api.openai.rendering import Facts, completion, to_json
 from api.openai.schemas import Kind, Request, check_choices, parse
 from penstock.engine import ModelCard
 from streaming.batches.batch import Batch
+from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
 from streaming.jobs.job import Chat, Job, JobState, Text, Tokens
 from streaming.jobs.records import JobRecord
 from streaming.jobs.work import weight_of
@@ -213,3 +219,46 @@ def worth_retrying(record: JobRecord) -> bool:
     if end is None or record.state is not JobState.FAILED:
         return False
     return end.failure is None or (end.failure.status >= 500 and end.failure.code not in ("poison", "malformed_job"))
+
+
+def output_lines(
+    batch_id: str, folder: Path, plan: InputPlan, ledger: Ledger, outcome: LineOutcome, reason: str = ""
+) -> Iterator[bytes]:
+    """Yield the output lines of one outcome. Raises OSError.
+
+    Args:
+        reason: why the batch stopped early ("expired", "cancelled"): lines without an answer then count as failed.
+            With "" they are left out.
+    """
+    unanswered = not_run(reason) if reason else b""
+    with (folder / "input").open("rb") as source, AnswerReader(folder) as answers:
+        for place, original in enumerate(plan.duplicate_of):
+            end = ledger.ends[original]
+            if end is None and (not reason or outcome is not LineOutcome.FAILED):
+                continue
+            if end is not None and end.outcome is not outcome:
+                continue
+            stored = answers.read(end) if end is not None else unanswered
+            yield output_line(batch_id, plan.numbers[place], plan.read(source, place), stored)
+
+
+def blocks(lines: Iterator[bytes], size_bytes: int = 256 * 1024) -> Iterator[bytes]:
+    """Join lines into blocks of at least `size_bytes`."""
+    buffer = bytearray()
+    for line in lines:
+        buffer += line
+        if len(buffer) >= size_bytes:
+            yield bytes(buffer)
+            buffer.clear()
+    if buffer:
+        yield bytes(buffer)
+
+
+def so_far(batch_id: str, folder: Path, outcome: LineOutcome) -> Iterator[bytes]:
+    """Yield the present output of a running batch, in blocks; nothing before its input was validated."""
+    try:
+        plan = InputPlan.load(folder)
+        ledger = Ledger.load(folder, len(plan))
+    except FileNotFoundError:
+        return
+    yield from blocks(output_lines(batch_id, folder, plan, ledger, outcome))

@@ -23,6 +23,7 @@ from penstock.engine import Logprob, ModelCard
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.records import JobRecord
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 
@@ -250,6 +251,25 @@ class JobView:
     """Id of the newest event; None while the job runs."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     terminal: Terminal | None = None
+
+    @classmethod
+    def of(cls, record: JobRecord, facts: Facts, position: int | None = None, eta_ms: int | None = None) -> JobView:
+        """Take the fields from a job's record."""
+        return cls(
+            facts=facts,
+            status=record.state,
+            started_ms=record.started_ms,
+            first_ms=record.first_ms,
+            done_ms=record.done_ms,
+            expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
+            position=position,
+            eta_ms=eta_ms,
+            attempts=record.attempt,
+            epoch=record.epoch,
+            latest=cursor.latest_of(record),
+            metadata=record.job.metadata,
+            terminal=record.terminal,
+        )
 
 
 def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -253,7 +253,6 @@ class CompletionJobRequest(CompletionRequest):
     endpoint: Literal["/v1/completions"]
 
 
-JobRequest: TypeAlias = ChatJobRequest | CompletionJobRequest
 Request: TypeAlias = ChatRequest | CompletionRequest
 
 

@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Callable
 from typing import Protocol
 
-from api.auth.loopback import is_loopback
+from api.auth.hosts import is_loopback
 from api.openai.errors import ApiError
 from api.settings import ApiSettings
 from api.stream import connection_errors

@@ -335,7 +335,7 @@ class WholeReply(Reply):
         self._delivery.last_got()
         try:
             work = completion_in_slices(self._facts, terminal, rows)
-            body = to_json(await self._services.wire.turns.run(work, len(rows)))
+            body = to_json(await self._services.store_client.turns.run(work, len(rows)))
         except ApiError as error:
             await send_error(send, error, headers)
         else:

@@ -200,8 +200,8 @@ LOOKS = (
         (
             Edit(
                 "api/jobs.py",
-                "latest=latest_of(record),",
-                "latest=latest_of(record) if await services.job_reader.history(record.job.id, record.runs) else None,",
+                "    return JobView.of(record,",
+                "    await services.job_reader.history(record.job.id, record.runs)\n    return JobView.of(record,",
             ),
         ),
         (LISTS + "a_running_jobs_log_is_not_read_to_show_it",),

@@ -20,7 +20,7 @@ DOORS = (
     Bug(
         "a host name that ends like loopback",
         "evillocalhost, or a name with anything in front, counts as this machine.",
-        (Edit("api/auth/loopback.py", 'bare.endswith(".localhost")', 'bare.endswith("localhost")'),),
+        (Edit("api/auth/hosts.py", 'bare.endswith(".localhost")', 'bare.endswith("localhost")'),),
         (DOOR + "only_loopback_names_are_served",),
     ),
     Bug(
@@ -110,14 +110,7 @@ DOORS = (
     Bug(
         "a route without a row is served",
         "Whoever adds a route and forgets to say who may call it opens it to all.",
-        (
-            Edit("api/auth/guard.py", "return self._unlisted(scope)", "return RouteMatch(RULES['/']['GET'], {})"),
-            Edit(
-                "api/auth/guard.py",
-                "import Access, AccessTable, RouteMatch",
-                "import RULES, Access, AccessTable, RouteMatch",
-            ),
-        ),
+        (Edit("api/auth/guard.py", "return self._unlisted(scope)", "return RouteMatch(RULES['/']['GET'], {})"),),
         (ACCESS + "a_route_without_a_row_cannot_be_reached",),
     ),
     Bug(
@@ -165,13 +158,13 @@ DOORS = (
     Bug(
         "the command sends the admin token to any server",
         "A server at another address learns it.",
-        (Edit("cli/client.py", " or _address(url) != _address(instance.url)", ""),),
+        (Edit("cli/client.py", " and (not where.url or _address(where.url) == _address(instance.url))", ""),),
         (CLIENT + "the_admin_token_goes_to_its_own_instance_alone",),
     ),
     Bug(
         "the command sends the admin token to another name of this machine",
         "Another user's program at the same port of ::1 learns it.",
-        (Edit("cli/client.py", "    return instance.url, _kept_key", "    return url, _kept_key"),),
+        (Edit("cli/client.py", "return cls(instance.url, key", "return cls(where.url or instance.url, key"),),
         (CLIENT + "by_another_name_of_this_machine_the_token_goes_to_the_instances_own_address",),
     ),
     Bug(
@@ -180,8 +173,8 @@ DOORS = (
         (
             Edit(
                 "cli/client.py",
-                "        if os.environ.get(KEY) or _kept_key(home.api_key):\n",
-                "        if not by_redis and (os.environ.get(KEY) or _kept_key(home.api_key)):\n",
+                "        if named or _kept_key(home.api_key):\n",
+                "        if not by_redis and (named or _kept_key(home.api_key)):\n",
             ),
             Edit(
                 "cli/client.py",
@@ -194,7 +187,7 @@ DOORS = (
     Bug(
         "the folder's key goes to whoever listens",
         "Nothing runs, and another user's process at that address is sent the key.",
-        (Edit("cli/client.py", 'return _kept_key(home.api_key) if own else ""', "return _kept_key(home.api_key)"),),
+        (Edit("cli/client.py", "cls(where.url, named)", "cls(where.url, named or _kept_key(home.api_key))"),),
         (CLIENT + "the_key_of_the_folder_goes_to_its_own_instance_alone",),
     ),
     Bug(

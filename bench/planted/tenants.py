@@ -128,7 +128,7 @@ TERMINALS = (
     Bug(
         "eight-bit controls",
         "Terminals that obey C1 codes obey those of a model.",
-        (Edit("cli/visible.py", r"\x7f-\x9f", r"\x7f"),),
+        (Edit("cli/output.py", r"\x7f-\x9f", r"\x7f"),),
         (TERMINAL + "what_a_terminal_would_obey_is_shown",),
     ),
     Bug(
@@ -140,7 +140,7 @@ TERMINALS = (
     Bug(
         "words that nobody sees",
         "Tag characters carry an instruction through a terminal into whatever is pasted to.",
-        (Edit("cli/visible.py", r"\U000e0000-\U000e007f", ""),),
+        (Edit("cli/output.py", r"\U000e0000-\U000e007f", ""),),
         (TERMINAL + "no_character_that_is_not_seen_gets_through",),
     ),
 )

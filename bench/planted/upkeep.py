@@ -193,8 +193,8 @@ STORE = (
         (
             Edit(
                 "cli/store.py",
-                "await enter_store(wire) if yes else await read_identity(wire)",
-                "await enter_store(wire)",
+                "await enter_store(store_client) if yes else await read_identity(store_client)",
+                "await enter_store(store_client)",
             ),
         ),
         ("tests/cli/test_store.py::test_adopt_without_yes_writes_nothing",),

@@ -26,7 +26,7 @@ class BatchRunner:
 
     def __init__(self, context: TurnContext, quarantine_s: float) -> None:
         self._context, self._quarantine_s = context, quarantine_s
-        self._batches, self._files = Batches(context.tools.wire), Files(context.tools.wire)
+        self._batches, self._files = Batches(context.tools.store_client), Files(context.tools.store_client)
         self._problem = ""
         """Why `tidy` does nothing, as logged last."""
         self.stop = asyncio.Event()
@@ -91,12 +91,12 @@ class BatchRunner:
 
     async def _store_matches(self) -> bool:
         """Check that the store and the folder of files belong to the same deployment. Raises Unavailable, OSError."""
-        identity = await read_identity(self._context.tools.wire)
+        identity = await read_identity(self._context.tools.store_client)
         if identity is None:  # the store was just emptied; the monitor writes a new identity
             return False
-        wire, file_store = self._context.tools.wire, self._context.file_store
+        store_client, file_store = self._context.tools.store_client, self._context.file_store
         try:
-            check_identity(identity, wire.settings)
+            check_identity(identity, store_client.settings)
         except ConfigError as error:
             problem = str(error)
         else:

@@ -55,7 +55,7 @@ SLOTS_MAX_AGE_S = 2.0
 class BatchTools:
     """Objects of the process that every turn shares."""
 
-    wire: RedisClient
+    store_client: RedisClient
     headroom: Headroom
     store: StoreMonitor
     models: Sequence[str]
@@ -69,8 +69,8 @@ class Lines:
 
     def __init__(self, tools: BatchTools, lease: BatchLease, folder: Path) -> None:
         self._tools, self._lease, self._folder = tools, lease, folder
-        self._queue = Queue(tools.wire, tools.headroom)
-        self._job_reader, self._fleet = JobReader(tools.wire), Fleet(tools.wire)
+        self._queue = Queue(tools.store_client, tools.headroom)
+        self._job_reader, self._fleet = JobReader(tools.store_client), Fleet(tools.store_client)
         self.plan, self.ledger = InputPlan(), Ledger(folder, 0)
         self.base = lease.progress
         """The part of the progress that does not concern lines."""
@@ -299,7 +299,7 @@ class Lines:
         return jobs
 
     def _job_id(self, line: int) -> str:
-        partitions = self._tools.wire.settings.partitions
+        partitions = self._tools.store_client.settings.partitions
         return line_job_id(self._lease.batch.id, line, self.ledger.attempts[line], partitions)
 
     def _settle(self, line: int, record: JobRecord) -> None:

@@ -15,12 +15,11 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from api.openai.batch_outputs import blocks, output_lines
-from offline.batch.ending import Ending, note_ending, noted_ending
+from api.openai.batch_lines import blocks, output_lines
 from offline.batch.lines import BatchTools, Lines
 from offline.batch.survey import Survey, SurveyInterrupted, Terms, survey
 from runtime.loops import ExpectedErrors, run_periodically, wait
-from streaming.batches.batch import BatchState, LineFault
+from streaming.batches.batch import BatchProgress, BatchState, LineFault
 from streaming.batches.file_store import FileStore, Incoming
 from streaming.batches.files import Files, StoredFile
 from streaming.batches.ledger import PLAN, InputPlan, Ledger, LineOutcome, Segment
@@ -67,7 +66,7 @@ class BatchTurn:
 
     def __init__(self, context: TurnContext, lease: BatchLease, stop: asyncio.Event) -> None:
         self._context, self._lease, self._stop = context, lease, stop
-        self._batches, self._files = Batches(context.tools.wire), Files(context.tools.wire)
+        self._batches, self._files = Batches(context.tools.store_client), Files(context.tools.store_client)
         self._folder = context.file_store.work(lease.batch.id)
         self._state, self._progress = lease.state, lease.progress
         self._saved = SaveResult(lease.now_ms, lease.state, lease.paused)
@@ -192,7 +191,7 @@ class BatchTurn:
             frozenset(tools.models),
             tools.settings.max_lines,
             max_choices=tools.max_choices,
-            cards=await Fleet(tools.wire).cards(),
+            cards=await Fleet(tools.store_client).cards(),
         )
         try:
             source = await asyncio.to_thread(self._context.file_store.input_of, batch.id, batch.input_file)
@@ -328,3 +327,37 @@ class BatchTurn:
         )
         self._context.file_store.keep(incoming, file.id)
         return file
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """Ending note: final state of a batch, with its counts and its output files, on disk.
+
+    Once a batch has ended, its work folder is removed and only the store knows the outcome. A store restored from an
+    older backup may list the batch as unfinished; the note then gives it the outcome again.
+    """
+
+    state: BatchState
+    progress: BatchProgress
+    files: tuple[StoredFile, ...] = ()
+
+
+def note_ending(file_store: FileStore, batch_id: str, epoch: int, ending: Ending) -> None:
+    """Write the note; call this before the store gets the outcome. Blocks. Raises OSError.
+
+    Each epoch has a note of its own, so a turn that lost its lease cannot overwrite the note of the next one.
+    """
+    file_store.note(batch_id, epoch, msgspec.json.encode(ending))
+
+
+def noted_ending(file_store: FileStore, batch_id: str) -> Ending | None:
+    """Return the newest ending whose files exist, and bring them back from quarantine if needed. Blocks. Raises
+    OSError."""
+    for data in file_store.notes(batch_id):
+        try:
+            ending = msgspec.json.decode(data, type=Ending)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.warning("the note of a batch's end cannot be read: %s", error, extra={"batch": batch_id})
+            continue
+        if all(file_store.bring_back(file.id) for file in ending.files):
+            return ending
+    return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from api.openai.cursor import latest_of
 from api.openai.rendering import Facts, JobView, completion, job_object, to_json
 from streaming.events.outbox import Event
 from streaming.jobs.records import JobRecord
@@ -19,7 +18,8 @@ def cloud_event(event: Event, record: JobRecord | None, source: str, *, results:
     """Encode the event. `record` is the job's; None for a batch or an expired job: then only the id is sent."""
     data: dict[str, Any] = {"id": event.subject, "tenant": event.tenant}
     if record is not None:
-        shown = job_object(_view(record), _result(record) if results else None)
+        view = JobView.of(record, Facts.of(record.job, record.created_ms))
+        shown = job_object(view, _result(record) if results else None)
         data |= shown if _over(event) else {name: shown[name] for name in SHOWN}
     return to_json(
         {
@@ -44,19 +44,3 @@ def _result(record: JobRecord) -> dict[str, Any] | None:
     if record.terminal is None or not record.completed:
         return None
     return completion(Facts.of(record.job, record.created_ms), record.terminal, record.terminal.rows)
-
-
-def _view(record: JobRecord) -> JobView:
-    return JobView(
-        facts=Facts.of(record.job, record.created_ms),
-        status=record.state,
-        started_ms=record.started_ms,
-        first_ms=record.first_ms,
-        done_ms=record.done_ms,
-        expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
-        attempts=record.attempt,
-        epoch=record.epoch,
-        latest=latest_of(record),
-        metadata=record.job.metadata,
-        terminal=record.terminal,
-    )

@@ -35,7 +35,7 @@ class Intake:
 
     def __init__(
         self,
-        wire: RedisClient,
+        store_client: RedisClient,
         headroom: Headroom,
         store: StoreMonitor,
         models: Mapping[str, ModelSettings],
@@ -44,8 +44,8 @@ class Intake:
         max_choices: int,
         quota: QuotaSettings = UNLIMITED,
     ) -> None:
-        self._queue, self._fleet = Queue(wire, headroom), Fleet(wire)
-        self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(wire)
+        self._queue, self._fleet = Queue(store_client, headroom), Fleet(store_client)
+        self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(store_client)
         self._models, self._settings, self._subscriptions = models, settings, subscriptions
         self._max_choices, self._quota = max_choices, quota
 

@@ -26,8 +26,8 @@ MAX_EVENTS = 50
 class Publisher:
     """One per process; any number of processes share the work. While the broker is away the outbox keeps the events."""
 
-    def __init__(self, wire: RedisClient, name: str, settings: EventSettings, metrics: Metrics) -> None:
-        self._outbox, self._job_reader = Outbox(wire, "broker"), JobReader(wire)
+    def __init__(self, store_client: RedisClient, name: str, settings: EventSettings, metrics: Metrics) -> None:
+        self._outbox, self._job_reader = Outbox(store_client, "broker"), JobReader(store_client)
         self._name, self._settings, self._metrics = name, settings, metrics
         self._broker: Broker | None = None
 

@@ -7,6 +7,8 @@ concurrent attempts, so a slow endpoint delays no other.
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import logging
 import random
 import ssl
@@ -25,14 +27,13 @@ from httpcore2 import (
 
 from offline.webhooks.backoff import after_failure
 from offline.webhooks.guard import Forbidden, GuardedBackend, networks_of
-from offline.webhooks.signature import signed_headers
 from runtime.config import ConfigError
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.events.outbox import Outbox, endpoints_for
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.redis.client import RedisClient
-from streaming.settings import WebhookSettings
+from streaming.settings import WebhookSettings, signing_key
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -116,8 +117,8 @@ def _tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
 class Postman:
     """Delivers webhooks; one per process, and any number of processes share the work."""
 
-    def __init__(self, wire: RedisClient, name: str, endpoints: Sequence[Endpoint], metrics: Metrics) -> None:
-        self._outbox, self._webhooks = Outbox(wire, "webhooks"), Webhooks(wire)
+    def __init__(self, store_client: RedisClient, name: str, endpoints: Sequence[Endpoint], metrics: Metrics) -> None:
+        self._outbox, self._webhooks = Outbox(store_client, "webhooks"), Webhooks(store_client)
         self._name, self._endpoints, self._metrics = name, endpoints, metrics
         self._rows = {endpoint.name: endpoint.settings for endpoint in endpoints}
 
@@ -180,3 +181,10 @@ class Postman:
         await self._webhooks.settle(attempt, "pending", status, problem, int(1000 * decision.wait_s))
         self._metrics.webhooks.labels("retried").inc()
         log.warning("webhook not delivered: %s; %s", problem, decision.reason, extra=about)
+
+
+def signed_headers(secret: str, message: str, timestamp: int, body: bytes) -> dict[str, str]:
+    """Return the three headers of one attempt; `timestamp` is in Unix seconds. Raises ValueError for a bad secret."""
+    signed = b"%b.%d.%b" % (message.encode(), timestamp, body)
+    digest = base64.b64encode(hmac.digest(signing_key(secret), signed, "sha256")).decode()
+    return {"webhook-id": message, "webhook-timestamp": str(timestamp), "webhook-signature": f"v1,{digest}"}

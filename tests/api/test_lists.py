@@ -178,7 +178,9 @@ async def test_only_the_owner_is_told_that_a_job_was_kept_once(
 ) -> None:
     """Everybody else hears the same as of a job that never was."""
     await wire.redis.zadd(partition_key(0, "jobs", "red"), {"job_00" + "1" * 30: 1})
-    app = SimpleNamespace(state=SimpleNamespace(services=SimpleNamespace(wire=wire, job_reader=JobReader(wire))))
+    app = SimpleNamespace(
+        state=SimpleNamespace(services=SimpleNamespace(store_client=wire, job_reader=JobReader(wire)))
+    )
     state = {"caller": SimpleNamespace(tenant=tenant)}
     with pytest.raises(ApiError) as refused:
         await own_record(Request({"type": "http", "app": app, "state": state, "path_params": {"job_id": job_id}}))

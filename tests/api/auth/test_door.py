@@ -13,9 +13,9 @@ import openai
 import pytest
 from house import ADMIN_TOKEN, House, eventually, free_port, serving
 
-from api.auth.access import RULES
 from api.auth.origins import EXPOSED
 from api.openapi import HEADERS
+from api.routes import RULES
 from api.settings import ApiSettings
 from runtime.config import ConfigError, build
 

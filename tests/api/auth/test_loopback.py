@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from api.auth.loopback import is_loopback, is_loopback_name
+from api.auth.hosts import is_loopback, is_loopback_name
 
 
 @pytest.mark.parametrize(

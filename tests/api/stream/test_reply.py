@@ -74,7 +74,7 @@ class Exchange:
             cards={},
             metrics=self.metrics,
             relay=SimpleNamespace(close=lambda _inbox: None),
-            wire=SimpleNamespace(turns=Turns()),
+            store_client=SimpleNamespace(turns=Turns()),
             completion_rate=SimpleNamespace(ended=lambda _model: None),
             clock=SimpleNamespace(at=lambda moment, _partition: moment, error_us=lambda _partition: 0),
             deliveries=SimpleNamespace(note=lambda _job, delivered: self.noted.append(delivered)),

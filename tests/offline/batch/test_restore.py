@@ -13,7 +13,7 @@ import pytest
 from batching import begin, client, content, ended, line, nothing_left_over
 from house import House, eventually, redis_process
 
-from offline.batch.ending import Ending, note_ending, noted_ending
+from offline.batch.turn import Ending, note_ending, noted_ending
 from streaming.batches.batch import BatchProgress, BatchState
 from streaming.batches.file_store import DAY_S, FileStore
 from streaming.batches.files import StoredFile

@@ -27,8 +27,7 @@ from redis import Redis
 from cli.__main__ import main
 from offline.webhooks.backoff import after_failure
 from offline.webhooks.guard import networks_of, refusal
-from offline.webhooks.postman import MAX_IN_FLIGHT, Endpoint, Postman
-from offline.webhooks.signature import signed_headers
+from offline.webhooks.postman import MAX_IN_FLIGHT, Endpoint, Postman, signed_headers
 from runtime.config import ConfigError, build
 from streaming.events.outbox import Event
 from streaming.events.webhooks import DeliveryAttempt, Webhooks

@@ -1,0 +1,134 @@
+"""Route table: each route's endpoint, who may call it, and what the OpenAPI document says about it.
+
+The router (api/app.py), the guard (api/auth/guard.py) and the document (api/openapi.py) all read this table, so a route
+without an access right cannot be written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from api import batches, chat, events, files, health, jobs, models, timing
+from api.admin import dead_letters, pools, tenants, webhooks
+from api.auth.access import Access, Rule
+
+ANYONE, CALLER, ADMIN = Access.ANYONE, Access.CALLER, Access.ADMIN
+
+
+class Route(NamedTuple):
+    """A method on a path."""
+
+    method: str
+    path: str
+    endpoint: Callable[..., Any]
+    access: Access
+    summary: str = ""
+    """What it does, in the OpenAPI document; a route without it is not described there."""
+    answer: str = ""
+    """Name of the schema of a 2xx body, or a media type."""
+    status: int = 200
+    action: str = ""
+    """Name of the action in the audit log; "" for a call that is not audited."""
+    bodies: tuple[str, ...] = ()
+    """Names of the alternative schemas of the request body."""
+    params: tuple[str, ...] = ()
+    """Names of the parameters that are not in the path."""
+    errors: tuple[int, ...] = ()
+    """Statuses of errors besides those that api/openapi.py derives from the other fields."""
+    headers: tuple[str, ...] = ()
+    or_job: bool = False
+    """May answer 202 with the job instead, while it has not ended."""
+    events: bool = False
+    """May also answer with server-sent events."""
+    form: bool = False
+    """The body is a multipart upload of a file."""
+
+    @property
+    def described_path(self) -> str:
+        """The path as OpenAPI writes it."""
+        return self.path.replace(":path}", "}")
+
+
+JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields")
+_KEY = ("Idempotency-Key",)
+_PAGE = ("limit",)
+_ACCEPT = (404, 408, 409)
+_COMPLETION: dict[str, Any] = {
+    "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": JOB_HEADERS, "or_job": True, "events": True
+}  # fmt: skip
+
+CHAT, COMPLETION = chat.Completions("chat"), chat.Completions("completion")
+
+ROUTES = (
+    Route("POST", "/v1/chat/completions", CHAT, CALLER, "Answer a conversation", "ChatCompletion",
+          bodies=("ChatRequest",), **_COMPLETION),
+    Route("POST", "/v1/completions", COMPLETION, CALLER, "Continue a text", "Completion",
+          bodies=("CompletionRequest",), **_COMPLETION),
+    Route("GET", "/v1/models", models.listing, CALLER, "List the models", "ModelList"),
+    Route("GET", "/v1/models/{model:path}", models.show, CALLER, "Describe a model", "Model"),
+    Route("POST", "/v1/jobs", jobs.create, CALLER, "Queue a job", "Job", 202, params=_KEY, errors=_ACCEPT,
+          bodies=("ChatJobRequest", "CompletionJobRequest"), headers=(*JOB_HEADERS, "Location")),
+    Route("GET", "/v1/jobs", jobs.listing, CALLER, "List your jobs", "JobList", params=("status", "cursor", "limit")),
+    Route("GET", "/v1/jobs/{job_id}", jobs.show, CALLER, "Show a job", "Job", params=("wait",), errors=(410,)),
+    Route("GET", "/v1/jobs/{job_id}/result", jobs.result, CALLER, "Get a job's answer", "Answer",
+          errors=(408, 409, 410, 500), or_job=True),
+    Route("GET", "/v1/jobs/{job_id}/events", events.events, CALLER, "Follow a job, from its start or after an event",
+          "text/event-stream", params=("Last-Event-ID", "after"), errors=(410,), events=True),
+    Route("GET", "/v1/jobs/{job_id}/timing", timing.show, CALLER, "See where a job's time went", "JobTiming",
+          errors=(410,)),
+    Route("POST", "/v1/jobs/{job_id}/cancel", jobs.cancel, CALLER, "Cancel a job", "Job", errors=(410,)),
+    Route("POST", "/v1/files", files.create, CALLER, "Upload a file", "File", errors=(408, 429), form=True),
+    Route("GET", "/v1/files", files.listing, CALLER, "List your files", "FileList",
+          params=("purpose", "file_limit", "order", "after")),
+    Route("GET", "/v1/files/{file_id}", files.show, CALLER, "Show a file", "File"),
+    Route("DELETE", "/v1/files/{file_id}", files.delete, CALLER, "Delete a file", "Deleted"),
+    Route("GET", "/v1/files/{file_id}/content", files.content, CALLER, "Read a file", "application/octet-stream"),
+    Route("POST", "/v1/batches", batches.create, CALLER, "Compute every line of a file", "Batch",
+          bodies=("BatchRequest",), params=_KEY),
+    Route("GET", "/v1/batches", batches.listing, CALLER, "List your batches", "BatchList", params=("limit", "after")),
+    Route("GET", "/v1/batches/{batch_id}", batches.show, CALLER, "Show a batch", "Batch"),
+    Route("GET", "/v1/batches/{batch_id}/output", batches.output, CALLER, "Read the answers so far",
+          "application/jsonl"),
+    Route("GET", "/v1/batches/{batch_id}/errors", batches.failures, CALLER, "Read the lines that failed",
+          "application/jsonl"),
+    Route("POST", "/v1/batches/{batch_id}/cancel", batches.cancel, CALLER, "Cancel a batch; finished lines are kept",
+          "Batch", errors=(409,)),
+    Route("POST", "/v1/batches/{batch_id}/pause", batches.pause, CALLER, "Pause a batch: start no more lines",
+          "Batch", errors=(409,)),
+    Route("POST", "/v1/batches/{batch_id}/resume", batches.resume, CALLER, "Resume a paused batch", "Batch",
+          errors=(409,)),
+    Route("GET", "/admin/dlq", dead_letters.listing, ADMIN, "List dead letters", "DeadLetterList", params=_PAGE),
+    Route("GET", "/admin/dlq/{letter_id}", dead_letters.show, ADMIN, "Show a dead letter", "DeadLetter"),
+    Route("DELETE", "/admin/dlq/{letter_id}", dead_letters.drop, ADMIN, "Drop a dead letter", "application/json",
+          action="dead_letter.drop"),
+    Route("POST", "/admin/dlq/{letter_id}/replay", dead_letters.replay, ADMIN, "Replay a dead letter's job", "Job", 202,
+          "dead_letter.replay", errors=(400, 410, 429), headers=("Location", "X-Job-Id")),
+    Route("GET", "/admin/webhooks", webhooks.listing, ADMIN, "List webhook messages", "WebhookMessageList",
+          params=_PAGE),
+    Route("GET", "/admin/webhooks/{message_id}", webhooks.show, ADMIN, "Show a webhook message", "WebhookMessage"),
+    Route("POST", "/admin/webhooks/{message_id}/replay", webhooks.replay, ADMIN, "Send a webhook message once more",
+          "WebhookMessage", 202, "webhook.replay"),
+    Route("GET", "/admin/tenants", tenants.listing, ADMIN, "List the storage usage of tenants", "TenantList"),
+    Route("GET", "/admin/tenants/{tenant:path}", tenants.show, ADMIN, "Show the storage usage of a tenant", "Tenant",
+          errors=(400,)),
+    Route("GET", "/admin/pools", pools.listing, ADMIN, "List worker pools, the leading scheduler and its actions",
+          "PoolList"),
+    Route("GET", "/admin/pools/{model:path}", pools.show, ADMIN, "Show a model's pool", "Pool"),
+    Route("PUT", "/admin/pools/{model:path}", pools.override, ADMIN, "Set a number of workers by hand, or pause",
+          "Pool", action="pool.override", bodies=("PoolOverride",)),
+    Route("DELETE", "/admin/pools/{model:path}", pools.resume, ADMIN, "Let the scheduler decide again", "Pool",
+          action="pool.resume"),
+    Route("GET", "/healthz", health.healthz, ANYONE, "Whether this process is alive", "application/json"),
+    Route("GET", "/readyz", health.readyz, ANYONE, "Whether requests can be accepted", "application/json",
+          errors=(503,)),
+    Route("GET", "/version", health.version, ANYONE, "Which version this is", "application/json"),
+    Route("GET", "/metrics", health.metrics, Access.METRICS, "Counters for Prometheus", "text/plain", errors=(401,)),
+    Route("GET", "/openapi.json", health.openapi, ANYONE, "This document", "application/json"),
+    Route("GET", "/", health.root, ANYONE),
+)  # fmt: skip
+
+RULES: dict[str, dict[str, Rule]] = {}
+"""The rows of the access table: by path, then by method."""
+for _route in ROUTES:
+    RULES.setdefault(_route.path, {})[_route.method] = Rule(_route.access, _route.action)
