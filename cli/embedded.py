@@ -26,6 +26,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cli import ports, tether
+from cli.child import Program
 from cli.errors import Problem
 
 CONFIG = "valkey.conf"
@@ -35,6 +36,8 @@ MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 SERVERS = frozenset({"valkey-server", "redis-server"})
 REPLY_TIMEOUT_S = 1.0
 SHUTDOWN_TIMEOUT_S = 10.0
+GRACE_S = 10.0
+"""From SIGTERM to SIGKILL."""
 
 
 def find_server() -> Path | None:
@@ -91,6 +94,19 @@ class Embedded:
     def argv(self) -> tuple[str, ...]:
         """The command line, to be run in its folder. The server exits when the process that started it does."""
         return (sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), str(self.server), f"./{CONFIG}")
+
+    def program(self, log: Path) -> Program:
+        """The program of the process supervisor."""
+        return Program(
+            role="redis",
+            id="redis-1",
+            argv=self.argv,
+            log=log,
+            env=dict(os.environ),
+            cwd=self.folder,
+            grace_s=GRACE_S,
+            probe=self.probe,
+        )
 
     async def probe(self) -> str:
         """The server's state: "ready", "loading" (it reads its file) or "starting"."""

@@ -8,15 +8,15 @@ from typing import Any
 
 from cli.client import Client, ServerSentEvent
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, Problem
-from cli.output import emit, note, print_json, rfc3339
+from cli.output import emit, note, print_json, timed
 
 FINAL = ("completed", "failed", "cancelled", "expired", "incomplete")
 TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_at")
 
 
-def timed(job: dict[str, Any]) -> dict[str, Any]:
-    """The job object with its Unix times as RFC 3339, the format of all JSON output."""
-    return job | {name: rfc3339(job[name]) for name in TIMES if job.get(name) is not None}
+def job_timed(job: dict[str, Any]) -> dict[str, Any]:
+    """The job object with its Unix times as RFC 3339."""
+    return timed(job, TIMES)
 
 
 def answer_of(result: dict[str, Any]) -> str:
@@ -57,7 +57,7 @@ def _watch(client: Client, job_id: str, *, as_json: bool, after: str) -> dict[st
                 continue
             data: dict[str, Any] = json.loads(event.data)
             if as_json:
-                print_json({"event": event.name, "id": event.id, "data": timed(data)})
+                print_json({"event": event.name, "id": event.id, "data": job_timed(data)})
                 sys.stdout.flush()
             else:
                 _show(event, data)

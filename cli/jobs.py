@@ -7,16 +7,19 @@ from typing import Any
 
 import click
 
+from cli.api_command import api_command, limit_option
 from cli.client import Client
-from cli.errors import DONE, STILL_RUNNING, Problem
-from cli.job import answer_of, ended_badly, follow, timed
+from cli.errors import STILL_RUNNING, Problem
+from cli.job import answer_of, ended_badly, follow, job_timed
 from cli.options import Command, Where, json_option, where_options
-from cli.output import emit, note, print_json, print_rows, print_table
-from cli.timing import HEADER, bounds, rows
+from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table
+from telemetry.latency import EGRESS_FIRST, PARTS
 
 COLUMNS = ("id", "status", "priority", "model", "created_at", "seconds", "tokens")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
-PAGE = 100
+WIDTH = 40
+"""Length of the longest bar in characters."""
+HEADER = ("PART", "MS", "", "WHAT IT IS")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,46 +27,27 @@ def jobs() -> None:
     """List, show, time, follow and cancel jobs."""
 
 
-@jobs.command("ls", cls=Command)
+@api_command("ls", jobs)
 @click.option("--status", type=click.Choice(STATES), help="Only jobs in this state.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number, newest first.")
-@where_options(url=True)
-@json_option
-def ls(status: str | None, limit: int, where: Where, as_json: bool) -> int:
+@limit_option()
+def ls(client: Client, status: str | None, limit: int) -> CommandResult:
     """List jobs, newest first."""
-    found = _pages(Client.find(where), status, limit)
-    if as_json:
-        print_rows((timed(job) for job in found), COLUMNS, as_json=True)
-        return DONE
-    rows = [_row(job) for job in found]
-    if rows:
-        print_rows(rows, COLUMNS, as_json=False)
-    else:
-        note("no jobs")
-    return DONE
+    found = client.pages("/v1/jobs", limit, "cursor", "next_cursor", status=status)
+    return list_result(map(job_timed, found), COLUMNS, "no jobs", map(_row, found))
 
 
-@jobs.command("show", cls=Command)
+@api_command("show", jobs)
 @click.argument("job_id")
-@where_options(url=True)
-@json_option
-def show(job_id: str, where: Where, as_json: bool) -> int:
+def show(client: Client, job_id: str) -> CommandResult:
     """Show one job: its state, times, place in the lane, and how it ended."""
-    job = timed(Client.find(where).get(f"/v1/jobs/{job_id}"))
-    if as_json:
-        print_json(job)
-    else:
-        print_table(("FIELD", "VALUE"), list(_fields(job)))
-    return DONE
+    job = job_timed(client.get(f"/v1/jobs/{job_id}"))
+    return fields_result(job, _fields(job))
 
 
-@jobs.command("result", cls=Command)
+@api_command("result", jobs)
 @click.argument("job_id")
-@where_options(url=True)
-@json_option
-def result(job_id: str, where: Where, as_json: bool) -> int:
+def result(client: Client, job_id: str) -> CommandResult:
     """Print the answer of a job that has completed."""
-    client = Client.find(where)
     job = client.get(f"/v1/jobs/{job_id}")
     if job["status"] in ("queued", "in_progress"):
         raise Problem(
@@ -74,11 +58,7 @@ def result(job_id: str, where: Where, as_json: bool) -> int:
         )
     if job["status"] != "completed":
         raise ended_badly(job)
-    if as_json:
-        print_json(job["result"])
-    else:
-        emit(answer_of(job["result"]) + "\n")
-    return DONE
+    return line_result(job["result"], answer_of(job["result"]))
 
 
 @jobs.command("events", cls=Command)
@@ -91,51 +71,31 @@ def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
     return follow(Client.find(where), job_id, as_json=as_json, after=after)
 
 
-@jobs.command("timing", cls=Command)
+@api_command("timing", jobs)
 @click.argument("job_id")
-@where_options(url=True)
-@json_option
-def timing(job_id: str, where: Where, as_json: bool) -> int:
+def timing(client: Client, job_id: str) -> CommandResult:
     """Show where a job's time went: on its way in, in the queue, in the engine, on its way out."""
-    found = Client.find(where).get(f"/v1/jobs/{job_id}/timing")
-    if as_json:
-        print_json(found)
-    else:
-        print_table(HEADER, list(rows(found)))
-        note(bounds(found))
-    return DONE
+    found = client.get(f"/v1/jobs/{job_id}/timing")
+
+    def chart() -> None:
+        print_table(HEADER, list(_timing_rows(found)))
+        note(_clock_bounds(found))
+
+    return CommandResult(found, chart)
 
 
-@jobs.command("cancel", cls=Command)
+@api_command("cancel", jobs)
 @click.argument("job_id")
-@where_options(url=True)
-@json_option
-def cancel(job_id: str, where: Where, as_json: bool) -> int:
+def cancel(client: Client, job_id: str) -> CommandResult:
     """Cancel a job, queued or running."""
-    job = timed(Client.find(where).post(f"/v1/jobs/{job_id}/cancel", {}))
-    if as_json:
-        print_json(job)
-    else:
-        emit(f"{job['id']} {job['status']}\n")
-    return DONE
-
-
-def _pages(client: Client, status: str | None, limit: int) -> Iterator[dict[str, Any]]:
-    """Yield up to `limit` jobs, fetching pages as needed."""
-    cursor = None
-    while limit > 0:
-        page = client.get("/v1/jobs", status=status, cursor=cursor, limit=min(limit, PAGE))
-        yield from page["data"][:limit]
-        limit -= len(page["data"])
-        cursor = page.get("next_cursor")
-        if not page["has_more"] or cursor is None:
-            return
+    job = job_timed(client.post(f"/v1/jobs/{job_id}/cancel", {}))
+    return line_result(job, f"{job['id']} {job['status']}")
 
 
 def _row(job: dict[str, Any]) -> dict[str, Any]:
     began, ended = job["started_at"], job["completed_at"]
     usage = job.get("usage") or {}
-    return timed(job) | {
+    return job_timed(job) | {
         "seconds": f"{ended - began:.1f}" if began and ended else "",
         "tokens": usage.get("completion_tokens", ""),
     }
@@ -154,3 +114,52 @@ def _fields(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield name, ", ".join(f"{key} {item}" for key, item in value.items() if not isinstance(item, dict))
             case _:
                 yield name, str(value)
+
+
+def _timing_rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """The rows: the parts in order, each bar at its offset; then the overlapping part, the sum, and the latencies."""
+    parts, whole = timing["parts_ms"], timing["end_to_end_ms"] or timing["sum_ms"]
+    begun = 0.0
+    for part in PARTS:
+        spent = parts[part.name]
+        yield part.name, _ms(spent), _bar(begun, spent or 0.0, whole), _said(timing, part.name, part.meaning)
+        begun += spent or 0.0
+    beside = sum(parts[part.name] or 0.0 for part in PARTS if part.name not in ("decode", "egress_tail"))
+    name = EGRESS_FIRST.name
+    yield name, _ms(parts[name]), _bar(beside, parts[name] or 0.0, whole), _said(timing, name, "beside decode")
+    yield "sum", _ms(timing["sum_ms"]), "", _groups(timing)
+    if timing["end_to_end_ms"] is not None:
+        yield "end to end", _ms(timing["end_to_end_ms"]), "", f"received to {timing['until']}".replace("_", " ")
+    for key, label in (
+        ("time_to_first_token_ms", "TTFT"),
+        ("gateway_time_to_first_token_ms", "gateway TTFT"),
+        ("time_per_output_token_ms", "TPOT"),
+    ):
+        if timing[key] is not None:
+            yield label, _ms(timing[key]), "", ""
+
+
+def _clock_bounds(timing: dict[str, Any]) -> str:
+    """The error bound of the processes' clocks."""
+    error = timing["clock_error_ms"]
+    return f"clocks known to {error['api']:.3f} ms (API) and {error['worker']:.3f} ms (worker)"
+
+
+def _groups(timing: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {spent:.1f}" for name, spent in timing["groups_ms"].items())
+
+
+def _said(timing: dict[str, Any], name: str, meaning: str) -> str:
+    return str(timing["reasons"].get(name) or meaning)
+
+
+def _ms(spent: float | None) -> str:
+    return "-" if spent is None else f"{spent:.3f}"
+
+
+def _bar(begun: float, spent: float, whole: float) -> str:
+    """A bar; a part that took any time has at least one character."""
+    if whole <= 0 or spent <= 0:
+        return ""
+    start = min(WIDTH - 1, int(WIDTH * max(0.0, begun) / whole))
+    return " " * start + "█" * max(1, min(WIDTH - start, round(WIDTH * spent / whole)))

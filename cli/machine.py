@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 from api.settings import ApiSettings
-from cli import banner
+from cli import ports
 from cli.child import Child, Program
 from cli.deployment import Deployment
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.errors import DONE, INTERRUPTED, Problem
 from cli.instance import DataDir, Instance
 from cli.pool import PoolSupervisor, follow
-from cli.screen import Screen, crash_loop, looping
+from cli.screen import Screen, crash_loop, draining, looping, phase_of
 from cli.supervisor import Supervisor
 from penstock import __version__
 from runtime.config import ConfigError
@@ -35,10 +35,8 @@ from streaming.settings import RedisSettings
 from streaming.store.identity import enter_store
 
 COUNT_TIMEOUT_S = 0.5
-REDIS_GRACE_S = 10.0
 DRAINED_FIRST = ("api", "worker", "scheduler", "offline")
 """Roles that are drained together, before Redis."""
-WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - how to reach them, not where to listen
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +49,7 @@ class Machine:
         self._deployment, self._home, self._listener, self._screen = deployment, home, listener, screen
         self._supervisor = Supervisor(self._changed)
         self._pools: list[PoolSupervisor] = []
-        self._wire: RedisClient | None = None
+        self._store_client: RedisClient | None = None
         self._embedded: Embedded | None = None
         self._began = time.monotonic()
         self._interrupts = 0
@@ -84,8 +82,8 @@ class Machine:
             await self._serve()
         finally:
             await self._stop()
-            if self._wire is not None:
-                await self._wire.close()
+            if self._store_client is not None:
+                await self._store_client.close()
             if tailing is not None:
                 tailing.cancel()
         return DONE if self._interrupts < 2 else INTERRUPTED
@@ -96,9 +94,9 @@ class Machine:
         redis_url = self._deployment.redis_url or await self._start_redis()
         if self._interrupts:
             return
-        self._wire = self._open(redis_url)
+        self._store_client = self._open(redis_url)
         with contextlib.suppress(Unavailable):  # the processes wait for Redis themselves, and check it too
-            await enter_store(self._wire)
+            await enter_store(self._store_client)
         deployment, home, port = self._deployment, self._home, self._listener.getsockname()[1]
         deployment.save(home, redis_url=redis_url, port=port, weights=weights)
         self._publish(redis_url=redis_url)
@@ -128,18 +126,7 @@ class Machine:
         await end_orphan(self._home.redis)
         memory = int(machine_memory() * self._deployment.up.redis_memory)
         embedded = self._embedded = Embedded.prepare(server, self._home.redis, memory)
-        child = self._supervisor.start(
-            Program(
-                role="redis",
-                id="redis-1",
-                argv=embedded.argv,
-                log=self._home.log("redis-1"),
-                env=dict(os.environ),
-                cwd=self._home.redis,
-                grace_s=REDIS_GRACE_S,
-                probe=embedded.probe,
-            )
-        )
+        child = self._supervisor.start(embedded.program(self._home.log("redis-1")))
         await self._supervisor.until(lambda: self._interrupts > 0 or _any_ready([child]))
         return embedded.url
 
@@ -155,9 +142,9 @@ class Machine:
             return
         self._publish(state="ready", ready_s=time.monotonic() - self._began)
         self._screen.ready(self._instance, keyed=bool(self._deployment.keys))
-        assert self._wire is not None
+        assert self._store_client is not None
         by = f"up@{socket.gethostname()}:{self._home.path}"  # the same after a crash, to get the same share
-        following = asyncio.create_task(follow(self._pools, Plans(self._wire), by))
+        following = asyncio.create_task(follow(self._pools, Plans(self._store_client), by))
         self._supervisor.guard(following)
         try:
             await self._supervisor.until(lambda: self._interrupts > 0)
@@ -179,7 +166,7 @@ class Machine:
         children = list(self._supervisor.children.values())
         entries = tuple(child.entry for child in children)
         now = msgspec.structs.replace(self._instance, processes=entries, **changes)
-        self._instance = msgspec.structs.replace(now, phase=banner.phase(children) if now.state == "starting" else "")
+        self._instance = msgspec.structs.replace(now, phase=phase_of(children) if now.state == "starting" else "")
         if now.state != "draining":
             self._screen.phase(self._instance.phase)
         try:
@@ -200,7 +187,7 @@ class Machine:
 
     async def _stop(self) -> None:
         if self._interrupts:
-            self._screen.say(banner.draining(await self._running_jobs()))
+            self._screen.say(draining(await self._running_jobs()))
             self._screen.phase("draining")
         self._publish(state="draining")
         await self._supervisor.stop(*DRAINED_FIRST)
@@ -210,11 +197,11 @@ class Machine:
 
     async def _running_jobs(self) -> int | None:
         """Number of jobs that the workers hold; None if Redis does not answer within COUNT_TIMEOUT_S."""
-        if self._wire is None:
+        if self._store_client is None:
             return 0
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_S):
-                return sum(process.running for process in await Fleet(self._wire).processes("worker"))
+                return sum(process.running for process in await Fleet(self._store_client).processes("worker"))
         except (Unavailable, TimeoutError):
             return None
 
@@ -228,13 +215,13 @@ def _any_ready(children: list[Child]) -> bool:
 
 def local_url(host: str, port: int) -> str:
     """URL for this machine of a server that listens on `host`."""
-    return _url(WILDCARDS.get(host, host), port)
+    return _url(ports.WILDCARDS.get(host, host), port)
 
 
 def outside_url(api: ApiSettings, port: int) -> str:
     """URL for other machines of a server that listens on all addresses: with the first of `api.hosts`, else with this
     machine's name. "" for a server that listens on a single address, which `local_url` has."""
-    return _url(api.hosts[0] if api.hosts else socket.gethostname(), port) if api.host in WILDCARDS else ""
+    return _url(api.hosts[0] if api.hosts else socket.gethostname(), port) if api.host in ports.WILDCARDS else ""
 
 
 def _url(name: str, port: int) -> str:

@@ -24,27 +24,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(click.Command):
-    """A click command that also takes --color and --debug in any position."""
+    """A click command that also takes --color and --debug (read by cli/__main__.py) in any position."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += [color_option(), debug_option()]
-
-
-def color_option() -> click.Option:
-    return click.Option(
-        ["--color"],
-        type=click.Choice(["auto", "always", "never"]),
-        expose_value=False,
-        is_eager=True,
-        callback=_choose_color,
-        help="Colour in the output (also NO_COLOR, FORCE_COLOR).",
-    )
-
-
-def debug_option() -> click.Option:
-    """The flag --debug; the error handler in cli/__main__.py reads it from the arguments."""
-    return click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
+        self.params += [
+            click.Option(
+                ["--color"],
+                type=click.Choice(["auto", "always", "never"]),
+                expose_value=False,
+                is_eager=True,
+                callback=_choose_color,
+                help="Colour in the output (also NO_COLOR, FORCE_COLOR).",
+            ),
+            click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."),
+        ]
 
 
 def _choose_color(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
@@ -63,6 +57,14 @@ class Where:
     redis_url: str | None = None
     url: str | None = None
 
+    @property
+    def flags(self) -> dict[tuple[str, str], str | None]:
+        """The settings behind these flags."""
+        return {
+            ("up", "data_dir"): None if self.data_dir is None else str(self.data_dir),
+            ("redis", "url"): self.redis_url,
+        }
+
     def config(self) -> Config:
         """The merged settings that locate a deployment, with these flags. Raises ConfigError."""
         kinds: dict[str, type[msgspec.Struct]] = {
@@ -71,9 +73,7 @@ class Where:
             "api": ApiSettings,
             "files": FilesSettings,
         }
-        data_dir = None if self.data_dir is None else str(self.data_dir)
-        flags = {("up", "data_dir"): data_dir, ("redis", "url"): self.redis_url}
-        return load(kinds, path=settings_file(Path.cwd()), environ=os.environ, flags=flags)
+        return load(kinds, path=settings_file(Path.cwd()), environ=os.environ, flags=self.flags)
 
     def home(self) -> DataDir:
         """The data folder. Raises ConfigError."""

@@ -1,19 +1,23 @@
 """Terminal output of the CLI: tables or JSON on stdout, notes and errors on stderr, with optional colour.
 
-No information is in colour alone, and with colour off no escape sequences are written.
+No information is in colour alone, and with colour off no escape sequences are written. Untrusted text (a model's
+answer, a job's metadata, a process's name, a server's error) may contain sequences that move the cursor, write to the
+clipboard, reverse the reading direction, or hide text. A terminal must show the text that is there, so control
+characters in it are written as JSON escapes.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from cli.errors import Problem
-from cli.visible import visible
 
 
 def styled(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -33,13 +37,9 @@ def print_json(value: Any) -> None:
     emit(json.dumps(value, ensure_ascii=False) + "\n")
 
 
-def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool) -> None:
-    """Print a list: as one JSON object per line, or as a table of `columns`."""
-    if as_json:
-        for row in rows:
-            print_json(row)
-    else:
-        print_table([name.upper().replace("_", " ") for name in columns], [_cells(row, columns) for row in rows])
+def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Print a list as a table of `columns`."""
+    print_table([name.upper().replace("_", " ") for name in columns], [_cells(row, columns) for row in rows])
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -51,6 +51,51 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):
         sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+
+
+class CommandResult(NamedTuple):
+    """What a command has found: `value` is printed with --json, one line for each item of an iterator or list."""
+
+    value: Any
+    show: Callable[[], None]
+    """Prints it for people."""
+
+    def print(self, *, as_json: bool) -> None:
+        if not as_json:
+            self.show()
+        else:
+            for each in self.value if isinstance(self.value, Iterator | list) else (self.value,):
+                print_json(each)
+
+
+def line_result(value: Mapping[str, Any], line: str) -> CommandResult:
+    """One object, of which people see one line."""
+    return CommandResult(value, lambda: emit(line + "\n"))
+
+
+def fields_result(value: Mapping[str, Any], pairs: Iterable[tuple[str, Any]]) -> CommandResult:
+    """One object, of which people see these fields, without the empty ones."""
+    rows = ((name, str(field)) for name, field in pairs if field not in (None, ""))
+    return CommandResult(value, lambda: print_table(("FIELD", "VALUE"), list(rows)))
+
+
+def list_result(
+    values: Iterable[Mapping[str, Any]], columns: Sequence[str], if_none: str, rows: Iterable[Mapping[str, Any]] = ()
+) -> CommandResult:
+    """A list, of which people see a table of `rows` (default: `values`), or the note `if_none`."""
+
+    def show() -> None:
+        if shown := list(rows or values):
+            print_rows(shown, columns)
+        else:
+            note(if_none)
+
+    return CommandResult(iter(values), show)
+
+
+def timed(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The object with these Unix times as RFC 3339, the format of all JSON output."""
+    return {**found, **{name: rfc3339(found[name]) for name in names if found.get(name) is not None}}
 
 
 def note(text: str) -> None:
@@ -114,3 +159,34 @@ def _rich_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*map(Text, row))
     Console(file=sys.stdout, force_terminal=True).print(table)
+
+
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e007f\ud800-\udfff]"
+)
+"""C0 control codes except tab and newline, C1 control codes, line and paragraph separators, invisible format characters
+except the two joiners (U+200C, U+200D) that Persian, Indic scripts and emoji need, and surrogates, which cannot be
+encoded."""
+
+
+def visible(text: str) -> str:
+    """Replace every such character by \\uXXXX (two of them beyond U+FFFF, as in JSON). JSON keeps its meaning."""
+    return _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+class VisibleBytes:
+    """Incremental `visible` for UTF-8 chunks, which may split a character."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the bytes that may be written now."""
+        return visible(self._decoder.decode(data)).encode()

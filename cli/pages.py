@@ -9,7 +9,7 @@ import click
 
 from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, json_option
-from cli.output import print_json
+from cli.output import line_result
 from penstock import __version__
 from runtime.config import nearest
 
@@ -39,10 +39,7 @@ ELSEWHERE = {
 @json_option
 def show_version(as_json: bool) -> int:
     """Print the version of Penstock."""
-    if as_json:
-        print_json({"name": "penstock", "version": __version__})
-    else:
-        sys.stdout.write(f"penstock {__version__}\n")
+    line_result({"name": "penstock", "version": __version__}, f"penstock {__version__}").print(as_json=as_json)
     return DONE
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from cli.errors import Problem
 
 PROC = Path("/proc")
+WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
+"""Wildcard addresses to listen on, and the address to connect to instead."""
 LISTEN = "0A"
 BACKLOG = 2048
 

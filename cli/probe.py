@@ -13,14 +13,13 @@ import socket
 import click
 
 from api.settings import ApiSettings
+from cli import ports
 from cli.errors import DONE, UNREACHABLE, Problem
 from cli.options import Command, Where
 from cli.output import note
 from streaming.settings import RedisSettings
 
 TIMEOUT_S = 3.0
-WILDCARDS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
-"""Wildcard addresses, and the address to connect to instead."""
 
 
 @click.command(cls=Command)
@@ -41,7 +40,7 @@ def probe(role: str, name: str | None, alive: bool) -> int:
 
 
 def _probe_api(settings: ApiSettings, path: str) -> int:
-    host = WILDCARDS.get(settings.host, settings.host)
+    host = ports.WILDCARDS.get(settings.host, settings.host)
     connection = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from cli.visible import visible
+from cli.output import visible
 
 REDRAW_INTERVAL_S = 0.1
 REPEAT_INTERVAL_S = 10.0

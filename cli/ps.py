@@ -6,16 +6,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
+import msgspec
 
 from cli.errors import DONE, UNREACHABLE, Problem
 from cli.instance import Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
-from cli.output import note, print_rows, rfc3339
+from cli.output import CommandResult, note, print_rows, timed
 from streaming.fleet.process import Process
 from streaming.settings import RedisSettings
 
 ORDER = ("redis", "api", "worker", "scheduler", "offline")
 FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "running", "slots", "reserved")
+FLEET_FIELDS = ("role", "id", "pid", "state", "since", "model", "shape", "host", "slots", "running", "reserved")
 COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
 
 
@@ -31,7 +33,7 @@ def ps(where: Where, as_json: bool) -> int:
     instance = None if where.redis_url else where.home().read()
     if instance is not None:
         rows = _in_order(map(row, instance.processes))
-        print_rows(rows, _columns(COLUMNS, rows), as_json=as_json)
+        _found(rows, COLUMNS).print(as_json=as_json)
         if not as_json:
             note(verdict(instance))
         return DONE
@@ -39,48 +41,26 @@ def ps(where: Where, as_json: bool) -> int:
     if "url" not in config.raw.get("redis", {}):
         where.home().running()  # raises Problem
     rows = _in_order(map(fleet_row, _fleet(config.section("redis", RedisSettings))))
-    print_rows(rows, _columns(FLEET_COLUMNS, rows), as_json=as_json)
+    _found(rows, FLEET_COLUMNS).print(as_json=as_json)
     return DONE
 
 
-def _columns(names: Sequence[str], rows: Iterable[dict[str, Any]]) -> Sequence[str]:
-    """The columns; with "shape" if any process has one."""
-    if not any(each["shape"] for each in rows):
-        return names
-    place = names.index("model") + 1
-    return (*names[:place], "shape", *names[place:])
+def _found(rows: list[dict[str, Any]], names: Sequence[str]) -> CommandResult:
+    """The processes, in a table of these columns; with "shape" if any process has one."""
+    if any(each["shape"] for each in rows):
+        place = names.index("model") + 1
+        names = (*names[:place], "shape", *names[place:])
+    return CommandResult(rows, lambda: print_rows(rows, names))
 
 
 def row(entry: ProcessEntry) -> dict[str, Any]:
     """A supervised process as JSON."""
-    return {
-        "role": entry.role,
-        "id": entry.id,
-        "pid": entry.pid,
-        "state": entry.state,
-        "since": rfc3339(entry.since),
-        "restarts": entry.restarts,
-        "model": entry.model,
-        "shape": entry.shape,
-        "detail": entry.detail,
-    }
+    return timed(msgspec.structs.asdict(entry), ("since",))
 
 
 def fleet_row(process: Process) -> dict[str, Any]:
     """A process of the fleet's registry as JSON."""
-    return {
-        "role": process.role,
-        "id": process.id,
-        "pid": process.pid,
-        "state": process.state,
-        "since": rfc3339(process.since),
-        "model": process.model,
-        "shape": process.shape,
-        "host": process.host,
-        "slots": process.slots,
-        "running": process.running,
-        "reserved": process.reserved,
-    }
+    return timed({name: getattr(process, name) for name in FLEET_FIELDS}, ("since",))
 
 
 def verdict(instance: Instance) -> str:

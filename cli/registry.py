@@ -1,8 +1,10 @@
-"""Process registry reader: lists a deployment's processes from Redis, for commands without its data folder."""
+"""Store access of the CLI: connects to a deployment's Redis, and lists the processes that are registered there."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from cli.errors import UNREACHABLE, Problem
 from streaming.errors import Unavailable
@@ -17,18 +19,30 @@ def processes(settings: RedisSettings) -> list[Process]:
     try:
         return asyncio.run(_processes(settings))
     except (Unavailable, ValueError) as error:  # ValueError: not a Redis URL
-        raise Problem(
-            "the instance cannot be found through Redis",
-            cause=str(error),
-            next_step="check --redis-url or PENSTOCK_REDIS_URL",
-            exit_code=UNREACHABLE,
-            code="redis_unreachable",
-        ) from None
+        raise unreachable("the instance cannot be found through Redis", error) from None
 
 
 async def _processes(settings: RedisSettings) -> list[Process]:
-    wire = RedisClient.open(settings)
+    async with connected(settings) as store_client:
+        return await Fleet(store_client).processes()
+
+
+@asynccontextmanager
+async def connected(settings: RedisSettings) -> AsyncIterator[RedisClient]:
+    """A client of the store, for the length of a command. Raises ValueError: not a Redis URL."""
+    store_client = RedisClient.open(settings)
     try:
-        return await Fleet(wire).processes()
+        yield store_client
     finally:
-        await wire.close()
+        await store_client.close()
+
+
+def unreachable(message: str, error: Exception) -> Problem:
+    """The error for a store that does not answer."""
+    return Problem(
+        message,
+        cause=str(error),
+        next_step="check --redis-url or PENSTOCK_REDIS_URL",
+        exit_code=UNREACHABLE,
+        code="redis_unreachable",
+    )

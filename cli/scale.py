@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import click
 
+from cli.api_command import api_command
 from cli.client import Client
-from cli.errors import DONE, Problem
-from cli.options import Command, Where, json_option, where_options
-from cli.output import note, print_json, print_rows, rfc3339
+from cli.errors import Problem
+from cli.output import CommandResult, list_result, note, print_rows, rfc3339, timed
 
 COLUMNS = ("model", "want", "ready", "starting", "draining", "min", "max", "waiting", "wait", "override", "reason")
 ACTIONS = ("at", "epoch", "model", "action", "what", "by", "reason")
@@ -42,93 +42,70 @@ def scale() -> None:
     """Show and set how many workers each model has."""
 
 
-@scale.command("status", cls=Command)
-@where_options(url=True)
-@json_option
-def status(where: Where, as_json: bool) -> int:
+@api_command("status", scale)
+def status(client: Client) -> CommandResult:
     """Show wanted and actual workers of every model, the reason, and who decides."""
-    answer = Client.find(where).get("/admin/pools")
-    if as_json:
-        print_rows([shown(pool) for pool in answer["data"]], (), as_json=True)
-        return DONE
-    _table(answer["data"])
+    answer = client.get("/admin/pools")
     leader = answer["leader"]
-    note(f"{leader['id']} leads (epoch {leader['epoch']})" if leader else "no scheduler leads: nothing is changed")
-    return DONE
+
+    def show() -> None:
+        _table(answer["data"])
+        note(f"{leader['id']} leads (epoch {leader['epoch']})" if leader else "no scheduler leads: nothing is changed")
+
+    return CommandResult(map(shown, answer["data"]), show)
 
 
-@scale.command("log", cls=Command)
-@where_options(url=True)
-@json_option
-def log(where: Where, as_json: bool) -> int:
+@api_command("log", scale)
+def log(client: Client) -> CommandResult:
     """Show what was decided and done to the pools, the newest first."""
-    actions = [action | {"at": rfc3339(action["at"])} for action in Client.find(where).get("/admin/pools")["actions"]]
-    if actions or as_json:
-        print_rows(actions if as_json else [_said(action) for action in actions], ACTIONS, as_json=as_json)
-    else:
-        note("nothing was done yet")
-    return DONE
+    actions = [timed(action, ("at",)) for action in client.get("/admin/pools")["actions"]]
+    return list_result(actions, ACTIONS, "nothing was done yet", map(_said, actions))
 
 
-@scale.command("set", cls=Command)
+@api_command("set", scale)
 @click.argument("model")
 @click.argument("want", type=click.IntRange(0))
 @for_option
-@where_options(url=True)
-@json_option
-def fix(model: str, want: int, hold_s: int | None, where: Where, as_json: bool) -> int:
+def fix(client: Client, model: str, want: int, hold_s: int | None) -> CommandResult:
     """Give MODEL a fixed number of workers, whatever waits."""
-    return _override(where, model, {"want": want, "for_s": hold_s}, as_json=as_json)
+    return _override(client, model, {"want": want}, hold_s)
 
 
-@scale.command("pause", cls=Command)
+@api_command("pause", scale)
 @click.argument("model")
 @for_option
-@where_options(url=True)
-@json_option
-def pause(model: str, hold_s: int | None, where: Where, as_json: bool) -> int:
+def pause(client: Client, model: str, hold_s: int | None) -> CommandResult:
     """Change nothing: MODEL keeps the workers it has."""
-    return _override(where, model, {"paused": True, "for_s": hold_s}, as_json=as_json)
+    return _override(client, model, {"paused": True}, hold_s)
 
 
-@scale.command("resume", cls=Command)
+@api_command("resume", scale)
 @click.argument("model")
-@where_options(url=True)
-@json_option
-def resume(model: str, where: Where, as_json: bool) -> int:
+def resume(client: Client, model: str) -> CommandResult:
     """Let the scheduler decide again."""
-    return _show(Client.find(where).delete(_path(model)), as_json=as_json)
+    return _found_pool(client.delete(_path(model)))
 
 
 def shown(pool: dict[str, Any]) -> dict[str, Any]:
     """A pool for JSON output: the API's object with RFC 3339 times."""
-    override = pool["override"]
-    if override is not None:
-        until = override["until"]
-        override |= {"at": rfc3339(override["at"]), "until": None if until is None else rfc3339(until)}
-    decided = pool["decided_at"]
-    workers = [worker | {"since": rfc3339(worker["since"])} for worker in pool["workers"]]
-    return pool | {"decided_at": None if decided is None else rfc3339(decided), "workers": workers}
+    override = pool["override"] and timed(pool["override"], ("at", "until"))
+    workers = [timed(worker, ("since",)) for worker in pool["workers"]]
+    return timed(pool, ("decided_at",)) | {"override": override, "workers": workers}
 
 
-def _override(where: Where, model: str, body: dict[str, Any], *, as_json: bool) -> int:
-    given = {name: value for name, value in body.items() if value is not None}
-    return _show(Client.find(where).put(_path(model), given), as_json=as_json)
+def _override(client: Client, model: str, body: dict[str, Any], hold_s: int | None) -> CommandResult:
+    return _found_pool(client.put(_path(model), body if hold_s is None else body | {"for_s": hold_s}))
 
 
-def _show(pool: dict[str, Any], *, as_json: bool) -> int:
-    if as_json:
-        print_json(shown(pool))
-    else:
-        _table([pool])
-    return DONE
+def _found_pool(pool: dict[str, Any]) -> CommandResult:
+    return CommandResult(shown(pool), lambda: _table([pool]))
 
 
 def _table(pools: Sequence[dict[str, Any]]) -> None:
     """One row per model, followed by one for each of its shapes."""
     rows = [row for pool in pools for row in (_row(pool), *_shapes(pool))]
     shaped = any(pool.get("shapes") for pool in pools)
-    print_rows(rows, (*COLUMNS[:1], "shape", *COLUMNS[1:]) if shaped else COLUMNS, as_json=False)
+    print_rows(rows, (*COLUMNS[:1], "shape", *COLUMNS[1:]) if shaped else COLUMNS)
 
 
 def _shapes(pool: dict[str, Any]) -> Iterator[dict[str, Any]]:

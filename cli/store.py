@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,12 +11,12 @@ from typing import Any, TypeVar
 
 import click
 
-from cli.child import Program
 from cli.embedded import Embedded, end_orphan, find_server
-from cli.errors import DONE, UNREACHABLE, USAGE, Problem
+from cli.errors import DONE, USAGE, Problem
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
-from cli.output import note, print_json, print_table
+from cli.output import CommandResult, note, print_table
+from cli.registry import connected, unreachable
 from cli.supervisor import Supervisor
 from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
@@ -28,7 +27,7 @@ from streaming.store.identity import FORMAT, check_identity, enter_store, read_i
 from streaming.store.reset import Contents, count_contents, live_processes, reset_store
 
 T = TypeVar("T")
-REDIS_GRACE_S, REDIS_START_S = 10.0, 60.0
+REDIS_START_S = 60.0
 WORDS = {
     "keys": "keys",
     "unfinished": "jobs that wait or run",
@@ -53,7 +52,7 @@ def store() -> None:
 @json_option
 def show(where: Where, as_json: bool) -> int:
     """Show format, partitions and deployment of the store, and the deployment of the folder of files."""
-    return _with_wire(where, lambda wire: _show(wire, _file_store(where), as_json=as_json))
+    return _with_store(where, lambda store_client: _show(store_client, _file_store(where), as_json=as_json))
 
 
 @store.command("adopt", cls=Command)
@@ -65,7 +64,7 @@ def adopt(yes: bool, where: Where) -> int:
     For a store that was emptied or replaced on purpose. From then on files that the store has no record of are moved
     into the folder `quarantine` beside them, and removed after [files] quarantine_s.
     """
-    return _with_wire(where, lambda wire: _adopt(wire, _file_store(where), yes=yes))
+    return _with_store(where, lambda store_client: _adopt(store_client, _file_store(where), yes=yes))
 
 
 @store.command("reset", cls=Command)
@@ -77,7 +76,7 @@ def reset(yes: bool, where: Where, as_json: bool) -> int:
 
     Nothing else in that Redis is touched, and no file is. Without --yes it only counts what would be deleted.
     """
-    return _with_wire(where, lambda wire: _reset(wire, yes=yes, as_json=as_json))
+    return _with_store(where, lambda store_client: _reset(store_client, yes=yes, as_json=as_json))
 
 
 @store.command("acl", cls=Command)
@@ -90,8 +89,8 @@ def acl() -> int:
     return DONE
 
 
-async def _show(wire: RedisClient, shelf: FileStore, *, as_json: bool) -> int:
-    identity = await read_identity(wire)
+async def _show(store_client: RedisClient, shelf: FileStore, *, as_json: bool) -> int:
+    identity = await read_identity(store_client)
     quarantined = sum(number for _, number in shelf.quarantined())
     facts: dict[str, Any] = {
         "format": identity.format if identity else None,
@@ -102,19 +101,16 @@ async def _show(wire: RedisClient, shelf: FileStore, *, as_json: bool) -> int:
         "files_deployment": shelf.owner or None,
         "files_quarantined": quarantined,
     }
-    if as_json:
-        print_json(facts)
-        return DONE
     rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items()]
-    print_table(("FIELD", "VALUE"), rows)
+    CommandResult(facts, lambda: print_table(("FIELD", "VALUE"), rows)).print(as_json=as_json)
     return DONE
 
 
-async def _adopt(wire: RedisClient, shelf: FileStore, *, yes: bool) -> int:
+async def _adopt(store_client: RedisClient, shelf: FileStore, *, yes: bool) -> int:
     """Adopt the folder. Without `yes` nothing is written. Raises ConfigError if this version must not use the store."""
-    identity = await enter_store(wire) if yes else await read_identity(wire)
+    identity = await enter_store(store_client) if yes else await read_identity(store_client)
     if identity is not None:
-        check_identity(identity, wire.settings)
+        check_identity(identity, store_client.settings)
     before = shelf.owner
     if identity is not None and before == identity.deployment:
         note(f"{shelf.folder} belongs to this store already")
@@ -133,15 +129,15 @@ async def _adopt(wire: RedisClient, shelf: FileStore, *, yes: bool) -> int:
     return DONE
 
 
-async def _reset(wire: RedisClient, *, yes: bool, as_json: bool) -> int:
-    names = await live_processes(wire)
+async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> int:
+    names = await live_processes(store_client)
     if names and yes:
         raise Problem(
             f"{len(names)} process(es) use this store: {', '.join(names[:5])}",
             next_step="stop them first: penstock down, or SIGTERM; they are forgotten ten seconds later",
             code="in_use",
         )
-    contents = await count_contents(wire)
+    contents = await count_contents(store_client)
     if not yes:
         _print(contents, as_json=as_json)
         raise Problem(
@@ -150,7 +146,7 @@ async def _reset(wire: RedisClient, *, yes: bool, as_json: bool) -> int:
             exit_code=USAGE,
             code="not_confirmed",
         )
-    deleted = await reset_store(wire)
+    deleted = await reset_store(store_client)
     _print(contents, as_json=as_json)
     note(f"{deleted} keys deleted. No file was: to use their folder with the emptied store, penstock store adopt --yes")
     return DONE
@@ -158,10 +154,8 @@ async def _reset(wire: RedisClient, *, yes: bool, as_json: bool) -> int:
 
 def _print(contents: Contents, *, as_json: bool) -> None:
     counts = dataclasses.asdict(contents)
-    if as_json:
-        print_json(counts)
-    else:
-        print_table(("WHAT", "NUMBER"), [(words, str(counts[name])) for name, words in WORDS.items()])
+    rows = [(words, str(counts[name])) for name, words in WORDS.items()]
+    CommandResult(counts, lambda: print_table(("WHAT", "NUMBER"), rows)).print(as_json=as_json)
 
 
 # --- which store, which folder ---------------------------------------------------------------------------------------
@@ -175,27 +169,17 @@ def _file_store(where: Where) -> FileStore:
     return FileStore(where.home().files)
 
 
-def _with_wire(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
+def _with_store(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
     """Run `work` with a connected client. Raises Problem if Redis is unavailable."""
     try:
         return asyncio.run(_run(where, work))
     except Unavailable as error:
-        raise Problem(
-            "the store cannot be reached",
-            cause=str(error),
-            next_step="check --redis-url or PENSTOCK_REDIS_URL",
-            exit_code=UNREACHABLE,
-            code="redis_unreachable",
-        ) from None
+        raise unreachable("the store cannot be reached", error) from None
 
 
 async def _run(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
-    async with _store(where) as settings:
-        wire = RedisClient.open(settings)
-        try:
-            return await work(wire)
-        finally:
-            await wire.close()
+    async with _store(where) as settings, connected(settings) as store_client:
+        return await work(store_client)
 
 
 @asynccontextmanager
@@ -225,18 +209,7 @@ async def _embedded(home: DataDir) -> AsyncIterator[str]:
     await end_orphan(home.redis)
     home.prepare()
     embedded, supervisor = Embedded.prepare(server, home.redis, 0), Supervisor(lambda _child: None)
-    child = supervisor.start(
-        Program(
-            role="redis",
-            id="redis-1",
-            argv=embedded.argv,
-            log=home.log("redis-1"),
-            env=dict(os.environ),
-            cwd=home.redis,
-            grace_s=REDIS_GRACE_S,
-            probe=embedded.probe,
-        )
-    )
+    child = supervisor.start(embedded.program(home.log("redis-1")))
     try:
         async with asyncio.timeout(REDIS_START_S):
             await supervisor.until(lambda: child.status.state == "ready")

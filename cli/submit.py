@@ -13,9 +13,9 @@ import click
 
 from cli.client import Client
 from cli.errors import DONE, STILL_RUNNING, USAGE, Problem
-from cli.job import FINAL, answer_of, ended_badly, follow, timed
+from cli.job import FINAL, answer_of, ended_badly, follow, job_timed
 from cli.options import Command, Where, json_option, where_options
-from cli.output import emit, note, print_json
+from cli.output import CommandResult, emit, line_result, note, print_json
 from cli.progress import ProgressLine
 
 LONG_POLL_S = 30.0
@@ -60,7 +60,7 @@ def submit(
         note(f"job {job['id']}")
         return follow(client, job["id"], as_json=as_json)
     if wait is None:
-        _print(job, as_json=as_json)
+        _found(job).print(as_json=as_json)
         return DONE
     return _wait(client, job, wait, as_json=as_json)
 
@@ -93,7 +93,7 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
             progress.phase(f"job {job['id']}: {job['status']}")
             job = client.get(f"/v1/jobs/{job['id']}", wait=min(left, LONG_POLL_S))
     if job["status"] not in FINAL:
-        _print(job, as_json=as_json)
+        _found(job).print(as_json=as_json)
         raise Problem(
             f"the job is still {job['status']}",
             cause=f"--wait={seconds:g} is over; the work goes on",
@@ -102,7 +102,7 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
             code="wait_timeout",
         )
     if as_json:
-        print_json(timed(job))
+        print_json(job_timed(job))
     if job["status"] != "completed":
         raise ended_badly(job)
     if not as_json:
@@ -110,11 +110,8 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
     return DONE
 
 
-def _print(job: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(timed(job))
-    else:
-        emit(f"{job['id']}\n")
+def _found(job: dict[str, Any]) -> CommandResult:
+    return line_result(job_timed(job), job["id"])
 
 
 def _spelled_out(args: Sequence[str]) -> list[str]:

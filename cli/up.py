@@ -1,4 +1,4 @@
-"""`penstock up`: starts and supervises Redis, API, workers and scheduler on this machine."""
+"""`penstock up`: starts and supervises Redis, API, workers and scheduler on this machine, also in the background."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,14 @@ import click
 
 from api.auth.keys import Keyring, check_exposure, check_keyless
 from cli import ports
-from cli.deployment import Deployment, load_deployment
-from cli.detach import start_detached
-from cli.errors import Problem
-from cli.instance import DataDir
+from cli.deployment import Deployment, environment, load_deployment
+from cli.errors import DONE, Problem
+from cli.instance import DataDir, Instance
 from cli.machine import Machine
 from cli.options import Command, redis_url_option
 from cli.output import note
 from cli.progress import ProgressLine
-from cli.screen import Screen
+from cli.screen import Screen, ready_block
 from penstock import __version__
 from runtime.config import ENGINES
 from telemetry import logs
@@ -43,6 +44,7 @@ FLAGS = {
     "sim_kv_tokens": ("sim", "kv_tokens"),
 }
 """The setting behind each flag."""
+POLL_INTERVAL_S = 0.05
 
 
 @click.command(cls=Command)
@@ -112,3 +114,55 @@ def _again(flags: Mapping[str, Any], config: Path | None) -> list[str]:
     """The command-line arguments without --detach."""
     given = {"config": config, **flags}
     return [f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
+
+
+def start_detached(
+    home: DataDir, arguments: Sequence[str], progress: ProgressLine, *, keyed: bool, redis_url: str | None
+) -> int:
+    """Start `up` in a new session. Returns its exit code if it exits, else 0 once it is ready.
+
+    `redis_url` is passed in the environment, because it may hold a password and every user of the machine can read a
+    process's arguments.
+    """
+    environ = environment() if redis_url is None else {**environment(), "PENSTOCK_REDIS_URL": redis_url}
+    home.make_private()
+    home.logs.mkdir(mode=0o700, exist_ok=True)
+    output = home.logs / "up.out"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "cli", "up", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            env=environ,
+            start_new_session=True,
+        )
+    try:
+        instance = _wait(process, home, progress)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+    progress.end()
+    if instance is None:
+        sys.stderr.write(_after_first_line(output))
+        return process.returncode
+    sys.stdout.write("\n".join(ready_block(instance, detached=True, keyed=keyed)) + "\n")
+    return DONE
+
+
+def _wait(process: subprocess.Popen[bytes], home: DataDir, progress: ProgressLine) -> Instance | None:
+    """The instance once it is ready; None if the process has exited."""
+    while process.poll() is None:
+        instance = home.read()
+        if instance is not None and instance.pid == process.pid:
+            if instance.state == "ready":
+                return instance
+            progress.phase(instance.phase)
+        time.sleep(POLL_INTERVAL_S)
+    return None
+
+
+def _after_first_line(output: Path) -> str:
+    """The output of `up` without its first line, the version, which was printed before."""
+    return output.read_text(errors="replace").partition("\n")[2]

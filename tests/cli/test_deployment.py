@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from api.settings import ApiSettings
-from cli.banner import draining, place, ready_block
 from cli.deployment import Deployment, load_deployment
 from cli.instance import DataDir, Instance, ProcessEntry
 from cli.machine import outside_url
+from cli.screen import draining, place, ready_block
 from cli.up import FLAGS
 from runtime.config import Config, ConfigError
 from workers.engines.llamacpp.settings import LlamacppSettings

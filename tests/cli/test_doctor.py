@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from cli import checks
+from cli import doctor as checks
 from cli.__main__ import main
-from cli.checks import Check, files, judge_redis
 from cli.deployment import load_deployment
-from cli.doctor import summary
+from cli.doctor import Check, files, judge_redis, summary
 
 SOUND = {
     "server": "valkey",

@@ -15,9 +15,20 @@ import pytest
 
 from cli.__main__ import main
 from cli.errors import Problem
-from cli.output import complain, emit, error_block, note, print_json, print_rows, print_table, styled
+from cli.output import (
+    VisibleBytes,
+    complain,
+    emit,
+    error_block,
+    list_result,
+    note,
+    print_json,
+    print_rows,
+    print_table,
+    styled,
+    visible,
+)
 from cli.progress import ProgressLine, amount
-from cli.visible import VisibleBytes, visible
 
 ESC = "\x1b"
 
@@ -49,7 +60,7 @@ def test_colour_rules(environ: dict[str, str], terminal: bool, pipe: bool) -> No
 def test_table_in_a_pipe_is_plain(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Aligned columns, a dash for what is missing, no escape."""
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-    print_rows([{"id": "api-1", "pid": 7, "model": ""}], ("id", "pid", "model"), as_json=False)
+    print_rows([{"id": "api-1", "pid": 7, "model": ""}], ("id", "pid", "model"))
     assert capsys.readouterr().out == "ID     PID  MODEL\napi-1  7    -\n"
 
 
@@ -58,7 +69,7 @@ def test_table_with_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    print_rows([{"id": "[api]"}], ("id",), as_json=False)
+    print_rows([{"id": "[api]"}], ("id",))
     out = capsys.readouterr().out
     assert ESC in out
     assert "[api]" in out
@@ -66,7 +77,7 @@ def test_table_with_colour(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
 
 def test_json_list_is_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever the values hold, each object stays on its line."""
-    print_rows([{"a": "x\ny"}, {"a": None}], ("a",), as_json=True)
+    list_result([{"a": "x\ny"}, {"a": None}], ("a",), "none").print(as_json=True)
     assert [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]] == [{"a": "x\ny"}, {"a": None}]
 
 
@@ -198,7 +209,7 @@ def test_bytes_in_pieces_are_read_as_a_whole() -> None:
 def test_no_way_to_a_terminal_leaves_them_in(capfd: pytest.CaptureFixture[str]) -> None:
     """Tables with and without styles, notes, errors, progress and JSON, which stays the same JSON."""
     row = {"id": HOSTILE[:-1], "model": "m"}
-    print_rows([row], ("id", "model"), as_json=False)
+    print_rows([row], ("id", "model"))
     print_table(("FIELD", HOSTILE[:-1]), [("id", HOSTILE)])
     emit(HOSTILE)
     note(HOSTILE)

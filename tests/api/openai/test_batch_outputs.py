@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from api.openai.batch_outputs import output_lines, so_far
+from api.openai.batch_lines import output_lines, so_far
 from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, Segment
 
 LINES = [json.dumps({"custom_id": f"line-{number}"}).encode() + b"\n" for number in range(4)]

@@ -1,0 +1,106 @@
+"""Commands for operators: `penstock dlq` (dead letters), `penstock webhooks` (messages and their delivery attempts) and
+`penstock tenants` (usage and limits in the store and on the disk)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cli.api_command import api_command, limit_option
+from cli.client import Client
+from cli.output import CommandResult, fields_result, line_result, list_result, print_rows, rfc3339, timed
+
+LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
+MESSAGE_COLUMNS = ("id", "endpoint", "type", "subject", "status", "attempts", "at", "next_attempt_at", "last_error")
+MESSAGE_TIMES = ("at", "last_attempt_at", "next_attempt_at")
+TENANT_COLUMNS = ("tenant", "jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes")
+LIMITED = ("jobs", "job_bytes", "result_bytes", "file_bytes")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def dlq() -> None:
+    """List, show, replay and drop dead letters."""
+
+
+@api_command("ls", dlq)
+@limit_option(100)
+def list_letters(client: Client, limit: int) -> CommandResult:
+    """List dead letters, newest first."""
+    letters = client.get("/admin/dlq", limit=limit)["data"]
+    return list_result([timed(letter, ("at",)) for letter in letters], LETTER_COLUMNS, "no dead letters")
+
+
+@api_command("show", dlq)
+@click.argument("letter_id")
+def show_letter(client: Client, letter_id: str) -> CommandResult:
+    """Show one: why it became a dead letter, and its job."""
+    letter = timed(client.get(f"/admin/dlq/{letter_id}"), ("at",))
+    job = letter.get("job") or {}
+    fields = {name: value for name, value in letter.items() if name != "job"}
+    fields |= {f"job {name}": job.get(name) for name in ("status", "model", "priority", "attempts")}
+    return fields_result(letter, fields.items())
+
+
+@api_command("replay", dlq)
+@click.argument("letter_id")
+def replay_letter(client: Client, letter_id: str) -> CommandResult:
+    """Put its job in the queue again, as a new job; the new id goes to stdout."""
+    job = client.post(f"/admin/dlq/{letter_id}/replay", {})
+    return line_result(job, job["id"])
+
+
+@api_command("drop", dlq)
+@click.argument("letter_id")
+def drop_letter(client: Client, letter_id: str) -> CommandResult:
+    """Delete one."""
+    dropped = client.delete(f"/admin/dlq/{letter_id}")
+    return line_result(dropped, f"{dropped['id']} dropped")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def webhooks() -> None:
+    """List, show and replay webhook messages."""
+
+
+@api_command("ls", webhooks)
+@limit_option(100)
+def list_messages(client: Client, limit: int) -> CommandResult:
+    """List messages, newest first."""
+    messages = client.get("/admin/webhooks", limit=limit)["data"]
+    return list_result(map(_message, messages), MESSAGE_COLUMNS, "no webhook messages")
+
+
+@api_command("show", webhooks)
+@click.argument("message_id")
+def show_message(client: Client, message_id: str) -> CommandResult:
+    """Show one: its content, its attempts and the last response."""
+    message = _message(client.get(f"/admin/webhooks/{message_id}"))
+    return fields_result(message, message.items())
+
+
+@api_command("replay", webhooks)
+@click.argument("message_id")
+def replay_message(client: Client, message_id: str) -> CommandResult:
+    """Send one again, with the same webhook-id."""
+    message = _message(client.post(f"/admin/webhooks/{message_id}/replay", {}))
+    return line_result(message, f"{message['id']} {message['status']}")
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    return message | {name: rfc3339(message[name]) if message[name] else "" for name in MESSAGE_TIMES}
+
+
+@api_command("tenants")
+@click.argument("tenant", required=False)
+def tenants(client: Client, tenant: str | None) -> CommandResult:
+    """Show the usage of all tenants with a key, or of TENANT, as "used/limit"."""
+    found = client.get(f"/admin/tenants/{tenant}" if tenant else "/admin/tenants")
+    rows = [_tenant_row(each) for each in ([found] if tenant else found["data"])]
+    return CommandResult(found if tenant else found["data"], lambda: print_rows(rows, TENANT_COLUMNS))
+
+
+def _tenant_row(found: dict[str, Any]) -> dict[str, Any]:
+    limits = found["limits"]
+    bounded = {name: f"{found[name]}/{limits[name]}" for name in LIMITED if limits[name] is not None}
+    return {**found, **bounded}
