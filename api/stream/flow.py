@@ -14,10 +14,6 @@ from api.stream.transport import CHUNK_END, chunk_head
 from streaming.jobs.frames import Delta
 from telemetry.tallies import BufferedHistogram
 
-CACHED_HEADS = 1024
-HEADS = tuple(chunk_head(size) for size in range(CACHED_HEADS))
-"""Chunk heads by size in bytes; most chunks are shorter than CACHED_HEADS."""
-
 
 class TokenFlow:
     """Token writer of a stream with one choice and without log-probabilities, after its first token."""
@@ -53,8 +49,7 @@ class TokenFlow:
         if self.paused:
             self.unwritten = self._before + text + self._after[: -len(CHUNK_END)]
             return False
-        size = self._around + len(text)
-        head = HEADS[size] if size < CACHED_HEADS else chunk_head(size)
+        head = chunk_head(self._around + len(text))
         transport = self._transport
         if not transport.is_closing():  # drop tokens of a disconnected client
             transport.write(b"".join((head, self._before, text, self._after)))
