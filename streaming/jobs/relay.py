@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import sys
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -199,9 +198,9 @@ class Relay:
         return audience.inboxes if audience else ()
 
     def _dispatch_rows(self, frame: Frame, valid: Container[Run] | None = None) -> None:
-        """Pass a frame's rows to the inboxes of their jobs. For a frame from the log, `valid` holds the runs that the
-        jobs' records name: the log may also hold rows of runs that the store has lost since."""
-        worker, number = sys.intern(frame.worker), frame.number
+        """A frame's rows to the inboxes of their jobs. Of a frame from the log only those of runs that the records
+        name: a log may also hold what a run wrote that the store has forgotten since."""
+        worker, number = frame.worker, frame.number
         for stream, opening in frame.openings.items():
             self._open_run(Run(worker, stream), opening)
         streams, rows = self._streams.get(worker), frame.rows
@@ -227,7 +226,7 @@ class Relay:
         for row in rows:
             for inbox in streams.get(row.stream, ()):
                 flow = inbox.flow
-                if flow is None or row.seq != inbox.seq + 1 or row.stream != inbox.stream or inbox.worker is not worker:
+                if flow is None or row.seq != inbox.seq + 1 or row.stream != inbox.stream or inbox.worker != worker:
                     inbox.push(row, author_of(inbox, row, worker), number)
                     inbox.flush()
                     self._note(inbox)
