@@ -10,10 +10,11 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
+from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admitted
@@ -36,11 +37,11 @@ log = logging.getLogger(__name__)
 PING = b": ping\n"
 """An SSE comment. It ends with one newline only: a blank line would dispatch an event, on which some clients crash."""
 
-STREAM_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-)
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
 
 CHAT, TEXT = "chat", "text_completion"
 
@@ -190,7 +191,7 @@ class StreamReply(Reply):
                 await send_error(send, job_errors.from_terminal(terminal), self._admitted.headers)
                 self._delivery.last_sent()
                 return
-            await send(_start(200, self._admitted.headers, STREAM_HEADERS))
+            await send(_start(200, STREAM_HEADERS | self._admitted.headers))
             started = True
             self._unwritten = self._render(rows, terminal) or PING
             await self._stream()
@@ -365,9 +366,8 @@ async def send_error(send: Send, error: ApiError, headers: dict[str, str]) -> No
     await send(_body(body, more=False))
 
 
-def _start(status: int, headers: dict[str, str], raw: Iterable[tuple[bytes, bytes]] = ()) -> Message:
-    own = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    return {"type": "http.response.start", "status": status, "headers": [*raw, *own]}
+def _start(status: int, headers: dict[str, str]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": Headers(headers).raw}
 
 
 def _body(data: bytes, *, more: bool) -> dict[str, Any]:
