@@ -218,7 +218,7 @@ class Metrics:
             os.environ.pop(FOLDER_VARIABLE, None)
         from prometheus_client import CollectorRegistry, disable_created_metrics, values  # noqa: PLC0415
 
-        if values.ValueClass._multiprocess != bool(metrics_dir):
+        if (values.ValueClass is values.MutexValue) == bool(metrics_dir):
             os.environ.pop(FOLDER_VARIABLE, None)
             raise RuntimeError(
                 "prometheus_client was imported before Metrics.start, which fixed how it stores values: "

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.auth.hosts import PROBES
@@ -27,7 +26,9 @@ MAX_PIPELINED = 8
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """If a request is answered before its body has ended, so much of the rest is read, and the connection stays usable."""
 FRAMING_PER_BYTE = 8
-"""Framing bytes of a chunked body that are allowed for each byte of content; chunks of one byte need five."""
+"""Bytes around the chunks of a body allowed for each of its bytes; chunks of one byte need five."""
+MAX_UNTAKEN_BYTES = 64 * 1024
+"""Of a body that the application has not taken yet: beyond them nothing more is read from the connection."""
 VERSIONS = ("1.0", "1.1")
 FRAMING_FIELDS = frozenset((b"content-length", b"transfer-encoding", b"expect"))
 
@@ -241,7 +242,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle.response_complete:
             return
         cycle.body += body
-        if len(cycle.body) > HIGH_WATER_LIMIT:
+        if len(cycle.body) > MAX_UNTAKEN_BYTES:
             self.flow.pause_reading()
         cycle.message_event.set()
 

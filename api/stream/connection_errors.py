@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from http import HTTPStatus
 
 from api.openai.errors import ApiError, retry_after
 from api.openai.rendering import to_json
@@ -51,4 +51,5 @@ def answer_of(error: ApiError) -> bytes:
     body = to_json(error.body)
     headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | error.headers).items())
-    return STATUS_LINE[error.status] + lines.encode("latin-1") + b"\r\n" + body
+    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}\r\n"
+    return head.encode("latin-1") + body
