@@ -200,8 +200,9 @@ LOOKS = (
         (
             Edit(
                 "api/jobs.py",
-                "    return JobView.of(record,",
-                "    await services.job_reader.history(record.job.id, record.runs)\n    return JobView.of(record,",
+                "    return JobView.of(record, facts_of",
+                "    await services.job_reader.history(record.job.id, record.runs)\n"
+                "    return JobView.of(record, facts_of",
             ),
         ),
         (LISTS + "a_running_jobs_log_is_not_read_to_show_it",),

@@ -53,7 +53,7 @@ PINNED = {UVICORN: "0.54.0", REDIS: "8.1.0", PROMETHEUS: "0.26.0"}
 HTTP = "uvicorn.protocols.http.httptools_impl"
 BOUNDED, CONNECTION = "api/stream/bounded_protocol.py", "api/stream/connection.py"
 TOPOLOGY = "streaming/redis/topology.py"
-METRICS, METRICS_DIR, TALLIES = "telemetry/metrics.py", "telemetry/metrics_dir.py", "telemetry/tallies.py"
+METRICS, TALLIES = "telemetry/metrics.py", "telemetry/tallies.py"
 
 TABLE = (
     Private(
@@ -76,6 +76,10 @@ TABLE = (
         "read_paused", ("pause_reading(self)", "resume_reading(self)"),
     ),
     Private(UVICORN, "uvicorn.server", "ServerState", BOUNDED, "total_requests"),
+    Private(
+        UVICORN, "uvicorn.server", "Server", "api/server.py",
+        "", ("main_loop(self)", "on_tick(self, counter)", "handle_exit(self, sig, frame)"),
+    ),
     Private(
         UVICORN, HTTP, "HttpToolsProtocol", CONNECTION,
         "cycle flow transport", ("connection_made(self, transport)", "pause_writing(self)", "resume_writing(self)"),
@@ -108,11 +112,7 @@ TABLE = (
     Private(PROMETHEUS, "prometheus_client.values", "", METRICS, "ValueClass MutexValue"),
     Private(PROMETHEUS, "prometheus_client.metrics", "Histogram", TALLIES, "_buckets _sum"),
     Private(
-        PROMETHEUS, "prometheus_client.mmap_dict", "MmapedDict", METRICS_DIR,
-        methods=("read_all_values_from_file(filename)", "write_value(self, key, value, timestamp)", "close(self)"),
-    ),
-    Private(
-        PROMETHEUS, "prometheus_client.multiprocess", "MultiProcessCollector", METRICS_DIR,
+        PROMETHEUS, "prometheus_client.multiprocess", "MultiProcessCollector", METRICS,
         methods=("merge(files, accumulate)",),
     ),
 )  # fmt: skip
