@@ -157,7 +157,9 @@ async def test_a_paused_batch_rests_no_longer_than_its_window(
     """Its owner is told in time that it has expired; without a window there is nothing to tell."""
     tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), ("sim",), BatchSettings(), 64)
     metrics = Metrics.start("", "offline")
-    hold = BatchLease(BATCH, 1, 600, GOING_ON, True, 0, expires_ms, BatchProgress())
+    hold = BatchLease(
+        batch=BATCH, epoch=1, now_ms=600, state=GOING_ON, paused=True, expires_ms=expires_ms, progress=BatchProgress()
+    )
     turn = BatchTurn(TurnContext(tools, FileStore(tmp_path), metrics, 10, 1.0), hold, asyncio.Event())
     assert turn._paused_ms() == rest_ms
     metrics.close()
