@@ -6,7 +6,7 @@ Pure: it sees what clients saw, and knows from `oracle` what the simulated engin
 |-----------|---------------------------------------------------------------------------------------|
 | I1        | `lost`: accepted, and no final state; `untold`: a reader was never told the end        |
 | I2        | `two_ends`: two different final states; `wrong_end`: one that nobody asked for         |
-| I3        | `doubled`, `gap`: a token twice or missing at a reader; `numbering`: event ids that do not rise one by one, or are not those of the job's log |
+| I3        | `doubled`, `gap`: a token twice or missing at a reader; `numbering`: event ids that do not rise one by one, or are not those of the job's log; a log that does not tell queued, started, deltas and end in this order |
 | I4        | `spliced`: what was shown is not what is stored, or has parts of two texts; `not_prefix`: the stored result is not what the engine says; `reset`: one without a loss of data, or two for one loss |
 | I5        | `two_jobs`: one idempotency key of one tenant, several jobs                            |
 | I6        | `foreign`: text that is not of this request; `crossed`: a job that another tenant could read |
@@ -22,32 +22,21 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import zip_longest
-from typing import TypeAlias
 
 from bench.chaos import oracle
 from bench.chaos.asks import NOTHING, REFUSALS, Budget
+from bench.chaos.event_log import FINAL, numbering
 from bench.chaos.history import Event, Life, Losses, Violation, lives_of, of_kind
 from bench.chaos.oracle import Token
 
-FINAL = ("completed", "failed", "cancelled", "expired")
 FORGOTTEN = "forgotten"
 """What a client was told of a job that the store does not know any more."""
 GONE = (404, 410)
 """The store does not know the job, or its result any more: whether that may be is judged from when it was accepted."""
-CUT_SHORT = ("failed", "cancelled", "expired")
-"""Final states that a job may be brought to without a word of its worker."""
 RETRY_AFTER, MAX_RETRY_S = re.compile(r"[1-9][0-9]{0,2}"), 120
 """Whole seconds, and the most that the documentation allows."""
-RESET = "stream.reset"
-EVENT_ID = re.compile(r"(\d+):(\d+)(?::.*)?")
-"""The epoch and the number in an event id. What follows is opaque."""
-
 BY_NO_WORKER = ":-"
 """What the id of an event ends with that no run of a worker wrote."""
-
-Log: TypeAlias = list[list[str]]
-"""Name and id of each event."""
 
 LOST = frozenset({"lost", "untold", "gap", "not_prefix"})
 DOUBLED = frozenset({"doubled", "two_jobs", "numbering"})
@@ -154,7 +143,7 @@ def _check_life(
                 yield Violation("crossed", life.name, f"another tenant read it: {event['status']} at {event['path']}")
     yield from _answered(life)
     yield from _shown(life, reads, losses, resets_allowed)
-    yield from _numbering(life, reads, losses)
+    yield from numbering(life, reads, losses)
 
 
 def _answered(life: Life) -> Iterator[Violation]:
@@ -299,71 +288,6 @@ def _sequence(life: Life, tokens: Sequence[Token], where: str) -> Iterator[Viola
             if token.author in authors:
                 yield Violation("spliced", who, f"token {token.number} is of an author that had lost the job")
             authors.append(token.author)
-
-
-def _numbering(life: Life, reads: Sequence[Event], losses: Losses) -> Iterator[Violation]:
-    """The events that a reader was told, over all its connections, are the job's log: each once, none left out."""
-    told, since_reset = _told_log(life)
-    for log in told:
-        yield from _in_order(life.name, log)
-    for read in reads:
-        yield from _in_order(f"{life.name}, replay", read["log"])
-    if losses.hold(life.first("end")):
-        return  # as with what was shown
-    for read in reads:
-        # Since a loss every log of the partition has a new epoch, also those that lost nothing.
-        epochs = not losses.between(life.ask["t"], read["t"])
-        stored = _compared(read["log"], epochs=epochs)
-        for log in (_compared(each, epochs=epochs) for each in told[since_reset:]):
-            if read["state"] == "completed" and log != stored[: len(log)]:
-                at = next(n for n, pair in enumerate(zip_longest(log, stored)) if pair[0] != pair[1])
-                here, there = (each[at] if at < len(each) else "nothing" for each in (log, stored))
-                yield Violation("numbering", life.name, f"told {here} where the log has {there}")
-
-
-def _told_log(life: Life) -> tuple[list[Log], int]:
-    """Names and ids of what a reader was told, anew each time it read from the start, and where the part begins that
-    it was told after the last reset."""
-    told: list[Log] = [[]]
-    since_reset = 0
-    for event in life.of("token", "event", "reset", "resume"):
-        match event["event"]:
-            case "token" if event["id"]:
-                told[-1].append(["delta", event["id"]])
-            case "event":
-                told[-1].append([event["name"], event["id"]])
-            case "resume" if not event["after"]:
-                told.append([])
-            case "reset":
-                since_reset = len(told) - 1
-    return told, since_reset
-
-
-def _compared(log: Log, *, epochs: bool) -> Log:
-    """What stands in a log behind its last stream.reset; its ids with or without their epochs."""
-    resets = [at for at, (name, _) in enumerate(log) if name == RESET]
-    newest = log[resets[-1] + 1 :] if resets else log
-    return newest if epochs else [[name, event_id.partition(":")[2]] for name, event_id in newest]
-
-
-def _in_order(who: str, log: Log) -> Iterator[Violation]:
-    """Ids count from 1, within one epoch until `stream.reset` names another. Before an end that no worker wrote there
-    may be a hole: what its worker still logged may be trimmed."""
-    epoch, number = -1, 0
-    for name, event_id in log:
-        found = EVENT_ID.fullmatch(event_id)
-        if found is None:
-            yield Violation("numbering", who, f"{name} with the id {event_id!r}")
-            continue
-        here = int(found[1]), int(found[2])
-        if name == RESET:
-            if here[0] == epoch:
-                yield Violation("numbering", who, f"stream.reset into the same epoch, {event_id}")
-        elif epoch not in (-1, here[0]):
-            yield Violation("numbering", who, f"{name} {event_id} after epoch {epoch}, without stream.reset")
-        elif here[1] <= number or (here[1] > number + 1 and name not in CUT_SHORT):
-            yield Violation("numbering", who, f"{name} {event_id} after number {number}")
-        epoch, number = here
 
 
 def _keys(lives: Iterable[Life], losses: Losses) -> Iterator[Violation]:

@@ -109,6 +109,13 @@ def followed(*, start: int = 0, cut_after: int = 0, **ids: str) -> list[Event]:
     return [asked(), accepted(), resumed("", 0.2), *shown[start:], ended(), read()]
 
 
+def with_log(log: list[list[str]]) -> list[Event]:
+    """One job whose reader was told the log of its record, such as it is."""
+    texts = iter(said())
+    shown = [token(next(texts), event_id=i) if name == "delta" else happened(name, i) for name, i in log]
+    return [asked(), accepted(), resumed("", 0.2), *shown, ended(), read(log=log)]
+
+
 def without(kind: str) -> list[Event]:
     return [event for event in good() if event["event"] != kind]
 
@@ -148,6 +155,29 @@ def test_a_text_of_two_runs_passes_if_it_is_the_stored_one() -> None:
     assert check(with_tokens(*text, replay=text)) == []
 
 
+def numbered(*names: str, run: str = RUN) -> list[list[str]]:
+    """A log of these events, numbered as it must be; `run` wrote the deltas."""
+    runs = {"queued": "-", "delta": run}
+    return [[name, f"1:{number}:{runs.get(name, RUN)}"] for number, name in enumerate(names, 1)]
+
+
+WRONG_LOGS = [
+    numbered("queued", "started", *["delta"] * (N - 1), "completed", "delta"),  # a delta behind the end
+    numbered("queued", "started", "completed", *["delta"] * N),  # the end before its deltas
+    numbered("queued", *["delta"] * N, "completed"),  # begun by nobody
+    numbered("queued", "started", *["delta"] * N, "completed", run="worker-2.1"),  # begun by another one
+    numbered("queued", *["delta"] * N, "started", "completed"),
+    numbered(*["delta"] * N, "completed"),  # neither queued nor started
+    numbered("started", "queued", *["delta"] * N, "completed"),
+    numbered("queued", "queued", "started", *["delta"] * N, "completed"),
+    numbered("queued", "started", *["delta"] * (N - 1), "completed"),  # fewer than were read
+    numbered("queued", "started", *["delta"] * N),  # it ends not at all
+    numbered("queued", "started", *["delta"] * N, "cancelled"),
+    [],
+]
+"""Of a job that completed: each is numbered rightly."""
+
+
 PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("lost", lambda: without("final")),
     ("lost", lambda: [*without("final"), read(state="in_progress", ends=[])]),
@@ -173,6 +203,9 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("numbering", lambda: [*followed()[:5], happened("started", f"1:3:{RUN}"), *followed()[5:]]),  # begun twice
     ("numbering", lambda: [*without("final"), read(log=[*log_of(N, ["completed"])[:-1], ["completed", "1:12:-"]])]),
     ("numbering", lambda: [*without("final"), read(log=[*log_of(N, ["completed"]), ["started", ""]])]),
+    *(("numbering", lambda log=log: [*without("final"), read(log=log)]) for log in WRONG_LOGS),
+    ("numbering", lambda: with_log(WRONG_LOGS[1])),
+    ("numbering", lambda: with_log(WRONG_LOGS[5])),
     ("not_prefix", lambda: [*without("final"), read(text="".join(said()[:-1]))]),
     ("not_prefix", lambda: [*without("final"), read(replay=[*said(), said(count=N + 1)[-1]])]),
     ("reset", lambda: [*good(), reset(4)]),
