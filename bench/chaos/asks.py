@@ -129,6 +129,8 @@ class ClientView:
     """Tokens of the prompt and of the answer, as the stream counted them."""
     refused: int = 0
     """Status of the refusal it ended with."""
+    over: bool = False
+    """Its last stream said how it ends: by an end, or by an error."""
     answered: bool = False
     """The last try was answered, or is known to have got no answer."""
     begun: asyncio.Event = field(default_factory=asyncio.Event)

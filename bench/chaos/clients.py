@@ -145,8 +145,10 @@ class Clients(Readings):
         if exchange.status >= 400:
             self._error(told, msgspec.json.decode(await exchange.body())["error"])
         elif told.ask.chat:
+            told.over = False
             async for block in exchange.blocks():
                 self._take_chunk(told, block)
+            self._closed(told)
         else:
             await exchange.body()
 
@@ -173,8 +175,10 @@ class Clients(Readings):
                 if exchange.status != 200:
                     await self._not_read(told, exchange)
                     return
+                told.over = False
                 async for block in exchange.blocks():
                     self.take_event(told, block)
+                self._closed(told)
         except Cut as cut:
             self.history.add("cut", req=told.req, why=str(cut))
 
@@ -215,8 +219,13 @@ class Clients(Readings):
         told.cursor, told.shown = "", 0
         self.history.add("reset", req=told.req, code=code)
 
+    def _closed(self, told: ClientView) -> None:
+        """A stream that was closed in good order, but said neither an end nor an error, is broken off all the same."""
+        if not told.over:
+            self.history.add("cut", req=told.req, why="ended without an end")
+
     def _error(self, told: ClientView, error: Mapping[str, Any]) -> None:
-        code = str(error["code"])
+        code, told.over = str(error["code"]), True
         if code in RESETS:
             self._reset(told, code)
         elif code in BREAKS:
@@ -228,5 +237,5 @@ class Clients(Readings):
             self._end(told, ENDS.get(code, "failed"), code)
 
     def _end(self, told: ClientView, state: str, code: str) -> None:
-        told.state = state
+        told.state, told.over = state, True
         self.history.add("end", req=told.req, state=state, code=code, usage=list(told.usage))

@@ -89,6 +89,47 @@ async def test_a_question_without_an_answer_reaches_the_judge(stage: FaultTestbe
     assert [violation.kind for violation in check(stage.history.events, budget=Budget(unanswered=3))] == ["unanswered"]
 
 
+def stream(*blocks: bytes) -> bytes:
+    """A whole answer of server-sent events."""
+    return http(200, b"".join(block + b"\n\n" for block in blocks)).replace(b"\r\n", b"\r\nX-Job-Id: job_1\r\n", 1)
+
+
+SOME = b'data: {"choices": [{"delta": {"content": "a"}}]}'
+END = b'event: completed\nid: 1:2:-\ndata: {"usage": {"prompt_tokens": 1, "completion_tokens": 1}}'
+CUT = "ended without an end"
+
+
+@pytest.mark.parametrize(
+    ("answers", "cuts"),
+    [
+        ([stream(SOME, b"data: [DONE]")], []),
+        ([stream(SOME), stream(END)], [CUT]),
+        ([stream(SOME), stream(b"event: queued\nid: 1:1:-\ndata: {}"), stream(END)], [CUT, CUT]),
+        ([stream(SOME, b'data: {"error": {"code": "draining"}}'), stream(END)], ["draining"]),
+        ([stream(SOME, b'data: {"error": {"code": "stream_reset"}}'), stream(END)], []),
+        ([stream(SOME), stream(b"event: stream.reset\nid: 2:0:-\ndata: {}"), stream(END)], [CUT, CUT]),
+    ],
+)
+async def test_a_stream_that_ends_without_an_end_is_broken_off(
+    stage: FaultTestbed, answers: list[bytes], cuts: list[str]
+) -> None:
+    """However neatly its connection was closed. The client reads on, and the judge counts it."""
+    async with answering(*answers) as port:
+        clients = Clients(stage.history, [port], patience_s=10.0)
+        told = await clients.run(clients.tell(Ask("p")))
+    assert told.state == "completed"
+    assert [event["why"] for event in of_kind(stage.history.events, "cut")] == cuts
+
+
+async def test_fifty_ends_without_an_end_are_more_than_a_row_allows(stage: FaultTestbed) -> None:
+    async with answering(*[stream(SOME), stream(END)] * 50) as port:
+        clients = Clients(stage.history, [port], patience_s=10.0)
+        for number in range(50):
+            await clients.run(clients.tell(Ask(f"p {number}")))
+    found = check(stage.history.events, budget=Budget(broken=40))
+    assert "broken" in {violation.kind for violation in found}
+
+
 @pytest.mark.parametrize("refusals", [0, 1])
 async def test_a_client_without_an_answer_gives_up_aloud(stage: FaultTestbed, refusals: int) -> None:
     """A server that says nothing more, also after a refusal; then nobody listens."""
