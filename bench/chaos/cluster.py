@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from redis.exceptions import RedisError
@@ -28,8 +28,10 @@ from streaming.settings import RedisSettings
 
 LEASE_MS = 1000
 QUIET_TIMEOUT_S = 15.0
-HELD = ("claims", "lane", "retry", "suspects", "timers", "alone")
+HELD = ("claims", "lane", "retry", "suspects", "timers", "alone", "owed", "heirs")
 """Kinds of keys that hold something only while jobs run or wait."""
+SAMPLE = re.compile(r"^(\w+)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+"""Name and value of one sample of a page of metrics."""
 GAUGES = ("penstock_lane_waiting", "penstock_lane_running", "penstock_open_streams", "penstock_worker_running")
 
 Begun = tuple[ClientView, "asyncio.Task[ClientView]"]
@@ -177,8 +179,12 @@ class PenstockCluster:
     # --- looking -----------------------------------------------------------------------------------------------------
 
     async def holders(self) -> list[ManagedProcess]:
-        """Workers that hold jobs now."""
-        held = {key.rpartition(":")[2] for key, count in (await self._held("claims")).items() if count}
+        """Workers that hold jobs now; none while the store does not say."""
+        try:
+            claims = await self.held("claims")
+        except RedisError:
+            return []
+        held = {key.rpartition(":")[2] for key, count in claims.items() if count}
         return [worker for worker in self.workers if worker.alive and worker.lease() in held]
 
     async def losses(self, job_id: str) -> int:
@@ -192,38 +198,63 @@ class PenstockCluster:
         return dict(msgspec.json.decode(body))
 
     async def quiet(self) -> None:
-        """Wait until nothing is held any more, and record what still is: it must all be nothing."""
+        """Wait until nothing is held any more, and record what still is: it must all be nothing. Raises Cut, RedisError
+        where that cannot be known in the end."""
         left: dict[str, float] = {}
+        unknown: Exception | None = None
         for _ in range(int(QUIET_TIMEOUT_S / 0.25)):
-            left = await self.leftovers()
-            if not any(left.values()):
+            try:
+                left, unknown = await self.leftovers(), None
+            except (Cut, RedisError) as error:
+                unknown = error
+            if unknown is None and not any(left.values()):
                 break
             await asyncio.sleep(0.25)
+        if unknown is not None:
+            raise unknown
         for what, number in left.items():
             self.history.add("quiet", what=what, number=number)
 
     async def leftovers(self) -> dict[str, float]:
-        """What the processes say they hold, and what lies in the store for jobs that should be over."""
-        left = dict.fromkeys(GAUGES, 0.0)
-        _, _, page = await fetch(self.ports[0], "GET", "/metrics")
-        for name, value in re.findall(r"^(\w+)(?:\{[^}]*\})? ([0-9.e+]+)$", page.decode(), re.MULTILINE):
-            if name in left:
-                left[name] += float(value)
+        """What the processes say they hold, and what lies in the store for jobs that should be over. Raises Cut (also
+        where the page of metrics is refused), RedisError."""
+        status, _, page = await fetch(self.ports[0], "GET", "/metrics")
+        if status != 200:
+            raise Cut(f"/metrics: HTTP {status}")
+        left = gauges(page.decode())
         for kind in HELD:
-            left[kind] = sum((await self._held(kind)).values())
+            left[kind] = sum((await self.held(kind)).values())
         return left
 
-    async def _held(self, kind: str) -> dict[str, int]:
-        """Keys of a kind, and how much is in each."""
+    async def held(self, kind: str) -> dict[str, int]:
+        """Keys of a kind, and how much is in each. Raises RedisError."""
         redis: Any = self.wire.redis
-        sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen}
         found = {}
-        try:
-            for partition in self.wire.partitions:
-                pattern = f"{prefix(partition)}{kind}*"
-                async for key in redis.scan_iter(match=pattern, count=1000):
-                    size = sizes.get(cast(bytes, await redis.type(key)))
-                    found[key.decode()] = int(await size(key)) if size else 0
-        except RedisError:
-            return found
+        for partition in self.wire.partitions:
+            pattern = f"{prefix(partition)}{kind}*"
+            async for key in redis.scan_iter(match=pattern, count=1000):
+                found[key.decode()] = await _amount(redis, key)
         return found
+
+
+async def _amount(redis: Any, key: bytes) -> int:
+    """How much a key holds: members, entries, or the bytes in a hash of sums, which may not be below nothing either."""
+    match await redis.type(key):
+        case b"none":  # gone meanwhile
+            return 0
+        case b"string":
+            return 1
+        case b"hash":
+            return sum(abs(int(amount)) for amount in await redis.hvals(key))
+        case kind:
+            sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen}
+            return int(await sizes[kind](key))
+
+
+def gauges(page: str) -> dict[str, float]:
+    """How far each of GAUGES is from nothing, over all its labels, by a page of metrics."""
+    left = dict.fromkeys(GAUGES, 0.0)
+    for name, value in SAMPLE.findall(page):
+        if name in left:
+            left[name] += abs(float(value))
+    return left

@@ -1,0 +1,113 @@
+"""What a cluster says it still holds: leaks of every kind are found, and where nobody can tell, that is found too."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.exceptions import ConnectionError as StoreAway
+
+from bench.chaos import cluster as chaos_cluster
+from bench.chaos.checker import check
+from bench.chaos.cluster import GAUGES, HELD, PenstockCluster, gauges
+from bench.chaos.history import ClientHistory, of_kind
+from bench.chaos.http import Cut
+from streaming.keys import prefix
+
+PAGE = b'# HELP penstock_open_streams x\npenstock_open_streams 0.0\npenstock_lane_waiting{lane="a"} 0.0\n'
+
+
+@pytest.fixture
+async def cluster(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PenstockCluster]:
+    """Of no processes, on a server that is empty; `/metrics` is told by `pages`."""
+    history = ClientHistory(tmp_path / "history.jsonl")
+    cluster = PenstockCluster(tmp_path, history, redis_url, apis=1, workers=0)
+
+    async def fetch(*_: Any) -> tuple[int, dict[str, str], bytes]:
+        return 200, {}, PAGE
+
+    monkeypatch.setattr(chaos_cluster, "fetch", fetch)
+    monkeypatch.setattr(chaos_cluster, "QUIET_TIMEOUT_S", 0.6)
+    yield cluster
+    await cluster.wire.close()
+    history.close()
+
+
+async def test_an_empty_store_holds_nothing(cluster: PenstockCluster) -> None:
+    await cluster.quiet()
+    said = of_kind(cluster.history.events, "quiet")
+    assert {event["what"] for event in said} == {*GAUGES, *HELD}
+    assert check(cluster.history.events, clusters=1) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "command"),
+    [
+        ("owed", ("HSET", "owed", "sim:batch", "1000")),
+        ("owed", ("HSET", "owed", "sim:batch", "-1000")),
+        ("owed", ("HSET", "owed", "sim:batch", "-8", "sim:standard", "8")),
+        ("heirs", ("SADD", "heirs:worker-1", "job_1")),
+        ("claims", ("SADD", "claims:worker-1", "job_1")),
+        ("timers", ("ZADD", "timers", "1", "job_1")),
+        ("lane", ("XADD", "lane:sim:batch", "*", "job", "job_1")),
+        ("alone", ("SET", "alone:sim", "worker-1")),
+    ],
+)
+async def test_what_is_left_in_the_store_is_found(
+    cluster: PenstockCluster, kind: str, command: tuple[str, ...]
+) -> None:
+    """Bytes reserved for ever would end admission in time."""
+    word, key, *more = command
+    redis: Any = cluster.wire.redis
+    await redis.execute_command(word, f"{prefix(0)}{key}", *more)
+    await cluster.quiet()
+    found = check(cluster.history.events, clusters=1)
+    assert [(violation.kind, violation.who) for violation in found] == [("leak", kind)]
+
+
+async def test_a_sum_of_nothing_is_nothing(cluster: PenstockCluster) -> None:
+    """A lane whose reservations were all given back is still named until the next sweep."""
+    redis: Any = cluster.wire.redis
+    await redis.hset(f"{prefix(0)}owed", "sim:batch", 0)
+    await cluster.quiet()
+    assert check(cluster.history.events, clusters=1) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "left"),
+    [
+        ("penstock_open_streams 0.0", 0),
+        ("penstock_open_streams -1.0", 1),
+        ('penstock_open_streams{pid="1"} -1.0\npenstock_open_streams{pid="2"} 1.0', 2),
+        ("penstock_open_streams 1e+00", 1),
+        ("penstock_open_streams_total 5.0", 0),
+    ],
+)
+def test_a_gauge_below_nothing_is_not_nothing(page: str, left: float) -> None:
+    """Something was given back twice."""
+    assert gauges(page)["penstock_open_streams"] == left
+
+
+async def test_what_cannot_be_known_is_not_nothing(cluster: PenstockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of metrics that is refused, and a store that does not answer."""
+
+    async def refuse(*_: Any) -> tuple[int, dict[str, str], bytes]:
+        return 503, {}, b""
+
+    monkeypatch.setattr(chaos_cluster, "fetch", refuse)
+    with pytest.raises(Cut, match="503"):
+        await cluster.quiet()
+
+    async def away(_: str) -> dict[str, int]:
+        raise StoreAway
+
+    monkeypatch.undo()
+    monkeypatch.setattr(chaos_cluster, "QUIET_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(cluster, "leftovers", lambda: away(""))
+    with pytest.raises(StoreAway):
+        await cluster.quiet()
+    monkeypatch.setattr(cluster, "held", away)
+    assert await cluster.holders() == []
+    assert of_kind(cluster.history.events, "quiet") == []
