@@ -50,8 +50,16 @@ def usage_of(data: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def opened(job: str, path: str, status: int, body: bytes) -> bool:
-    """Whether an answer to another tenant shows that the job exists: a list that names it, or any word about itself."""
-    return job.encode() in body if path == LIST else status < 400 or status == 409
+    """Whether an answer to another tenant shows that the job exists: anything but that there is no such job, or a list
+    that does not name it. A server that is in trouble shows nothing of the job."""
+    if in_trouble(status):
+        return False
+    return status != 200 or job.encode() in body if path == LIST else status != 404
+
+
+def in_trouble(status: int) -> bool:
+    """Whether an answer is about its server, not about what was asked for."""
+    return status == 429 or status >= 500
 
 
 class Readings:
@@ -142,10 +150,14 @@ class Readings:
             await self.try_as_other(job, port, method, path)
 
     async def try_as_other(self, job: str, port: int, method: str, path: str) -> None:
-        """One way to a job, with the other tenant's key; a success is written down. Raises Cut."""
+        """One way to a job, with the other tenant's key; what it should not have been told is written down, and so is
+        a refusal or an error. Raises Cut."""
         headers = authorization(other(self.owner(job)))
         async with answered(port, method, path.format(job=job), headers=headers) as exchange:
-            body = await exchange.body() if path == LIST else b""
+            trouble = in_trouble(exchange.status)
+            body = await exchange.body() if trouble or path == LIST else b""
+        if trouble:
+            self.note_answer(f"{method} {path}", exchange, code_of(body))
         if opened(job, path, exchange.status, body):
             self.history.add("crossed", job=job, status=exchange.status, path=f"{method} {path}")
 

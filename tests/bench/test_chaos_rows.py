@@ -301,6 +301,13 @@ def test_a_stream_of_json_shows_the_result_or_says_that_it_cannot(
         ("/v1/jobs/{job}", 200, b"", True),
         ("/v1/jobs/{job}/timing", 200, b"", True),
         ("/v1/jobs/{job}/result", 409, b"", True),
+        ("/v1/jobs/{job}", 410, b"", True),
+        ("/v1/jobs/{job}", 403, b"", True),
+        ("/v1/jobs/{job}/result", 425, b"", True),
+        ("/v1/jobs/{job}", 503, b"", False),
+        ("/v1/jobs/{job}", 429, b"", False),
+        (LIST, 404, b"", True),
+        (LIST, 500, b"", False),
         (CANCEL[1], 202, b"", True),
         (CANCEL[1], 404, b"job_1", False),
         (LIST, 200, b'{"data": []}', False),
@@ -320,6 +327,29 @@ async def test_a_way_that_opens_a_foreign_job_is_written_down(stage: FaultTestbe
         for way in (CANCEL, CANCEL, ("GET", LIST)):
             await readings.try_as_other("job_1", port, *way)
     assert [event["path"] for event in of_kind(stage.history.events, "crossed")] == [f"POST {CANCEL[1]}", f"GET {LIST}"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kinds"),
+    [
+        (404, "job_not_found", set()),
+        (410, "result_expired", {"crossed"}),
+        (403, "forbidden", {"crossed"}),
+        (500, "internal_error", {"error"}),
+        (503, "something_new", {"error"}),
+        (429, "queue_full", {"error", "refused"}),  # it does not say when to come back
+    ],
+)
+async def test_every_answer_to_another_tenant_is_judged(
+    stage: FaultTestbed, status: int, code: str, kinds: set[str]
+) -> None:
+    """That there is no such job is all it may be told; that the server is in trouble counts as with the owner."""
+    stage.history.add("ask", req=1, prompt="p", tokens=0, may=["failed"], key="", reads=False, tenant="first")
+    stage.history.add("accepted", req=1, job="job_1", status=202, ms=1)
+    async with answering(http(status, msgspec.json.encode({"error": {"code": code}}))) as port:
+        await Readings(stage.history, [port]).try_as_other("job_1", port, *CANCEL)
+    found = {violation.kind for violation in check(stage.history.events, budget=Budget())}
+    assert found - {"lost", "unserved"} == kinds
 
 
 def held(**keys: int) -> StoreUsage:
