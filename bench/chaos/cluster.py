@@ -187,6 +187,10 @@ class PenstockCluster:
         held = {key.rpartition(":")[2] for key, count in claims.items() if count}
         return [worker for worker in self.workers if worker.alive and worker.lease() in held]
 
+    def readers_at(self, port: int) -> list[int]:
+        """The requests of clients that are in the middle of reading at this API process."""
+        return [t.req for t, task in self._begun if not task.done() and t.port == port and t.shown and not t.state]
+
     async def losses(self, job_id: str) -> int:
         """With how many workers the job was lost, as the store counts them; a hand-over is no loss."""
         redis: Any = self.wire.redis
@@ -233,22 +237,24 @@ class PenstockCluster:
         for partition in self.wire.partitions:
             pattern = f"{prefix(partition)}{kind}*"
             async for key in redis.scan_iter(match=pattern, count=1000):
-                found[key.decode()] = await _amount(redis, key)
+                found[key.decode()] = await self._amount(key)
         return found
 
-
-async def _amount(redis: Any, key: bytes) -> int:
-    """How much a key holds: members, entries, or the bytes in a hash of sums, which may not be below nothing either."""
-    match await redis.type(key):
-        case b"none":  # gone meanwhile
-            return 0
-        case b"string":
-            return 1
-        case b"hash":
-            return sum(abs(int(amount)) for amount in await redis.hvals(key))
-        case kind:
-            sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen}
-            return int(await sizes[kind](key))
+    async def _amount(self, key: bytes) -> int:
+        """How much a key holds: members, entries, the bytes in a hash of sums, which may not be below nothing either,
+        or 1 for a task of a worker that is not there any more."""
+        redis: Any = self.wire.redis
+        match await redis.type(key):
+            case b"none":  # gone meanwhile
+                return 0
+            case b"string":
+                holder = await redis.get(key)
+                return int(holder is not None and holder.decode() not in {w.lease() for w in self.workers if w.alive})
+            case b"hash":
+                return sum(abs(int(amount)) for amount in await redis.hvals(key))
+            case kind:
+                sizes = {b"set": redis.scard, b"zset": redis.zcard, b"stream": redis.xlen}
+                return int(await sizes[kind](key))
 
 
 def gauges(page: str) -> dict[str, float]:

@@ -99,6 +99,7 @@ class Spoiled:
             what = f"{self.manner}, {name} spoiled"
             stage.must(state in final, f"{what}: the job is {state!r} after {END_TIMEOUT_S:g} s")
             stage.must(await redis.ttl(_job_key(self.jobs[name])) != -1, f"{what}: the job is kept for ever")
+        await forget_runs(stage, redis, self.jobs["runs"])
 
 
 async def f33(stage: FaultTestbed) -> None:
@@ -131,6 +132,7 @@ async def f33(stage: FaultTestbed) -> None:
             await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             await cluster.finish([*begun, *touched])
             await spoiled.judge(stage)
+            await forget_runs(stage, redis, touched[0][0].job)
             stage.bit(written and stage.across(requests(begun)), "no frame was written, or nobody read across it")
             await _clean(redis)
             await cluster.ready()
@@ -191,6 +193,14 @@ async def _into_record(stage: FaultTestbed, redis: Any, job: str, trial: int) ->
     """Of one job, the only one that may fail of it."""
     field = ("runs", "body", "created", "deadline")[trial % 4]
     await redis.hset(partition_key(0, "job", job), field, _noise(stage))
+
+
+async def forget_runs(stage: FaultTestbed, redis: Any, job: str) -> None:
+    """A job whose runs cannot be read keeps the logs of workers it may have had, for its retention, not for ever."""
+    async for key in redis.scan_iter(match=f"{prefix(0)}heirs:*"):
+        if await redis.sismember(key, job):
+            stage.must(await redis.ttl(key) != -1, f"a log is kept for ever for {job}, whose runs are unreadable")
+            await redis.srem(key, job)
 
 
 async def _clean(redis: Any) -> None:
