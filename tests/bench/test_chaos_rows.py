@@ -25,7 +25,7 @@ from bench.chaos.rows.failover import count_resets
 from bench.chaos.rows.operations import holds_some
 from bench.chaos.rows.real import DONE, fault_of_stream
 from bench.chaos.rows.requests import has_expired
-from bench.chaos.rows.store import ACCEPTED, kill_subscriptions
+from bench.chaos.rows.store import ACCEPTED, FloodResult, judge_flood, judge_full, kill_subscriptions
 from bench.chaos.rows.workers import MAX_HEALTH_MS, asking, judge_health
 from bench.chaos.soak import StoreUsage, judge_keys
 from bench.chaos.stage import FaultRow, FaultTestbed
@@ -164,6 +164,34 @@ async def test_subscriptions_that_were_cut_are_counted(answer: bytes, killed: in
             return answer
 
     assert await kill_subscriptions(cast(RedisServer, ClientView())) == killed
+
+
+@pytest.mark.parametrize(
+    ("flood", "wrong"),
+    [
+        (FloodResult(503, 400, 0.7), 0),
+        (FloodResult(503, 0, 0.1), 2),  # admission refuses everything
+        (FloodResult(503, 3, 0.3), 1),
+        (FloodResult(429, 400, 0.7), 1),
+        (FloodResult(0, 3000, 0.7), 1),
+    ],
+)
+def test_a_flood_must_be_taken_before_it_is_refused(stage: FaultTestbed, flood: FloodResult, wrong: int) -> None:
+    """F14: an admission that takes nothing keeps the store empty, too."""
+    judge_flood(stage, flood)
+    assert len(stage.wrong) == wrong, stage.wrong
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "good"),
+    [(503, "no_capacity", True), (503, "draining", False), (429, "queue_full", False)],
+)
+def test_a_full_store_is_what_every_refusal_says(stage: FaultTestbed, status: int, code: str, good: bool) -> None:
+    """F14 and F32: another reason is another fault."""
+    stage.history.add("refused", req=1, status=503, code="no_capacity", ms=1, retry_after="1")
+    stage.history.add("refused", req=2, status=status, code=code, ms=1, retry_after="1")
+    judge_full(stage)
+    assert (stage.wrong == []) is good
 
 
 @pytest.mark.parametrize(

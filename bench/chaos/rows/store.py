@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from dataclasses import dataclass
 from itertools import count
 
 from redis.exceptions import RedisError
@@ -58,11 +59,16 @@ async def f32(stage: FaultTestbed) -> None:
             full = (await server.command("INFO", "errorstats")).get("errorstat_OOM")
             stage.must(full is None, f"the store was full before admission ended: {full}")
             await server.command("CONFIG", "SET", "maxmemory", 0)  # what is left over is looked at with room again
+    judge_full(stage)
+    poison = [event for event in of_kind(stage.history.events, "final") if event["code"] == "poison"]
+    stage.must(not poison, f"{len(poison)} innocent jobs were given up as poison")
+
+
+def judge_full(stage: FaultTestbed) -> None:
+    """A store that is full is what every refusal says."""
     refused = of_kind(stage.history.events, "refused")
     others = {(event["status"], event["code"]) for event in refused} - {(503, "no_capacity")}
     stage.must(not others, f"refused as {others} instead of 503 no_capacity")
-    poison = [event for event in of_kind(stage.history.events, "final") if event["code"] == "poison"]
-    stage.must(not poison, f"{len(poison)} innocent jobs were given up as poison")
 
 
 async def _wave(stage: FaultTestbed, cluster: PenstockCluster, jobs: int) -> list[ClientView]:
@@ -279,8 +285,7 @@ async def f14(stage: FaultTestbed) -> None:
             await cluster.all_begun(streams)
             stage.fault("flood")
             finishing = asyncio.create_task(cluster.finish(streams))
-            refused = await _flood(cluster, trial)
-            stage.must(refused == 503, f"the flood was answered {refused} in the end, expected 503")
+            judge_flood(stage, await _flood(cluster, trial))
             await finishing
             await _recovers(stage, cluster, server, trial)
             await server.command("CONFIG", "SET", "maxmemory", 0)
@@ -288,18 +293,44 @@ async def f14(stage: FaultTestbed) -> None:
         errors = await server.command("INFO", "errorstats")
     stage.must(int(stats["evicted_keys"]) == 0, f"{stats['evicted_keys']} keys were evicted")
     stage.must("errorstat_OOM" not in errors, f"the store was full before admission stopped: {errors}")
+    judge_full(stage)
 
 
-async def _flood(cluster: PenstockCluster, trial: int) -> int:
-    """Large jobs as fast as they are taken, until one is refused; its status. What was taken must end, each job."""
-    big = "flood " * 4000
+@dataclass(frozen=True, slots=True)
+class FloodResult:
+    """What became of a flood of jobs."""
+
+    refused: int
+    """The status of the refusal that ended it; 0 if none did."""
+    taken: int
+    """Jobs accepted before it."""
+    used: float
+    """Memory used when it was refused, as a share of maxmemory."""
+
+
+def judge_flood(stage: FaultTestbed, flood: FloodResult) -> None:
+    """It was refused, and not before the store had taken some of it."""
+    refused, share = flood.refused, round(100 * flood.used)
+    stage.must(refused == 503, f"the flood was answered {refused} in the end, expected 503")
+    stage.must(flood.taken > 0, "none of the flood was accepted")
+    stage.must(flood.used > 0.5, f"the flood was refused with {share} % of maxmemory used: admission ends too early")
+    for name, figure in (("accepted in a flood, least", flood.taken), ("memory used, % of maxmemory, least", share)):
+        stage.figures[name] = min(float(stage.figures.get(name, figure)), figure)
+
+
+async def _flood(cluster: PenstockCluster, trial: int) -> FloodResult:
+    """Large jobs as fast as they are taken, until one is refused. What was taken must end, each job."""
+    big, used = "flood " * 4000, 0.0
     numbers, taken = count(), list[asyncio.Task[str]]()
 
     async def one() -> int:
+        nonlocal used
         while (number := next(numbers)) < 3000:
             ask = Ask(f"{trial} {number} {big}", 5, chat=False, reads=False, retries=False, tenant=TENANTS[number % 2])
             told = await cluster.clients.run(cluster.clients.tell(ask), cluster.ports[number % 2])
             if told.refused:
+                memory = await cluster.server.command("INFO", "memory")
+                used = max(used, int(memory["used_memory"]) / int(memory["maxmemory"]))
                 return told.refused
             # At once, for results are soon forgotten in this row.
             if told.job:
@@ -308,7 +339,7 @@ async def _flood(cluster: PenstockCluster, trial: int) -> int:
 
     refused = max(await asyncio.gather(*(one() for _ in range(8))))
     await asyncio.gather(*taken)
-    return refused
+    return FloodResult(refused, len(taken), used)
 
 
 async def _recovers(stage: FaultTestbed, cluster: PenstockCluster, server: RedisServer, trial: int) -> None:
