@@ -121,6 +121,8 @@ class ClientView:
     req: int
     ask: Ask
     job: str = ""
+    port: int = 0
+    """Of the API process that it asks or reads at."""
     shown: int = 0
     cursor: str = ""
     """The id of the last event it was shown: opaque, sent back as it came."""

@@ -101,7 +101,7 @@ class Clients(Readings):
 
     async def _ask(self, told: ClientView, port: int) -> float | None:
         """One try; how long to wait for the next one, None for no next one."""
-        began, told.answered = time.monotonic(), False
+        began, told.answered, told.port = time.monotonic(), False, port
         headers = authorization(told.ask.tenant) | ({"Idempotency-Key": told.ask.key} if told.ask.key else {})
         try:
             exchange = await Exchange.begin(port, "POST", told.ask.path, told.ask.body, headers)
@@ -169,7 +169,7 @@ class Clients(Readings):
         """Behind what was shown, at any API process."""
         headers = authorization(told.ask.tenant) | ({"Last-Event-ID": told.cursor} if told.cursor else {})
         self.history.add("resume", req=told.req, after=told.cursor)
-        told.shown = told.shown if told.cursor else 0
+        told.shown, told.port = told.shown if told.cursor else 0, port
         try:
             async with answered(port, "GET", f"/v1/jobs/{told.job}/events", headers=headers) as exchange:
                 if exchange.status != 200:

@@ -12,14 +12,17 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.chaos.asks import ANY, TENANTS, Ask, Budget
 from bench.chaos.cluster import PenstockCluster
-from bench.chaos.processes import RedisServer
+from bench.chaos.processes import RedisServer, becomes
 from bench.chaos.report import as_document, table, what_failed
+from bench.chaos.rows.operations import is_at_work
 from bench.chaos.stage import FaultRow, FaultTestbed, play_row
 from bench.processes import memory_mib
 from bench.program import BenchProgram, Option, ProgramRun
@@ -31,6 +34,8 @@ LOG_KEPT_S = 60
 SETTLE_S = LOG_KEPT_S + RETENTION_S
 CLIENTS = 12
 KILL_INTERVAL_S = 45.0
+WORK_TIMEOUT_S = 10.0
+"""How long a kill waits until its process has something to do."""
 MORE_KEYS, MORE_ENTRIES = 6, 10
 """Than after warming up. 2652 requests and 6 kills in 5 minutes left 3 keys more, the lanes for jobs of killed workers
 (one per priority), and no entry more. One key that stayed for every hundredth job would be 26."""
@@ -94,15 +99,26 @@ async def _load(
 
     async def killer() -> None:
         # The first of each role lives to the end, so that what it holds is that of all the work it has done.
+        met = list[bool]()
         turns = itertools.cycle((*cluster.workers[1:], *cluster.apis[1:]))
         while kills and time.monotonic() + KILL_INTERVAL_S < over:
             await asyncio.sleep(min(KILL_INTERVAL_S, seconds / 4))
             child = next(turns)
+            met.append(await becomes(partial(is_at_work, cluster, child), WORK_TIMEOUT_S, 0.02))
             stage.history.add("fault", trial=stage.trials, what=f"kill -9 {child.name}")
             child.kill()
 
+        if kills:
+            judge_kills(stage, met)
+
     await asyncio.gather(killer(), *(client(number) for number in range(CLIENTS)))
     await cluster.ready()
+
+
+def judge_kills(stage: FaultTestbed, met: Sequence[bool]) -> None:
+    """Each kill met a worker that held jobs, or an API process with readers."""
+    stage.figures["kills"] = len(met)
+    stage.must(all(met), f"{met.count(False)} of {len(met)} kills met a process that had nothing to do")
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
 
 from bench.chaos.asks import TENANTS, Ask, Budget
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
-from bench.chaos.processes import RedisServer, until
+from bench.chaos.processes import ManagedProcess, RedisServer, until
 from bench.chaos.proxy import Proxy
 from bench.chaos.replicated import ClusterNodes, Sentinels
-from bench.chaos.rows.workers import asks, requests
+from bench.chaos.rows.workers import asks, requests, victim
 from bench.chaos.stage import FaultRow, FaultTestbed
 
 PARTITIONS = 6
@@ -104,14 +105,18 @@ async def f05(stage: FaultTestbed) -> None:
             since = stage.history.now()
             copy = await server.copy_file()
             begun += await _go_on(stage, cluster, trial)
+            doomed = await _doomed(stage, cluster, trial)
             stage.fault("back to an earlier moment")
             await server.kill()
-            await _lose_worker(cluster, trial)
+            if doomed is not None:
+                doomed.kill()
             server.put_back(copy)
             stage.history.add("rollback", since=since)
             await asyncio.sleep(stage.rng.choice([0.0, 1.5]))
             await server.back()
-            await _finish(stage, cluster, begun, since)
+            await cluster.finish(begun)
+            judge_loss(stage, requests(begun), since, worker_died=doomed is not None)
+            await cluster.ready()
     count_resets(stage)
 
 
@@ -129,14 +134,18 @@ async def f05_replica(stage: FaultTestbed) -> None:
             since = stage.history.now() - 0.05  # what was being sent
             between.cut()
             begun += await _go_on(stage, cluster, trial)
+            doomed = await _doomed(stage, cluster, trial)
             stage.fault("a replica that is behind is promoted")
             await primary.kill()
-            await _lose_worker(cluster, trial)
+            if doomed is not None:
+                doomed.kill()
             front.target = replica.port
             await replica.command("REPLICAOF", "NO", "ONE")
             stage.history.add("rollback", since=since)
             front.drop()
-            await _finish(stage, cluster, begun, since)
+            await cluster.finish(begun)
+            judge_loss(stage, requests(begun), since, worker_died=doomed is not None)
+            await cluster.ready()
             between.heal()
             between.drop()
             between.target = replica.port
@@ -159,10 +168,10 @@ async def _follow(replica: RedisServer, way: Proxy) -> None:
     await asyncio.sleep(0.2)
 
 
-async def _lose_worker(cluster: PenstockCluster, trial: int) -> None:
-    """Every third time a worker dies together with the store, so that others begin behind what the store knows."""
-    if trial % 3 == 2:
-        cluster.workers[trial % len(cluster.workers)].kill()
+async def _doomed(stage: FaultTestbed, cluster: PenstockCluster, trial: int) -> ManagedProcess | None:
+    """Every third time a worker that holds jobs dies together with the store, so that others begin behind what the
+    store knows."""
+    return await victim(stage, cluster) if trial % 3 == 2 else None
 
 
 async def _begin(stage: FaultTestbed, cluster: PenstockCluster, trial: int) -> list[Begun]:
@@ -182,16 +191,16 @@ async def _go_on(stage: FaultTestbed, cluster: PenstockCluster, trial: int) -> l
     return begun
 
 
-async def _finish(stage: FaultTestbed, cluster: PenstockCluster, begun: list[Begun], since: float) -> None:
-    """The trial counts if readers who had not ended were shown what the store forgot."""
-    await cluster.finish(begun)
-    open_then = {told.req for told, _ in begun}
+def judge_loss(stage: FaultTestbed, readers: Sequence[int], since: float, *, worker_died: bool) -> None:
+    """The trial counts if readers who had not ended were shown what the store forgot, and if a worker that died with
+    it had held a job."""
+    open_then = set(readers)
     forgotten_at = of_kind(stage.history.events, "rollback")[-1]["t"]
     events = of_kind(stage.history.events, "token", "end")
     open_then -= {event["req"] for event in events if event["event"] == "end" and event["t"] < forgotten_at}
     seen = [e for e in events if e["event"] == "token" and since < e["t"] < forgotten_at and e["req"] in open_then]
-    stage.bit(seen, "no open reader had been shown what was forgotten")
-    await cluster.ready()
+    moved = not worker_died or stage.moved(readers)
+    stage.bit(seen and moved, "the worker held no job" if seen else "no open reader had been shown what was forgotten")
 
 
 def count_resets(stage: FaultTestbed) -> None:

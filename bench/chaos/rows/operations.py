@@ -79,14 +79,15 @@ async def f18(stage: FaultTestbed) -> None:
         while stage.trials < stage.wanted and stage.missed <= stage.row.most_missed:
             for child in cluster.children:
                 stalled = [await _stalled(port) for port in cluster.ports]
-                held = child not in cluster.workers or await becomes(partial(_holds, cluster, child), CLAIM_TIMEOUT_S)
+                held = await becomes(partial(is_at_work, cluster, child), CLAIM_TIMEOUT_S, 0.02)
+                readers = readers_of(cluster, child)
                 stage.fault(f"SIGTERM {child.name}")
                 await _stop(stage, child, MAX_EXIT_S)
                 await cluster.ready()
                 for exchange in stalled:
                     exchange.close()
-                read = stage.across(event["req"] for event in of_kind(stage.history.events, "ask"))
-                stage.bit(held and read, "nobody read across it" if held else f"{child.name} held no job")
+                read = stage.across(readers)
+                stage.bit(held and read, "nobody read across it" if held else f"{child.name} had nothing to do")
         running.clear()
         await asyncio.gather(*load)
     refused = of_kind(stage.history.events, "refused", "unknown")
@@ -95,8 +96,19 @@ async def f18(stage: FaultTestbed) -> None:
     stage.stalled_at_most(MAX_GAP_MS)
 
 
-async def _holds(cluster: PenstockCluster, child: ManagedProcess) -> bool:
-    return holds_some([child], await cluster.holders())
+async def is_at_work(cluster: PenstockCluster, child: ManagedProcess) -> bool:
+    """Whether the end of a process meets somebody: a worker's jobs, an API process's own readers, anybody's of the
+    scheduler."""
+    return bool(readers_of(cluster, child)) and (
+        child not in cluster.workers or holds_some([child], await cluster.holders())
+    )
+
+
+def readers_of(cluster: PenstockCluster, child: ManagedProcess) -> list[int]:
+    """The requests of readers who are in the middle of a stream that a process may break: of an API process its own,
+    of any other all."""
+    ports = dict(zip(cluster.apis, cluster.ports, strict=True))
+    return [req for port in ([ports[child]] if child in ports else cluster.ports) for req in cluster.readers_at(port)]
 
 
 async def _load(cluster: PenstockCluster, running: asyncio.Event, numbers: count[int]) -> None:
