@@ -103,6 +103,11 @@ class Ask:
     tenant: str = FIRST
 
     @property
+    def limits(self) -> dict[str, int]:
+        """How long it may take, in milliseconds, by the name of each limit."""
+        return {name: self.queue[name] for name in ("deadline_ms", "max_queue_ms") if name in self.queue}
+
+    @property
     def path(self) -> str:
         return "/v1/chat/completions" if self.chat else "/v1/jobs"
 

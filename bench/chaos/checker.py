@@ -33,6 +33,8 @@ FORGOTTEN = "forgotten"
 """What a client was told of a job that the store does not know any more."""
 GONE = (404, 410)
 """The store does not know the job, or its result any more: whether that may be is judged from when it was accepted."""
+CLOCK_TOLERANCE_MS = 20
+"""Limits go by the store's clock, and by whole milliseconds."""
 RETRY_AFTER, MAX_RETRY_S = re.compile(r"[1-9][0-9]{0,2}"), 120
 """Whole seconds, and the most that the documentation allows."""
 BY_NO_WORKER = ":-"
@@ -186,9 +188,30 @@ def _end(life: Life, told: Sequence[Event], losses: Losses) -> Iterator[Violatio
         yield Violation("lost", who, "a cancel was answered that the store does not know the job")
     for gave_up in life.of("gave_up"):
         yield Violation("untold", who, gave_up["why"])
+    yield from _same_end(who, ends, reads)
+    yield from _in_time(life, ends)
     for read in reads:
         if len(read["ends"]) != 1 and read["state"] in FINAL:
             yield Violation("two_ends", who, f"its events end {len(read['ends'])} times: {read['ends']}")
+
+
+def _same_end(who: str, ends: Sequence[Event], reads: Sequence[Event]) -> Iterator[Violation]:
+    """Why a job ended, and what it counts, is the same in what its reader was told and in its record. An error in a
+    chat stream counts nothing."""
+    for end, read in ((end, read) for end in ends for read in reads if end["state"] == read["state"]):
+        if end["code"] != read["code"]:
+            yield Violation("wrong_end", who, f"{end['state']}, told as {end['code']!r} and kept as {read['code']!r}")
+        if end["usage"] and end["usage"] != read["usage"]:
+            yield Violation("accounting", who, f"{end['usage']} tokens told, {read['usage']} kept")
+
+
+def _in_time(life: Life, ends: Sequence[Event]) -> Iterator[Violation]:
+    """A job expires by a limit that was asked for, and not before it is over."""
+    soonest = min(life.ask.get("limits", {}).values(), default=float("inf"))
+    for end in ends:
+        spent = 1000 * (end["t"] - life.ask["t"])
+        if end["state"] == "expired" and spent < soonest - CLOCK_TOLERANCE_MS:
+            yield Violation("wrong_end", life.name, f"expired after {spent:.0f} ms, its limit is {soonest} ms")
 
 
 def _stored(life: Life, reads: Sequence[Event]) -> Iterator[Violation]:
@@ -201,6 +224,8 @@ def _stored(life: Life, reads: Sequence[Event]) -> Iterator[Violation]:
             numbers = [token.number for token in oracle.tokens([read["text"]])]
             if numbers != list(range(length)) or "".join(read["replay"]) != read["text"]:
                 yield Violation("not_prefix", who, "the stored result is not what the engine says")
+        elif read["text"] not in ("", "".join(read["replay"])):
+            yield Violation("not_prefix", who, f"{read['state']}, and its result is not what its log says")
         yield from _sequence(life, list(oracle.tokens([read["text"]])), "result")
         yield from _counted(life, read["state"], read["usage"], "job")
     for end in life.of("end"):

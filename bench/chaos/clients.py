@@ -51,6 +51,7 @@ class Clients(Readings):
             key=ask.key,
             reads=ask.reads,
             tenant=ask.tenant,
+            limits=ask.limits,
         )
         return told
 

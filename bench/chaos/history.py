@@ -4,7 +4,7 @@ Nothing in it is the server's own word about itself; the checker judges from thi
 
 | event    | fields                                          | meaning                                              |
 |----------|-------------------------------------------------|------------------------------------------------------|
-| ask      | req, prompt, tokens, may, key, reads, tenant    | a client begins; `may`: final states it may meet     |
+| ask      | req, prompt, tokens, may, key, reads, tenant, limits | a client begins; `may`: final states it may meet; `limits`: its deadlines, in ms |
 | accepted | req, job, status, ms                            | a 2xx with a job id                                  |
 | refused  | req, status, code, ms, retry_after              | an answer to a request that is no 2xx                |
 | answered | what, status, code, retry_after                 | an answer to anything else that is no 2xx            |

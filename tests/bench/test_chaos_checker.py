@@ -127,6 +127,21 @@ def cancelled(**final: Any) -> list[Event]:
     return [asked(may=["cancelled"]), accepted(), *shown, ended("cancelled"), read(**how | final)]
 
 
+def followed_to(state: str, *, end: Event, final: Event | None = None) -> list[Event]:
+    """One job that did not complete; its reader was shown all that is kept. Right, but for these fields."""
+    kept = {"state": state, "text": "", "usage": [1, 2], "replay": said(count=2), "ends": [state]}
+    shown = [token(text) for text in said(count=2)]
+    return [asked(may=[state]), accepted(), *shown, ended(state) | end, read(**kept | (final or {}))]
+
+
+def expiring(*, after_s: float, limits: dict[str, int]) -> list[Event]:
+    """One job that expired before it was begun."""
+    final = read(
+        state="expired", text="", usage=[], replay=[], ends=["expired"], log=[["queued", "1:1:-"], ["expired", "1:2:-"]]
+    )
+    return [asked(may=["expired"], limits=limits), accepted(at=0.001), ended("expired", at=after_s), final]
+
+
 def with_tokens(*texts: str, **final: Any) -> list[Event]:
     return [asked(), accepted(), *map(token, texts), ended(), read(**final)]
 
@@ -229,6 +244,14 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("accounting", lambda: cancelled(usage=[7, 1])),
     ("accounting", lambda: cancelled(usage=[1, 1])),  # fewer than were shown
     ("accounting", lambda: [*cancelled()[:-2], ended("cancelled") | {"usage": [1, 1]}, cancelled()[-1]]),
+    ("accounting", lambda: followed_to("cancelled", end={"usage": [1, 2]}, final={"usage": [1, 5]})),
+    ("accounting", lambda: followed_to("cancelled", end={"usage": [1, 2]}, final={"usage": []})),
+    ("wrong_end", lambda: followed_to("failed", end={"code": "engine_error"}, final={"code": "internal_error"})),
+    ("wrong_end", lambda: followed_to("failed", end={"code": "engine_error"})),
+    ("not_prefix", lambda: cancelled(text="".join(said(count=5)), usage=[1, 5])),
+    ("wrong_end", lambda: expiring(after_s=0.01, limits={"deadline_ms": 900_000})),
+    ("wrong_end", lambda: expiring(after_s=0.01, limits={"deadline_ms": 900_000, "max_queue_ms": 300})),
+    ("wrong_end", lambda: expiring(after_s=0.01, limits={})),
     ("foreign", lambda: cancelled(text=said("other")[0])),
     ("spliced", lambda: cancelled(replay=said(count=2, author=BOB))),
     ("spliced", lambda: cancelled(replay=said(count=1))),
@@ -311,6 +334,24 @@ def test_a_client_that_left_or_reads_nothing_is_owed_no_end() -> None:
 def test_a_cancelled_job_counts_what_was_computed_or_nothing() -> None:
     """A worker may have told, or the job have ended without one."""
     assert check(cancelled()) == check(cancelled(usage=[])) == check(cancelled(usage=[0, 0])) == []
+
+
+def test_an_end_is_told_as_it_is_kept() -> None:
+    """With its reason and its count; where a chat ends with an error, only with its reason."""
+    assert check(followed_to("cancelled", end={"usage": [1, 2]})) == []
+    assert check(followed_to("cancelled", end={"usage": []})) == []
+    why = {"code": "engine_error"}
+    assert check(followed_to("failed", end=why, final=why)) == []
+    assert check(cancelled(text="".join(said(count=2)))) == []
+
+
+@pytest.mark.parametrize(
+    "limits", [{"deadline_ms": 1000}, {"max_queue_ms": 300}, {"deadline_ms": 9000, "max_queue_ms": 1000}]
+)
+def test_a_job_may_expire_when_its_time_is_over(limits: dict[str, int]) -> None:
+    """And not before."""
+    assert check(expiring(after_s=1.0, limits=limits)) == []
+    assert kinds(expiring(after_s=0.2, limits=limits)) == {"wrong_end"}
 
 
 def test_an_author_that_had_lost_the_job_may_not_come_back() -> None:
