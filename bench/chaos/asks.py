@@ -134,6 +134,8 @@ class ClientView:
     state: str = ""
     usage: Sequence[int] = ()
     """Tokens of the prompt and of the answer, as the stream counted them."""
+    finish: Sequence[str] = ()
+    """Why the text of each choice ended, as the stream said."""
     refused: int = 0
     """Status of the refusal it ended with."""
     over: bool = False

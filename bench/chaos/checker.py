@@ -189,6 +189,7 @@ def _end(life: Life, told: Sequence[Event], losses: Losses) -> Iterator[Violatio
     for gave_up in life.of("gave_up"):
         yield Violation("untold", who, gave_up["why"])
     yield from _same_end(who, ends, reads)
+    yield from _finished(who, [*life.of("end"), *reads])
     yield from _in_time(life, ends)
     for read in reads:
         if len(read["ends"]) != 1 and read["state"] in FINAL:
@@ -203,6 +204,13 @@ def _same_end(who: str, ends: Sequence[Event], reads: Sequence[Event]) -> Iterat
             yield Violation("wrong_end", who, f"{end['state']}, told as {end['code']!r} and kept as {read['code']!r}")
         if end["usage"] and end["usage"] != read["usage"]:
             yield Violation("accounting", who, f"{end['usage']} tokens told, {read['usage']} kept")
+
+
+def _finished(who: str, told: Sequence[Event]) -> Iterator[Violation]:
+    """A text that completed ended because it was as long as asked for: the engine never ends one by itself."""
+    for each in told:
+        if each["state"] == "completed" and each["finish"] != ["length"]:
+            yield Violation("wrong_end", who, f"completed, with the finish reasons {each['finish']}")
 
 
 def _in_time(life: Life, ends: Sequence[Event]) -> Iterator[Violation]:

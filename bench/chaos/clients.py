@@ -165,11 +165,14 @@ class Clients(Readings):
         for choice in chunk.get("choices", ()):
             if text := choice["delta"].get("content"):
                 self._token(told, text, "")
+            if reason := choice.get("finish_reason"):
+                told.finish = (*told.finish, reason)
 
     async def _read_events(self, told: ClientView, port: int) -> None:
         """Behind what was shown, at any API process."""
         headers = authorization(told.ask.tenant) | ({"Last-Event-ID": told.cursor} if told.cursor else {})
         self.history.add("resume", req=told.req, after=told.cursor)
+        told.finish = ()
         told.shown, told.port = told.shown if told.cursor else 0, port
         try:
             async with answered(port, "GET", f"/v1/jobs/{told.job}/events", headers=headers) as exchange:
@@ -199,6 +202,7 @@ class Clients(Readings):
             self._error(told, data.get("error") or data)
         elif name not in PASSING:
             code, told.usage = (data.get("error") or {}).get("code", ""), usage_of(data)
+            told.finish = data.get("finish_reasons", ())
             self._end(told, FORGOTTEN if code == "job_lost" else name, code)
         told.cursor = block.get("id", told.cursor)
 
@@ -212,12 +216,14 @@ class Clients(Readings):
         self.history.add("cut", req=told.req, why=f"HTTP {exchange.status}")
 
     def _token(self, told: ClientView, text: str, event_id: str) -> None:
+        if told.finish:
+            self.history.add("error", req=told.req, code="text behind its finish_reason")
         told.shown += 1
         self.history.add("token", req=told.req, text=text, id=event_id)
         told.begun.set()
 
     def _reset(self, told: ClientView, code: str) -> None:
-        told.cursor, told.shown = "", 0
+        told.cursor, told.shown, told.finish = "", 0, ()
         self.history.add("reset", req=told.req, code=code)
 
     def _closed(self, told: ClientView) -> None:
@@ -239,4 +245,4 @@ class Clients(Readings):
 
     def _end(self, told: ClientView, state: str, code: str) -> None:
         told.state, told.over = state, True
-        self.history.add("end", req=told.req, state=state, code=code, usage=list(told.usage))
+        self.history.add("end", req=told.req, state=state, code=code, usage=list(told.usage), finish=list(told.finish))

@@ -15,11 +15,11 @@ Nothing in it is the server's own word about itself; the checker judges from thi
 | cut      | req, why                                        | the connection ended before the end was told         |
 | resume   | req, after                                      | reading goes on behind this event id, or anew        |
 | reset    | req, code                                       | stream.reset: what was shown no longer counts        |
-| end      | req, state, code, usage                         | a terminal frame or answer; `usage`: tokens of prompt and answer that it counts, or none |
+| end      | req, state, code, usage, finish                 | a terminal frame or answer; `usage`: tokens of prompt and answer that it counts, or none; `finish`: its finish reasons |
 | gave_up  | req, why                                        | the client's patience was over, before an answer or before the end |
 | left     | req                                             | the client went away on purpose                      |
 | cancel   | job, status                                     | a cancel was answered with this state of the job     |
-| final    | job, status, state, code, text, usage, attempts, replay, before, ends, log | read afterwards through the public API; `before`: what came before each stream.reset; `log`: name and id of each event |
+| final    | job, status, state, code, text, finish, usage, attempts, replay, before, ends, log | read afterwards through the public API; `before`: what came before each stream.reset; `log`: name and id of each event |
 | quiet    | what, number                                    | what was still held after everything had ended       |
 | crossed  | job, status, path                               | another tenant's key opened it                       |
 | fault    | trial, what                                     | injected now                                         |

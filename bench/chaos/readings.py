@@ -178,6 +178,7 @@ class Readings:
             state=view.get("status", ""),
             code=(view.get("error") or {}).get("code", ""),
             text=text,
+            finish=[choice["finish_reason"] for choice in (view.get("result") or {}).get("choices") or ()],
             usage=list(usage_of(view)),
             attempts=view.get("attempts", 0),
             replay=parts[-1],

@@ -42,9 +42,14 @@ def token(text: str, at: float = 1.0, event_id: str = "", req: int = 1) -> Event
     return {"t": at, "event": "token", "req": req, "text": text, "id": event_id}
 
 
+def reasons(state: str) -> list[str]:
+    """Why the text of a job ended."""
+    return ["length"] if state == "completed" else []
+
+
 def ended(state: str = "completed", req: int = 1, at: float = 2.0) -> Event:
     usage = [1, N] if state == "completed" else []
-    return {"t": at, "event": "end", "req": req, "state": state, "code": "", "usage": usage}
+    return {"t": at, "event": "end", "req": req, "state": state, "code": "", "usage": usage, "finish": reasons(state)}
 
 
 def read(job: str = JOB, prompt: str = "p", **changes: Any) -> Event:
@@ -57,7 +62,7 @@ def read(job: str = JOB, prompt: str = "p", **changes: Any) -> Event:
         "before": [],
         "ends": ["completed"],
     }
-    whole = {"t": 3.0, **final, **more, **changes}
+    whole = {"t": 3.0, **final, **more, "finish": reasons(changes.get("state", "completed")), **changes}
     return {"log": log_of(len(replay), whole["ends"]), **whole}
 
 
@@ -252,6 +257,11 @@ PLANTED: list[tuple[str, Callable[[], list[Event]]]] = [
     ("wrong_end", lambda: expiring(after_s=0.01, limits={"deadline_ms": 900_000})),
     ("wrong_end", lambda: expiring(after_s=0.01, limits={"deadline_ms": 900_000, "max_queue_ms": 300})),
     ("wrong_end", lambda: expiring(after_s=0.01, limits={})),
+    *(
+        ("wrong_end", lambda finish=finish: [*without("end"), ended() | {"finish": finish}])
+        for finish in (["stop"], [], ["length", "length"])
+    ),
+    ("wrong_end", lambda: [*without("final"), read(finish=["stop"])]),
     ("foreign", lambda: cancelled(text=said("other")[0])),
     ("spliced", lambda: cancelled(replay=said(count=2, author=BOB))),
     ("spliced", lambda: cancelled(replay=said(count=1))),

@@ -121,6 +121,31 @@ async def test_a_stream_that_ends_without_an_end_is_broken_off(
     assert [event["why"] for event in of_kind(stage.history.events, "cut")] == cuts
 
 
+FINISH = b'data: {"choices": [{"delta": {}, "finish_reason": "%b"}]}'
+DONE_BLOCK = b"data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "finish", "wrong"),
+    [
+        ([SOME, FINISH % b"length", DONE_BLOCK], ["length"], set()),
+        ([SOME, FINISH % b"stop", DONE_BLOCK], ["stop"], {"wrong_end"}),
+        ([SOME, DONE_BLOCK], [], {"wrong_end"}),
+        ([SOME, FINISH % b"length", SOME, DONE_BLOCK], ["length"], {"error"}),
+    ],
+)
+async def test_why_a_text_ended_reaches_the_judge(
+    stage: FaultTestbed, blocks: list[bytes], finish: list[str], wrong: set[str]
+) -> None:
+    """It is as long as was asked for, and nothing comes behind that word."""
+    async with answering(stream(*blocks)) as port:
+        clients = Clients(stage.history, [port], patience_s=10.0)
+        await clients.run(clients.tell(Ask("p")))
+    assert [event["finish"] for event in of_kind(stage.history.events, "end")] == [finish]
+    found = {violation.kind for violation in check(stage.history.events)}
+    assert found & {"wrong_end", "error"} == wrong
+
+
 async def test_fifty_ends_without_an_end_are_more_than_a_row_allows(stage: FaultTestbed) -> None:
     async with answering(*[stream(SOME), stream(END)] * 50) as port:
         clients = Clients(stage.history, [port], patience_s=10.0)
@@ -406,13 +431,13 @@ def test_every_event_that_a_client_is_told_reaches_the_judge(tmp_path: Path) -> 
         history.close()
         return {violation.kind for violation in check(history.events)} - {"lost"}  # nobody reads it afterwards
 
-    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 0}}
+    usage = {"usage": {"prompt_tokens": 1, "completion_tokens": 0}, "finish_reasons": ["length"]}
     queued, started = ("queued", "1:1:-", {}), ("started", "1:2:w-1", {})
     delta = ("delta", "1:3:w-1", {"text": ""})
     assert told(queued, started, delta, ("completed", "1:4:w-1", usage)) == set()
     assert told(queued, started, started, ("completed", "1:3:w-1", usage)) == {"numbering"}
     assert told(queued, started, delta, ("completed", "1:3:w-1", usage)) == {"numbering"}
-    assert told(queued, started, ("completed", "1:3:w-1", {})) == {"accounting"}
+    assert told(queued, started, ("completed", "1:3:w-1", {})) == {"accounting", "wrong_end"}
 
 
 @pytest.mark.parametrize(
