@@ -71,6 +71,8 @@ class Budget:
 
     refused: int = 0
     """Documented refusals: 429 and 503 with Retry-After."""
+    codes: tuple[str, ...] | None = None
+    """Of refusals that the fault explains; any documented one, if it is None."""
     unanswered: int = 0
     """Requests that were sent and got no answer."""
     broken: int = 0

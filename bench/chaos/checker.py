@@ -24,7 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from bench.chaos import oracle
-from bench.chaos.asks import NOTHING, REFUSALS, Budget
+from bench.chaos.asks import REFUSALS, Budget
 from bench.chaos.event_log import FINAL, numbering
 from bench.chaos.history import Event, Life, Losses, Violation, lives_of, of_kind
 from bench.chaos.oracle import Token
@@ -108,18 +108,26 @@ def _answers(
     for event in of_kind(events, "error"):
         yield Violation("error", f"request {event['req']}", f"its stream was told {event['code']!r}")
     if budget is not None:
-        allowed = budget or NOTHING
+        yield from _explained(events, budget)
         counts = {
             "refused": sum((e["status"], e["code"]) in REFUSALS for e in of_kind(events, "refused", "answered")),
             "unanswered": len(of_kind(events, "unknown")),
             "broken": len(of_kind(events, "cut")),
         }
         for kind, count in counts.items():
-            most = getattr(allowed, kind) * trials
+            most = getattr(budget, kind) * trials
             if count > most:
-                yield Violation(kind, "all clients", f"{count}, allowed: {most} ({allowed.why})")
+                yield Violation(kind, "all clients", f"{count}, allowed: {most} ({budget.why})")
     if lives and not any(_served(life, events) for life in lives.values()):
         yield Violation("unserved", "all clients", f"none of {len(lives)} requests came to an end it may meet")
+
+
+def _explained(events: Sequence[Event], budget: Budget) -> Iterator[Violation]:
+    """A fault explains refusals of its own kind only, however few."""
+    refusals = Counter((e["status"], e["code"]) for e in of_kind(events, "refused", "answered"))
+    for (status, code), count in refusals.items():
+        if (status, code) in REFUSALS and budget.codes is not None and code not in budget.codes:
+            yield Violation("refused", "all clients", f"{count} times {code!r}, allowed: {budget.codes} ({budget.why})")
 
 
 def _served(life: Life, events: Sequence[Event]) -> bool:

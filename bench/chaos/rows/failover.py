@@ -88,7 +88,14 @@ async def _lose_or_move(stage: FaultTestbed, cluster: PenstockCluster, servers: 
     stage.bit(gone and stage.across(requests(begun)), "the partition did not move, or nobody read across it")
 
 
-FAILING_OVER = Budget(refused=120, unanswered=2, broken=60, why="nothing is accepted or read without a primary")
+FAILING_OVER = Budget(
+    refused=30,
+    codes=("store_unavailable",),
+    unanswered=2,
+    broken=30,
+    why="nothing is accepted or read without a primary",
+)
+"""Twice the most that was seen: 14.4 and 14.8 in a trial, on a machine with ten times the load it can bear."""
 
 
 TOKENS = 150
@@ -213,8 +220,8 @@ def count_resets(stage: FaultTestbed) -> None:
 
 
 def _away(why: str) -> Budget:
-    # Three times the most that was seen: 1 refused and 4 broken off in a trial, on a machine that was far too busy.
-    return Budget(refused=6, unanswered=2, broken=12, why=why)
+    # Near the most that was seen: 3.4 refused and 3.9 broken off in a trial, on a machine that was far too busy.
+    return Budget(refused=6, codes=("store_unavailable",), unanswered=2, broken=12, why=why)
 
 
 ROWS = (

@@ -250,14 +250,20 @@ ROWS = (
         *("F18", "rolling restart", "SIGTERM of every process in turn, under load", 24, f18, 240),
         proves="Every process can be restarted under load; readers change over or wait.",
         # Three times the most that was seen: 7 broken off in a trial.
-        budget=Budget(refused=3, broken=21, why="an API process that stops refuses, and ends streams"),
+        budget=Budget(
+            refused=3, codes=("draining",), broken=21, why="an API process that stops refuses, and ends streams"
+        ),
         short=6,
     ),
     FaultRow(
         *("F15", "overload", f"{TIMES} times the capacity for {SECONDS:.0f} s, three lanes", 5, f15, 300),
         alone=True,
         proves="Overload is refused quickly, and what is accepted is served in the order of its lanes.",
-        budget=Budget(refused=ANY, why="four of five requests cannot be served; the row judges their number"),
+        budget=Budget(
+            refused=ANY,
+            codes=("queue_full",),
+            why="four of five requests cannot be served; the row judges their number",
+        ),
         short=1,
     ),
 )

@@ -302,7 +302,7 @@ ROWS = (
             300,
         ),
         proves="Bytes nobody can read cost at most the one job they belong to, and end no process.",
-        budget=Budget(broken=20, others=(MALFORMED,), why="readers of the touched job may be told that it is lost"),
+        budget=Budget(broken=1, others=(MALFORMED,), why="readers of the touched job may be told that it is lost"),
         short=len(MANNERS),
     ),
     FaultRow(

@@ -344,7 +344,7 @@ ROWS = (
     FaultRow(
         *("F27", "process stands still", "API process or worker does nothing for 2.5 leases", 20, f27, 240),
         proves="A process that stands still loses its lease or holds its readers up, and nothing else.",
-        budget=Budget(broken=12, why="readers of a process that stood still may be cut off"),
+        budget=Budget(broken=1, why="readers of a process that stood still may be cut off"),
     ),
     FaultRow(
         *("F30", "full worker killed", f"kill -9 of a worker that runs {SLOTS} long outputs", 2, f30, 420),
