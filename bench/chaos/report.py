@@ -14,6 +14,9 @@ from bench.report import MachineInfo, cores
 from bench.stats import percentile
 
 MAX_SHOWN = 12
+MACHINE = ("cores", "python", "busy")
+"""What a play ran on: a row may be repeated on another machine than that of its run."""
+UNKNOWN = {"date": "", **dict.fromkeys(MACHINE)}
 COUNTS = ("trials", "missed", "lost", "doubled", "spliced", "wrong_ends", "wrong_answers")
 
 
@@ -55,11 +58,8 @@ def as_markdown(found: Mapping[str, Any]) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for fault in found["faults"]:
-        lines += [
-            _line({**fault, "date": "", **earlier}, failed=not earlier.get("passed", False))
-            for earlier in _failures_before(fault)
-        ]
-        lines.append(_line(fault, failed=not fault["passed"]))
+        plays = [{**fault, **UNKNOWN, "passed": False, **earlier} for earlier in _failures_before(fault)]
+        lines += [_line(play, _elsewhere(play, found)) for play in (*plays, fault)]
     return "\n".join(lines)
 
 
@@ -73,11 +73,21 @@ def _failures_before(fault: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [unknown | why] if fault.get("wrong_before") else []
 
 
-def _line(fault: Mapping[str, Any], *, failed: bool) -> str:
+def _elsewhere(play: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """The machine of a play, where it is known to be another one than that of the run."""
+    machine = {name: play.get(name) for name in MACHINE}
+    if None in machine.values() or all(found.get(name, 0) == value for name, value in machine.items()):
+        return ""
+    beside = f" beside {machine['busy']} busy loops" if machine["busy"] else ""
+    return f"on {machine['cores']} cores{beside}, Python {machine['python']}"
+
+
+def _line(fault: Mapping[str, Any], where: str) -> str:
+    failed = not fault["passed"]
     stall = "-" if fault["stall_p50_ms"] is None else f"{fault['stall_p50_ms']} / {fault['stall_p99_ms']}"
     also = ", ".join(f"{name} {value}" for name, value in fault["measured"].items())
-    if failed:
-        also = "; ".join([*filter(None, [also]), *map(str, fault["wrong"][:2])]).replace("|", "/")
+    wrong = map(str, fault["wrong"][:2]) if failed else ()
+    also = "; ".join([*filter(None, [where, also]), *wrong]).replace("|", "/")
     counts = " | ".join(str(fault.get(name, "-")) for name in COUNTS)
     answers = " / ".join(str(fault.get(name, "-")) for name in ("refused", "unanswered", "broken"))
     verdict = f" **failed** {fault.get('date', '')}".rstrip() if failed else ""
@@ -95,16 +105,16 @@ def what_failed(outcome: RowOutcome) -> str:
 
 def as_document(outcomes: Sequence[RowOutcome], seconds: float, busy: int = 0) -> dict[str, Any]:
     """The same figures for programs; nothing of this machine but its size."""
-    machine = MachineInfo()
+    machine = {**msgspec.to_builtins(MachineInfo()), "busy": busy}
     return {
-        **msgspec.to_builtins(machine),
-        "busy": busy,
+        **machine,
         "seconds": round(seconds),
         "passed": all(outcome.passed for outcome in outcomes),
         "faults": [
             {
                 "id": outcome.row.id,
-                "date": machine.date,
+                "date": machine["date"],
+                **{name: machine[name] for name in MACHINE},
                 "title": outcome.row.title,
                 "injected": outcome.row.inject,
                 "passed": outcome.passed,

@@ -76,6 +76,36 @@ def test_a_row_that_failed_is_told_of_however_often_it_is_played_again() -> None
     assert len([line for line in as_markdown(again).splitlines() if line.startswith("| F06 **failed**")]) == 1
 
 
+def on(machine: dict[str, Any], **passed: bool) -> dict[str, Any]:
+    """A run on a machine that each of its rows names."""
+    found = {**run(**passed), **machine}
+    return {**found, "faults": [{**fault, **machine} for fault in found["faults"]]}
+
+
+def test_a_row_that_was_repeated_elsewhere_says_where() -> None:
+    """Its figures are not those of the machine in the table's first line."""
+    small, large = ({"cores": cores, "python": "3.11.7", "busy": busy} for cores, busy in ((2, 4), (16, 0)))
+    first = on(small, F01=True, F06=False, F07=False)
+    lines = {line[2:15]: line for line in as_markdown(merged(first, on(large, F06=True))).splitlines()}
+    assert "on " not in lines["F01 | F01: x "] and "2 cores beside 4 busy loops" in as_markdown(first)
+    assert "on 16 cores, Python 3.11.7" in lines["F06 | F06: x "]
+    assert "on " not in lines["F06 **failed*"] and "on " not in lines["F07 **failed*"]
+    whole = as_markdown(merged(first, on(large, F01=True, F06=True, F07=True), whole=True)).splitlines()
+    failed = [line for line in whole if "**failed**" in line]
+    assert len(failed) == 2 and all("on 2 cores beside 4 busy loops, Python 3.11.7" in line for line in failed)
+    assert "on " not in as_markdown(run(F01=False)).split("|---|")[-1], "an older file says nothing of its rows"
+
+
+async def test_a_written_row_names_its_machine(tmp_path: Path) -> None:
+    async def play(stage: FaultTestbed) -> None:
+        stage.fault("nothing")
+
+    outcome = await play_row(FaultRow("F00", "none", "nothing", 1, play, 10), tmp_path)
+    found = as_document([outcome], 1.0, 4)
+    assert found["busy"] == 4
+    assert all(found["faults"][0][name] == found[name] for name in ("cores", "python", "busy", "date"))
+
+
 def test_a_failure_keeps_its_own_day() -> None:
     """Not that of the run into which its row was repeated."""
     first = run(F01=True, F06=False)
