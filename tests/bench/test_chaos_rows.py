@@ -21,10 +21,11 @@ from bench.chaos.processes import RedisServer
 from bench.chaos.readings import CANCEL, LIST, Readings, opened
 from bench.chaos.rows.clients import was_in
 from bench.chaos.rows.failover import count_resets
+from bench.chaos.rows.memory import ACCEPTED, FloodResult, judge_flood, judge_full
 from bench.chaos.rows.operations import holds_some
 from bench.chaos.rows.real import DONE, fault_of_stream
 from bench.chaos.rows.requests import has_expired
-from bench.chaos.rows.store import ACCEPTED, FloodResult, judge_flood, judge_full, kill_subscriptions
+from bench.chaos.rows.store import kill_subscriptions
 from bench.chaos.rows.workers import MAX_HEALTH_MS, asking, judge_health
 from bench.chaos.soak import StoreUsage, judge_keys
 from bench.chaos.stage import FaultRow, FaultTestbed
