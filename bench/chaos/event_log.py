@@ -118,9 +118,9 @@ def _shaped(who: str, log: Log, losses: Losses) -> Iterator[Violation]:
         over = name if name in FINAL else over
 
 
-def _run_of(event_id: str) -> str | None:
+def _run_of(event_id: str) -> str:
     found = EVENT_ID.fullmatch(event_id)
-    return found[3] if found else None
+    return found[3] or "" if found else ""
 
 
 def _whole(who: str, read: Event) -> Iterator[Violation]:
