@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -370,6 +372,21 @@ def test_the_other_offers_go_when_a_batch_takes_its_input(tmp_path: Path) -> Non
         shelf.begin_work("b", name)
         shelf.take_back("b", name, used="one")
     assert [path.name for path in shelf.work("b").iterdir()] == ["input"]
+    assert shelf.input_of("b", "one").read_text() == "one"
+
+
+def test_a_file_system_without_hard_links_keeps_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, under the same name, and with nothing beside it."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    shelf = FileStore(tmp_path)
+    shelf.prepare()
+    shelf.path("one").write_text("one")
+    shelf.begin_work("b", "one")
+    assert [path.name for path in shelf.work("b").iterdir()] == ["input.one"]
     assert shelf.input_of("b", "one").read_text() == "one"
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from matrices import Fields
 from pydantic import ValidationError
 
+from api.admission import read_body
 from api.open_files import RESERVED_FILES
 from api.openai import json_weight
 from api.openai.batch_schemas import BatchRequest
@@ -173,6 +174,17 @@ def test_how_deep_it_is_nested_is_known_before_it_is_parsed(value: Any, size: in
         assert not found or nested_beyond(body, found - 1)
     finally:
         json_weight.SLICE_BYTES, json_weight.STRIDE = slices, together
+
+
+async def test_a_message_that_says_nothing_of_more_is_the_last() -> None:
+    """ASGI leaves `more_body` out where there is none."""
+    given = [{"type": "http.request", "body": body_of()}]
+
+    async def receive() -> dict[str, Any]:
+        return given.pop()
+
+    scope = {"state": {"headers": {b"content-type": b"application/json"}}}
+    assert await read_body(scope, receive, BODY_LIMIT) == body_of()
 
 
 def test_short_bodies_are_not_weighed() -> None:

@@ -8,6 +8,7 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from api import admission
 from api.stream.reply import KEYED_GRACE_S
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
 from streaming.jobs.job import JobState
+from streaming.jobs.queue import Accepted
 
 pytestmark = pytest.mark.slow
 
@@ -221,6 +223,24 @@ def test_a_full_store_gives_whoever_comes_back_its_answer(empty_house: House, pa
     assert house.post(path, body("new"), keyed("new"))[0] == 503
     again, headers, _ = house.post(path, body("once"), keyed("full"))
     assert (again, {name.lower(): value for name, value in headers.items()}["x-job-id"]) == (status, first)
+
+
+async def test_a_put_that_fails_leaves_no_inbox_open() -> None:
+    """Nobody would ever read it."""
+    opened, closed = list[object](), list[object]()
+
+    def opening(_job_id: str, *, whole: bool) -> object:
+        opened.append(SimpleNamespace(whole=whole))
+        return opened[-1]
+
+    async def put() -> Accepted:
+        raise Unavailable("away")
+
+    services: Any = SimpleNamespace(relay=SimpleNamespace(open=opening, close=closed.append))
+    asked: Any = SimpleNamespace(id="j", stream=True)
+    with pytest.raises(Unavailable):
+        await admission._accept(services, asked, put, waits=True)
+    assert len(opened) == 1 and closed == opened
 
 
 async def test_a_refused_put_is_withdrawn_however_long_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

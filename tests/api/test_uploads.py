@@ -12,7 +12,7 @@ import pytest
 
 from api.openai.errors import ApiError
 from api.uploads import Allowance, receive
-from streaming.batches.file_store import FileStore
+from streaming.batches.file_store import FileStore, Incoming
 from streaming.errors import QuotaExceeded
 
 KIND = "multipart/form-data; boundary=cut"
@@ -165,6 +165,23 @@ async def test_the_limit_holds_while_it_is_read(shelf: FileStore) -> None:
         await receive(endless(), KIND, shelf, allowed(), 5)
     assert refused.value.status == 413 and given <= LIMIT // 1024 + 1
     assert left(shelf) == []
+
+
+async def test_the_disk_is_written_in_blocks(shelf: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the pieces are that it comes in."""
+    monkeypatch.setattr("api.uploads.BLOCK_BYTES", 1000)
+    sizes: list[int] = []
+    write = Incoming.write
+
+    def noted(incoming: Incoming, data: bytes) -> None:
+        sizes.append(len(data))
+        write(incoming, data)
+
+    monkeypatch.setattr(Incoming, "write", noted)
+    whole = form(b"x" * 2500)
+    upload = await take(shelf, [whole[at : at + 100] for at in range(0, len(whole), 100)])
+    assert sum(sizes) == 2500 and len(sizes) == 3 and min(sizes[:-1]) >= 1000
+    upload.incoming.discard()
 
 
 async def test_the_quota_holds_while_it_is_read(shelf: FileStore) -> None:

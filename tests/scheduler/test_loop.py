@@ -12,7 +12,8 @@ import pytest
 from redis import Redis
 
 from penstock.engine import ChatTurn
-from scheduler.loop import Loop, SchedulerStores, holder_of
+from runtime.loops import wait_any
+from scheduler.loop import MIN_TICK_GAP_S, Loop, SchedulerStores, holder_of
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.shapes import Shape
 from scheduler.pools.base import DryRunPool, Move, Pool
@@ -338,6 +339,25 @@ async def test_a_put_that_finds_nobody_awake_is_answered_at_once(hand: Hand) -> 
     await running
 
 
+async def test_a_tick_comes_when_its_time_has_passed(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as soon as it may: a tick that nobody asks for waits out the interval."""
+    asked: list[float | None] = []
+
+    async def noted(*events: asyncio.Event, timeout_s: float | None = None) -> None:
+        asked.append(timeout_s)
+        await wait_any(*events, timeout_s=timeout_s)
+
+    monkeypatch.setattr("scheduler.loop.wait_any", noted)
+    stop = asyncio.Event()
+    running = asyncio.create_task(hand.loop(tick_s=3600.0).run(stop))
+    try:
+        await until(lambda: asked, "it waits for the next tick")
+    finally:
+        stop.set()
+        await running
+    assert asked[0] == 3600.0 - MIN_TICK_GAP_S
+
+
 class CountingPool(Pool):
     """Counts the rounds that have come to their end."""
 
@@ -461,6 +481,9 @@ async def test_changes_and_switches_are_noted_by_shape(hand: Hand) -> None:
     assert ("up", "narrow") in [(each.kind, each.shape) for each in noted[4:]]
     assert (await hand.plan()).takes == ("wide",), "until a narrow worker is ready"
     assert await hand.plans.cold_starts() == {f"{MODEL}#wide": 60.0}, "each shape's own"
+    await loop.leave()
+    await hand.loop(OTHER, limits=SHAPED).tick()
+    assert (await hand.plan()).cold_start_s == 60.0, "the next leader goes by it"
 
 
 async def _heard(hand: Hand, leases: Iterable[str], step: Callable[[], Awaitable[object]]) -> dict[str, list[Control]]:

@@ -10,14 +10,14 @@ import pytest
 from flow import a_job, append, delta
 from msgspec.structs import replace
 
-from streaming.errors import Unavailable
+from streaming.errors import Fenced, Unavailable
 from streaming.ids import new_job_id
 from streaming.jobs import quotas
 from streaming.jobs.codec import decode_reply
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.frames import Run, Section
 from streaming.jobs.job import JobState
-from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
+from streaming.jobs.lease import LOG_KEEP_S, SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
@@ -267,6 +267,17 @@ async def test_a_clock_that_is_set_back_keeps_no_dead_worker(wire: RedisClient) 
     assert await state_of(wire, job_id) is JobState.QUEUED
 
 
+async def test_a_worker_that_has_all_that_it_wanted_is_not_idle(wire: RedisClient) -> None:
+    """Only one that would have taken more is to be woken by the next put."""
+    queue, lease, idle = Queue(wire), await a_lease(wire), partition_key(0, "idle", "m")
+    await queue.put(a_job(queue))
+    assert len((await lease.claim(0, 2)).jobs) == 1
+    assert await wire.redis.zrange(idle, 0, -1) == [lease.id.encode()]
+    await queue.put(a_job(queue))
+    assert len((await lease.claim(0, 1)).jobs) == 1
+    assert await wire.redis.zrange(idle, 0, -1) == []
+
+
 async def test_a_job_whose_time_is_over_is_not_claimed(wire: RedisClient) -> None:
     """The claim itself looks: no reaper has come by."""
     queue, lease = Queue(wire), await a_lease(wire)
@@ -293,6 +304,8 @@ async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: RedisClie
     await holder.restart(job_id, run)
     after = await journal.record(job_id)
     assert (after.runs, after.epoch) == (before.runs[1:], before.epoch + 1)
+    with pytest.raises(Fenced):
+        await lost.restart(job_id, run)
 
 
 async def test_a_job_that_was_cancelled_is_not_put_back_for_a_newer_worker(wire: RedisClient) -> None:
@@ -310,6 +323,8 @@ async def test_a_job_that_is_put_back_for_a_newer_worker_waits_no_longer_than_it
     job_id = (await queue.put(replace(a_job(queue), max_queue_ms=60_000))).id
     run = (await claim_one(lease)).number
     await lease.decline([UnreadableClaim(job_id, run, "", newer=True)])
+    lane = await wire.redis.hget(partition_key(0, "job", job_id), "lane")
+    assert lane == partition_key(0, "lane", "m", "standard").encode()
     await wire.redis.zadd(partition_key(0, "timers"), {job_id: 1}, xx=True)
     assert (await Reaper(wire).sweep()).expired == 1
 
@@ -376,8 +391,9 @@ async def test_workers_lost_at_once_leave_each_its_own_jobs(wire: RedisClient) -
     await wire.redis.zadd(partition_key(0, "leases"), dict.fromkeys(held, 1))
     assert (await Reaper(wire).sweep()).requeued == 3
     for worker, job_id in held.items():
-        heirs = await wire.redis.smembers(partition_key(0, "heirs", worker))
-        assert heirs == {job_id.encode()}
+        heirs = partition_key(0, "heirs", worker)
+        assert await wire.redis.smembers(heirs) == {job_id.encode()}
+        assert 0 < await wire.redis.ttl(heirs) <= LOG_KEEP_S, "nor for ever, if those jobs are lost too"
 
 
 @pytest.mark.parametrize("with_rows", [False, True])

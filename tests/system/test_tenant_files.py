@@ -22,7 +22,7 @@ from severing import store_cut
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import Batches, BatchLease
-from streaming.errors import QuotaExceeded
+from streaming.errors import QuotaExceeded, UnknownBatch
 from streaming.jobs.quotas import Quotas
 from streaming.keys import partition_key
 from streaming.priority import Priority
@@ -137,6 +137,22 @@ async def test_an_input_is_counted_once_and_for_as_long_as_any_batch_has_it(wire
     assert await quotas.file_bytes(TENANT) == 0
     left = [key for kind in ("held", "sizes", "readers") for key in await wire.redis.keys(f"*{kind}:*")]
     assert left == []
+
+
+async def test_a_batch_of_a_tenant_whose_quota_is_full_is_refused(wire: RedisClient) -> None:
+    """It would add its output; one byte of room is enough to begin."""
+    await Files(wire).put(await a_file(wire, 9000))
+    batches = Batches(wire)
+    batch = Batch(
+        id=batches.new_id(TENANT), tenant=TENANT, ceiling=Priority.BATCH, endpoint="/v1/completions",
+        input_file="f", window="none", output_keep_ms=1000,
+    )  # fmt: skip
+    with pytest.raises(QuotaExceeded) as refused:
+        await batches.create(batch, "digest", 9000)
+    assert (refused.value.name, refused.value.used, refused.value.limit) == ("file_bytes", 9000, 9000)
+    with pytest.raises(UnknownBatch):
+        await batches.get(batch.id, TENANT)
+    assert (await batches.create(batch, "digest", 9001)).batch == batch
 
 
 async def test_a_batch_that_ends_before_its_input_is_deleted_takes_nothing_from_it(wire: RedisClient) -> None:

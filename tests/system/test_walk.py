@@ -74,7 +74,9 @@ def test_choices_stops_and_raw_completions(client: openai.OpenAI) -> None:
 def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
     """The configured model, by name; another one is a NotFoundError."""
     assert [model.id for model in client.models.list()] == ["sim"]
-    assert client.models.retrieve("sim").owned_by == "penstock"
+    known = client.models.retrieve("sim")
+    assert (known.id, known.owned_by) == ("sim", "penstock")
+    assert known.created > 0 and (known.model_extra or {})["context_length"] == 8192, "of the card that a worker gave"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nobody")
 
@@ -340,7 +342,8 @@ def test_addresses_and_methods_that_do_not_exist(house: House) -> None:
     assert status == 405 and "GET" in headers["allow"] and json.loads(body)["error"]["code"] == "method_not_allowed"
     assert house.get("/v1/jobs/job_" + "0" * 32)[0] == 404
     assert house.get("/v1/jobs/nonsense")[0] == 404
-    assert house.get("/v1/jobs?status=odd")[0] == 400
+    status, body = house.get("/v1/jobs?status=odd")
+    assert (status, json.loads(body)["error"]["param"]) == (400, "status")
 
 
 def test_do_not_queue_is_refused_when_nobody_is_free(empty_house: House) -> None:

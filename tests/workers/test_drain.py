@@ -27,9 +27,12 @@ pytestmark = pytest.mark.slow
 __all__ = ["recorder", "start"]  # fixtures
 
 
-async def test_a_drained_worker_finishes_or_hands_over(wire: RedisClient, start: Start) -> None:
+async def test_a_drained_worker_finishes_or_hands_over(
+    wire: RedisClient, start: Start, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Short jobs finish within the grace time; a long one goes on elsewhere from its logged tokens, exactly."""
-    queue = Queue(wire)
+    queue, put_back = Queue(wire), list[str]()
+    monkeypatch.setattr(recorder, "released", put_back.append)
     short, long = a_job(queue, "short", 20), a_job(queue, "long", 1500)
     await queue.put(short)
     await queue.put(long)
@@ -44,6 +47,7 @@ async def test_a_drained_worker_finishes_or_hands_over(wire: RedisClient, start:
     assert (await ended(wire, short.id)).state is JobState.COMPLETED
     handed = await JobReader(wire).record(long.id)
     assert handed.state is JobState.QUEUED and handed.attempt == 1
+    assert put_back == [long.id]
     await start()
     record = await ended(wire, long.id)
     assert text_of(record) == expected("long", 1500)

@@ -91,3 +91,10 @@ def test_the_queue_span_is_as_long_as_the_job_has_waited(metrics: Metrics) -> No
     Recorder("m", metrics, tracing).claimed(attempt(1))
     queue_ns, generate_ns = tracing.begun["queue"], tracing.begun["generate"]
     assert queue_ns is not None and generate_ns is not None and generate_ns - queue_ns == 2_000_000_000
+
+
+def test_the_slots_of_the_engine_are_shown(metrics: Metrics) -> None:
+    """All there are, those that jobs hold, and those kept for jobs that come."""
+    Recorder("m", metrics, Tracing()).load(8, 5, 2)
+    names = ("slots", "running", "reserved_slots")
+    assert [shown(metrics, f"penstock_worker_{name}") for name in names] == [{("m",): 8}, {("m",): 5}, {("m",): 2}]

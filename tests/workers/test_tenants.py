@@ -297,3 +297,19 @@ async def test_a_template_without_a_single_id_is_refused_what_it_cannot_take() -
         Prompts(file).render([ChatTurn("user", "a<s>")])
     file.chat_template = "{% for m in messages %}<s>{{ m.content }}{% endfor %}!"
     assert Prompts(file).render([ChatTurn("user", "a<s>b")]) == [7, "a<", "s>b!"]
+
+
+async def test_text_without_a_token_of_its_own_is_continued_too() -> None:
+    """It was held back, and came with no token: there is no id to go by."""
+
+    class File:
+        vocabulary, chat_template = 10, None
+
+        def special_token(self, _name: str) -> None:
+            return None
+
+        def control_tokens(self) -> dict[str, int]:
+            return {}
+
+    file: Any = File()
+    assert Prompts(file).render("Hi", [("a", (5,), 1), ("b", (), 0)]) == ["Hi", 5, "b"]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from sim_worker import LONG, Start, a_job, ended, expected, recorder, start, text_of, until
 
-from penstock.engine import Sampling
+from penstock.engine import Request, Sampling
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import NOTHING
 from streaming.jobs.job import JobState, Text
@@ -72,6 +72,23 @@ async def test_a_request_the_engine_cannot_run_fails_with_its_reason(wire: Redis
         assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
         assert (record.terminal.failure.code, record.terminal.failure.status) == (code, 400)
     assert (await ended(wire, fine.id)).state is JobState.COMPLETED
+
+
+async def test_only_jobs_of_several_prompts_are_checked_before_they_begin(
+    wire: RedisClient, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine refuses a single one when it is submitted: its prompt is not read twice."""
+    running, queue, checked = await start(), Queue(wire), list[object]()
+
+    async def check(request: Request) -> None:
+        checked.append(request.prompt)
+
+    monkeypatch.setattr(running.engine, "check", check)
+    assert await running.worker.refusal(a_job(queue)) is None
+    assert await running.worker.refusal(a_job(queue, prompt=Text(("one",)))) is None
+    assert checked == []
+    assert await running.worker.refusal(a_job(queue, prompt=Text(("one", "two")))) is None
+    assert checked == ["one", "two"]
 
 
 async def test_cancel_and_deadline_end_a_running_job_and_free_its_slot(wire: RedisClient, start: Start) -> None:

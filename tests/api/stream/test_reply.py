@@ -37,6 +37,7 @@ class Client:
 
     def __init__(self) -> None:
         self.status, self.written, self.ended = 0, b"", False
+        self.headers: dict[bytes, bytes] = {}
         self.connection = SimpleNamespace(
             watch=lambda _on_lost: None, carry=lambda _carried: False, write_chunk=self._take, transport=None
         )
@@ -48,6 +49,7 @@ class Client:
     async def send(self, message: Message) -> None:
         assert not self.ended
         self.status = message.get("status", self.status)
+        self.headers |= dict(message.get("headers", ()))
         self.written += message.get("body", b"")
         self.ended = message["type"] == "http.response.body" and not message["more_body"]
 
@@ -122,6 +124,8 @@ async def test_a_stream_says_what_came_and_then_ends(frames: list[list[str]]) ->
     await answering
     assert (client.status, client.said, client.ended) == (200, texts, True)
     assert client.written.endswith(b"data: [DONE]\n\n")
+    assert client.headers[b"content-type"] == b"text/event-stream; charset=utf-8"
+    assert client.headers[b"cache-control"] == b"no-cache" and client.headers[b"x-accel-buffering"] == b"no"
 
 
 async def test_a_stream_whose_end_is_there_at_once_is_told_whole() -> None:
@@ -151,6 +155,22 @@ async def test_who_will_wait_longer_than_the_silence_allowed_gets_the_head_at_on
     exchange.end()
     await answering
     assert exchange.client.said == "ab"
+
+
+async def test_a_sign_of_life_comes_when_the_silence_has_lasted_so_long() -> None:
+    """A look in the middle of it puts the next one to its end."""
+    exchange = Exchange(StreamReply, eta_ms=3_600_000, keep_alive_s=3600)
+    reply, answering = exchange.reply, asyncio.create_task(exchange.answer())
+    assert isinstance(reply, StreamReply)
+    await soon(lambda: exchange.client.written == PING and reply._ping_timer)
+    reply._pinged_s -= 1800
+    assert reply._ping_timer is not None
+    reply._ping_timer.cancel()
+    reply._ping_if_idle()
+    assert reply._ping_timer.when() - reply._pinged_s == pytest.approx(3600, abs=600)
+    assert exchange.client.written == PING
+    exchange.end()
+    await answering
 
 
 async def test_a_stream_that_fails_before_its_first_token_has_its_own_status() -> None:

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from offline.broker import consumer
+from offline.broker import connection, consumer
 from offline.broker.connection import Broker, BrokerUnavailable, check_broker
 from offline.broker.consumer import Consumer
 from runtime.config import ConfigError
@@ -39,6 +39,25 @@ def test_what_is_published_is_to_survive_the_broker() -> None:
     assert (message.headers, json.loads(message.body)) == ({"x-reason": "r"}, {"a": 1})
     broker.ack(message)
     broker.close()
+
+
+def test_a_queue_is_declared_before_the_first_message_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message for a queue that is not there is dropped by RabbitMQ without a word."""
+    declared: list[str] = []
+    declare = connection.Queue.declare
+
+    def noted(queue: connection.Queue) -> object:
+        declared.append(queue.name)
+        assert queue.durable
+        return declare(queue)
+
+    monkeypatch.setattr(connection.Queue, "declare", noted)
+    broker = Broker("memory://")
+    for _ in range(2):
+        for queue in ("one", "two"):
+            broker.publish(queue, b"{}", "application/json", "m", {})
+    broker.close()
+    assert declared == ["one", "two"]
 
 
 async def test_a_connection_that_is_listened_to_has_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,17 @@ def test_jobs_that_can_wait_are_fitted_into_the_slots_there_are() -> None:
     assert plan.outlook["batch"].wait_s == 36_000 / 400, "36 jobs of 1,000 tokens at 400 tokens a second"
 
 
+def test_jobs_that_can_wait_keep_no_more_workers_than_usually_come() -> None:
+    """Two workers of four slots run eight, and none came lately: one worker is enough for an hour's target."""
+    limits, world = ScalingLimits(1, 4, idle_s=60, cold_start_s=10), []
+    for now in range(0, 600, 10):
+        served = {"batch": Served(now, now * 1000)}
+        workers = tuple(a_worker(name, slots=4, running=4, served=served) for name in ("v", "w"))
+        world.append((float(now), Snapshot("m", (LaneLoad("batch", 20, 8, 60.0),), workers)))
+    plans = follow(PolicyState(2), limits, world)
+    assert plans[-1].want == 1
+
+
 def test_a_near_deadline_is_met_by_more_workers() -> None:
     """The same backlog with a job at its end that is due in 30 s: as many workers as begin all before it by then."""
     plan = batch_of_ten_seconds(35, DueJob(30.0, 34))

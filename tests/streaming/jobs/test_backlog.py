@@ -151,3 +151,11 @@ async def test_the_oldest_waiting_job_is_none_that_runs(wire: RedisClient) -> No
 
 async def _later(wire: RedisClient, than_ms: int) -> bool:
     return await wire.now_ms() > than_ms
+
+
+async def test_a_lane_whose_jobs_have_all_gone_has_none(wire: RedisClient) -> None:
+    """Its stream stays, and is empty."""
+    assert await Queue(wire).cancel(await put(wire, Priority.STANDARD))
+    lane = await lane_of(wire, Priority.STANDARD)
+    assert await wire.redis.exists(partition_key(0, "lane", "m", "standard"))
+    assert (lane.waiting, lane.running, lane.oldest_ms, lane.added) == (0, 0, 0, 1)

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from flow import until
 
-from streaming.errors import UnknownJob
+from streaming.errors import MalformedJob, UnknownJob
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
+from streaming.jobs.records import parse_record
 from streaming.redis.client import RedisClient
 
 
@@ -29,3 +30,9 @@ async def test_a_read_that_nobody_waits_for_fails_in_silence(wire: RedisClient) 
         await journal.ended(gone)
     gc.collect()
     assert complaints == []
+
+
+def test_a_key_of_another_kind_is_no_record() -> None:
+    """It says what is wrong with it."""
+    with pytest.raises(MalformedJob, match="the key holds no hash"):
+        parse_record("j", b"text", None)  # type: ignore[arg-type]

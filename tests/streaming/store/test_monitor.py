@@ -67,6 +67,7 @@ async def test_settings_that_change_are_seen_a_little_later(tmp_path: Path, monk
             monkeypatch.setattr(monitors, "CHECK_INTERVAL_S", 0.0)
             await monitor.look()
             assert "appendonly is no" in monitor.reason
+            assert monitor.brief == monitors.SHORTFALL, "clients are told nothing of its settings"
             with pytest.raises(ConfigError, match="appendonly"):
                 await monitor.require()
             client.config_set("appendonly", "yes")

@@ -46,3 +46,13 @@ def test_what_earlier_attempts_generated_may_have_ended_it(past: str, finish: st
     generation = Generation(Request("r", "Hi", sampling, words), ["Hi"], 512)
     assert generation.done == bool(finish)
     assert generation.last().finish == finish
+
+
+def test_a_request_that_was_cancelled_says_nothing_more() -> None:
+    """Not even what was held back because a stop string may begin with it."""
+    generation = begun(stop=("two",))
+    chunk = {"choices": [{"text": "t", "finish_reason": None}], "__verbose": {"tokens_predicted": 1, "tokens": [5]}}
+    assert generation.take(chunk).text == ""
+    generation.cancelled = True
+    last = generation.last()
+    assert (last.text, last.ids, last.n, last.finish) == ("", (), 0, "cancelled")
