@@ -191,6 +191,16 @@ async def test_a_claim_gives_the_other_jobs(wire: RedisClient, fault: str) -> No
     assert (await lease.claim(0, 2)).jobs == []
 
 
+async def test_a_number_that_is_no_longer_exact_is_none(wire: RedisClient) -> None:
+    """Of sixteen digits: what a script adds to it may be lost."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await wire.redis.hset(partition_key(0, "job", job.id), "attempt", "9" * 16)
+    assert (await lease.claim(0, 1)).jobs == []
+    assert "invalid attempt" in (await reasons(wire))[job.id]
+
+
 async def test_a_claimed_job_with_numbers_that_are_none_is_the_workers_to_fail(wire: RedisClient) -> None:
     """What the server hands on unread the worker finds; it is told which job and which attempt."""
     queue, lease = Queue(wire), await a_lease(wire)
@@ -340,6 +350,16 @@ async def test_a_job_that_is_kept_for_no_number_of_seconds_ends_all_the_same(wir
     await finish(lease, claim, 0)
     for job in (waiting, running):
         assert 0 < await wire.redis.ttl(partition_key(0, "job", job.id)) <= 3600
+
+
+async def test_bytes_reserved_for_what_is_no_lane_are_given_back(wire: RedisClient) -> None:
+    """Else they would count for ever: no job is there that could release them."""
+    queue, owed = Queue(wire), partition_key(0, "owed")
+    await queue.put(a_job(queue))
+    (lane,) = await wire.redis.hkeys(owed)
+    await wire.redis.hset(owed, "nonsense", 5)
+    await Reaper(wire).sweep()
+    assert await wire.redis.hkeys(owed) == [lane]
 
 
 async def test_a_time_that_has_come_for_no_hash_ends_no_sweep(wire: RedisClient) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from flow import deltas_of
@@ -13,13 +15,16 @@ from many_choices import job_of, many, nothing_left, prompts
 from msgspec.structs import replace
 from sim_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
 
-from penstock.engine import EngineDead, EngineHealth, Piece, Request, Sampling
+from penstock.engine import EngineDead, EngineHealth, Piece, Request, Sampling, Stats
 from streaming.jobs.job import Job, JobState, Text
+from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
+from workers.attempt import Attempt
+from workers.choices import ChoiceStarter
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import token_text
@@ -373,6 +378,28 @@ async def test_a_slot_that_becomes_free_is_taken_at_once(wire: RedisClient, star
     await queue.put(waits)
     assert (await ended(wire, waits.id)).state is JobState.COMPLETED
     assert running.worker.running == 3
+
+
+async def test_a_job_whose_choices_have_all_begun_makes_room_for_others() -> None:
+    """As many that wait for some of theirs keep the worker from claiming: it looks again once one of them has all."""
+    engine: Any = SimpleNamespace(stats=lambda: Stats(slots=4), submit=lambda _request: None)
+    room, job = (
+        asyncio.Event(),
+        Job(id="0-j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("one", "two"))),
+    )
+    claim = Claim(
+        job=job, partition=0, attempt=1, number=1, created_ms=0, claimed_ms=0, deadline_ms=None, reply=(), past=(),
+        first_frame=1,
+    )  # fmt: skip
+    card: Any = SimpleNamespace(context=512)
+    starter = ChoiceStarter(
+        engine, card, WorkerSettings(), room,
+        is_full=lambda: False, on_stopped=lambda _: None, on_started=lambda: None,
+    )  # fmt: skip
+    starter.submit(Attempt(claim))
+    assert (len(starter.waiting), room.is_set()) == (1, False)
+    await asyncio.sleep(0)
+    assert (len(starter.waiting), starter.texts, room.is_set()) == (0, 2, True)
 
 
 async def test_an_engine_that_dies_when_a_later_choice_is_given_ends_the_worker(

@@ -306,7 +306,9 @@ def test_a_client_is_told_no_command_of_the_operators(empty_house: House) -> Non
         return [*found, ready] if len(found) == 2 and status == 503 and b"running" not in ready else []
 
     eventually(answers)
-    for answer in answers():
+    *refused, ready = answers()
+    assert json.loads(ready).keys() == {"status", "reason"}
+    for answer in (*refused, ready):
         assert b"the store is not one that this server may use" in answer
         assert b"reset" not in answer and b"redis." not in answer
     assert "penstock store reset --yes" in empty_house.log("api")

@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -181,6 +181,25 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
         async with asyncio.timeout(30):
             await taken.wait()
         await endpoint.close()
+
+
+async def test_so_much_is_read_of_an_answer_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 KiB: with the piece that comes behind these it is enough."""
+    endpoint, pieces = Endpoint("test", settings_of()), list[bytes]()
+
+    async def body() -> AsyncIterator[bytes]:
+        while True:
+            pieces.append(b"x" * 1024)
+            yield pieces[-1]
+
+    @contextlib.asynccontextmanager
+    async def answered(*_: object, **__: object) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(status=200, aiter_stream=body)
+
+    monkeypatch.setattr(endpoint._pool, "stream", answered)
+    assert await endpoint.send(an_errand()) == (200, "")
+    assert len(pieces) == 64 + 1
+    await endpoint.close()
 
 
 async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> None:
