@@ -12,8 +12,8 @@ from typing import Any
 
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import model_not_found
-from api.outlook import CompletionRate, PlanReader
 from api.settings import ApiSettings
+from api.wait_estimates import CompletionRate, PlanReader
 from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, run_periodically, supervise, watch_lag
 from streaming.batches.file_store import FileStore
@@ -178,7 +178,7 @@ class Services:
 
     async def _refresh_cards(self) -> None:
         async def refresh() -> None:
-            self.metrics.fold()
+            self.metrics.flush()
             self.cards = await self.fleet.cards()
 
         expected = ExpectedErrors(Unavailable, log.debug, "model cards not refreshed: %s")

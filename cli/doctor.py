@@ -120,8 +120,8 @@ def examine(
     redis_url = instance.redis_url if instance else deployment.redis_url
     if redis_url:
         configured = deployment.config.raw.get("files", {}).get("dir")
-        shelf = FileStore(Path(configured) if configured else home.files)
-        yield from redis(deployment.config.section("redis", RedisSettings, {"url": redis_url}), shelf)
+        file_store = FileStore(Path(configured) if configured else home.files)
+        yield from redis(deployment.config.section("redis", RedisSettings, {"url": redis_url}), file_store)
     else:
         yield embedded()
     yield port(deployment, instance)
@@ -219,7 +219,7 @@ def embedded() -> Check:
     return Check("redis", "ok", f"embedded: {server}")
 
 
-def redis(settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
+def redis(settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
     """Whether the configured or running Redis is reachable and belongs to the folder of files."""
     where = place(settings.url)
     try:
@@ -230,10 +230,10 @@ def redis(settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
     yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {where}")
     yield from judge_redis(settings.durability, facts)
     if identity is not None:
-        yield from judge_store(identity, settings, shelf)
+        yield from judge_store(identity, settings, file_store)
 
 
-def judge_store(identity: Identity, settings: RedisSettings, shelf: FileStore) -> Iterator[Check]:
+def judge_store(identity: Identity, settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
     """Compare the store's identity with the settings and the folder of files."""
     try:
         check_identity(identity, settings)
@@ -242,14 +242,18 @@ def judge_store(identity: Identity, settings: RedisSettings, shelf: FileStore) -
         return
     yield Check("store", "ok", f"format {identity.format}, partitions {identity.partitions}, {identity.deployment}")
     try:
-        owner, empty, aside = shelf.owner, shelf.is_empty, sum(number for _, number in shelf.quarantined())
+        owner, empty, aside = (
+            file_store.owner,
+            file_store.is_empty,
+            sum(number for _, number in file_store.quarantined()),
+        )
     except OSError as error:
-        yield Check("files", "skip", f"{shelf.folder}: {error.strerror}")
+        yield Check("files", "skip", f"{file_store.folder}: {error.strerror}")
         return
-    if (owner or not empty) and (problem := disagreement(identity.deployment, owner, shelf.folder)):
+    if (owner or not empty) and (problem := disagreement(identity.deployment, owner, file_store.folder)):
         yield Check("files", "warn", problem, "penstock store adopt --yes, if redis.url and files.dir are right")
     elif aside:
-        detail = f"{aside} in {shelf.folder / 'quarantine'}: the store has no record of them"
+        detail = f"{aside} in {file_store.folder / 'quarantine'}: the store has no record of them"
         yield Check("files", "warn", detail, "see docs/operations.md, Files and the store")
 
 

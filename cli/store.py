@@ -89,16 +89,16 @@ def acl() -> int:
     return DONE
 
 
-async def _show(store_client: RedisClient, shelf: FileStore, *, as_json: bool) -> int:
+async def _show(store_client: RedisClient, file_store: FileStore, *, as_json: bool) -> int:
     identity = await read_identity(store_client)
-    quarantined = sum(number for _, number in shelf.quarantined())
+    quarantined = sum(number for _, number in file_store.quarantined())
     facts: dict[str, Any] = {
         "format": identity.format if identity else None,
         "needed_format": FORMAT,
         "partitions": identity.partitions if identity else None,
         "deployment": identity.deployment if identity else None,
-        "files": str(shelf.folder),
-        "files_deployment": shelf.owner or None,
+        "files": str(file_store.folder),
+        "files_deployment": file_store.owner or None,
         "files_quarantined": quarantined,
     }
     rows = [(name.replace("_", " "), "-" if value is None else str(value)) for name, value in facts.items()]
@@ -106,26 +106,26 @@ async def _show(store_client: RedisClient, shelf: FileStore, *, as_json: bool) -
     return DONE
 
 
-async def _adopt(store_client: RedisClient, shelf: FileStore, *, yes: bool) -> int:
+async def _adopt(store_client: RedisClient, file_store: FileStore, *, yes: bool) -> int:
     """Adopt the folder. Without `yes` nothing is written. Raises ConfigError if this version must not use the store."""
     identity = await enter_store(store_client) if yes else await read_identity(store_client)
     if identity is not None:
         check_identity(identity, store_client.settings)
-    before = shelf.owner
+    before = file_store.owner
     if identity is not None and before == identity.deployment:
-        note(f"{shelf.folder} belongs to this store already")
+        note(f"{file_store.folder} belongs to this store already")
         return DONE
     if not yes or identity is None:
         raise Problem(
-            f"nothing was changed: {shelf.folder} belongs to {before or 'no deployment'}, "
+            f"nothing was changed: {file_store.folder} belongs to {before or 'no deployment'}, "
             f"the store is {identity.deployment if identity else 'of no deployment yet: it is given one with --yes'}",
             cause="once it is adopted, files that this store has no record of are moved into quarantine",
             next_step="penstock store adopt --yes",
             exit_code=USAGE,
             code="not_confirmed",
         )
-    shelf.adopt(identity.deployment)
-    note(f"{shelf.folder} belongs to {identity.deployment} now")
+    file_store.adopt(identity.deployment)
+    note(f"{file_store.folder} belongs to {identity.deployment} now")
     return DONE
 
 

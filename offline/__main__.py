@@ -21,8 +21,8 @@ from celery.worker import state as celery_state
 
 from api.settings import ApiSettings
 from offline.app import HARD_LIMIT_S, build_app
-from offline.batch.bell import DueNotifier
-from offline.batch.desk import BatchRunner
+from offline.batch.batch_runner import BatchRunner
+from offline.batch.due_notifier import DueNotifier
 from offline.batch.lines import BatchTools
 from offline.batch.turn import TurnContext
 from offline.broker.connection import check_broker
@@ -30,7 +30,7 @@ from offline.broker.consumer import Consumer
 from offline.broker.intake import Intake
 from offline.broker.publisher import Publisher
 from offline.settings import OfflineSettings
-from offline.webhooks.postman import Endpoint, Postman
+from offline.webhooks.dispatcher import Endpoint, WebhookDispatcher
 from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
 from runtime.loops import ExpectedErrors, retry_until, wait, watch_lag
@@ -96,7 +96,7 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
 
 
 class OfflineProcess:
-    """The process around the desk. Raises ConfigError, or OSError when the folder of files cannot be used."""
+    """The process around the batch runner. Raises ConfigError, or OSError when the folder of files cannot be used."""
 
     def __init__(self, me: Process, config: Config, metrics: Metrics, lifeline: Lifeline) -> None:
         files = config.section("files", FilesSettings)
@@ -112,11 +112,11 @@ class OfflineProcess:
         check_broker("events.publish_url", self._events.publish_url)
         check_broker("events.take_url", self._events.take_url)
         self._me, self._metrics, self._lifeline = me, metrics, lifeline
-        self._shelf = FileStore(files.dir)
-        self._shelf.prepare()
+        self._file_store = FileStore(files.dir)
+        self._file_store.prepare()
         self._keep_s, self._quarantine_s = files.retention_s, files.quarantine_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._desk: BatchRunner | None = None
+        self._runner: BatchRunner | None = None
         self._app = build_app(self.settings, self._redis, self._look_at_batch)
 
     async def run(self) -> int:
@@ -127,22 +127,22 @@ class OfflineProcess:
         headroom, store = Headroom(store_client), StoreMonitor(store_client)
         tools = BatchTools(store_client, headroom, store, tuple(self._served), self._batch, self._max_choices)
         say_s = min(1.0, self._redis.lease_ms / 2000)
-        bench = TurnContext(tools, self._shelf, self._metrics, self._keep_s, self.settings.turn_s, say_s)
-        self._desk = desk = BatchRunner(bench, self._quarantine_s)
+        context = TurnContext(tools, self._file_store, self._metrics, self._keep_s, self.settings.turn_s, say_s)
+        self._runner = runner = BatchRunner(context, self._quarantine_s)
         try:
             expected = ExpectedErrors(Unavailable, self._lifeline.wait, "waiting for Redis: %s")
             await retry_until(stop, store.enter, expected, ENTER_RETRY_DELAY_S)
         except ConfigError:
             await store_client.close()
             raise
-        bell = DueNotifier(Batches(store_client), self._app, self._metrics)
+        notifier = DueNotifier(Batches(store_client), self._app, self._metrics)
         loops = (
-            bell.keep_notifying(),
-            desk.keep_tidy(TIDY_INTERVAL_S),
+            notifier.keep_notifying(),
+            runner.keep_tidy(TIDY_INTERVAL_S),
             headroom.keep_looking(),
             store.keep_looking(),
             watch_lag(),
-            self._fold(),
+            self._flush_metrics(),
         )
         tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(store_client))]
         consumer = self._consumer(store_client, headroom, store)
@@ -155,7 +155,7 @@ class OfflineProcess:
                 self._lifeline.say("ready")
                 await self._until_stopped(stop, tasks, celery)
                 self._lifeline.say("draining")
-                desk.stop.set()
+                runner.stop.set()
                 if consumer is not None:
                     await consumer.stop()
                 await asyncio.to_thread(celery.stop, self.settings.drain_s)
@@ -170,7 +170,7 @@ class OfflineProcess:
         """Loops that pass events on: to webhooks and to the broker."""
         loops = []
         if self._endpoints:
-            loops.append(Postman(store_client, self._me.id, self._endpoints, self._metrics).keep_going())
+            loops.append(WebhookDispatcher(store_client, self._me.id, self._endpoints, self._metrics).keep_going())
         if self._events.publish_url:
             loops.append(Publisher(store_client, self._me.id, self._events, self._metrics).keep_publishing())
         return loops
@@ -194,15 +194,15 @@ class OfflineProcess:
                     task.result()
             await wait(stop, 1.0)
 
-    async def _fold(self) -> None:
+    async def _flush_metrics(self) -> None:
         while True:
-            self._metrics.fold()
+            self._metrics.flush()
             await asyncio.sleep(2.0)
 
-    def _look_at_batch(self, batch_id: str, telling: int) -> None:
+    def _look_at_batch(self, batch_id: str, notice: int) -> None:
         """The task's body, in one of Celery's threads: wait for the turn, which the event loop does."""
-        assert self._loop is not None and self._desk is not None
-        turn = asyncio.run_coroutine_threadsafe(self._desk.look_at_batch(batch_id, telling), self._loop)
+        assert self._loop is not None and self._runner is not None
+        turn = asyncio.run_coroutine_threadsafe(self._runner.look_at_batch(batch_id, notice), self._loop)
         try:
             turn.result(HARD_LIMIT_S)
         except TimeoutError:
@@ -212,12 +212,12 @@ class OfflineProcess:
             os._exit(EXIT_STUCK)
 
     def _describe(self) -> Process:
-        desk = self._desk
+        runner = self._runner
         return msgspec.structs.replace(
             self._me,
-            state="draining" if desk is not None and desk.stop.is_set() else "ready",
+            state="draining" if runner is not None and runner.stop.is_set() else "ready",
             slots=self.settings.concurrency,
-            running=desk.running if desk is not None else 0,
+            running=runner.running if runner is not None else 0,
         )
 
 

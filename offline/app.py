@@ -2,8 +2,8 @@
 
 Over Redis, Celery loses a message when its worker is killed between taking it and recording that it took it, and it
 gives a long task to a second worker after the visibility timeout. So a message only says "work on this batch"; the
-batch, its fencing token and its next due time are in Penstock's own keys, and offline.batch.bell repeats lost messages.
-A new kind of work gets a task here and a notifier of its own.
+batch, its fencing token and its next due time are in Penstock's own keys, and offline.batch.due_notifier repeats lost
+messages. A new kind of work gets a task here and a notifier of its own.
 """
 
 from __future__ import annotations

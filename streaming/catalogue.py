@@ -192,7 +192,7 @@ CATALOGUE = (
         "hash",
         "put_batch; steer, due, hold, save, reserve",
         "until retention after its end",
-        "one batch of lines: what was asked, status, progress, tellings (turn, heard), who works on it (epoch, lease)",
+        "one batch of lines: what was asked, status, progress, due notices (turn, heard), its lease (epoch, lease)",
     ),
     Key(
         "batches",

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+from telemetry.buffered import BufferedGauge, BufferedHistogram, LabelledCounter, LabelledHistogram
 from telemetry.live_gauges import GaugeSample, MetricsPage, families
-from telemetry.tallies import BufferedGauge, BufferedHistogram, Counts, Tallies
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-Folding = TypeVar("Folding", Counts, BufferedGauge, Tallies)
+BufferedMetric = TypeVar("BufferedMetric", LabelledCounter, BufferedGauge, LabelledHistogram)
 
 GaugeMode: TypeAlias = Literal["livesum", "livemostrecent"]
 """How the gauges of several live processes are combined."""
@@ -67,8 +67,8 @@ class Metrics:
 
     def __init__(self, metrics_dir: str, role: str, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._folding: list[Counts | BufferedGauge | Tallies] = []
-        """Buffered metrics, counted per request or per token; `fold` adds them to the library's metrics."""
+        self._buffered: list[LabelledCounter | BufferedGauge | LabelledHistogram] = []
+        """Buffered metrics, counted per request or per token; `flush` adds them to the library's metrics."""
         self._answers: dict[tuple[str, str], AnswerMetrics] = {}
         self._dir = Path(metrics_dir) if metrics_dir else None
         self._servers: list[tuple[WSGIServer, threading.Thread]] = []
@@ -77,33 +77,41 @@ class Metrics:
         self._count_batches()
         self._count_events()
         self._watch_workers()
-        for each in self._folding:
+        for each in self._buffered:
             registry.register(each)
         self.processes.labels(role).set(1)
 
     def _count_requests(self) -> None:
         """Requests, counted by the API."""
         self.requests = self._later(
-            Counts, "penstock_requests_total", "HTTP requests answered.", ("model", "endpoint", "code")
+            LabelledCounter, "penstock_requests_total", "HTTP requests answered.", ("model", "endpoint", "code")
         )
         self.errors = self._counter("penstock_errors_total", "Errors told to a client, by error code.", ("code",))
         self.open_streams = self._later(BufferedGauge, "penstock_open_streams", "Event streams open now.")
         self.stream_resumes = self._counter("penstock_stream_resumes_total", "Streams taken up again after a break.")
         self.request_duration = self._later(
-            Tallies, "gen_ai_server_request_duration_seconds", "From request to last byte.", GEN_AI, DURATION_BUCKETS
+            LabelledHistogram,
+            "gen_ai_server_request_duration_seconds",
+            "From request to last byte.",
+            GEN_AI,
+            DURATION_BUCKETS,
         )
         self.time_to_first_token = self._later(
-            Tallies, "gen_ai_server_time_to_first_token_seconds", "From request to first token.", GEN_AI, TTFT_BUCKETS
+            LabelledHistogram,
+            "gen_ai_server_time_to_first_token_seconds",
+            "From request to first token.",
+            GEN_AI,
+            TTFT_BUCKETS,
         )
         self.time_per_output_token = self._later(
-            Tallies,
+            LabelledHistogram,
             "gen_ai_server_time_per_output_token_seconds",
             "Between tokens, after the first.",
             GEN_AI,
             TPOT_BUCKETS,
         )
         self.token_usage = self._later(
-            Tallies,
+            LabelledHistogram,
             "gen_ai_client_token_usage",
             "Tokens of one request, by type (input | output).",
             (*GEN_AI, "gen_ai_token_type"),
@@ -114,16 +122,24 @@ class Metrics:
         """Jobs, counted by whichever process does it."""
         from prometheus_client import Histogram  # noqa: PLC0415 - see the module's docstring
 
-        self.jobs = self._later(Counts, "penstock_jobs_total", "Jobs that reached a final state.", ("model", "state"))
-        self.claims = self._later(Counts, "penstock_claims_total", "Jobs taken from a lane.", ("model", "priority"))
+        self.jobs = self._later(
+            LabelledCounter, "penstock_jobs_total", "Jobs that reached a final state.", ("model", "state")
+        )
+        self.claims = self._later(
+            LabelledCounter, "penstock_claims_total", "Jobs taken from a lane.", ("model", "priority")
+        )
         self.attempts = self._later(
-            Counts, "penstock_attempts_total", "Jobs begun, by number of the attempt.", ("model", "attempt")
+            LabelledCounter, "penstock_attempts_total", "Jobs begun, by number of the attempt.", ("model", "attempt")
         )
         self.queue_time = self._later(
-            Tallies, "penstock_queue_time_seconds", "Acceptance to claim.", ("model", "priority"), QUEUE_BUCKETS
+            LabelledHistogram,
+            "penstock_queue_time_seconds",
+            "Acceptance to claim.",
+            ("model", "priority"),
+            QUEUE_BUCKETS,
         )
         self.tokens = self._later(
-            Counts, "penstock_tokens_total", "Tokens (prompt | completion | cached).", ("model", "kind")
+            LabelledCounter, "penstock_tokens_total", "Tokens (prompt | completion | cached).", ("model", "kind")
         )
         self.cancel_to_abort = Histogram(
             "penstock_cancel_to_abort_seconds",
@@ -145,9 +161,9 @@ class Metrics:
         self.batch_turns = self._counter_of_ends(
             "penstock_batch_turns_total", "Turns at batches", "end", ("done", "taken", "failed")
         )
-        self.batch_tellings = self._counter_of_ends(
-            "penstock_batch_tellings_total",
-            "Celery messages, by why; unanswered: the one before led to nothing; lapsed: its worker was lost",
+        self.batch_due_notices = self._counter_of_ends(
+            "penstock_batch_due_notices_total",
+            "Due notices of batches, by why; unanswered: the one before led to nothing; lapsed: its worker was lost",
             "reason",
             ("due", "unanswered", "lapsed"),
         )
@@ -241,14 +257,14 @@ class Metrics:
             )
         return found
 
-    def _later(self, kind: type[Folding], *args: Any) -> Folding:
+    def _later(self, kind: type[BufferedMetric], *args: Any) -> BufferedMetric:
         each = kind(*args)
-        self._folding.append(each)
+        self._buffered.append(each)
         return each
 
-    def fold(self) -> None:
+    def flush(self) -> None:
         """Pass on what was counted since. Call once a second or so where a folder is shared (6 us a series)."""
-        for each in self._folding:
+        for each in self._buffered:
             each.flush()
 
     def expose(self, extra: Iterable[GaugeSample] = ()) -> bytes:
@@ -258,7 +274,7 @@ class Metrics:
         """
         from prometheus_client import generate_latest  # noqa: PLC0415 - see the module's docstring
 
-        self.fold()
+        self.flush()
         shown = self._registry.collect() if self._dir is None else merged(self._dir)
         page = [*sorted(shown, key=lambda metric: metric.name), *families(extra)]
         return generate_latest(MetricsPage(lambda: page))
@@ -283,7 +299,7 @@ class Metrics:
 
     def close(self) -> None:
         """Fold what is left, take this process's live gauges out of the folder, stop serving."""
-        self.fold()
+        self.flush()
         if self._dir is not None:
             drop_live_gauges(self._dir, os.getpid())
         while self._servers:

@@ -175,7 +175,7 @@ class WorkerProcess:
         while not run.done():
             stats = self._engine.stats()
             recorder.load(stats.slots, stats.running, self._worker.reserved)
-            self._metrics.fold()
+            self._metrics.flush()
             await asyncio.wait([run], timeout=1.0)
         watching.cancel()
         if run.result():

@@ -12,7 +12,7 @@ from api.openai.rendering import encode_json, on_one_line
 from api.stream.connection import Connection
 from api.stream.transport import CHUNK_END, chunk_head
 from streaming.jobs.frames import Delta
-from telemetry.tallies import BufferedHistogram
+from telemetry.buffered import BufferedHistogram
 
 
 class TokenFlow:

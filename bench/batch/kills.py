@@ -149,7 +149,7 @@ async def delays(folder: Path, trials: int) -> Delays:
 
 
 async def _message_lost(cluster: KillCluster, path: Path) -> float:
-    """The telling is taken here, as by a worker that is killed before it has noted that it took it."""
+    """The due notice is taken here, as by a worker that is killed before it has noted that it took it."""
     for child in _offline(cluster):
         child.send(signal.SIGSTOP)
     batch_id = await asyncio.to_thread(cluster.client.begin, path)

@@ -94,12 +94,12 @@ SECURITY = (
         "An endpoint that answers without end holds an attempt, and the network, until its time is over.",
         (
             Edit(
-                "offline/webhooks/postman.py",
+                "offline/webhooks/dispatcher.py",
                 "                if size > MAX_ANSWER_BYTES:\n                    break\n",
                 "",
             ),
         ),
-        ("tests/offline/webhooks/test_postman.py::test_an_answer_without_end_is_not_read_to_its_end",),
+        ("tests/offline/webhooks/test_dispatcher.py::test_an_answer_without_end_is_not_read_to_its_end",),
     ),
     Bug(
         "workers may read dead letters",

@@ -57,7 +57,7 @@ SURVIVORS = (
     Bug(
         "a young batch in quarantine",
         "A batch that is being created loses its folder to the quarantine.",
-        (Edit("offline/batch/desk.py", "if state is None} & set(old_works))", "if state is None})"),),
+        (Edit("offline/batch/batch_runner.py", "if state is None} & set(old_works))", "if state is None})"),),
         ("tests/offline/batch/test_tidy.py::test_what_is_young_is_left_alone",),
     ),
     Bug(
@@ -149,12 +149,14 @@ SURVIVORS = (
         "Two processes deliver one webhook message at the same time.",
         (
             Edit(
-                "offline/webhooks/postman.py",
+                "offline/webhooks/dispatcher.py",
                 "int(2000 * self.settings.timeout_s)",
                 "int(200 * self.settings.timeout_s)",
             ),
         ),
-        ("tests/offline/webhooks/test_postman.py::test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last",),
+        (
+            "tests/offline/webhooks/test_dispatcher.py::test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last",
+        ),
     ),
     Bug(
         "a cancelled batch waits its whole time",

@@ -156,7 +156,7 @@ STORE = (
         "A store restored to an earlier moment destroys the files that were uploaded since.",
         (
             Edit(
-                "offline/batch/desk.py",
+                "offline/batch/batch_runner.py",
                 "asyncio.to_thread(self._context.file_store.set_aside, part, name)",
                 "asyncio.to_thread(self._context.file_store.remove, name)",
             ),
@@ -204,7 +204,7 @@ STORE = (
         "Penstock pointed at another or an emptied Redis clears the folder of files.",
         (
             Edit(
-                "offline/batch/desk.py",
+                "offline/batch/batch_runner.py",
                 "        if not await self._store_matches():\n            return\n        while",
                 "        while",
             ),

@@ -321,8 +321,8 @@ def test_a_create_tried_again_with_another_file_computes_that_one(house: House, 
     )
     wire = RedisClient.open(RedisSettings(url=house.redis_url))
     batch_id = Batches(wire).new_id("local", joined("header", "tried"))
-    shelf = FileStore(house.folder / ".penstock" / "files")
-    shelf.begin_work(batch_id, first.id)  # all that a killed process left
+    file_store = FileStore(house.folder / ".penstock" / "files")
+    file_store.begin_work(batch_id, first.id)  # all that a killed process left
     body = {"input_file_id": second.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     status, _, answer = house.post("/v1/batches", body, {"Idempotency-Key": "tried"})
     assert status == 200 and json.loads(answer)["id"] == batch_id
@@ -339,7 +339,7 @@ def test_a_refused_create_leaves_no_link_to_its_file(house: House, openai: OpenA
         openai.files.create(file=("lines.jsonl", jsonl([line(number, max_tokens=300)])), purpose="batch")
         for number in range(3)
     ]
-    shelf = FileStore(house.folder / ".penstock" / "files")
+    file_store = FileStore(house.folder / ".penstock" / "files")
     header = {"Idempotency-Key": "links"}
 
     def create(file: int, **more: Any) -> int:
@@ -349,30 +349,30 @@ def test_a_refused_create_leaves_no_link_to_its_file(house: House, openai: OpenA
     assert create(0) == 200
     batch = openai.batches.list(limit=1).data[0]
     assert [create(1), create(2), create(0, metadata={"a": "b"})] == [422] * 3
-    assert {path.name for path in shelf.work(batch.id).glob("input*")} <= {"input", f"input.{files[0].id}"}
+    assert {path.name for path in file_store.work(batch.id).glob("input*")} <= {"input", f"input.{files[0].id}"}
     done = ended(openai, batch)
     answers_are_right(content(openai, done.output_file_id), [line(0, max_tokens=300)])
-    eventually(lambda: not shelf.work(batch.id).exists())
+    eventually(lambda: not file_store.work(batch.id).exists())
     for status, file, more in ((422, 1, {}), (422, 0, {"metadata": {"a": "b"}}), (200, 0, {})):
-        assert create(file, **more) == status and not shelf.work(batch.id).exists()
-    assert [shelf.path(file.id).stat().st_nlink for file in files] == [1, 1, 1]
+        assert create(file, **more) == status and not file_store.work(batch.id).exists()
+    assert [file_store.path(file.id).stat().st_nlink for file in files] == [1, 1, 1]
 
 
 def test_the_other_offers_go_when_a_batch_takes_its_input(tmp_path: Path) -> None:
     """And a refused offer of the same file is left until then."""
-    shelf = FileStore(tmp_path)
-    shelf.prepare()
+    file_store = FileStore(tmp_path)
+    file_store.prepare()
     for name in ("one", "two"):
-        shelf.path(name).write_text(name)
-        shelf.begin_work("b", name)
-    shelf.take_back("b", "one", used="one")
-    assert shelf.input_of("b", "one").read_text() == "one"
-    assert [path.name for path in shelf.work("b").iterdir()] == ["input"]
+        file_store.path(name).write_text(name)
+        file_store.begin_work("b", name)
+    file_store.take_back("b", "one", used="one")
+    assert file_store.input_of("b", "one").read_text() == "one"
+    assert [path.name for path in file_store.work("b").iterdir()] == ["input"]
     for name in ("one", "two"):
-        shelf.begin_work("b", name)
-        shelf.take_back("b", name, used="one")
-    assert [path.name for path in shelf.work("b").iterdir()] == ["input"]
-    assert shelf.input_of("b", "one").read_text() == "one"
+        file_store.begin_work("b", name)
+        file_store.take_back("b", name, used="one")
+    assert [path.name for path in file_store.work("b").iterdir()] == ["input"]
+    assert file_store.input_of("b", "one").read_text() == "one"
 
 
 def test_a_file_system_without_hard_links_keeps_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,11 +129,11 @@ def test_a_body_that_says_how_much_too_long_it_is_need_not_be_sent(door: House, 
 
 def test_the_folder_of_files_says_whose_it_is(door: House, ann: OpenAI) -> None:
     """From the first upload on: a store that was emptied must not take the files of another for its own."""
-    shelf = FileStore(door.folder / ".penstock" / "files")
+    file_store = FileStore(door.folder / ".penstock" / "files")
     ann.files.delete(ann.files.create(file=b"{}\n", purpose="batch").id)
     with Redis.from_url(door.redis_url) as store:
         ours = store.hget(fleet_key("store"), "deployment")
-    assert ours and shelf.owner == ours.decode()
+    assert ours and file_store.owner == ours.decode()
 
 
 def test_lists_in_pages_and_orders(ann: OpenAI) -> None:

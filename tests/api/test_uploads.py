@@ -37,31 +37,31 @@ def allowed(limit: int = LIMIT) -> Allowance:
     return Allowance(Counter(), "t", limit, 0, None)
 
 
-async def take(shelf: FileStore, parts: Sequence[bytes], kind: str = KIND, limit: int = LIMIT) -> Any:
-    return await receive(chunks(parts), kind, shelf, allowed(limit), 5)
+async def take(file_store: FileStore, parts: Sequence[bytes], kind: str = KIND, limit: int = LIMIT) -> Any:
+    return await receive(chunks(parts), kind, file_store, allowed(limit), 5)
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> FileStore:
-    shelf = FileStore(tmp_path / "files")
-    shelf.prepare()
-    return shelf
+def file_store(tmp_path: Path) -> FileStore:
+    file_store = FileStore(tmp_path / "files")
+    file_store.prepare()
+    return file_store
 
 
-def left(shelf: FileStore) -> list[Path]:
-    return list((shelf.folder / "incoming").iterdir())
+def left(file_store: FileStore) -> list[Path]:
+    return list((file_store.folder / "incoming").iterdir())
 
 
-async def test_cut_at_every_byte_it_is_the_same(shelf: FileStore) -> None:
+async def test_cut_at_every_byte_it_is_the_same(file_store: FileStore) -> None:
     """Boundaries, headers and data may lie across any two chunks."""
     whole = form(b"a\r\n--cu\n--cut\nb")
     for at in range(len(whole)):
-        upload = await take(shelf, [whole[:at], whole[at:]])
+        upload = await take(file_store, [whole[:at], whole[at:]])
         upload.incoming.close()
         assert upload.incoming.path.read_bytes() == b"a\r\n--cu\n--cut\nb"
         assert (upload.fields, upload.name, upload.lines) == ({"purpose": "batch"}, "in.jsonl", 3)
         upload.incoming.discard()
-    assert left(shelf) == []
+    assert left(file_store) == []
 
 
 @pytest.mark.parametrize(
@@ -84,34 +84,34 @@ async def test_cut_at_every_byte_it_is_the_same(shelf: FileStore) -> None:
     ],
 )
 async def test_what_is_wrong_is_refused_and_leaves_nothing(
-    shelf: FileStore, parts: list[bytes], kind: str, status: int
+    file_store: FileStore, parts: list[bytes], kind: str, status: int
 ) -> None:
     """The right status, and no file."""
     with pytest.raises(ApiError) as refused:
-        await take(shelf, parts, kind)
+        await take(file_store, parts, kind)
     assert refused.value.status == status
-    assert left(shelf) == []
+    assert left(file_store) == []
 
 
 @pytest.mark.parametrize("name", [b"purpose", b"file"])
-async def test_a_name_that_is_no_text_is_a_name_all_the_same(shelf: FileStore, name: bytes) -> None:
+async def test_a_name_that_is_no_text_is_a_name_all_the_same(file_store: FileStore, name: bytes) -> None:
     """Of a field nobody knows, or of a part that no file may be in."""
     sent = form().replace(b'name="' + name + b'"', b'name="\xff"')
     if name == b"file":
         with pytest.raises(ApiError, match="in a part named 'file'"):
-            await take(shelf, [sent])
+            await take(file_store, [sent])
     else:
-        upload = await take(shelf, [sent])
+        upload = await take(file_store, [sent])
         assert upload.fields == {"\ufffd": "batch"}
         upload.incoming.discard()
-    assert left(shelf) == []
+    assert left(file_store) == []
 
 
-async def test_a_part_without_a_name_is_no_other_part(shelf: FileStore) -> None:
+async def test_a_part_without_a_name_is_no_other_part(file_store: FileStore) -> None:
     """Whatever stood before it."""
     unnamed = b"--cut\r\nContent-Type: text/plain\r\n\r\nresponses\r\n"
     upload = await take(
-        shelf,
+        file_store,
         [
             form().replace(
                 b'--cut\r\nContent-Disposition: form-data; name="file"',
@@ -138,19 +138,19 @@ def with_header(size: int) -> bytes:
     ("made", "most", "words"), [(with_fields, 16, "more than 16 parts"), (with_header, 4096, "too long a header")]
 )
 async def test_parts_and_their_headers_are_bounded(
-    shelf: FileStore, made: Callable[[int], bytes], most: int, words: str
+    file_store: FileStore, made: Callable[[int], bytes], most: int, words: str
 ) -> None:
     """By ourselves, whatever bounds the parser has: to the last one they are taken, one more is refused."""
-    upload = await take(shelf, [made(most)])
+    upload = await take(file_store, [made(most)])
     assert upload.name == "in.jsonl"
     upload.incoming.discard()
     with pytest.raises(ApiError, match=words) as refused:
-        await take(shelf, [made(most + 1)])
+        await take(file_store, [made(most + 1)])
     assert refused.value.status == 400
-    assert left(shelf) == []
+    assert left(file_store) == []
 
 
-async def test_the_limit_holds_while_it_is_read(shelf: FileStore) -> None:
+async def test_the_limit_holds_while_it_is_read(file_store: FileStore) -> None:
     """What comes behind the limit is not even asked for."""
     given = 0
 
@@ -162,12 +162,12 @@ async def test_the_limit_holds_while_it_is_read(shelf: FileStore) -> None:
             yield b"x" * 1024
 
     with pytest.raises(ApiError) as refused:
-        await receive(endless(), KIND, shelf, allowed(), 5)
+        await receive(endless(), KIND, file_store, allowed(), 5)
     assert refused.value.status == 413 and given <= LIMIT // 1024 + 1
-    assert left(shelf) == []
+    assert left(file_store) == []
 
 
-async def test_the_disk_is_written_in_blocks(shelf: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_disk_is_written_in_blocks(file_store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """However small the pieces are that it comes in."""
     monkeypatch.setattr("api.uploads.BLOCK_BYTES", 1000)
     sizes: list[int] = []
@@ -179,12 +179,12 @@ async def test_the_disk_is_written_in_blocks(shelf: FileStore, monkeypatch: pyte
 
     monkeypatch.setattr(Incoming, "write", noted)
     whole = form(b"x" * 2500)
-    upload = await take(shelf, [whole[at : at + 100] for at in range(0, len(whole), 100)])
+    upload = await take(file_store, [whole[at : at + 100] for at in range(0, len(whole), 100)])
     assert sum(sizes) == 2500 and len(sizes) == 3 and min(sizes[:-1]) >= 1000
     upload.incoming.discard()
 
 
-async def test_the_quota_holds_while_it_is_read(shelf: FileStore) -> None:
+async def test_the_quota_holds_while_it_is_read(file_store: FileStore) -> None:
     """What a tenant keeps and what it sends beside this are taken off, and nothing of it is counted behind its end."""
     given, coming = 0, Counter({"t": 500, "other": 10**9})
 
@@ -196,9 +196,9 @@ async def test_the_quota_holds_while_it_is_read(shelf: FileStore) -> None:
             yield b"x" * 100
 
     with pytest.raises(QuotaExceeded) as refused, Allowance(coming, "t", LIMIT, 1000, 2500) as allowance:
-        await receive(endless(), KIND, shelf, allowance, 5)
+        await receive(endless(), KIND, file_store, allowance, 5)
     assert (refused.value.name, refused.value.used, refused.value.limit) == ("file_bytes", 1500, 2500)
-    assert given <= 1000 // 100 + 1 and coming == {"t": 500, "other": 10**9} and left(shelf) == []
+    assert given <= 1000 // 100 + 1 and coming == {"t": 500, "other": 10**9} and left(file_store) == []
 
 
 @pytest.mark.parametrize(("length", "raised"), [(LIMIT + 65_537, ApiError), (66_600, QuotaExceeded), (66_000, None)])
@@ -212,7 +212,7 @@ def test_a_length_says_enough(length: int, raised: type[Exception] | None) -> No
             allowance.check_length(length)
 
 
-async def test_a_sender_that_stops_is_cut_off(shelf: FileStore) -> None:
+async def test_a_sender_that_stops_is_cut_off(file_store: FileStore) -> None:
     """408, and nothing stays."""
 
     async def stalled() -> AsyncIterator[bytes]:
@@ -220,18 +220,18 @@ async def test_a_sender_that_stops_is_cut_off(shelf: FileStore) -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(ApiError) as refused:
-        await receive(stalled(), KIND, shelf, allowed(), 0.05)
+        await receive(stalled(), KIND, file_store, allowed(), 0.05)
     assert refused.value.status == 408
-    assert left(shelf) == []
+    assert left(file_store) == []
 
 
 @pytest.mark.parametrize(
     ("name", "shown"),
     [("../../etc/passwd", "passwd"), ("C:\\\\x\\\\y.jsonl", "y.jsonl"), ("a\x1b[31mb", "a[31mb"), ("..", "file")],
 )
-async def test_names_are_for_people_only(shelf: FileStore, name: str, shown: str) -> None:
+async def test_names_are_for_people_only(file_store: FileStore, name: str, shown: str) -> None:
     """No path, nothing a terminal would obey; the bytes lie elsewhere anyway."""
-    upload = await take(shelf, [form(name=name)])
+    upload = await take(file_store, [form(name=name)])
     assert upload.name == shown
-    assert upload.incoming.path.parent == shelf.folder / "incoming"
+    assert upload.incoming.path.parent == file_store.folder / "incoming"
     upload.incoming.discard()

@@ -27,7 +27,7 @@ SHOWN = {
     "penstock_workers_wanted", "penstock_processes", "penstock_worker_running", "penstock_worker_slots",
     "penstock_lease_reclaims_total", "penstock_jobs_given_up_total",
     "penstock_batches_unfinished", "penstock_batch_enqueued_tokens", "penstock_batches_total",
-    "penstock_batch_lines_total", "penstock_batch_turns_total", "penstock_batch_tellings_total",
+    "penstock_batch_lines_total", "penstock_batch_turns_total", "penstock_batch_due_notices_total",
     "penstock_worker_reserved_slots", "penstock_webhook_attempts_total", "penstock_events_published_total",
     "penstock_events_taken_total",
 }  # fmt: skip
@@ -64,7 +64,7 @@ def test_what_is_asked_for_is_counted(at: int) -> None:
         ('penstock_lane_waiting{lane="batch"}', "penstock_lane_waiting has no label lane"),
         ('penstock_lane_waiting{priority="urgent"}', "priority is never urgent"),
         ('penstock_batch_turns_total{end="delivered"}', "end is never delivered"),
-        ('penstock_batch_tellings_total{reason=~"due|lost"}', "reason is never due|lost"),
+        ('penstock_batch_due_notices_total{reason=~"due|lost"}', "reason is never due|lost"),
         ("penstock_open_streams unless on (pod) penstock_lane_waiting", "penstock_open_streams has no label pod"),
     ],
 )

@@ -14,7 +14,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from offline.app import HARD_LIMIT_S, QUEUE, VISIBILITY_S, broker, build_app
-from offline.batch.bell import DueNotifier
+from offline.batch.due_notifier import DueNotifier
 from offline.broker.connection import Broker, BrokerUnavailable
 from offline.settings import OfflineSettings
 from runtime.config import ConfigError
@@ -30,7 +30,7 @@ from telemetry.metrics import Metrics
 pytestmark = pytest.mark.slow
 
 
-def nothing(_batch: str, _telling: int) -> None:
+def nothing(_batch: str, _notice: int) -> None:
     """A task without work."""
 
 
@@ -145,7 +145,7 @@ async def test_over_tls_nobody_is_believed_without_a_certificate(
 
 
 async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis_url: str) -> None:
-    """However many bells ring; a lost message is sent again after a while, and the old one is worth nothing."""
+    """However many notifiers run; a lost message is sent again after a while, and the old one is worth nothing."""
     settings = RedisSettings(url=redis_url, lease_ms=400)
     wire, app = RedisClient.open(settings), build_app(OfflineSettings(), settings, nothing)
     batches = Batches(wire)
@@ -157,16 +157,16 @@ async def test_each_batch_is_told_by_one_message_and_again_when_it_is_lost(redis
             )  # fmt: skip
             await batches.create(batch, "digest")
         metrics = Metrics.start("", "offline")
-        bells = [DueNotifier(batches, app, metrics) for _ in range(4)]
-        assert sum(await asyncio.gather(*(bell.notify() for bell in bells))) == 3
+        notifiers = [DueNotifier(batches, app, metrics) for _ in range(4)]
+        assert sum(await asyncio.gather(*(notifier.notify() for notifier in notifiers))) == 3
         with Redis.from_url(redis_url) as redis:
             assert redis.llen(f"{BROKER}{QUEUE}") == 3
             redis.delete(f"{BROKER}{QUEUE}")
-            assert await until(bells[0].notify) == 3
+            assert await until(notifiers[0].notify) == 3
             assert redis.llen(f"{BROKER}{QUEUE}") == 3
             page = metrics.expose().decode()
-            assert 'penstock_batch_tellings_total{reason="due"} 3.0' in page
-            assert 'penstock_batch_tellings_total{reason="unanswered"} 3.0' in page
+            assert 'penstock_batch_due_notices_total{reason="due"} 3.0' in page
+            assert 'penstock_batch_due_notices_total{reason="unanswered"} 3.0' in page
             assert all(key.startswith(b"penstock:") for key in redis.scan_iter("*"))
     finally:
         app.close()

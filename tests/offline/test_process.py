@@ -30,7 +30,7 @@ def test_it_says_how_many_batches_it_works_on(process: OfflineProcess) -> None:
     begun = process._describe()
     assert (begun.role, begun.id, begun.state, begun.slots, begun.running) == ("offline", "offline-7", "ready", 2, 0)
     stop = asyncio.Event()
-    process._desk = SimpleNamespace(running=2, stop=stop)  # type: ignore[assignment]
+    process._runner = SimpleNamespace(running=2, stop=stop)  # type: ignore[assignment]
     assert (process._describe().state, process._describe().running) == ("ready", 2)
     stop.set()
     assert (process._describe().state, process._describe().running) == ("draining", 2)
@@ -41,7 +41,7 @@ async def test_a_turn_that_never_ends_ends_the_process(
 ) -> None:
     """With a code that has a fresh one started: what holds the turn up cannot be had back."""
 
-    async def hangs(_batch: str, _telling: int) -> None:
+    async def hangs(_batch: str, _notice: int) -> None:
         await asyncio.Event().wait()
 
     def ends(code: int) -> None:
@@ -51,7 +51,7 @@ async def test_a_turn_that_never_ends_ends_the_process(
     monkeypatch.setattr(os, "_exit", ends)
     monkeypatch.setattr(program.logging, "shutdown", lambda: None)
     process._loop = asyncio.get_running_loop()
-    process._desk = SimpleNamespace(look_at_batch=hangs)  # type: ignore[assignment]
+    process._runner = SimpleNamespace(look_at_batch=hangs)  # type: ignore[assignment]
     with pytest.raises(SystemExit) as ended:
         await asyncio.to_thread(process._look_at_batch, "batch", 1)
     assert ended.value.code == EXIT_STUCK

@@ -11,9 +11,9 @@ import promql_parser
 from streaming.fleet.process import Role
 from streaming.priority import Priority
 from telemetry import live_gauges
+from telemetry.buffered import BufferedGauge, LabelledCounter, LabelledHistogram
 from telemetry.live_gauges import LiveGauge
 from telemetry.metrics import Metrics
-from telemetry.tallies import BufferedGauge, Counts, Tallies
 
 ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 TARGET = {"instance", "job"}
@@ -42,7 +42,7 @@ def known() -> dict[str, set[str]]:
 def instruments() -> Iterator[Any]:
     """Every metric that a process keeps."""
     for value in vars(Metrics.start("", "api")).values():
-        yield value.instrument if isinstance(value, Counts | BufferedGauge | Tallies) else value
+        yield value.instrument if isinstance(value, LabelledCounter | BufferedGauge | LabelledHistogram) else value
 
 
 def listed() -> dict[tuple[str, str], set[str]]:

@@ -31,7 +31,7 @@ metrics.worker_slots.labels("m").set(count)
 metrics.open_streams.set(count)
 metrics.time_to_first_token.labels("chat", "m").observe(0.03)
 metrics.time_per_output_token.labels("chat", "m").observe(0.012, count)
-metrics.fold()
+metrics.flush()
 print("counted", flush=True)
 for line in sys.stdin:
     exec(line)
@@ -118,7 +118,7 @@ def test_two_processes_make_one_sum_and_the_dead_stay_counted(tmp_path: Path) ->
 
 
 def test_a_clean_end_leaves_counts_and_takes_gauges(tmp_path: Path) -> None:
-    """`close` folds the tallies and removes this process's live gauges."""
+    """`close` flushes the buffers and removes this process's live gauges."""
     folder, page = tmp_path / "metrics", tmp_path / "page"
     with child(folder, "api", 1) as reader, child(folder, "worker", 2) as leaver:
         leaver.do('metrics.time_per_output_token.labels("chat", "m").observe(0.012)')
@@ -148,7 +148,7 @@ def test_equal_observations_count_as_so_many_alike() -> None:
 
 
 def test_a_tally_counts_as_the_histogram_does() -> None:
-    """The same values give the same page, bounds included, however often it is folded in between."""
+    """The same values give the same page, bounds included, however often it is flushed in between."""
     metrics = Metrics.start("", "api")
     tally = metrics.time_per_output_token.labels("chat", "a")
     plain = metrics.time_to_first_token.labels("chat", "a")
@@ -158,7 +158,7 @@ def test_a_tally_counts_as_the_histogram_does() -> None:
         tally.observe(seconds)
         plain.observe(seconds)
         if number % 3 == 0:
-            metrics.fold()
+            metrics.flush()
     shown = samples(metrics.expose())
     labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "a"}
     first, second = "gen_ai_server_time_per_output_token_seconds", "gen_ai_server_time_to_first_token_seconds"
@@ -175,7 +175,7 @@ def test_a_tally_counts_as_the_histogram_does() -> None:
 
 
 def test_an_observation_in_the_middle_of_a_fold_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Folding may happen in another thread at any moment: what comes meanwhile is in the next fold, exactly once."""
+    """A flush may happen in another thread at any moment: what comes meanwhile is in the next, exactly once."""
     metrics = Metrics.start("", "api")
     tally = metrics.time_per_output_token.labels("chat", "b")
     inc, still = values.ValueClass.inc, [5]
@@ -189,7 +189,7 @@ def test_an_observation_in_the_middle_of_a_fold_is_not_lost(monkeypatch: pytest.
     monkeypatch.setattr(values.ValueClass, "inc", interrupted)
     tally.observe(0.01, 2)
     tally.observe(0.3)
-    metrics.fold()
+    metrics.flush()
     shown = samples(metrics.expose())
     labels = {"gen_ai_operation_name": "chat", "gen_ai_request_model": "b"}
     assert still == [0]
@@ -227,7 +227,7 @@ def test_a_process_alone_shows_its_own_numbers() -> None:
 
 
 def test_a_worker_serves_its_own_page_with_fresh_tallies() -> None:
-    """GET /metrics on the port of its own, folded as it is read; after close the port is free."""
+    """GET /metrics on the port of its own, flushed as it is read; after close the port is free."""
     metrics = Metrics.start("", "worker")
     port = metrics.serve(0)
     metrics.time_per_output_token.labels("chat", "c").observe(0.01)

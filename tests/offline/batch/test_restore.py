@@ -68,9 +68,9 @@ def test_a_batch_that_had_ended_ends_again_as_it_did(tmp_path: Path) -> None:
         assert [batch.status for batch in before] == ["completed", "cancelled", "completed", "completed"]
         output = content(openai, before[0].output_file_id)
         nothing_left_over(tmp_path)
-    shelf = FileStore(tmp_path / ".penstock" / "files")
-    shelf.set_aside("files", before[0].output_file_id or "")
-    for path in (shelf.folder / "ended").iterdir():
+    file_store = FileStore(tmp_path / ".penstock" / "files")
+    file_store.set_aside("files", before[0].output_file_id or "")
+    for path in (file_store.folder / "ended").iterdir():
         if path.name.startswith((batches[2].id, batches[3].id)):
             path.unlink()
     shutil.rmtree(data)
@@ -96,38 +96,38 @@ def test_a_batch_that_had_ended_ends_again_as_it_did(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> FileStore:
+def file_store(tmp_path: Path) -> FileStore:
     return FileStore(tmp_path / "files")
 
 
-def a_file(shelf: FileStore, name: str) -> StoredFile:
-    incoming = shelf.open_incoming()
-    shelf.keep(incoming, name)
+def a_file(file_store: FileStore, name: str) -> StoredFile:
+    incoming = file_store.open_incoming()
+    file_store.keep(incoming, name)
     return StoredFile(id=name, tenant="t", name=name, size=0, purpose="batch_output", created_ms=1, expires_ms=2)
 
 
-def test_the_last_note_whose_files_are_there_counts(shelf: FileStore) -> None:
+def test_the_last_note_whose_files_are_there_counts(file_store: FileStore) -> None:
     """A turn that was overtaken may have left one whose files it has removed; a half-readable one is none."""
-    file, other = a_file(shelf, "file-a"), a_file(shelf, "file-b")
-    assert noted_ending(shelf, "batch_a") is None
+    file, other = a_file(file_store, "file-a"), a_file(file_store, "file-b")
+    assert noted_ending(file_store, "batch_a") is None
     first = Ending(BatchState.COMPLETED, BatchProgress(total=3, output_file="file-a"), (file,))
-    note_ending(shelf, "batch_a", 9, first)
-    note_ending(shelf, "batch_a", 10, Ending(BatchState.EXPIRED, BatchProgress(total=3), (other,)))
-    shelf.note("batch_a", 11, b"{")
-    shelf.note("batch_b", 12, b"{}")
-    last = noted_ending(shelf, "batch_a")
+    note_ending(file_store, "batch_a", 9, first)
+    note_ending(file_store, "batch_a", 10, Ending(BatchState.EXPIRED, BatchProgress(total=3), (other,)))
+    file_store.note("batch_a", 11, b"{")
+    file_store.note("batch_b", 12, b"{}")
+    last = noted_ending(file_store, "batch_a")
     assert last is not None and last.state is BatchState.EXPIRED
-    shelf.remove("file-b")
-    assert noted_ending(shelf, "batch_a") == first
-    shelf.remove("file-a")
-    assert noted_ending(shelf, "batch_a") is None
+    file_store.remove("file-b")
+    assert noted_ending(file_store, "batch_a") == first
+    file_store.remove("file-a")
+    assert noted_ending(file_store, "batch_a") is None
 
 
-def test_notes_are_kept_as_long_as_records(shelf: FileStore) -> None:
+def test_notes_are_kept_as_long_as_records(file_store: FileStore) -> None:
     """And no longer."""
-    note_ending(shelf, "batch_a", 1, Ending(BatchState.FAILED, BatchProgress()))
-    note_ending(shelf, "batch_b", 1, Ending(BatchState.FAILED, BatchProgress()))
+    note_ending(file_store, "batch_a", 1, Ending(BatchState.FAILED, BatchProgress()))
+    note_ending(file_store, "batch_b", 1, Ending(BatchState.FAILED, BatchProgress()))
     old = time.time() - 31 * DAY_S
-    os.utime(shelf.folder / "ended" / "batch_a.00000001", (old, old))
-    shelf.end_notes(30 * DAY_S)
-    assert noted_ending(shelf, "batch_a") is None and noted_ending(shelf, "batch_b") is not None
+    os.utime(file_store.folder / "ended" / "batch_a.00000001", (old, old))
+    file_store.end_notes(30 * DAY_S)
+    assert noted_ending(file_store, "batch_a") is None and noted_ending(file_store, "batch_b") is not None

@@ -16,7 +16,7 @@ from house import House, eventually, redis_process
 from openai import OpenAI
 from redis import Redis
 
-from offline.batch.desk import BatchRunner
+from offline.batch.batch_runner import BatchRunner
 from offline.batch.lines import BatchTools
 from offline.batch.turn import TurnContext
 from streaming.batches.file_store import DAY_S, ORPHAN_AGE_S, FileStore
@@ -51,64 +51,68 @@ def metrics() -> Iterator[Metrics]:
 
 
 @pytest.fixture
-async def desk(wire: RedisClient, metrics: Metrics, tmp_path: Path) -> BatchRunner:
+async def runner(wire: RedisClient, metrics: Metrics, tmp_path: Path) -> BatchRunner:
     """A store and an empty folder that have found each other."""
     await enter_store(wire)
     tools = BatchTools(wire, Headroom(wire), StoreMonitor(wire), (), BatchSettings(), 64)
-    shelf = FileStore(tmp_path / "files")
-    shelf.prepare()
-    desk = BatchRunner(TurnContext(tools, shelf, metrics, 3600, 1.0), KEEP_S)
-    await desk.tidy()
-    return desk
+    file_store = FileStore(tmp_path / "files")
+    file_store.prepare()
+    runner = BatchRunner(TurnContext(tools, file_store, metrics, 3600, 1.0), KEEP_S)
+    await runner.tidy()
+    return runner
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> FileStore:
+def file_store(tmp_path: Path) -> FileStore:
     return FileStore(tmp_path / "files")
 
 
-async def kept(wire: RedisClient, shelf: FileStore, *, lives_ms: int = 3_600_000) -> StoredFile:
+async def kept(wire: RedisClient, file_store: FileStore, *, lives_ms: int = 3_600_000) -> StoredFile:
     """A file as it is uploaded, long ago."""
     files, now_ms = Files(wire), await wire.now_ms()
-    incoming = shelf.open_incoming()
+    incoming = file_store.open_incoming()
     incoming.write(b"{}\n")
     file = StoredFile(
         id=files.new_id("t"), tenant="t", name="in.jsonl", size=3, purpose="batch", created_ms=now_ms,
         expires_ms=now_ms + lives_ms,
     )  # fmt: skip
-    shelf.keep(incoming, file.id)
+    file_store.keep(incoming, file.id)
     await files.put(file)
-    age(shelf.path(file.id))
+    age(file_store.path(file.id))
     return file
 
 
-def quarantined(shelf: FileStore) -> list[str]:
-    return sorted(path.name for path in (shelf.folder / "quarantine").glob("*/*/*"))
+def quarantined(file_store: FileStore) -> list[str]:
+    return sorted(path.name for path in (file_store.folder / "quarantine").glob("*/*/*"))
 
 
-async def test_what_the_store_forgot_is_quarantined(wire: RedisClient, desk: BatchRunner, shelf: FileStore) -> None:
+async def test_what_the_store_forgot_is_quarantined(
+    wire: RedisClient, runner: BatchRunner, file_store: FileStore
+) -> None:
     """As after a restore to an earlier moment: files and batches without a record; what has one stays in place."""
-    known, forgotten, batch = await kept(wire, shelf), await kept(wire, shelf), "batch_00" + 30 * "a"
-    work = shelf.work(batch)
+    known, forgotten, batch = await kept(wire, file_store), await kept(wire, file_store), "batch_00" + 30 * "a"
+    work = file_store.work(batch)
     work.mkdir()
     (work / "1.results").write_bytes(b"answers")
     age(work)
     await wire.redis.delete(partition_key(0, "file", forgotten.id))
-    await desk.tidy()
-    assert shelf.path(known.id).exists() and not shelf.path(forgotten.id).exists() and not work.exists()
-    assert quarantined(shelf) == sorted([batch, forgotten.id])
-    (place,) = (shelf.folder / "quarantine").glob(f"*/files/{forgotten.id}")
+    await runner.tidy()
+    assert file_store.path(known.id).exists() and not file_store.path(forgotten.id).exists() and not work.exists()
+    assert quarantined(file_store) == sorted([batch, forgotten.id])
+    (place,) = (file_store.folder / "quarantine").glob(f"*/files/{forgotten.id}")
     assert place.read_bytes() == b"{}\n"
-    assert [path.read_bytes() for path in (shelf.folder / "quarantine").glob("*/batches/*/1.results")] == [b"answers"]
+    assert [path.read_bytes() for path in (file_store.folder / "quarantine").glob("*/batches/*/1.results")] == [
+        b"answers"
+    ]
 
 
 async def test_files_whose_records_are_lost_end_with_their_time(
-    wire: RedisClient, desk: BatchRunner, shelf: FileStore, monkeypatch: pytest.MonkeyPatch
+    wire: RedisClient, runner: BatchRunner, file_store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that cannot be read and one that is gone: nobody is charged for them for ever, and however many there are,
     they keep no other from being forgotten."""
-    monkeypatch.setattr("offline.batch.desk.MAX_EXPIRED", 2)
-    files = [await kept(wire, shelf, lives_ms=lives_ms) for lives_ms in (1, 2, 3, 4)]
+    monkeypatch.setattr("offline.batch.batch_runner.MAX_EXPIRED", 2)
+    files = [await kept(wire, file_store, lives_ms=lives_ms) for lives_ms in (1, 2, 3, 4)]
     await wire.redis.set(partition_key(0, "file", files[0].id), b"\xc1")
     for file in files[1:3]:
         await wire.redis.delete(partition_key(0, "file", file.id))
@@ -116,126 +120,128 @@ async def test_files_whose_records_are_lost_end_with_their_time(
     assert (await quotas.usage("t")).files == 4 and await quotas.file_bytes("t") > 0
     while await wire.now_ms() <= max(file.expires_ms for file in files):
         await asyncio.sleep(0.001)
-    await desk.tidy()
+    await runner.tidy()
     usage = await quotas.usage("t")
     assert (usage.files, usage.file_bytes) == (0, 0) and await Files(wire).expired(10) == []
-    assert not any(shelf.path(file.id).exists() for file in files) and quarantined(shelf) == []
+    assert not any(file_store.path(file.id).exists() for file in files) and quarantined(file_store) == []
 
 
-async def test_notes_of_ended_batches_end_with_their_records(desk: BatchRunner, shelf: FileStore) -> None:
+async def test_notes_of_ended_batches_end_with_their_records(runner: BatchRunner, file_store: FileStore) -> None:
     """A note restores an end that the store forgot: it is needed for as long as the store would have kept that."""
     for name, seconds in (("batch_old", 3700.0), ("batch_new", 3500.0)):
-        shelf.note(name, 1, b"")
-        age(next(shelf.folder.rglob(f"{name}.*")), seconds)
-    await desk.tidy()
-    assert (shelf.notes("batch_old"), shelf.notes("batch_new")) == ([], [b""])
+        file_store.note(name, 1, b"")
+        age(next(file_store.folder.rglob(f"{name}.*")), seconds)
+    await runner.tidy()
+    assert (file_store.notes("batch_old"), file_store.notes("batch_new")) == ([], [b""])
 
 
-async def test_what_is_young_is_left_alone(wire: RedisClient, desk: BatchRunner, shelf: FileStore) -> None:
+async def test_what_is_young_is_left_alone(wire: RedisClient, runner: BatchRunner, file_store: FileStore) -> None:
     """Its record may be on its way: a file that is being uploaded, a batch that is being created."""
-    file, work = await kept(wire, shelf), shelf.work("batch_00" + 30 * "b")
+    file, work = await kept(wire, file_store), file_store.work("batch_00" + 30 * "b")
     work.mkdir()
-    age(shelf.path(file.id), 0)
+    age(file_store.path(file.id), 0)
     await wire.redis.delete(partition_key(0, "file", file.id))
-    await desk.tidy()
-    assert shelf.path(file.id).exists() and work.exists() and quarantined(shelf) == []
+    await runner.tidy()
+    assert file_store.path(file.id).exists() and work.exists() and quarantined(file_store) == []
     age(work)
-    await desk.tidy()
-    assert not work.exists() and quarantined(shelf) == [work.name]
+    await runner.tidy()
+    assert not work.exists() and quarantined(file_store) == [work.name]
 
 
-async def test_an_emptied_store_touches_nothing(wire: RedisClient, desk: BatchRunner, shelf: FileStore) -> None:
+async def test_an_emptied_store_touches_nothing(wire: RedisClient, runner: BatchRunner, file_store: FileStore) -> None:
     """Not even what is expired or half uploaded, until a person adopts the folder; then it is quarantined."""
-    file, batch = await kept(wire, shelf), shelf.work("batch_00" + 30 * "b")
+    file, batch = await kept(wire, file_store), file_store.work("batch_00" + 30 * "b")
     batch.mkdir()
     age(batch)
-    half = shelf.open_incoming()
+    half = file_store.open_incoming()
     half.write(b"half")
     half.close()
     age(half.path)
     await wire.redis.flushall()
-    await desk.tidy()
-    late = await kept(wire, shelf, lives_ms=1)
-    await desk.tidy()
+    await runner.tidy()
+    late = await kept(wire, file_store, lives_ms=1)
+    await runner.tidy()
     now = await identify(wire)  # as the monitor of a running process does
-    await desk.tidy()
-    assert all(path.exists() for path in (shelf.path(file.id), shelf.path(late.id), batch, half.path))
-    assert "store adopt" in disagreement(now.deployment, shelf.owner, shelf.folder)
-    shelf.adopt(now.deployment)
-    await desk.tidy()
-    assert quarantined(shelf) == sorted([batch.name, file.id])
-    assert not any(path.exists() for path in (shelf.path(late.id), half.path))
+    await runner.tidy()
+    assert all(path.exists() for path in (file_store.path(file.id), file_store.path(late.id), batch, half.path))
+    assert "store adopt" in disagreement(now.deployment, file_store.owner, file_store.folder)
+    file_store.adopt(now.deployment)
+    await runner.tidy()
+    assert quarantined(file_store) == sorted([batch.name, file.id])
+    assert not any(path.exists() for path in (file_store.path(late.id), half.path))
 
 
 async def test_a_store_that_is_emptied_while_it_is_asked(
-    wire: RedisClient, desk: BatchRunner, shelf: FileStore, monkeypatch: pytest.MonkeyPatch
+    wire: RedisClient, runner: BatchRunner, file_store: FileStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It knew the deployment, and then no file any more."""
-    file, ask = await kept(wire, shelf), Files.known
+    file, ask = await kept(wire, file_store), Files.known
 
     async def known(self: Files, ids: list[str]) -> set[str]:
         await wire.redis.flushall()
         return await ask(self, ids)
 
     monkeypatch.setattr(Files, "known", known)
-    await desk.tidy()
-    assert shelf.path(file.id).exists()
+    await runner.tidy()
+    assert file_store.path(file.id).exists()
 
 
 async def test_a_folder_with_files_of_nobody_is_not_taken(
-    wire: RedisClient, desk: BatchRunner, shelf: FileStore
+    wire: RedisClient, runner: BatchRunner, file_store: FileStore
 ) -> None:
     """As one of an earlier version is; an empty one is taken by the first that comes, and by nobody after that."""
-    file = await kept(wire, shelf)
+    file = await kept(wire, file_store)
     await wire.redis.delete(partition_key(0, "file", file.id))
-    (shelf.folder / "deployment").unlink()
-    await desk.tidy()
-    assert shelf.owner == "" and shelf.path(file.id).exists()
-    empty = FileStore(shelf.folder / "other")
+    (file_store.folder / "deployment").unlink()
+    await runner.tidy()
+    assert file_store.owner == "" and file_store.path(file.id).exists()
+    empty = FileStore(file_store.folder / "other")
     assert [empty.claim("dep_a"), empty.claim("dep_b"), empty.owner] == ["dep_a"] * 3
 
 
-def test_the_quarantine_ends(shelf: FileStore) -> None:
+def test_the_quarantine_ends(file_store: FileStore) -> None:
     """A day's at once, when all of it has been there for long enough; other people's folders stay."""
-    shelf.prepare()
+    file_store.prepare()
     now = time.time()
     for days, name in ((91.5, "old"), (1, "young"), (1, "young")):
-        shelf.path(name).write_bytes(name.encode())
-        shelf.set_aside("files", name, now - days * DAY_S)
-    (shelf.folder / "quarantine" / "mine").mkdir()
-    assert [number for _, number in shelf.quarantined()] == [1, 2]
-    assert len(shelf.end_quarantine(KEEP_S, now)) == 1
-    assert [number for _, number in shelf.quarantined()] == [2] and (shelf.folder / "quarantine" / "mine").exists()
-    names = quarantined(shelf)
+        file_store.path(name).write_bytes(name.encode())
+        file_store.set_aside("files", name, now - days * DAY_S)
+    (file_store.folder / "quarantine" / "mine").mkdir()
+    assert [number for _, number in file_store.quarantined()] == [1, 2]
+    assert len(file_store.end_quarantine(KEEP_S, now)) == 1
+    assert [number for _, number in file_store.quarantined()] == [2] and (
+        file_store.folder / "quarantine" / "mine"
+    ).exists()
+    names = quarantined(file_store)
     assert len(names) == 2 and names[0] == "young" and names[1].startswith("young.")
 
 
-def test_the_quarantine_keeps_the_end_of_a_day_for_as_long_as_its_beginning(shelf: FileStore) -> None:
+def test_the_quarantine_keeps_the_end_of_a_day_for_as_long_as_its_beginning(file_store: FileStore) -> None:
     """What is set aside in a day's last second is kept for all of the time that is documented."""
-    shelf.prepare()
+    file_store.prepare()
     midnight = datetime(2026, 3, 2, tzinfo=UTC).timestamp()
-    shelf.path("late").write_bytes(b"x")
-    shelf.set_aside("files", "late", midnight - 1)
-    assert [day for day, _ in shelf.quarantined()] == ["2026-03-01"]
-    assert shelf.end_quarantine(KEEP_S, midnight + KEEP_S - 1) == [] and quarantined(shelf) == ["late"]
-    assert shelf.end_quarantine(KEEP_S, midnight + KEEP_S + 1) == ["2026-03-01"] and quarantined(shelf) == []
+    file_store.path("late").write_bytes(b"x")
+    file_store.set_aside("files", "late", midnight - 1)
+    assert [day for day, _ in file_store.quarantined()] == ["2026-03-01"]
+    assert file_store.end_quarantine(KEEP_S, midnight + KEEP_S - 1) == [] and quarantined(file_store) == ["late"]
+    assert file_store.end_quarantine(KEEP_S, midnight + KEEP_S + 1) == ["2026-03-01"] and quarantined(file_store) == []
 
 
-def test_what_lies_in_the_quarantine_ends_no_emptying(shelf: FileStore, tmp_path: Path) -> None:
+def test_what_lies_in_the_quarantine_ends_no_emptying(file_store: FileStore, tmp_path: Path) -> None:
     """Plain files beside the days and in one, even one named as a day is, and a day that cannot be removed."""
-    shelf.prepare()
-    shelf.path("old").write_bytes(b"x")
+    file_store.prepare()
+    file_store.path("old").write_bytes(b"x")
     now = time.time()
-    shelf.set_aside("files", "old", now - 100 * DAY_S)
-    folder = shelf.folder / "quarantine"
+    file_store.set_aside("files", "old", now - 100 * DAY_S)
+    folder = file_store.folder / "quarantine"
     (old,) = folder.iterdir()
     (old / "note").write_text("mine")
     (folder / ".DS_Store").write_text("x")
     (folder / "2001-01-01").write_text("no folder")
     (tmp_path / "elsewhere").mkdir()
     (folder / "2001-01-02").symlink_to(tmp_path / "elsewhere")  # nothing removes a folder through a link
-    assert dict(shelf.quarantined())[old.name] == 1
-    assert shelf.end_quarantine(KEEP_S, now) == [old.name] and not old.exists()
+    assert dict(file_store.quarantined())[old.name] == 1
+    assert file_store.end_quarantine(KEEP_S, now) == [old.name] and not old.exists()
     assert (folder / "2001-01-01").exists() and (tmp_path / "elsewhere").exists()
 
 

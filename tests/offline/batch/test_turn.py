@@ -66,13 +66,13 @@ class Desk:
     """A batch of two lines, of which the second has its answer, and turns at it."""
 
     def __init__(self, wire: RedisClient, folder: Path, metrics: Metrics) -> None:
-        self.wire, self.batches, self.shelf, self.metrics = wire, Batches(wire), FileStore(folder), metrics
+        self.wire, self.batches, self.file_store, self.metrics = wire, Batches(wire), FileStore(folder), metrics
         self.batch = replace(BATCH, id=self.batches.new_id("t"), window="none")
-        self.monitor, self.telling = StoreMonitor(wire), 0
+        self.monitor, self.notice = StoreMonitor(wire), 0
 
     async def open(self) -> None:
         await self.monitor.require()
-        work = self.shelf.work(self.batch.id)
+        work = self.file_store.work(self.batch.id)
         work.mkdir(parents=True)
         (work / "input").write_bytes(jsonl([line(number) for number in range(2)]))
         segment = Segment(work, 1)
@@ -81,14 +81,16 @@ class Desk:
         segment.commit()
         segment.close()
         await self.batches.create(self.batch, "digest")
-        ((_, self.telling, _),) = await self.batches.due(1)
+        ((_, self.notice, _),) = await self.batches.due(1)
 
     async def turn(self, save_interval_s: float) -> BatchTurn:
         """It has the batch from now on, whoever had it before."""
         await self.wire.redis.hset(partition_key(0, "batch", self.batch.id), "lease", 0)
-        hold = await self.batches.hold(self.batch.id, self.telling)
+        hold = await self.batches.hold(self.batch.id, self.notice)
         tools = BatchTools(self.wire, Headroom(self.wire), self.monitor, ("sim",), BatchSettings(), 64)
-        return BatchTurn(TurnContext(tools, self.shelf, self.metrics, 10, 60.0, save_interval_s), hold, asyncio.Event())
+        return BatchTurn(
+            TurnContext(tools, self.file_store, self.metrics, 10, 60.0, save_interval_s), hold, asyncio.Event()
+        )
 
     async def found(self) -> tuple[BatchState, set[str]]:
         """How the batch stands, and the files it is said to have left."""
@@ -98,7 +100,7 @@ class Desk:
     @property
     def files(self) -> set[str]:
         """Those that are there."""
-        return {path.name for path in (self.shelf.folder / "files").iterdir()}
+        return {path.name for path in (self.file_store.folder / "files").iterdir()}
 
 
 @pytest.fixture
@@ -167,7 +169,7 @@ async def test_a_paused_batch_rests_no_longer_than_its_window(
 
 async def test_a_batch_that_is_cancelled_before_it_began_has_lost_nothing(desk: Desk) -> None:
     """Its lines were never read, so none of its work can be missing."""
-    (desk.shelf.work(desk.batch.id) / PLAN).unlink()
+    (desk.file_store.work(desk.batch.id) / PLAN).unlink()
     await desk.batches.steer(desk.batch.id, "cancel")
     await (await desk.turn(600)).run()
     record = await desk.batches.get(desk.batch.id, "t")

@@ -18,7 +18,7 @@ from house import House, eventually
 from openai import OpenAI
 from receiver import Receiver, due_now, receiving
 
-from offline.webhooks.postman import Endpoint
+from offline.webhooks.dispatcher import Endpoint
 from runtime.config import ConfigError, build
 from streaming.events.webhooks import DeliveryAttempt
 from streaming.settings import WebhookSettings

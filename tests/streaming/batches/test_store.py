@@ -59,8 +59,8 @@ async def made(batches: Batches, tenant: str = "t", *, key: str = "", **more: An
 
 async def held(batches: Batches) -> BatchLease:
     """The next batch that is due."""
-    ((batch_id, telling, _),) = await until(lambda: batches.due(10))
-    return await batches.hold(batch_id, telling)
+    ((batch_id, notice, _),) = await until(lambda: batches.due(10))
+    return await batches.hold(batch_id, notice)
 
 
 async def test_a_new_batch_is_due_once(batches: Batches) -> None:
@@ -115,7 +115,7 @@ async def test_a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through(
     assert (await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress())).paused
     await batches.steer(batch.id, wish)
     assert not (await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)).paused
-    assert [telling.batch_id for telling in await batches.due(10)] == [batch.id]
+    assert [notice.batch_id for notice in await batches.due(10)] == [batch.id]
 
 
 async def test_it_is_said_why_somebody_is_told(batches: Batches) -> None:
@@ -131,7 +131,7 @@ async def test_it_is_said_why_somebody_is_told(batches: Batches) -> None:
     ((batch_id, number, reason),) = await until(lambda: batches.due(10))
     assert reason == "unanswered"
     await batches.save(await batches.hold(batch_id, number), BatchState.IN_PROGRESS, BatchProgress(), rest_ms=0)
-    assert [telling.reason for telling in await batches.due(10)] == ["due"]
+    assert [notice.reason for notice in await batches.due(10)] == ["due"]
 
 
 async def test_the_end_is_the_end(batches: Batches, wire: RedisClient) -> None:

@@ -26,8 +26,8 @@ from redis import Redis
 
 from cli.__main__ import main
 from offline.webhooks.backoff import after_failure
+from offline.webhooks.dispatcher import MAX_IN_FLIGHT, Endpoint, WebhookDispatcher, signed_headers
 from offline.webhooks.guard import networks_of, refusal
-from offline.webhooks.postman import MAX_IN_FLIGHT, Endpoint, Postman, signed_headers
 from runtime.config import ConfigError, build
 from streaming.events.outbox import Event
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
@@ -220,17 +220,17 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
 async def test_an_endpoint_has_no_more_attempts_than_it_may_have_at_once(wire: RedisClient) -> None:
     """However many messages are due: those under way are counted, and while there is no room none is asked for."""
     metrics, asked = Metrics.start("", "offline"), list[int]()
-    postman = Postman(wire, "p", [], metrics)
+    dispatcher = WebhookDispatcher(wire, "p", [], metrics)
 
     async def outgoing(_: str, most: int, __: int) -> list[DeliveryAttempt]:
         asked.append(most)
         return []
 
-    postman._webhooks.outgoing = outgoing  # type: ignore[method-assign]
+    dispatcher._webhooks.outgoing = outgoing  # type: ignore[method-assign]
     endpoint = cast(Any, SimpleNamespace(name="e", lease_ms=1000))
     for under_way in (0, 3, MAX_IN_FLIGHT):
         tasks = {asyncio.create_task(asyncio.sleep(0)) for _ in range(under_way)}
-        await postman._start_attempts(endpoint, tasks)
+        await dispatcher._start_attempts(endpoint, tasks)
         await asyncio.gather(*tasks)
     assert asked == [MAX_IN_FLIGHT, MAX_IN_FLIGHT - 3]
     metrics.close()
@@ -250,14 +250,14 @@ async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wir
         entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
         event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
         await webhooks.dispatch(event, ["test"])
-        postman = asyncio.create_task(Postman(wire, "p", [Endpoint("test", row)], metrics).keep_going())
+        dispatcher = asyncio.create_task(WebhookDispatcher(wire, "p", [Endpoint("test", row)], metrics).keep_going())
         await until(lambda: receiver.got)
         (message,) = await webhooks.recent(1)
         looked.set()
         assert (message.state, message.attempts) == ("pending", 1)
         assert message.due_ms - message.tried_ms > 1000 * row.timeout_s
-        postman.cancel()
-        await asyncio.gather(postman, return_exceptions=True)
+        dispatcher.cancel()
+        await asyncio.gather(dispatcher, return_exceptions=True)
         metrics.close()
 
 

@@ -35,7 +35,7 @@ class DueNotifier:
         due = await self._batches.due(MAX_BATCHES)
         for batch_id, number, reason in due:
             await asyncio.to_thread(self._app.send_task, LOOK_AT_BATCH, (batch_id, number), retry=False)
-            self._metrics.batch_tellings.labels(reason).inc()
+            self._metrics.batch_due_notices.labels(reason).inc()
         return len(due)
 
     async def keep_notifying(self) -> None:

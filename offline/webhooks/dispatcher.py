@@ -114,7 +114,7 @@ def _tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
         raise ConfigError(f"webhooks.{name}.ca_file", f"{settings.ca_file} cannot be used: {error}") from None
 
 
-class Postman:
+class WebhookDispatcher:
     """Delivers webhooks; one per process, and any number of processes share the work."""
 
     def __init__(self, store_client: RedisClient, name: str, endpoints: Sequence[Endpoint], metrics: Metrics) -> None:

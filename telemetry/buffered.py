@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prometheus_client import Counter, Gauge, Histogram, Metric
 
 
-class Count:
+class BufferedCounter:
     """A buffered counter."""
 
     __slots__ = ("_counter", "_flushed", "_value")
@@ -121,7 +121,7 @@ class BufferedHistogram:
         self._flushed, self._flushed_total = counts, total
 
 
-Buffer = TypeVar("Buffer", Count, BufferedHistogram)
+Buffer = TypeVar("Buffer", BufferedCounter, BufferedHistogram)
 
 
 class _LabelledMetric(_FlushedMetric, Generic[Buffer]):
@@ -146,16 +146,16 @@ class _LabelledMetric(_FlushedMetric, Generic[Buffer]):
                 buffer.flush()
 
 
-class Counts(_LabelledMetric[Count]):
+class LabelledCounter(_LabelledMetric[BufferedCounter]):
     """A buffered counter with labels."""
 
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
         from prometheus_client import Counter  # noqa: PLC0415 - it must be imported by Metrics.start
 
-        super().__init__(Counter(name, documentation, labels, registry=None), Count)
+        super().__init__(Counter(name, documentation, labels, registry=None), BufferedCounter)
 
 
-class Tallies(_LabelledMetric[BufferedHistogram]):
+class LabelledHistogram(_LabelledMetric[BufferedHistogram]):
     """A buffered histogram with labels."""
 
     def __init__(self, name: str, documentation: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
