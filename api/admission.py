@@ -49,12 +49,12 @@ WITHDRAW_RETRY_DELAY_S = 1.0
 
 @dataclass(slots=True)
 class Admitted:
-    """An accepted job, and the inbox that receives its tokens; the code that answers the request must close it."""
+    """An accepted job, and the buffer that receives its tokens; the code that answers the request must close it."""
 
     job: Job
     partition: int
     accepted: Accepted
-    inbox: ReorderBuffer
+    buffer: ReorderBuffer
     request: Request
     headers: dict[str, str]
     keyed: bool = False
@@ -146,26 +146,26 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     must_run = bool(asked.queue.do_not_queue)
     quota = services.quotas(caller)
     put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card)
-    accepted, inbox = await _accept(services, job, put, waits=waits)
+    accepted, buffer = await _accept(services, job, put, waits=waits)
     eta_ms = None if accepted.joined else services.eta_ms(job.model, job.priority, accepted.waiting)
-    return Admitted(job, partition, accepted, inbox, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
+    return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
 
 
 async def _accept(
     services: Services, job: Job, put: Callable[[], Awaitable[Accepted]], *, waits: bool
 ) -> tuple[Accepted, ReorderBuffer]:
-    """Put the job, or join the one that has its idempotency key; return it with the inbox for its tokens."""
+    """Put the job, or join the one that has its idempotency key; return it with the buffer for its tokens."""
     while True:
-        inbox = services.relay.open(job.id, whole=not job.stream)
+        buffer = services.relay.open(job.id, whole=not job.stream)
         try:
             accepted = await put()
         except BaseException:
-            services.relay.close(inbox)
+            services.relay.close(buffer)
             raise
-        inbox.accepted = True
+        buffer.accepted = True
         if not (accepted.joined and waits):
-            return accepted, inbox
-        services.relay.close(inbox)
+            return accepted, buffer
+        services.relay.close(buffer)
         # If that job was abandoned by its client, or has expired meanwhile, the key is free: put again.
         with contextlib.suppress(Abandoned, UnknownJob):
             return accepted, await _join(services, accepted.id, whole=not job.stream)
@@ -221,23 +221,23 @@ async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
 
 
 async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:
-    """Open an inbox for an existing job (found by idempotency key), from its first token.
+    """Open a buffer for an existing job (found by idempotency key), from its first token.
 
     Raises:
         ApiError: the job cannot be read now.
         UnknownJob, Abandoned: the job is gone, and its key is free again.
     """
-    inbox = services.relay.open(job_id, whole=whole)
-    inbox.accepted = True
+    buffer = services.relay.open(job_id, whole=whole)
+    buffer.accepted = True
     try:
-        await services.relay.follow(inbox, joining=True)
+        await services.relay.follow(buffer, joining=True)
     except Unavailable:
-        services.relay.close(inbox)
+        services.relay.close(buffer)
         raise job_errors.job_unreadable(job_id) from None
     except BaseException:
-        services.relay.close(inbox)
+        services.relay.close(buffer)
         raise
-    return inbox
+    return buffer
 
 
 def idempotency_key(scope: Scope) -> str:

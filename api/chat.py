@@ -28,7 +28,7 @@ class Completions:
         admitted = await admit(services, scope, receive, self._kind, waits=waits)
         reply: ASGIApp
         if not waits:
-            services.relay.close(admitted.inbox)
+            services.relay.close(admitted.buffer)
             admitted.headers["Preference-Applied"] = "respond-async"
             reply = await accepted_response(services, admitted)
         elif admitted.request.stream:

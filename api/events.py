@@ -123,7 +123,7 @@ class EventReader:
         self._seq, self._last = place.after, place.runs
         """Number of the last delta that the reader has, and the runs up to the one that wrote it."""
         self._ended: Terminal | None = None
-        """The terminal record, once the inbox has delivered it."""
+        """The terminal record, once the buffer has delivered it."""
         self._had_ended = False
         """The job had ended before the store forgot it."""
 
@@ -154,8 +154,8 @@ class EventReader:
         yield [*self._starts(record, len(record.runs)), terminal_event(await view_of(self._services, record))]
 
     async def _at_end(self, terminal: Terminal | None) -> JobRecord:
-        """Return the record of the ended job. If its retention passed meanwhile, use the terminal record that the inbox
-        delivered. Raises UnknownJob, HistoryChanged."""
+        """Return the record of the ended job. If its retention passed meanwhile, use the terminal record that the
+        buffer delivered. Raises UnknownJob, HistoryChanged."""
         try:
             record = await self._services.job_reader.outline(self._record.job.id)
         except UnknownJob:
@@ -175,7 +175,7 @@ class EventReader:
         if not self._place.queued:
             position = await services.job_reader.position(record, POSITION_INTERVAL_S)
             yield [queued_event(await view_of(services, record, position=position))]
-        inbox = services.relay.open(record.job.id, rowless=True)
+        buffer = services.relay.open(record.job.id, rowless=True)
         try:
             while record.state is JobState.QUEUED and not record.runs:
                 now = await services.job_reader.position(record, POSITION_INTERVAL_S)
@@ -184,68 +184,68 @@ class EventReader:
                     position = view.position
                     yield [position_event(view)]
                 started_s = time.monotonic()
-                await inbox.take(POSITION_INTERVAL_S)
-                if time.monotonic() - started_s < POSITION_INTERVAL_S and inbox.terminal is not None:
+                await buffer.take(POSITION_INTERVAL_S)
+                if time.monotonic() - started_s < POSITION_INTERVAL_S and buffer.terminal is not None:
                     return
                 record = await services.job_reader.again(record)
         finally:
-            services.relay.close(inbox)
+            services.relay.close(buffer)
         if not self._started and record.runs and record.epoch == self._record.epoch:
             yield list(self._starts(record, 1))
 
     async def _deltas(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the deltas of each run, after its `started`, until the job's end."""
         services, place = self._services, self._place
-        inbox = services.relay.open(self._record.job.id, place.after, runs=place.runs)
-        inbox.accepted = True
+        buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
+        buffer.accepted = True
         try:
-            await services.relay.follow(inbox)
+            await services.relay.follow(buffer)
             while True:
-                rows, terminal = await inbox.take(services.settings.keep_alive_s)
-                if inbox.rewound:
+                rows, terminal = await buffer.take(services.settings.keep_alive_s)
+                if buffer.rewound:
                     raise HistoryChanged
-                async for rendered in self._rendered(rows, inbox):
+                async for rendered in self._rendered(rows, buffer):
                     yield rendered
                 if terminal is not None and terminal.failure is NEWER:
                     raise NewerMessage(b"")
                 if terminal is not None:
-                    self._ended, self._had_ended = terminal, inbox.over
+                    self._ended, self._had_ended = terminal, buffer.over
                     return
         finally:
-            services.relay.close(inbox)
+            services.relay.close(buffer)
 
     async def _logged(self, record: JobRecord) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the remaining deltas of a job that was cut short, as far as its log still has them."""
         assert record.terminal is not None
         history = await self._services.job_reader.history(record.job.id, record.runs)
-        inbox = ReorderBuffer(record.job.id, self._seq, runs=self._last)
-        inbox.end(_with_history(record.terminal, history))
-        if inbox.rewound:
+        buffer = ReorderBuffer(record.job.id, self._seq, runs=self._last)
+        buffer.end(_with_history(record.terminal, history))
+        if buffer.rewound:
             raise HistoryChanged
         self._record, self._runs = record, [logged.run for logged in record.runs]
-        rows, _ = await inbox.take(0)
-        async for rendered in self._rendered(rows, inbox):
+        rows, _ = await buffer.take(0)
+        async for rendered in self._rendered(rows, buffer):
             yield rendered
 
-    async def _rendered(self, rows: Sequence[Delta], inbox: ReorderBuffer) -> AsyncIterator[Iterable[JobEvent]]:
+    async def _rendered(self, rows: Sequence[Delta], buffer: ReorderBuffer) -> AsyncIterator[Iterable[JobEvent]]:
         """Render the events of these deltas, in parts, so that a long list does not block the event loop."""
         for first in range(0, len(rows), ROWS_PER_WRITE):
             part = rows[first : first + ROWS_PER_WRITE]
-            authors = {inbox.author(row.seq) for row in part}
+            authors = {buffer.author(row.seq) for row in part}
             if not authors.issubset(self._runs):
                 await self._reload_record()
             if len(part) < ROWS_PER_WRITE:
-                yield list(self._deltas_of(part, inbox))
+                yield list(self._deltas_of(part, buffer))
                 continue
             async with self._services.store_client.turns:
-                rendered = list(self._deltas_of(part, inbox))
+                rendered = list(self._deltas_of(part, buffer))
             yield rendered
 
-    def _deltas_of(self, rows: Sequence[Delta], inbox: ReorderBuffer) -> Iterator[JobEvent]:
+    def _deltas_of(self, rows: Sequence[Delta], buffer: ReorderBuffer) -> Iterator[JobEvent]:
         """Yield the events of deltas, with `started` where a new run begins. Raises HistoryChanged."""
         facts = facts_of(self._services, self._record)
         for row in rows:
-            run = inbox.author(row.seq)
+            run = buffer.author(row.seq)
             if run is None or run not in self._runs:
                 raise HistoryChanged
             place = self._runs.index(run) + 1

@@ -37,7 +37,7 @@ async def create(request: Request) -> Response:
     """POST /v1/jobs: 202 with the job and its Location."""
     services = services_of(request)
     admitted = await admit(services, request.scope, request.receive, "job", waits=False)
-    services.relay.close(admitted.inbox)
+    services.relay.close(admitted.buffer)
     return await accepted_response(services, admitted)
 
 
@@ -201,16 +201,18 @@ async def _wait(request: Request, record: JobRecord, seconds: float) -> JobRecor
     Raises ClientDisconnect as soon as the client disconnects.
     """
     services = services_of(request)
-    inbox = services.relay.open(record.job.id, rowless=True)
+    buffer = services.relay.open(record.job.id, rowless=True)
     deadline = time.monotonic() + seconds
     try:
-        with Watched(request.scope, request.receive, inbox.hang_up) as client:
+        with Watched(request.scope, request.receive, buffer.hang_up) as client:
             # From here on the worker sends the job's end to this process; an earlier end shows in the state.
             state = await services.queue.follow(record.job.id, services.relay.address)
-            while not (state.final or inbox.terminal or inbox.hung_up) and (left_s := deadline - time.monotonic()) > 0:
-                await inbox.take(left_s)
+            while (
+                not (state.final or buffer.terminal or buffer.hung_up) and (left_s := deadline - time.monotonic()) > 0
+            ):
+                await buffer.take(left_s)
     finally:
-        services.relay.close(inbox)
+        services.relay.close(buffer)
     client.check()
     return await services.job_reader.outline(record.job.id)
 

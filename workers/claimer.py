@@ -97,13 +97,13 @@ class Claimer:
     def __init__(
         self,
         lease: Lease,
-        journal: JobReader,
+        reader: JobReader,
         settings: WorkerSettings,
         starter: ChoiceStarter,
         target: ClaimTarget,
         look: asyncio.Event,
     ) -> None:
-        self._lease, self._journal, self._settings = lease, journal, settings
+        self._lease, self._reader, self._settings = lease, reader, settings
         self._starter, self._target, self._look = starter, target, look
         self._claims: dict[int, asyncio.Task[bool]] = {}
         """By partition, the claim that has no reply yet."""
@@ -254,9 +254,9 @@ class Claimer:
         Returns: jobs whose logs are of a newer version. Raises Unavailable.
         """
         newer: list[UnreadableClaim] = []
-        records = await self._journal.records([claim.job.id for claim in claims], bodies=False)
+        records = await self._reader.records([claim.job.id for claim in claims], bodies=False)
         histories = await asyncio.gather(
-            *(self._journal.history(claim.job.id, claim.past) for claim in claims), return_exceptions=True
+            *(self._reader.history(claim.job.id, claim.past) for claim in claims), return_exceptions=True
         )
         for claim, record, history in zip(claims, records, histories, strict=True):
             if record is None or record.state.final:

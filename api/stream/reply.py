@@ -62,7 +62,7 @@ class Reply:
 
     def __init__(self, services: Services, admitted: Admitted) -> None:
         self._services, self._admitted = services, admitted
-        self._inbox = admitted.inbox
+        self._buffer = admitted.buffer
         self._job = admitted.job
         created = admitted.accepted.created_ms or int(time.time() * 1000)
         card = services.cards.get(self._job.model)
@@ -81,31 +81,31 @@ class Reply:
         self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
         self._task = asyncio.current_task()
         try:
-            with Watched(scope, receive, self._inbox.hang_up):
+            with Watched(scope, receive, self._buffer.hang_up):
                 await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
         finally:
-            self._services.relay.close(self._inbox)
+            self._services.relay.close(self._buffer)
             self._measure_end()
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         raise AssertionError("a subclass implements this")
 
     async def _take(self, timeout_s: float) -> tuple[list[Delta], Terminal | None]:
-        rows, terminal = await self._inbox.take(timeout_s)
-        if rows and not self._inbox.rewound:
+        rows, terminal = await self._buffer.take(timeout_s)
+        if rows and not self._buffer.rewound:
             self._measure(rows)
-        if terminal is None or self._inbox.rewound:
+        if terminal is None or self._buffer.rewound:
             self._check()
         return rows, terminal
 
     def _check(self) -> None:
         """Raise what ends an answer before its job's end: lost history or a disconnect."""
-        if self._inbox.rewound:
+        if self._buffer.rewound:
             constrained = self._job.sampling.json_schema is not None
-            raise (job_errors.resume_impossible if constrained else job_errors.stream_reset)(self._inbox.job_id)
-        if self._inbox.hung_up:
+            raise (job_errors.resume_impossible if constrained else job_errors.stream_reset)(self._buffer.job_id)
+        if self._buffer.hung_up:
             raise ClientGone
 
     def _measure(self, rows: Sequence[Delta]) -> None:
@@ -119,7 +119,7 @@ class Reply:
         self._flow.last = now
 
     def _measure_end(self) -> None:
-        metrics, terminal = self._metrics, self._inbox.terminal
+        metrics, terminal = self._metrics, self._buffer.terminal
         metrics.duration.observe(end_to_end(self._received, time.monotonic()))
         self._delivery.note(self._services, self._admitted)
         if terminal is not None:
@@ -130,7 +130,7 @@ class Reply:
     async def _disconnected(self) -> None:
         """Apply on_disconnect: let the job go on, or cancel it, at once or after a grace period, if nobody reads it."""
         policy = self._job.on_disconnect
-        fields = {"job": self._inbox.job_id, "on_disconnect": policy}
+        fields = {"job": self._buffer.job_id, "on_disconnect": policy}
         if self._stalled:
             log.warning("a reader took nothing for too long and is cut off", extra=fields)
         else:
@@ -150,8 +150,8 @@ class Reply:
         await self._cancel_unread()
 
     async def _cancel_unread(self) -> None:
-        job_id = self._inbox.job_id
-        self._services.relay.close(self._inbox)
+        job_id = self._buffer.job_id
+        self._services.relay.close(self._buffer)
         if not self._services.relay.listening(job_id):
             await abandon_quietly(self._services, job_id)
 
@@ -246,13 +246,13 @@ class StreamReply(Reply):
 
     async def _attach_sink(self) -> None:
         if not self._flow.last:
-            await self._inbox.attach_sink(self._write_first_rows)
+            await self._buffer.attach_sink(self._write_first_rows)
             return
         direct = None
         if self._connection is not None and (around := self._renderer.plain) is not None:
             self._flow.start(self._connection, *around)
             direct = self._flow.write
-        await self._inbox.attach_sink(self._write_rows, direct)
+        await self._buffer.attach_sink(self._write_rows, direct)
         self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
 
     def _ping_if_idle(self) -> None:
@@ -328,7 +328,7 @@ class WholeReply(Reply):
             left = deadline - time.monotonic()
             if left <= 0:
                 await send_error(
-                    send, job_errors.wait_timeout(self._inbox.job_id, self._services.settings.wait_s), headers
+                    send, job_errors.wait_timeout(self._buffer.job_id, self._services.settings.wait_s), headers
                 )
                 return
             taken, terminal = await self._take(left)

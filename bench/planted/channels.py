@@ -57,7 +57,7 @@ CHANNELS = (
         (
             Edit(
                 "streaming/jobs/relay.py",
-                "                self._end_newer(worker, zip(inboxes, records, strict=True))\n",
+                "                self._end_newer(worker, zip(buffers, records, strict=True))\n",
                 "                pass\n",
             ),
         ),
@@ -255,7 +255,7 @@ CALLERS = (
         (
             Edit(
                 "api/admission.py",
-                "    inbox.accepted = True\n    try:\n        await services",
+                "    buffer.accepted = True\n    try:\n        await services",
                 "    try:\n        await services",
             ),
         ),

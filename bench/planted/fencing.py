@@ -121,7 +121,7 @@ ENDS = (
         "an end before its last tokens",
         "A reader is told that all is said while deltas are missing.",
         (Edit("streaming/jobs/reorder_buffer.py", "if self.seq < terminal.seq:", "if self.seq < 0:"),),
-        (RELAY + "an_inbox_waits_for_what_is_missing_before_it_ends",),
+        (RELAY + "a_buffer_waits_for_what_is_missing_before_it_ends",),
     ),
     Bug(
         "a cancel that forgets the queue",

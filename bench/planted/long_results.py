@@ -55,7 +55,7 @@ LONG_RESULTS = (
         (
             Edit(
                 "api/jobs.py",
-                "with Watched(request.scope, request.receive, inbox.hang_up) as client:",
+                "with Watched(request.scope, request.receive, buffer.hang_up) as client:",
                 "with Watched(request.scope, request.receive) as client:",
             ),
         ),

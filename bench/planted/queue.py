@@ -344,7 +344,7 @@ QUEUE = (
         (
             Edit(
                 "streaming/jobs/relay.py",
-                "if record.state is JobState.RUNNING and not inbox.whole and self",
+                "if record.state is JobState.RUNNING and not buffer.whole and self",
                 "if False and self",
             ),
         ),

@@ -62,7 +62,7 @@ READERS = (
     Bug(
         "a log is read on for a full reader",
         "With every look a late reader has the whole log read, and takes a small part of it.",
-        (Edit("streaming/jobs/relay.py", "if all(inbox.full for inbox in inboxes):", "if False:"),),
+        (Edit("streaming/jobs/relay.py", "if all(buffer.full for buffer in buffers):", "if False:"),),
         (RELAY + "a_late_reader_reads_a_long_log_about_once",),
     ),
     Bug(
@@ -89,7 +89,7 @@ READERS = (
         (
             Edit(
                 "api/events.py",
-                "history))\n        if inbox.rewound:\n            raise HistoryChanged\n",
+                "history))\n        if buffer.rewound:\n            raise HistoryChanged\n",
                 "history))\n",
             ),
         ),

@@ -45,7 +45,7 @@ TOKENS = (
                 "elif row.seq > self.seq and not",
             ),
         ),
-        (RELAY + "an_inbox_puts_what_comes_in_order_and_takes_each_once",),
+        (RELAY + "a_buffer_puts_what_comes_in_order_and_takes_each_once",),
     ),
     Bug(
         "a spliced stream",

@@ -37,7 +37,7 @@ class DeadLetters:
     """Dead letters in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
     def __init__(self, client: RedisClient) -> None:
-        self._client, self._journal, self._queue = client, JobReader(client), Queue(client)
+        self._client, self._reader, self._queue = client, JobReader(client), Queue(client)
 
     async def recent(self, limit: int) -> list[DeadLetter]:
         """List the dead letters of all partitions, newest first."""
@@ -71,7 +71,7 @@ class DeadLetters:
         Raises UnknownJob (the letter, or the job it names, is no longer kept), MalformedJob, LaneFull.
         """
         letter = await self.get(letter_id)
-        record = await self._journal.record(letter.job)
+        record = await self._reader.record(letter.job)
         if record.fault:
             raise MalformedJob(record.fault)
         accepted = await self._queue.put(_again(record.job, replay_job_id(letter_id, letter.job)))

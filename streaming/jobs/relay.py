@@ -1,7 +1,7 @@
 """Relay: receives workers' frames over one subscription per API process, and fans them out to open responses.
 
-Pub/sub may lose messages; the log does not. Every delta has a number, so a reorder buffer (inbox) detects missing ones,
-and the relay reads them from the log. It compares an inbox that receives nothing for a while with the job's record.
+Pub/sub may lose messages; the log does not. Every delta has a number, so a reorder buffer detects missing ones,
+and the relay reads them from the log. It compares a buffer that receives nothing for a while with the job's record.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from streaming.redis.client import RedisClient
 log = logging.getLogger(__name__)
 
 SILENCE_S, MAX_SILENCE_S = 2.0, 60.0
-"""Before a silent inbox is checked against its record: with few inboxes, and with very many."""
+"""Before a silent buffer is checked against its record: with few buffers, and with very many."""
 CHECKS_PER_S = 200
-"""Maximum number of silent inboxes checked per second."""
+"""Maximum number of silent buffers checked per second."""
 
 GONE = Failure("job_lost", "The store no longer has this job.", 500)
 
@@ -45,27 +45,27 @@ GONE = Failure("job_lost", "The store no longer has this job.", 500)
 class Relay:
     """Relay of one API process. `address` is the channel that its jobs carry as their `reply_to`."""
 
-    def __init__(self, wire: RedisClient) -> None:
+    def __init__(self, client: RedisClient) -> None:
         self.address = channel("api", secrets.token_hex(6))
-        self._wire = wire
-        self._journal = JobReader(wire)
-        self._queue = Queue(wire)
-        self._audiences: dict[str, Subscribers] = {}
+        self._client = client
+        self._reader = JobReader(client)
+        self._queue = Queue(client)
+        self._subscribers: dict[str, Subscribers] = {}
         """By job."""
         self._behind: set[ReorderBuffer] = set()
-        """Inboxes that may lack deltas; they are checked before the others."""
+        """Buffers that may lack deltas; they are checked before the others."""
         self._hurry = asyncio.Event()
         self._streams: dict[str, dict[int, tuple[ReorderBuffer, ...]]] = {}
-        """The inboxes for each run, by worker and number of the run: where the rows of a frame go."""
+        """The buffers for each run, by worker and number of the run: where the rows of a frame go."""
         self._followers: dict[int, Rounds[ReorderBuffer, None]] = {}
-        """By partition. Inboxes that start to follow at the same time read the log together."""
+        """By partition. Buffers that start to follow at the same time read the log together."""
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: set[asyncio.Task[None]] = set()
         """Tasks that decode long terminal messages."""
         self.connected = asyncio.Event()
 
     async def start(self) -> None:
-        """Start the background tasks: the subscription, renewed when it is lost, and the check of silent inboxes."""
+        """Start the background tasks: the subscription, renewed when it is lost, and the check of silent buffers."""
         self._tasks = [asyncio.create_task(supervise(work, TICK_S)) for work in (self._listen, self._look_after)]
 
     async def stop(self) -> None:
@@ -78,57 +78,57 @@ class Relay:
     def open(
         self, job_id: str, after: int = 0, *, runs: Sequence[Run] = (), whole: bool = False, rowless: bool = False
     ) -> ReorderBuffer:
-        """Open an inbox for a job that carries this process's address: before the job is put. Close it afterwards."""
-        inbox = ReorderBuffer(job_id, after, runs=runs, whole=whole, rowless=rowless)
-        inbox.checked = asyncio.get_running_loop().time()
-        audience = self._audiences.setdefault(job_id, Subscribers())
-        inbox.openings = audience.openings
-        self._set_subscribers(audience, (*audience.inboxes, inbox))
-        return inbox
+        """Open a buffer for a job that carries this process's address: before the job is put. Close it afterwards."""
+        buffer = ReorderBuffer(job_id, after, runs=runs, whole=whole, rowless=rowless)
+        buffer.checked = asyncio.get_running_loop().time()
+        subscribers = self._subscribers.setdefault(job_id, Subscribers())
+        buffer.openings = subscribers.openings
+        self._set_subscribers(subscribers, (*subscribers.buffers, buffer))
+        return buffer
 
-    def close(self, inbox: ReorderBuffer) -> None:
-        """Stop deliveries to this inbox. Idempotent."""
-        audience = self._audiences.get(inbox.job_id)
-        if audience is None or inbox not in audience.inboxes:
+    def close(self, buffer: ReorderBuffer) -> None:
+        """Stop deliveries to this buffer. Idempotent."""
+        subscribers = self._subscribers.get(buffer.job_id)
+        if subscribers is None or buffer not in subscribers.buffers:
             return
-        self._behind.discard(inbox)
-        self._set_subscribers(audience, tuple(each for each in audience.inboxes if each is not inbox))
-        if not audience.inboxes:
-            del self._audiences[inbox.job_id]
+        self._behind.discard(buffer)
+        self._set_subscribers(subscribers, tuple(each for each in subscribers.buffers if each is not buffer))
+        if not subscribers.buffers:
+            del self._subscribers[buffer.job_id]
 
-    def _set_subscribers(self, audience: Subscribers, inboxes: tuple[ReorderBuffer, ...]) -> None:
-        """Replace the inboxes of a job."""
-        audience.inboxes = inboxes
-        for worker, number in audience.streams:
+    def _set_subscribers(self, subscribers: Subscribers, buffers: tuple[ReorderBuffer, ...]) -> None:
+        """Replace the buffers of a job."""
+        subscribers.buffers = buffers
+        for worker, number in subscribers.streams:
             streams = self._streams[worker]
-            if inboxes:
-                streams[number] = inboxes
+            if buffers:
+                streams[number] = buffers
                 continue
             del streams[number]
             if not streams:
                 del self._streams[worker]
 
     def listening(self, job_id: str) -> bool:
-        """Whether this process has an open inbox for this job."""
-        return job_id in self._audiences
+        """Whether this process has an open buffer for this job."""
+        return job_id in self._subscribers
 
-    async def follow(self, inbox: ReorderBuffer, *, joining: bool = False) -> None:
+    async def follow(self, buffer: ReorderBuffer, *, joining: bool = False) -> None:
         """Subscribe to a job that another process put, and read its earlier deltas from the log.
 
         Raises UnknownJob, Unavailable; Abandoned (only if `joining`, because an idempotency key led here).
         """
-        await self._queue.follow(inbox.job_id, self.address, joining=joining)
-        inbox.stale = True
-        partition = partition_of(inbox.job_id) or 0
+        await self._queue.follow(buffer.job_id, self.address, joining=joining)
+        buffer.stale = True
+        partition = partition_of(buffer.job_id) or 0
         if partition not in self._followers:
             self._followers[partition] = Rounds(self._refill_all)
-        await self._followers[partition].ask(inbox)
+        await self._followers[partition].ask(buffer)
 
     async def _listen(self) -> None:
         """Renew a lost subscription, and read the deltas that were missed from the log."""
         while True:
             try:
-                async with self._wire.subscribe(self.address) as subscription:
+                async with self._client.subscribe(self.address) as subscription:
                     self.connected.set()
                     await self._refill(self._all())
                     await subscription.pour(self._dispatch)
@@ -145,7 +145,7 @@ class Relay:
         try:
             reply = decode_reply(data)
         except NewerMessage:
-            return  # the next check of its silent inboxes ends their readers
+            return  # the next check of its silent buffers ends their readers
         except DecodeError as error:
             log.error("a reply that is no message was dropped; the log will fill the gap: %s", error)
             return
@@ -153,52 +153,52 @@ class Relay:
             case Frame():
                 self._dispatch_rows(reply)
             case Terminal():
-                for inbox in self._listeners(reply.job):
-                    self._end(inbox, reply)
+                for buffer in self._listeners(reply.job):
+                    self._end(buffer, reply)
             case Ended(job_id):
-                for inbox in self._listeners(job_id):
-                    inbox.over = inbox.stale = True
-                    inbox.checked = 0.0
-                    self._note(inbox)
+                for buffer in self._listeners(job_id):
+                    buffer.over = buffer.stale = True
+                    buffer.checked = 0.0
+                    self._note(buffer)
 
-    def _end(self, inbox: ReorderBuffer, terminal: Terminal) -> None:
-        inbox.over = True
-        inbox.end(terminal)
-        inbox.flush()
-        self._note(inbox)
+    def _end(self, buffer: ReorderBuffer, terminal: Terminal) -> None:
+        buffer.over = True
+        buffer.end(terminal)
+        buffer.flush()
+        self._note(buffer)
 
     async def _end_long(self, data: bytes) -> None:
-        """Like `_end` for a message with very many rows: decode them in slices, and only if an inbox wants them."""
+        """Like `_end` for a message with very many rows: decode them in slices, and only if a buffer wants them."""
         try:
             head = decode_rowless(data)
             wanted = False
-            for inbox in self._listeners(head.job):
-                if inbox.rowless:
-                    self._end(inbox, head)
-                wanted = wanted or not inbox.rowless
+            for buffer in self._listeners(head.job):
+                if buffer.rowless:
+                    self._end(buffer, head)
+                wanted = wanted or not buffer.rowless
             if not wanted:
                 return
-            terminal = await self._wire.turns.run(decode_in_slices(data, ROWS_PER_SLICE))
+            terminal = await self._client.turns.run(decode_in_slices(data, ROWS_PER_SLICE))
         except NewerMessage:
-            return  # the next check of its silent inboxes ends their readers
+            return  # the next check of its silent buffers ends their readers
         except DecodeError as error:
             log.error("the end of a job cannot be read and was dropped; the record is looked at: %s", error)
             return
-        for inbox in self._listeners(head.job):
-            async with self._wire.turns:
-                self._end(inbox, terminal)
+        for buffer in self._listeners(head.job):
+            async with self._client.turns:
+                self._end(buffer, terminal)
 
-    def _note(self, inbox: ReorderBuffer) -> None:
-        if inbox.stale:
-            self._behind.add(inbox)
+    def _note(self, buffer: ReorderBuffer) -> None:
+        if buffer.stale:
+            self._behind.add(buffer)
             self._hurry.set()
 
     def _listeners(self, job_id: str) -> Sequence[ReorderBuffer]:
-        audience = self._audiences.get(job_id)
-        return audience.inboxes if audience else ()
+        subscribers = self._subscribers.get(job_id)
+        return subscribers.buffers if subscribers else ()
 
     def _dispatch_rows(self, frame: Frame, valid: Container[Run] | None = None) -> None:
-        """A frame's rows to the inboxes of their jobs. Of a frame from the log only those of runs that the records
+        """A frame's rows to the buffers of their jobs. Of a frame from the log only those of runs that the records
         name: a log may also hold what a run wrote that the store has forgotten since."""
         worker, number = frame.worker, frame.number
         for stream, opening in frame.openings.items():
@@ -211,12 +211,12 @@ class Relay:
         if len({row.stream for row in rows}) == len(rows):
             self._pass_on(rows, streams, worker, number)
             return
-        given = [(inbox, row) for row in rows for inbox in streams.get(row.stream, ())]
-        for inbox, row in given:
-            inbox.push(row, author_of(inbox, row, worker), number)
-        for inbox, _ in given:
-            inbox.flush()
-            self._note(inbox)
+        given = [(buffer, row) for row in rows for buffer in streams.get(row.stream, ())]
+        for buffer, row in given:
+            buffer.push(row, author_of(buffer, row, worker), number)
+        for buffer, _ in given:
+            buffer.flush()
+            self._note(buffer)
 
     def _pass_on(
         self, rows: Sequence[Delta], streams: Mapping[int, Sequence[ReorderBuffer]], worker: str, number: int
@@ -224,49 +224,49 @@ class Relay:
         """Pass on rows of different jobs. The hot path: for a token that comes in order, it calls only `flow`."""
         now = time.monotonic()
         for row in rows:
-            for inbox in streams.get(row.stream, ()):
-                flow = inbox.flow
-                if flow is None or row.seq != inbox.seq + 1 or row.stream != inbox.stream or inbox.worker != worker:
-                    inbox.push(row, author_of(inbox, row, worker), number)
-                    inbox.flush()
-                    self._note(inbox)
+            for buffer in streams.get(row.stream, ()):
+                flow = buffer.flow
+                if flow is None or row.seq != buffer.seq + 1 or row.stream != buffer.stream or buffer.worker != worker:
+                    buffer.push(row, author_of(buffer, row, worker), number)
+                    buffer.flush()
+                    self._note(buffer)
                     continue
-                inbox.seq, inbox.number = row.seq, number
+                buffer.seq, buffer.number = row.seq, number
                 try:
                     more = flow(row, now)
-                except Exception as error:  # noqa: BLE001 - its reader gets the error; the other inboxes continue
-                    inbox.stop(error)
+                except Exception as error:  # noqa: BLE001 - its reader gets the error; the other buffers continue
+                    buffer.stop(error)
                 else:
                     if not more:
-                        inbox.stop()
+                        buffer.stop()
 
     def _open_run(self, run: Run, opening: Opening) -> None:
-        """Connect a run's number in a worker's frames with the inboxes of its job."""
-        audience = self._audiences.get(opening.job)
-        if audience is None:
+        """Connect a run's number in a worker's frames with the buffers of its job."""
+        subscribers = self._subscribers.get(opening.job)
+        if subscribers is None:
             return
         streams = self._streams.setdefault(run.worker, {})
         if run.number not in streams:
-            streams[run.number] = audience.inboxes
-            audience.streams.append((run.worker, run.number))
-        audience.openings.setdefault(run, opening)
+            streams[run.number] = subscribers.buffers
+            subscribers.streams.append((run.worker, run.number))
+        subscribers.openings.setdefault(run, opening)
         for copied, its_opening in openings_of(opening.job, opening.copied):
-            audience.openings.setdefault(copied, its_opening)
+            subscribers.openings.setdefault(copied, its_opening)
 
     async def _look_after(self) -> None:
-        """Every tick, compare inboxes that received nothing for a while with record and log; check those that miss
+        """Every tick, compare buffers that received nothing for a while with record and log; check those that miss
         deltas sooner."""
         loop = asyncio.get_running_loop()
         due_all = loop.time() + TICK_S
         while True:
             await self._pause(due_all - loop.time())
             now = loop.time()
-            silence = max(SILENCE_S, len(self._audiences) / CHECKS_PER_S)
+            silence = max(SILENCE_S, len(self._subscribers) / CHECKS_PER_S)
             looked = self._behind
             if now >= due_all:
                 looked, due_all = set(self._all()), now + TICK_S
-            due = [inbox for inbox in looked if inbox.is_due(now, silence)]
-            self._behind = {inbox for inbox in self._behind if inbox.stale and inbox.terminal is None}
+            due = [buffer for buffer in looked if buffer.is_due(now, silence)]
+            self._behind = {buffer for buffer in self._behind if buffer.stale and buffer.terminal is None}
             if due:
                 try:
                     await self._refill(due)
@@ -275,7 +275,7 @@ class Relay:
                     await asyncio.sleep(TICK_S)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait at most `seconds`; less if an inbox is behind, or falls behind meanwhile: then a fraction of a tick."""
+        """Wait at most `seconds`; less if a buffer is behind, or falls behind meanwhile: then a fraction of a tick."""
         if not self._behind:
             self._hurry.clear()
             await wait(self._hurry, seconds)
@@ -283,73 +283,73 @@ class Relay:
             await asyncio.sleep(TICK_S / LOOKS)
 
     def _all(self) -> list[ReorderBuffer]:
-        return [inbox for audience in self._audiences.values() for inbox in audience.inboxes]
+        return [buffer for subscribers in self._subscribers.values() for buffer in subscribers.buffers]
 
-    async def _refill_all(self, inboxes: Sequence[ReorderBuffer]) -> Sequence[None]:
-        await self._refill_part(inboxes)
-        return [None] * len(inboxes)
+    async def _refill_all(self, buffers: Sequence[ReorderBuffer]) -> Sequence[None]:
+        await self._refill_part(buffers)
+        return [None] * len(buffers)
 
-    async def _refill(self, inboxes: Sequence[ReorderBuffer]) -> None:
-        """Bring inboxes up to date. Partitions are read separately, so that an unavailable one delays no other.
+    async def _refill(self, buffers: Sequence[ReorderBuffer]) -> None:
+        """Bring buffers up to date. Partitions are read separately, so that an unavailable one delays no other.
 
         Raises Unavailable.
         """
         parts: dict[int, list[ReorderBuffer]] = {}
-        for inbox in inboxes:
-            parts.setdefault(partition_of(inbox.job_id) or 0, []).append(inbox)
+        for buffer in buffers:
+            parts.setdefault(partition_of(buffer.job_id) or 0, []).append(buffer)
         done = await asyncio.gather(*map(self._refill_part, parts.values()), return_exceptions=True)
         for error in done:
             if error is not None:
                 raise error
 
-    async def _refill_part(self, inboxes: Sequence[ReorderBuffer]) -> None:
-        """Bring the inboxes of one partition up to date from records and logs; each worker's log is read once."""
+    async def _refill_part(self, buffers: Sequence[ReorderBuffer]) -> None:
+        """Bring the buffers of one partition up to date from records and logs; each worker's log is read once."""
         now = asyncio.get_running_loop().time()
-        there = [inbox.seq > 0 or inbox.accepted for inbox in inboxes]
-        standing = [inbox.standing() for inbox in inboxes]
-        jobs = list(dict.fromkeys(inbox.job_id for inbox in inboxes))
-        resultless = set(jobs).difference([inbox.job_id for inbox in inboxes if not inbox.rowless])
-        found = await self._journal.records(jobs, bodies=False, resultless=resultless)
+        there = [buffer.seq > 0 or buffer.accepted for buffer in buffers]
+        standing = [buffer.standing() for buffer in buffers]
+        jobs = list(dict.fromkeys(buffer.job_id for buffer in buffers))
+        resultless = set(jobs).difference([buffer.job_id for buffer in buffers if not buffer.rowless])
+        found = await self._reader.records(jobs, bodies=False, resultless=resultless)
         by_job = dict(zip(jobs, found, strict=True))
-        records = [by_job[inbox.job_id] for inbox in inboxes]
+        records = [by_job[buffer.job_id] for buffer in buffers]
         behind: dict[tuple[int, str], int] = {}
         unheard: set[str] = set()
         """Jobs whose record no longer has this address: its worker dropped it, or the store lost it."""
-        for inbox, record, was_there, held in zip(inboxes, records, there, standing, strict=True):
-            inbox.look(now, MAX_SILENCE_S)
+        for buffer, record, was_there, held in zip(buffers, records, there, standing, strict=True):
+            buffer.look(now, MAX_SILENCE_S)
             if record is None:
                 if was_there:  # else the record was read before the put reached the store
-                    inbox.end(Terminal(inbox.job_id, JobState.FAILED, inbox.seq, failure=GONE))
+                    buffer.end(Terminal(buffer.job_id, JobState.FAILED, buffer.seq, failure=GONE))
             elif record.terminal is not None:
-                inbox.end(record.terminal)
+                buffer.end(record.terminal)
             else:
-                inbox.settle(held, [logged.run for logged in record.runs])
-                if record.state is JobState.RUNNING and not inbox.whole and self.address not in record.addresses:
-                    unheard.add(inbox.job_id)
-                for logged in missing_runs(inbox, record):
-                    log_of = (partition_of(inbox.job_id) or 0, logged.run.worker)
+                buffer.settle(held, [logged.run for logged in record.runs])
+                if record.state is JobState.RUNNING and not buffer.whole and self.address not in record.addresses:
+                    unheard.add(buffer.job_id)
+                for logged in missing_runs(buffer, record):
+                    log_of = (partition_of(buffer.job_id) or 0, logged.run.worker)
                     behind[log_of] = min(logged.frame, behind.get(log_of, logged.frame))
-            inbox.flush()
+            buffer.flush()
             if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
                 await asyncio.sleep(0)
         await asyncio.gather(*map(self._follow_again, unheard))
         runs = {logged.run for record in found if record is not None for logged in record.runs}
         for (partition, worker), first in behind.items():
             try:
-                async with aclosing(self._journal.frames(partition, worker, first)) as frames:
+                async with aclosing(self._reader.frames(partition, worker, first)) as frames:
                     async for frame in frames:
                         self._dispatch_rows(frame, runs)
-                        if all(inbox.full for inbox in inboxes):  # no inbox can take more
-                            self._call_again(inboxes)
+                        if all(buffer.full for buffer in buffers):  # no buffer can take more
+                            self._call_again(buffers)
                             break
             except NewerMessage:
-                self._end_newer(worker, zip(inboxes, records, strict=True))
+                self._end_newer(worker, zip(buffers, records, strict=True))
 
-    def _call_again(self, inboxes: Iterable[ReorderBuffer]) -> None:
-        """Read on in the log once the readers have taken what their inboxes hold."""
-        for inbox in inboxes:
-            inbox.stale = True
-            self._note(inbox)
+    def _call_again(self, buffers: Iterable[ReorderBuffer]) -> None:
+        """Read on in the log once the readers have taken what their buffers hold."""
+        for buffer in buffers:
+            buffer.stale = True
+            self._note(buffer)
 
     async def _follow_again(self, job_id: str) -> None:
         with suppress(UnknownJob):
@@ -359,7 +359,7 @@ class Relay:
         """End the readers of jobs that this worker runs: it has a newer version, and this process cannot read its
         frames. The jobs continue."""
         log.warning("worker %s is of a newer version: its readers here are told to ask another process", worker)
-        for inbox, record in looked:
+        for buffer, record in looked:
             if record is not None and record.terminal is None and record.worker == worker:
-                inbox.end(Terminal(inbox.job_id, JobState.FAILED, inbox.seq, failure=NEWER))
-                inbox.flush()
+                buffer.end(Terminal(buffer.job_id, JobState.FAILED, buffer.seq, failure=NEWER))
+                buffer.flush()

@@ -15,26 +15,26 @@ from streaming.jobs.reorder_buffer import ReorderBuffer
 class Subscribers:
     """The subscribers of one job, and the runs that its workers have opened."""
 
-    inboxes: tuple[ReorderBuffer, ...] = ()
+    buffers: tuple[ReorderBuffer, ...] = ()
     streams: list[tuple[str, int]] = field(default_factory=list)
     """(worker, number of the run) of each run that a worker has opened."""
     openings: dict[Run, Opening] = field(default_factory=dict)
     """The opening of each run, which says whose deltas the run copied."""
 
 
-def author_of(inbox: ReorderBuffer, row: Delta, worker: str) -> Run:
+def author_of(buffer: ReorderBuffer, row: Delta, worker: str) -> Run:
     """The run that wrote a row of a worker's frame."""
     run = Run(worker, row.stream)
-    opening = inbox.openings.get(run)
+    opening = buffer.openings.get(run)
     return (opening and author(opening.copied, row.seq)) or run
 
 
-def missing_runs(inbox: ReorderBuffer, record: JobRecord) -> Sequence[LoggedRun]:
-    """The runs whose logs may hold deltas that an inbox lacks, each from the first missing frame."""
-    if inbox.whole or inbox.rewound:
+def missing_runs(buffer: ReorderBuffer, record: JobRecord) -> Sequence[LoggedRun]:
+    """The runs whose logs may hold deltas that a buffer lacks, each from the first missing frame."""
+    if buffer.whole or buffer.rewound:
         return ()
-    current = Run(inbox.worker, inbox.stream)
+    current = Run(buffer.worker, buffer.stream)
     for place, logged in enumerate(record.runs):
-        if logged.run == current and inbox.number:
-            return (LoggedRun(current, inbox.number), *record.runs[place + 1 :])
+        if logged.run == current and buffer.number:
+            return (LoggedRun(current, buffer.number), *record.runs[place + 1 :])
     return record.runs

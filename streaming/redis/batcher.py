@@ -26,8 +26,8 @@ class ScriptBatcher:
     """Batcher of one script. The script must be idempotent: a failed batch may be sent again. Its calls run in any
     order."""
 
-    def __init__(self, wire: RedisClient, script: str) -> None:
-        self._wire, self._script = wire, script
+    def __init__(self, client: RedisClient, script: str) -> None:
+        self._client, self._script = client, script
         self._waiting: dict[int, list[Waiting]] = {}
         """By partition, so that a slow or unavailable one delays no other."""
         self._senders: dict[int, asyncio.Task[None]] = {}
@@ -38,7 +38,7 @@ class ScriptBatcher:
         future = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(partition, [])
         waiting.append(((self._script, partition, args), future))
-        if len(waiting) == EAGER_CALLS and self._wire.send_nowait(
+        if len(waiting) == EAGER_CALLS and self._client.send_nowait(
             [call for call, _ in waiting], partial(self._begun, waiting)
         ):
             self._waiting[partition] = []
@@ -64,7 +64,7 @@ class ScriptBatcher:
 
     async def _ask(self, bundle: list[Waiting]) -> None:
         try:
-            answers = await self._wire.outcomes([call for call, _ in bundle])
+            answers = await self._client.outcomes([call for call, _ in bundle])
         except Exception as error:  # noqa: BLE001 - raised in the waiting callers
             answers = [error] * len(bundle)
         except asyncio.CancelledError:  # the process ends

@@ -91,10 +91,10 @@ async def test_one_read_serves_all_who_know_that_a_job_has_ended(wire: RedisClie
     """Clients who wait for the same job all ask when it ends."""
     await put_ended(wire, long_end())
     wire.turns = counted = Counted()
-    journal = JobReader(wire)
-    await journal.ended(JOB)
+    job_reader = JobReader(wire)
+    await job_reader.ended(JOB)
     alone = counted.slices
-    records = await asyncio.gather(*(journal.ended(JOB) for _ in range(20)))
+    records = await asyncio.gather(*(job_reader.ended(JOB) for _ in range(20)))
     assert counted.slices == 2 * alone and all(record is records[0] for record in records)
 
 
@@ -102,18 +102,18 @@ async def test_a_result_is_fetched_for_nobody_but_its_owner(wire: RedisClient) -
     """Nor for the owner, where no row is wanted."""
     end = long_end()
     await put_ended(wire, end)
-    journal = JobReader(wire)
+    job_reader = JobReader(wire)
 
     async def fetched() -> int:
         return int((await wire.redis.info("stats"))["total_net_output_bytes"])
 
     before = await fetched()
-    record = await journal.outline(JOB, "t")
+    record = await job_reader.outline(JOB, "t")
     assert record.rowless and record.terminal == without_rows(end)
     with pytest.raises(UnknownJob):
-        await journal.outline(JOB, "another")
+        await job_reader.outline(JOB, "another")
     assert await fetched() - before < LONG_BYTES
-    passed = (await journal.record(JOB, rows=False)).terminal
+    passed = (await job_reader.record(JOB, rows=False)).terminal
     assert passed == without_rows(end)
 
 
@@ -187,11 +187,11 @@ async def test_the_events_of_a_long_answer_are_told_in_slices(wire: RedisClient)
     record = await JobReader(wire).outline(JOB)
     wire.turns = counted = Counted()
     services = cast(Services, SimpleNamespace(store_client=wire, cards={}))
-    inbox = ReorderBuffer(JOB)
-    inbox.end(end)
-    rows, _ = await inbox.take(0)
+    buffer = ReorderBuffer(JOB)
+    buffer.end(end)
+    rows, _ = await buffer.take(0)
     reader = EventReader(services, record, Place())
-    told = [list(each) async for each in reader._rendered(rows, inbox)]
+    told = [list(each) async for each in reader._rendered(rows, buffer)]
     assert counted.slices == len(told) == ROWS // events.ROWS_PER_WRITE
     assert [event.data["text"] for each in told for event in each if event.name == "delta"] == [
         row.text for row in end.rows

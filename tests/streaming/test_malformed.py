@@ -82,12 +82,12 @@ async def spoil(wire: RedisClient, job_id: str, fault: str) -> None:
         await wire.redis.hset(key, fault, FAULTS[fault])
 
 
-async def end_of(inbox: ReorderBuffer) -> tuple[list[int], Terminal]:
+async def end_of(buffer: ReorderBuffer) -> tuple[list[int], Terminal]:
     """What a reader gets, to its end."""
     seen: list[int] = []
     async with asyncio.timeout(20):
         while True:
-            rows, terminal = await inbox.take(0.5)
+            rows, terminal = await buffer.take(0.5)
             seen += [row.seq for row in rows]
             if terminal is not None:
                 return seen, terminal
@@ -115,7 +115,7 @@ async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: RedisClien
     """Of two running jobs one record is spoiled. Its reader gets an error; the other reads what only the log holds."""
     queue, lease = Queue(wire), await a_lease(wire)
     jobs = [a_job(queue, reply_to=relay.address) for _ in range(2)]
-    inboxes = [relay.open(job.id) for job in jobs]
+    buffers = [relay.open(job.id) for job in jobs]
     for job in jobs:
         await queue.put(job)
     claims = {claim.job.id: claim for claim in (await lease.claim(0, 2)).jobs if isinstance(claim, Claim)}
@@ -125,15 +125,15 @@ async def test_a_record_that_cannot_be_read_fails_its_job_alone(wire: RedisClien
     for seq in (1, 2, 3):  # logged, and published to nobody
         await lease.calls([append(lease, {"-": [delta(claim, seq)]}, *([claim] if seq == 1 else []))])
     async with asyncio.timeout(20):
-        while inboxes[1].seq < 3:
+        while buffers[1].seq < 3:
             await asyncio.sleep(0.01)
-    seen, terminal = await end_of(inboxes[0])
+    seen, terminal = await end_of(buffers[0])
     assert (
         terminal.state is JobState.FAILED and terminal.failure is not None and terminal.failure.code == "malformed_job"
     )
     assert seen == [] and "unreadable" in (await reasons(wire))[bad.id]
     await finish(lease, claims[good.id], 3)
-    seen, terminal = await end_of(inboxes[1])
+    seen, terminal = await end_of(buffers[1])
     assert (seen, terminal.state) == ([1, 2, 3], JobState.COMPLETED)
     await lease.calls([lease.finish_call(Finish(Terminal(bad.id, JobState.COMPLETED, 0), 1, True))])  # it had ended
     records = await JobReader(wire).records([bad.id, good.id])
@@ -146,12 +146,12 @@ async def test_a_record_spoiled_before_its_end_has_one_end(wire: RedisClient, re
     """Nobody has read it since; who waits for the job is told the same end as who asks for it later."""
     queue, lease = Queue(wire), await a_lease(wire)
     job = a_job(queue, reply_to=relay.address)
-    inbox = relay.open(job.id)
+    buffer = relay.open(job.id)
     await queue.put(job)
     (claim,) = [claim for claim in (await lease.claim(0, 1)).jobs if isinstance(claim, Claim)]
     await spoil(wire, job.id, fault)
     await finish(lease, claim, 0)
-    _, told = await end_of(inbox)
+    _, told = await end_of(buffer)
     record = await JobReader(wire).record(job.id)
     assert record.terminal is not None and record.terminal.failure is not None
     assert (told.state, told.failure) == (record.state, record.terminal.failure)
@@ -394,7 +394,7 @@ async def test_a_frame_that_cannot_be_read_is_left_out(wire: RedisClient, relay:
     """In the middle of a log that several readers fill their gaps from."""
     queue, lease = Queue(wire), await a_lease(wire)
     job = a_job(queue, reply_to=relay.address)
-    inbox = relay.open(job.id)
+    buffer = relay.open(job.id)
     await queue.put(job)
     (claim,) = (await lease.claim(0, 1)).jobs
     assert isinstance(claim, Claim)
@@ -404,10 +404,10 @@ async def test_a_frame_that_cannot_be_read_is_left_out(wire: RedisClient, relay:
     await wire.redis.publish(relay.address, data)
     await lease.calls([append(lease, {"-": [delta(claim, 2)]})])
     async with asyncio.timeout(20):
-        while inbox.seq < 2:
+        while buffer.seq < 2:
             await asyncio.sleep(0.01)
     await finish(lease, claim, 2)
-    seen, terminal = await end_of(inbox)
+    seen, terminal = await end_of(buffer)
     assert (seen, terminal.state) == ([1, 2], JobState.COMPLETED)
     assert [row.seq for row in await deltas_of(JobReader(wire), await JobReader(wire).record(job.id))] == [1, 2]
 
@@ -416,17 +416,17 @@ async def test_a_log_that_is_no_stream_deafens_nobody_else(wire: RedisClient, re
     """The key of one worker's log holds something else; the readers of another worker's go on."""
     queue = Queue(wire)
     first, second = await a_lease(wire), await a_lease(wire)
-    inboxes = []
+    buffers = []
     for lease in (first, second):
         job = a_job(queue, reply_to=relay.address)
-        inboxes.append(relay.open(job.id))
+        buffers.append(relay.open(job.id))
         await queue.put(job)
         (claim,) = (await lease.claim(0, 1)).jobs
         assert isinstance(claim, Claim)
         await lease.calls([append(lease, {"-": [delta(claim, 1)]}, claim)])
     await wire.redis.set(partition_key(0, "log", first.id), b"x")
     async with asyncio.timeout(20):
-        while inboxes[1].seq < 1:
+        while buffers[1].seq < 1:
             await asyncio.sleep(0.01)
 
 
@@ -451,7 +451,7 @@ async def test_the_readers_of_a_newer_worker_are_told_so(wire: RedisClient, rela
     """A frame of a version that this process does not know: its job goes on, the reader here ends with an error."""
     queue, newer, ours = Queue(wire), await a_lease(wire), await a_lease(wire)
     job, other = (a_job(queue, reply_to=relay.address) for _ in range(2))
-    inboxes = [relay.open(each.id) for each in (job, other)]
+    buffers = [relay.open(each.id) for each in (job, other)]
     for lease, each in ((newer, job), (ours, other)):
         await queue.put(each)
         (claim,) = (await lease.claim(0, 1)).jobs
@@ -460,10 +460,10 @@ async def test_the_readers_of_a_newer_worker_are_told_so(wire: RedisClient, rela
     await wire.redis.xadd(partition_key(0, "log", newer.id), {relay.address: frame}, id="1-0")
     await wire.redis.publish(relay.address, frame)
     await ours.calls([append(ours, {"-": [delta(claim, 1)]}, claim)])
-    _, terminal = await end_of(inboxes[0])
+    _, terminal = await end_of(buffers[0])
     assert terminal.failure is not None and (terminal.failure.code, terminal.failure.status) == ("newer_version", 503)
     async with asyncio.timeout(20):
-        while inboxes[1].seq < 1:
+        while buffers[1].seq < 1:
             await asyncio.sleep(0.01)
     assert (await JobReader(wire).record(job.id)).state is JobState.RUNNING and await reasons(wire) == {}
 

@@ -135,7 +135,7 @@ class QueueMachine(RuleBasedStateMachine):
     def open(self, attempts: int, workers: int, jobs: list[Priority]) -> None:
         """Some workers and some jobs are there already."""
         self.wire = RedisClient.open(RedisSettings(url=self.url, lease_ms=HOUR_MS, max_attempts=attempts))
-        self.queue, self.journal, self.reaper = Queue(self.wire), JobReader(self.wire), Reaper(self.wire)
+        self.queue, self.reader, self.reaper = Queue(self.wire), JobReader(self.wire), Reaper(self.wire)
         self.attempts = attempts
         self.pubsub = self.wire.redis.pubsub()
         self.run(self._listen())
@@ -280,7 +280,7 @@ class QueueMachine(RuleBasedStateMachine):
         begun = [job for job in self.jobs.values() if job.rows and not job.recorded]
         job = data.draw(st.sampled_from(begun)) if begun else self._some_job(data)
         after = len(job.rows) - data.draw(st.integers(0, len(job.rows)))
-        assert self.run(deltas_of(self.journal, self._record(job), after)) == job.rows[after:]
+        assert self.run(deltas_of(self.reader, self._record(job), after)) == job.rows[after:]
         job.resumed |= not job.state.final
         rows, terminal = self.run(self._resumed(job, after))
         told = job.rows[after:] if job.recorded or not job.state.final else []
@@ -289,11 +289,11 @@ class QueueMachine(RuleBasedStateMachine):
 
     async def _resumed(self, job: Expected, after: int) -> tuple[list[Delta], Terminal | None]:
         relay, job_id = Relay(self.wire), job.job.id
-        runs = [logged.run for logged in (await self.journal.record(job_id)).runs]
+        runs = [logged.run for logged in (await self.reader.record(job_id)).runs]
         seen = runs[: runs.index(job.authors[after - 1]) + 1] if after else []
-        inbox = relay.open(job_id, after, runs=seen)
-        await relay.follow(inbox)
-        return await inbox.take(0)
+        buffer = relay.open(job_id, after, runs=seen)
+        await relay.follow(buffer)
+        return await buffer.take(0)
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
@@ -574,7 +574,7 @@ class QueueMachine(RuleBasedStateMachine):
     # --- what the model learns ---------------------------------------------------------------------------------------
 
     def _record(self, job: Expected) -> JobRecord:
-        return self.run(self.journal.record(job.job.id))
+        return self.run(self.reader.record(job.job.id))
 
     def _queued(self, job: Expected, *kinds: str) -> None:
         """Only the store knows the number of the new entry; in whose lane it is, is known before."""
@@ -595,7 +595,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def records_agree(self) -> None:
         """Every job is where it must be (I1, I2), and its rows are 1..n without gap or repetition (I3, I4)."""
-        records = self.run(self.journal.records(list(self.jobs)))
+        records = self.run(self.reader.records(list(self.jobs)))
         for job, record in zip(self.jobs.values(), records, strict=True):
             assert record is not None
             assert (record.job, record.state) == (job.job, job.state)
@@ -603,7 +603,7 @@ class QueueMachine(RuleBasedStateMachine):
             if job.job.id in self.touched:
                 failure = record.terminal and record.terminal.failure
                 assert (failure.code if failure else "") == job.reason
-                assert self.run(deltas_of(self.journal, record)) == job.rows
+                assert self.run(deltas_of(self.reader, record)) == job.rows
                 assert [row.seq for row in job.rows] == list(range(1, len(job.rows) + 1))
         self.touched = set()
 

@@ -291,18 +291,18 @@ async def test_a_job_whose_time_is_over_is_not_claimed(wire: RedisClient) -> Non
 
 async def test_a_job_begins_anew_at_the_word_of_its_own_run_only(wire: RedisClient) -> None:
     """From there on nobody reads what earlier runs logged, and its events have another epoch."""
-    queue, journal, lost = Queue(wire), JobReader(wire), await a_lease(wire)
+    queue, reader, lost = Queue(wire), JobReader(wire), await a_lease(wire)
     job_id = (await queue.put(a_job(queue))).id
     await claim_one(lost)
     await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
     await Reaper(wire).sweep()
     holder = await a_lease(wire)
     run = (await claim_one(holder)).number
-    before = await journal.record(job_id)
+    before = await reader.record(job_id)
     await holder.restart(job_id, run + 1)
-    assert await journal.record(job_id) == before and len(before.runs) == 2
+    assert await reader.record(job_id) == before and len(before.runs) == 2
     await holder.restart(job_id, run)
-    after = await journal.record(job_id)
+    after = await reader.record(job_id)
     assert (after.runs, after.epoch) == (before.runs[1:], before.epoch + 1)
     with pytest.raises(Fenced):
         await lost.restart(job_id, run)

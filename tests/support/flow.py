@@ -55,13 +55,13 @@ def delta(run: Claim | int, seq: int, text: str = "") -> Delta:
     return Delta(number, seq, 0, text or f"<{seq}>", (seq,), 1)
 
 
-async def deltas_of(journal: JobReader, record: JobRecord, after: int = 0) -> list[Delta]:
+async def deltas_of(reader: JobReader, record: JobRecord, after: int = 0) -> list[Delta]:
     """The job's deltas with seq > after, in order: as its record holds them, else as far as they are logged."""
     if record.terminal is not None and record.terminal.rows:
         return [row for row in record.terminal.rows if row.seq > after]
-    logged = [row for row in (await journal.history(record.job.id, record.runs)).rows if row.seq > after]
+    logged = [row for row in (await reader.history(record.job.id, record.runs)).rows if row.seq > after]
     # It may have ended since its record was read: then its log may be trimmed, and a new record holds them all.
-    (now,) = await journal.records([record.job.id])
+    (now,) = await reader.records([record.job.id])
     if now is not None and now.terminal is not None and now.terminal.rows:
         return [row for row in now.terminal.rows if row.seq > after]
     return logged
@@ -91,12 +91,12 @@ def sections_of(authors: Sequence[Run]) -> tuple[Section, ...]:
     return tuple(Section(seq, authors[seq - 1]) for seq in firsts)
 
 
-async def numbers_read(inbox: ReorderBuffer) -> list[int]:
+async def numbers_read(buffer: ReorderBuffer) -> list[int]:
     """The numbers of the deltas a reader is given until the end of its job."""
     seen: list[int] = []
     async with asyncio.timeout(30):
         while True:
-            rows, terminal = await inbox.take(1)
+            rows, terminal = await buffer.take(1)
             seen += [row.seq for row in rows]
             if terminal is not None:
                 return seen
@@ -147,10 +147,10 @@ class Flow:
 
     async def all_done(self) -> list[JobRecord]:
         """Wait until every job that was accepted so far has ended; their records."""
-        ids, journal = list(self.accepted), JobReader(self._wire)
+        ids, reader = list(self.accepted), JobReader(self._wire)
 
         async def ended() -> list[JobRecord]:
-            records = await journal.records(ids)
+            records = await reader.records(ids)
             assert None not in records, "an accepted job is lost"
             return [record for record in records if record is not None and record.state.final]
 

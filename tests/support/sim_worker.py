@@ -108,13 +108,13 @@ async def lose_lease(wire: RedisClient, worker: Worker, partition: int = 0) -> N
 
 
 async def ended(wire: RedisClient, job_id: str) -> JobRecord:
-    journal = JobReader(wire)
+    reader = JobReader(wire)
 
     async def final() -> bool:
-        return (await journal.record(job_id)).state.final
+        return (await reader.record(job_id)).state.final
 
     await until(final)
-    return await journal.record(job_id)
+    return await reader.record(job_id)
 
 
 def text_of(record: JobRecord, index: int = 0) -> str:

@@ -127,10 +127,10 @@ async def test_json_that_another_worker_began_is_computed_from_its_first_token(w
     first = await start(LONG, WorkerSettings(drain_s=0), engine=DeafEngine)
     for job in (plain, schema):
         await queue.put(job)
-    journal = JobReader(wire)
+    reader = JobReader(wire)
 
     async def begun() -> bool:
-        return all([len(await deltas_of(journal, await journal.record(job.id))) > 3 for job in (plain, schema)])
+        return all([len(await deltas_of(reader, await reader.record(job.id))) > 3 for job in (plain, schema)])
 
     await until(begun)
     first.stop.set()

@@ -300,8 +300,8 @@ async def test_a_drain_hands_over_what_was_not_started(wire: RedisClient, start:
 
 
 async def _ended_choices(wire: RedisClient, job: Job) -> bool:
-    journal = JobReader(wire)
-    return any(row.finish for row in await deltas_of(journal, await journal.record(job.id)))
+    reader = JobReader(wire)
+    return any(row.finish for row in await deltas_of(reader, await reader.record(job.id)))
 
 
 async def test_a_lost_workers_choices_are_continued_or_begun(wire: RedisClient, start: Start) -> None:

@@ -56,14 +56,14 @@ async def test_a_drained_worker_finishes_or_hands_over(
 
 async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisClient, start: Start) -> None:
     """It trims nothing that the next worker, or a reader who resumes, has to read."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue, "handed", 4000)
     await queue.put(job)
     leaving = await start(FAST, WorkerSettings(drain_s=0.2))
     lease, gate = leaving.worker.lease, asyncio.Event()
 
     async def has_tokens() -> bool:
-        return len(await deltas_of(journal, await journal.record(job.id))) >= 200
+        return len(await deltas_of(reader, await reader.record(job.id))) >= 200
 
     await until(has_tokens)
     write = lease.calls
@@ -82,8 +82,8 @@ async def test_the_last_write_of_a_drain_keeps_what_is_handed_back(wire: RedisCl
     await until(handed_back)
     gate.set()
     await asyncio.wait_for(leaving.task, 20)
-    record = await journal.record(job.id)
-    seqs = [row.seq for row in await deltas_of(journal, record)]
+    record = await reader.record(job.id)
+    seqs = [row.seq for row in await deltas_of(reader, record)]
     assert record.state is JobState.QUEUED and seqs == list(range(1, len(seqs) + 1)) and len(seqs) > 200
 
 

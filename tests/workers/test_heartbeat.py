@@ -57,8 +57,8 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: R
     await lost.release(job.id, 1)
     running = await start()
     worker, beats = running.worker, 0
-    journal = worker._claimer._journal
-    read, beat = journal.history, worker.lease.beat
+    reader = worker._claimer._reader
+    read, beat = reader.history, worker.lease.beat
     several = asyncio.Event()
 
     async def counted(partition: int) -> dict[str, HeldJob]:
@@ -74,7 +74,7 @@ async def test_a_claim_that_is_slow_to_begin_is_not_taken_for_a_lost_one(wire: R
         return await read(job_id, runs)
 
     worker.lease.beat = counted  # type: ignore[method-assign]
-    journal.history = slow  # type: ignore[method-assign]
+    reader.history = slow  # type: ignore[method-assign]
     record = await ended(wire, job.id)
     assert record.state is JobState.COMPLETED and record.attempt == 2 and len(record.runs) == 2
     assert text_of(record) == expected("slow", 30)

@@ -62,17 +62,17 @@ async def at_work(wire: RedisClient) -> AsyncIterator[Worker]:
 
 
 async def streamed(wire: RedisClient, relay: Relay) -> ReorderBuffer:
-    """The inbox of a job that is being streamed to this relay."""
+    """The buffer of a job that is being streamed to this relay."""
     queue = Queue(wire)
     job = Job(
         id=queue.new_id("t"), model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "hi"),)),
         sampling=Sampling(max_tokens=TOKENS), stream=True, reply_to=relay.address,
     )  # fmt: skip
-    inbox = relay.open(job.id)
+    buffer = relay.open(job.id)
     await queue.put(job)
-    inbox.accepted = True
-    await until(lambda: inbox.seq > 0)
-    return inbox
+    buffer.accepted = True
+    await until(lambda: buffer.seq > 0)
+    return buffer
 
 
 @pytest.fixture
@@ -96,16 +96,16 @@ async def test_an_address_nobody_listens_at_is_dropped(
     """Rows for a process that is gone are logged no more, those for the living one go on, and each comes once."""
     monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.1)
     async with at_work(wire) as worker:
-        inbox = await streamed(wire, relay)
-        reading = asyncio.create_task(numbers_read(inbox))
-        await Queue(wire).follow(inbox.job_id, GONE)
+        buffer = await streamed(wire, relay)
+        reading = asyncio.create_task(numbers_read(buffer))
+        await Queue(wire).follow(buffer.job_id, GONE)
 
         async def logged(*addresses: str) -> bool:
             return await fields_of_the_newest_step(wire, worker) == set(addresses)
 
         await until(lambda: logged(relay.address, GONE))
         await until(lambda: logged(relay.address))
-        record = await JobReader(wire).record(inbox.job_id)
+        record = await JobReader(wire).record(buffer.job_id)
         assert record.addresses == (relay.address,) and record.state is JobState.RUNNING
         assert await reading == list(range(1, TOKENS + 1))
 
@@ -113,10 +113,10 @@ async def test_an_address_nobody_listens_at_is_dropped(
 async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: RedisClient, relay: Relay) -> None:
     """It misses nothing, and hears the rest as it comes."""
     async with at_work(wire) as worker:
-        inbox = await streamed(wire, relay)
-        reading = asyncio.create_task(numbers_read(inbox))
+        buffer = await streamed(wire, relay)
+        reading = asyncio.create_task(numbers_read(buffer))
         await worker._listeners.unfollow(relay.address)
-        assert (await JobReader(wire).record(inbox.job_id)).addresses == ()
+        assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
 
         async def gone() -> bool:
             return await fields_of_the_newest_step(wire, worker) == {SILENT}
@@ -126,15 +126,15 @@ async def test_a_reader_that_was_dropped_by_mistake_follows_again(wire: RedisCli
 
         await until(gone)
         await until(back)
-        assert (await JobReader(wire).record(inbox.job_id)).state is JobState.RUNNING
+        assert (await JobReader(wire).record(buffer.job_id)).state is JobState.RUNNING
         assert await reading == list(range(1, TOKENS + 1))
 
 
 async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, relay: Relay) -> None:
     """The record still names the address, so its rows go on until the store has forgotten it too."""
     async with at_work(wire) as worker:
-        inbox = await streamed(wire, relay)
-        reading = asyncio.create_task(numbers_read(inbox))
+        buffer = await streamed(wire, relay)
+        reading = asyncio.create_task(numbers_read(buffer))
         unfollow, refused = worker.lease.unfollow, 0
 
         async def once_refused(partition: int, address: str, job_ids: Sequence[str]) -> None:
@@ -147,9 +147,9 @@ async def test_a_drop_that_the_store_did_not_take_is_undone(wire: RedisClient, r
         worker.lease.unfollow = once_refused  # type: ignore[method-assign]
         with pytest.raises(Unavailable):
             await worker._listeners.unfollow(relay.address)
-        assert worker._attempts[inbox.job_id].addresses == (relay.address,)
-        assert (await JobReader(wire).record(inbox.job_id)).addresses == (relay.address,)
+        assert worker._attempts[buffer.job_id].addresses == (relay.address,)
+        assert (await JobReader(wire).record(buffer.job_id)).addresses == (relay.address,)
         await worker._listeners.unfollow(relay.address)
-        assert worker._attempts[inbox.job_id].addresses == (SILENT,)
-        assert (await JobReader(wire).record(inbox.job_id)).addresses == ()
+        assert worker._attempts[buffer.job_id].addresses == (SILENT,)
+        assert (await JobReader(wire).record(buffer.job_id)).addresses == ()
         assert await reading == list(range(1, TOKENS + 1))

@@ -40,10 +40,10 @@ async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: RedisClient, 
     lost = await start(SimSettings(step_ms=5, prefill_ms=1))
     job = a_job(queue, "go on", 300)
     await queue.put(job)
-    journal = JobReader(wire)
+    reader = JobReader(wire)
 
     async def has_tokens() -> bool:
-        return len(await deltas_of(journal, await journal.record(job.id))) >= 20
+        return len(await deltas_of(reader, await reader.record(job.id))) >= 20
 
     await until(has_tokens)
     lost.task.cancel()  # neither writes nor beats any more
@@ -62,13 +62,13 @@ async def test_a_lost_workers_job_goes_on_where_its_log_ends(wire: RedisClient, 
 
 async def test_a_store_that_lost_frames_gets_them_again(wire: RedisClient, start: Start) -> None:
     """The worker still has every token of its running jobs: the log is made whole and the text stays exact."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     running = await start(SimSettings(step_ms=5, prefill_ms=1))
     job = a_job(queue, "set back", 200)
     await queue.put(job)
 
     async def has_tokens() -> bool:
-        return len(await deltas_of(journal, await journal.record(job.id))) >= 30
+        return len(await deltas_of(reader, await reader.record(job.id))) >= 30
 
     await until(has_tokens)
     # As after a power loss: the last frames are gone, and the worker's frame number with them.
@@ -102,7 +102,7 @@ async def test_the_next_worker_numbers_on_where_the_log_ends(wire: RedisClient, 
 async def test_a_long_job_does_not_keep_the_whole_log(wire: RedisClient, start: Start, stream: bool) -> None:
     """Its tokens are logged anew now and then and what lies before is trimmed, beside neighbours that come and go; a
     reader from the beginning, and the next worker, find all of them."""
-    queue, journal, settings = Queue(wire), JobReader(wire), WorkerSettings(checkpoint_frames=150)
+    queue, reader, settings = Queue(wire), JobReader(wire), WorkerSettings(checkpoint_frames=150)
     first = await start(SimSettings(step_ms=1, prefill_ms=1), settings)
     earlier = a_job(queue, "before", 40)
     await queue.put(earlier)
@@ -114,13 +114,13 @@ async def test_a_long_job_does_not_keep_the_whole_log(wire: RedisClient, start: 
     async def far() -> bool:
         nonlocal most
         most = max(most, await wire.redis.xlen(log))
-        return len((await journal.history(long.id, (await journal.record(long.id)).runs)).rows) >= 1800
+        return len((await reader.history(long.id, (await reader.record(long.id)).runs)).rows) >= 1800
 
     await until(far, 60)
     written = first.worker.lease.next_frame(0)
     assert most < 0.7 * written, f"{most} of {written} frames were kept"
-    record = await journal.record(long.id)
-    history = await journal.history(long.id, record.runs)
+    record = await reader.record(long.id)
+    history = await reader.history(long.id, record.runs)
     assert history.whole and record.runs[0].frame > 150
     first.task.cancel()
     await asyncio.gather(first.task, return_exceptions=True)
@@ -133,7 +133,7 @@ async def test_a_long_job_does_not_keep_the_whole_log(wire: RedisClient, start: 
 
 async def test_a_job_whose_log_has_a_hole_begins_anew(wire: RedisClient, start: Start) -> None:
     """Half of what the lost worker logged is gone: neither a splice nor a shorter text, and a new epoch says so."""
-    queue, journal, lost = Queue(wire), JobReader(wire), Lease(wire, "m")
+    queue, reader, lost = Queue(wire), JobReader(wire), Lease(wire, "m")
     job = a_job(queue, "hole", 20)
     await queue.put(job)
     await lost.register()
@@ -143,7 +143,7 @@ async def test_a_job_whose_log_has_a_hole_begins_anew(wire: RedisClient, start: 
         rows = [delta(claim, seq, "lost") for seq in range(first, first + 3)]
         await lost.calls([append(lost, {"-": rows}, claim)])
     await wire.redis.xdel(partition_key(0, "log", lost.id), "1-0")
-    before = (await journal.record(job.id)).epoch
+    before = (await reader.record(job.id)).epoch
     await wire.redis.zadd(partition_key(0, "leases"), {lost.id: 1})
     assert (await Reaper(wire).sweep()).requeued == 1
     heir = await start()
@@ -159,17 +159,17 @@ async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
     wire: RedisClient, start: Start, shape: dict[str, object]
 ) -> None:
     """The store forgot its claim, as after a failover: two runs of one job on one engine never mix."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     running = await start(SimSettings(step_ms=20, prefill_ms=1))
     job = a_job(queue, "twice", 60, **shape)
     await queue.put(job)
 
     async def has_tokens() -> bool:
-        return len(await deltas_of(journal, await journal.record(job.id))) >= 10
+        return len(await deltas_of(reader, await reader.record(job.id))) >= 10
 
     await until(has_tokens)
     lane = partition_key(0, "lane", "m", job.priority)
-    old = (await journal.record(job.id)).entry
+    old = (await reader.record(job.id)).entry
     await wire.redis.xack(lane, "workers", old)
     await wire.redis.xdel(lane, old)
     entry = await wire.redis.xadd(lane, {"job": job.id})
@@ -192,7 +192,7 @@ async def test_a_run_is_opened_once_to_each_who_listens(wire: RedisClient, start
     job = a_job(queue, "named", 300, stream=True, reply_to="first")
     await queue.put(job)
     running = await start()
-    lease, journal = running.worker.lease, JobReader(wire)
+    lease, reader = running.worker.lease, JobReader(wire)
 
     async def logged() -> list[dict[str, Frame]]:
         entries = await wire.redis.xrange(partition_key(0, "log", lease.id))
@@ -213,7 +213,7 @@ async def test_a_run_is_opened_once_to_each_who_listens(wire: RedisClient, start
         again = [frame for frame in frames[1:] if frame.openings]
         assert len(again) == (address == "first"), "the first listener hears it once more when another comes"
         assert {row.stream for frame in frames for row in frame.rows} == {number}
-    assert len(await deltas_of(journal, await journal.record(job.id))) == 300
+    assert len(await deltas_of(reader, await reader.record(job.id))) == 300
 
 
 @pytest.mark.parametrize("spoiled", ["runs", "body"])
@@ -245,8 +245,8 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Redis
     await lost.claim(0, 1)
     await lost.release(job.id, 1)
     running = await start()
-    journal, reading, followed = running.worker._claimer._journal, asyncio.Event(), asyncio.Event()
-    read, obey = journal.records, running.worker._obey
+    reader, reading, followed = running.worker._claimer._reader, asyncio.Event(), asyncio.Event()
+    read, obey = reader.records, running.worker._obey
 
     async def slow(job_ids: Sequence[str], *, bodies: bool = True) -> list[JobRecord | None]:
         reading.set()
@@ -258,7 +258,7 @@ async def test_a_reader_who_comes_while_the_history_is_read_is_heard(wire: Redis
         if isinstance(control, Follow):
             followed.set()
 
-    journal.records = slow  # type: ignore[method-assign]
+    reader.records = slow  # type: ignore[method-assign]
     running.worker._obey = obeyed  # type: ignore[method-assign]
     address = channel("api", "reader")
     async with wire.subscribe(address) as subscription:

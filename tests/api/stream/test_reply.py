@@ -63,25 +63,25 @@ class Client:
 
 
 class Exchange:
-    """A request that was accepted, its client, and the inbox that a worker's tokens come to."""
+    """A request that was accepted, its client, and the buffer that a worker's tokens come to."""
 
     def __init__(self, kind: type[Reply], *, eta_ms: int | None = None, **settings: Any) -> None:
         request = parse("chat", json.dumps(BODY | {"stream": kind is StreamReply}).encode())
         job = to_job(request, job_id="j1", tenant="t", ceiling=Priority.INTERACTIVE, reply_to="r", trace={})
-        self.client, self.inbox = Client(), ReorderBuffer("j1", whole=kind is WholeReply)
-        self.inbox.accepted, self.inbox.openings[RUN] = True, Opening("j1")
+        self.client, self.buffer = Client(), ReorderBuffer("j1", whole=kind is WholeReply)
+        self.buffer.accepted, self.buffer.openings[RUN] = True, Opening("j1")
         self.metrics, self.noted = Metrics.start("", "api"), list[Delivered]()
         services = SimpleNamespace(
             settings=ApiSettings(**settings),
             cards={},
             metrics=self.metrics,
-            relay=SimpleNamespace(close=lambda _inbox: None),
+            relay=SimpleNamespace(close=lambda _buffer: None),
             store_client=SimpleNamespace(turns=Turns()),
             completion_rate=SimpleNamespace(ended=lambda _model: None),
             clock=SimpleNamespace(at=lambda moment, _partition: moment, error_us=lambda _partition: 0),
             deliveries=SimpleNamespace(note=lambda _job, delivered: self.noted.append(delivered)),
         )
-        admitted = Admitted(job, 0, Accepted("j1", created_ms=1_000), self.inbox, request, {}, False, eta_ms)
+        admitted = Admitted(job, 0, Accepted("j1", created_ms=1_000), self.buffer, request, {}, False, eta_ms)
         self.reply = kind(cast(Services, services), admitted)
 
     async def answer(self) -> None:
@@ -92,14 +92,14 @@ class Exchange:
     def bring(self, *texts: str, tokens: int = 1) -> None:
         """Further tokens, in one frame."""
         for text in texts:
-            self.inbox.push(Delta(1, self.inbox.seq + 1, 0, text, (7,), tokens), RUN)
-        self.inbox.flush()
+            self.buffer.push(Delta(1, self.buffer.seq + 1, 0, text, (7,), tokens), RUN)
+        self.buffer.flush()
 
     def end(self, state: JobState = JobState.COMPLETED, rows: tuple[Delta, ...] = ()) -> None:
         """The end, with the tokens that were brought, or with these."""
-        seq = len(rows) or self.inbox.seq
-        self.inbox.end(Terminal("j1", state, seq, ("stop",), Usage(5, 6), sections=(Section(1, RUN),), rows=rows))
-        self.inbox.flush()
+        seq = len(rows) or self.buffer.seq
+        self.buffer.end(Terminal("j1", state, seq, ("stop",), Usage(5, 6), sections=(Section(1, RUN),), rows=rows))
+        self.buffer.flush()
 
 
 async def soon(condition: Callable[[], object]) -> None:

@@ -83,9 +83,9 @@ async def reads(wire: RedisClient) -> int:
 async def test_one_pass_serves_all_jobs_of_a_claim(wire: RedisClient) -> None:
     """However many there are, a log is read once; each job gets all of its own."""
     lease, claims = await running(wire, 24, 2 * history.PAGE)
-    journal, before = JobReader(wire), await reads(wire)
-    records = await journal.records([claim.job.id for claim in claims], bodies=False)
-    found = await asyncio.gather(*(journal.history(record.job.id, record.runs) for record in records if record))
+    reader, before = JobReader(wire), await reads(wire)
+    records = await reader.records([claim.job.id for claim in claims], bodies=False)
+    found = await asyncio.gather(*(reader.history(record.job.id, record.runs) for record in records if record))
     assert await reads(wire) - before == 3  # two whole pages, and one that says that there is no more
     for claim, each in zip(claims, found, strict=True):
         assert each.rows == [delta(claim, seq) for seq in range(1, 2 * history.PAGE + 1)]
@@ -95,10 +95,10 @@ async def test_one_pass_serves_all_jobs_of_a_claim(wire: RedisClient) -> None:
 async def test_who_asks_at_the_same_time_is_read_together(wire: RedisClient) -> None:
     """Different jobs, and the same job behind different deltas."""
     _, claims = await running(wire, 8, 10)
-    journal = JobReader(wire)
-    records = [await journal.record(claim.job.id) for claim in claims]
+    reader = JobReader(wire)
+    records = [await reader.record(claim.job.id) for claim in claims]
     before = await reads(wire)
-    found = await asyncio.gather(*(deltas_of(journal, record, after) for record in records for after in (0, 4, 10)))
+    found = await asyncio.gather(*(deltas_of(reader, record, after) for record in records for after in (0, 4, 10)))
     assert await reads(wire) - before <= 2  # the first one is not kept waiting for the others
     assert [[row.seq for row in rows] for rows in found] == [list(range(after + 1, 11)) for after in (0, 4, 10)] * 8
 

@@ -137,11 +137,11 @@ async def test_a_stored_key_of_another_tenants_job_delivers_nothing(wire: RedisC
 
 async def test_a_job_that_lost_its_client_leaves_its_key_free(wire: RedisClient) -> None:
     """Waiting or running: the next request with the key is a new job, and the end of the old one does not touch it."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     waiting = await put(queue, "k", reply_to=HERE)
     assert await queue.abandon(waiting.id, HERE)
     running = await put(queue, "k", reply_to=HERE)
-    assert not running.joined and (await journal.record(waiting.id)).state is JobState.CANCELLED
+    assert not running.joined and (await reader.record(waiting.id)).state is JobState.CANCELLED
     lease, claim = await claim_one(wire)
     assert await queue.abandon(running.id, HERE)
     third = await put(queue, "k", reply_to=HERE)
@@ -195,11 +195,11 @@ async def test_whoever_joins_too_late_is_told(wire: RedisClient) -> None:
 
 async def test_a_put_says_all_that_its_answer_needs(wire: RedisClient) -> None:
     """State, time and epoch of a job that was there, as its record has them."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     await wire.redis.set(partition_key(0, "epoch"), 4)
     first = await put(queue, "k")
     again = await put(queue, "k")
-    record = await journal.record(first.id)
+    record = await reader.record(first.id)
     assert first == Accepted(first.id, 0, record.created_ms, epoch=5) and record.epoch == 5
     assert again == Accepted(first.id, 0, record.created_ms, joined=True, epoch=5)
     await claim_one(wire)

@@ -30,10 +30,10 @@ async def looks(wire: RedisClient) -> int:
 
 async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: RedisClient) -> None:
     """Claims and cancels bring a job forward; a job that does not wait is at no place."""
-    ids, journal, lease = await waiting(wire, 8), JobReader(wire), Lease(wire, MODEL)
+    ids, reader, lease = await waiting(wire, 8), JobReader(wire), Lease(wire, MODEL)
 
     async def positions() -> list[int]:
-        return [await journal.position(await journal.record(job)) for job in ids]
+        return [await reader.position(await reader.record(job)) for job in ids]
 
     assert await positions() == list(range(8))
     await lease.register()
@@ -44,62 +44,62 @@ async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: RedisClien
 
 async def test_one_look_serves_all_who_ask_at_the_same_time(wire: RedisClient) -> None:
     """And for a while: but never somebody whose job was put after it."""
-    ids, journal = await waiting(wire, 50), JobReader(wire)
-    records = [await journal.record(job) for job in ids]
+    ids, reader = await waiting(wire, 50), JobReader(wire)
+    records = [await reader.record(job) for job in ids]
     before = await looks(wire)
     for _ in range(3):
-        assert await asyncio.gather(*(journal.position(each, 60) for each in records)) == list(range(50))
+        assert await asyncio.gather(*(reader.position(each, 60) for each in records)) == list(range(50))
     assert await looks(wire) - before == 1
-    later = await journal.record((await waiting(wire, 2))[1])
-    assert await journal.position(later, 60) == 51
-    assert await journal.position(later) == 51
+    later = await reader.record((await waiting(wire, 2))[1])
+    assert await reader.position(later, 60) == 51
+    assert await reader.position(later) == 51
 
 
 async def test_beyond_the_bound_every_place_is_the_bound(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long lane is not read to its end, however often somebody there asks."""
     monkeypatch.setattr(places, "MAX_COUNTED", 10)
-    ids, journal = await waiting(wire, 15), JobReader(wire)
-    records = [await journal.record(job) for job in ids]
+    ids, reader = await waiting(wire, 15), JobReader(wire)
+    records = [await reader.record(job) for job in ids]
     before = await looks(wire)
-    assert [await journal.position(each, 60) for each in records] == [*range(10), *[10] * 5]
+    assert [await reader.position(each, 60) for each in records] == [*range(10), *[10] * 5]
     assert await looks(wire) - before == 1
 
 
 async def test_a_look_that_failed_is_not_handed_on(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
     """All who waited for it are told; the next one looks anew."""
     (job,) = await waiting(wire, 1)
-    journal = JobReader(wire)
-    record = await journal.record(job)
+    reader = JobReader(wire)
+    record = await reader.record(job)
 
     async def unavailable(*_: object) -> None:
         raise Unavailable("away")
 
     with monkeypatch.context() as patch:
         patch.setattr(wire, "call", unavailable)
-        told = await asyncio.gather(*(journal.position(record, 60) for _ in range(3)), return_exceptions=True)
+        told = await asyncio.gather(*(reader.position(record, 60) for _ in range(3)), return_exceptions=True)
         assert all(isinstance(each, Unavailable) for each in told)
-    assert await journal.position(record, 60) == 0
+    assert await reader.position(record, 60) == 0
 
 
 async def test_a_job_is_looked_at_again_without_its_body(wire: RedisClient) -> None:
     """While it waits, with its new place after it was handed back; then its whole record."""
-    ids, journal, lease = await waiting(wire, 2), JobReader(wire), Lease(wire, MODEL)
-    record = await journal.record(ids[0])
-    assert await journal.again(record) == record
+    ids, reader, lease = await waiting(wire, 2), JobReader(wire), Lease(wire, MODEL)
+    record = await reader.record(ids[0])
+    assert await reader.again(record) == record
     await lease.register()
     await lease.claim(0, 1)
-    running = await journal.again(record)
+    running = await reader.again(record)
     assert (running.state, running.attempt, running.worker) == ("in_progress", 1, lease.id)
     await lease.release(ids[0], 1)
-    back = await journal.again(record)
-    assert back.state == "queued" and back.lane != record.lane and await journal.position(back) == 0
+    back = await reader.again(record)
+    assert back.state == "queued" and back.lane != record.lane and await reader.position(back) == 0
 
 
 async def test_records_may_be_read_without_their_bodies(wire: RedisClient) -> None:
     """All else is the same; a job that is not kept is still none."""
-    ids, journal = await waiting(wire, 2), JobReader(wire)
-    whole = await journal.records([*ids, "job_00" + 30 * "0"])
-    bare = await journal.records([*ids, "job_00" + 30 * "0"], bodies=False)
+    ids, reader = await waiting(wire, 2), JobReader(wire)
+    whole = await reader.records([*ids, "job_00" + 30 * "0"])
+    bare = await reader.records([*ids, "job_00" + 30 * "0"], bodies=False)
     assert whole[2] is bare[2] is None
     for record, without in zip(whole[:2], bare[:2], strict=True):
         assert record is not None and without is not None

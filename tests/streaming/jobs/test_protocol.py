@@ -58,7 +58,7 @@ async def lapse(wire: RedisClient, lease: Lease) -> Swept:
 
 async def test_a_job_is_put_claimed_logged_and_finished(wire: RedisClient) -> None:
     """The whole life of a job leaves one record, an empty lane and no claim."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue)
     assert (await queue.put(job)).waiting == 0
     lease = await a_lease(wire)
@@ -66,11 +66,11 @@ async def test_a_job_is_put_claimed_logged_and_finished(wire: RedisClient) -> No
     assert (claim.job, claim.attempt) == (job, 1)
     rows = [delta(claim, 1, "a"), delta(claim, 2, "b")]
     await lease.calls([append(lease, {"-": rows}, claim, oldest=claim.first_frame)])
-    assert await deltas_of(journal, await journal.record(job.id)) == rows
+    assert await deltas_of(reader, await reader.record(job.id)) == rows
     await lease.calls([lease.finish_call(a_finish(claim, 2, tuple(rows)))])
-    record = await journal.record(job.id)
+    record = await reader.record(job.id)
     assert record.state is JobState.COMPLETED and record.done_ms >= record.started_ms >= record.created_ms > 0
-    assert await deltas_of(journal, record, after=1) == rows[1:]
+    assert await deltas_of(reader, record, after=1) == rows[1:]
     assert await wire.redis.xlen(partition_key(0, "lane", "m", "standard")) == 0
     assert await lease.leave() == 0
 
@@ -143,7 +143,7 @@ async def test_a_run_shares_its_number_with_none_of_another_partition(
 
 async def test_the_next_worker_finds_what_the_lost_one_logged(wire: RedisClient) -> None:
     """A second attempt names the first run, whose deltas are all in the log."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
     lost = await a_lease(wire)
@@ -155,15 +155,15 @@ async def test_the_next_worker_finds_what_the_lost_one_logged(wire: RedisClient)
     claim = await claim_one(heir)
     assert claim.attempt == 2 and [logged.run for logged in claim.past] == [Run(lost.id, first.number)]
     await heir.calls([append(heir, {"-": [delta(claim, 3)]}, claim, oldest=claim.first_frame)])
-    record = await journal.record(job.id)
-    history = await journal.history(job.id, record.runs)
+    record = await reader.record(job.id)
+    history = await reader.history(job.id, record.runs)
     assert [row.seq for row in history.rows] == [1, 2, 3] and history.whole
     assert history.sections == (Section(1, Run(lost.id, first.number)), Section(3, Run(heir.id, claim.number)))
 
 
 async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wire: RedisClient) -> None:
     """Sent before its frame is there, by another worker, or for an earlier run, it changes nothing; twice is once."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
     lease, other = await a_lease(wire), await a_lease(wire)
@@ -177,35 +177,35 @@ async def test_a_checkpoint_counts_only_for_its_run_and_once_it_is_in_the_log(wi
         lease.checkpoint_call(0, job.id, number + 1, 1),
     ):
         await lease.calls([call])
-        assert (await journal.record(job.id)).runs == (LoggedRun(Run(lease.id, number), 1),)
+        assert (await reader.record(job.id)).runs == (LoggedRun(Run(lease.id, number), 1),)
     again = append(lease, {"-": rows}, claim)
     for _ in range(2):
         await lease.calls([again, lease.checkpoint_call(0, job.id, number, 2)])
-        assert (await journal.record(job.id)).runs == (LoggedRun(Run(lease.id, number), 2),)
+        assert (await reader.record(job.id)).runs == (LoggedRun(Run(lease.id, number), 2),)
     await wire.redis.xtrim(partition_key(0, "log", lease.id), minid="2-0", approximate=False)
-    assert (await journal.history(job.id, (await journal.record(job.id)).runs)).rows == rows
+    assert (await reader.history(job.id, (await reader.record(job.id)).runs)).rows == rows
 
 
 async def test_a_job_that_ends_while_its_log_is_read_is_read_whole(wire: RedisClient) -> None:
     """Once it has ended its worker no longer keeps the frames, and the first of them says whose tokens these are."""
-    queue, journal, lease = Queue(wire), JobReader(wire), await a_lease(wire)
+    queue, reader, lease = Queue(wire), JobReader(wire), await a_lease(wire)
     job = a_job(queue)
     await queue.put(job)
     claim = await claim_one(lease)
     rows = [delta(claim, seq) for seq in (1, 2, 3)]
     await lease.calls([append(lease, {"-": rows[:1]}, claim)])
     await lease.calls([append(lease, {"-": rows[1:]})])
-    running = await journal.record(job.id)
-    assert await deltas_of(journal, running) == rows and running.terminal is None
+    running = await reader.record(job.id)
+    assert await deltas_of(reader, running) == rows and running.terminal is None
     await lease.calls([lease.finish_call(a_finish(claim, 3, tuple(rows)))])
     await wire.redis.xtrim(partition_key(0, "log", lease.id), maxlen=1, approximate=False)
-    assert await deltas_of(journal, running) == rows
-    assert await deltas_of(journal, running, after=2) == rows[2:]
+    assert await deltas_of(reader, running) == rows
+    assert await deltas_of(reader, running, after=2) == rows[2:]
 
 
 async def test_repeated_writes_change_nothing(wire: RedisClient) -> None:
     """A put, append or finish whose answer was lost may be sent again."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
     await queue.put(job)
@@ -216,7 +216,7 @@ async def test_repeated_writes_change_nothing(wire: RedisClient) -> None:
     finish = lease.finish_call(a_finish(claims[0], 1, (delta(claims[0], 1),)))
     for _ in range(2):
         await lease.calls([step, finish])
-    assert len(await deltas_of(journal, await journal.record(job.id))) == 1
+    assert len(await deltas_of(reader, await reader.record(job.id))) == 1
     assert await wire.redis.xlen(partition_key(0, "log", lease.id)) == 1
 
 
@@ -256,7 +256,7 @@ async def test_a_job_given_up_after_too_many_lost_workers_is_a_dead_letter(wire:
 
 async def test_cancel_ends_a_waiting_job_and_marks_a_running_one(wire: RedisClient) -> None:
     """A waiting job is never claimed after its cancel; a running one is told, and beat repeats it."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     waiting, running = a_job(queue), a_job(queue, Priority.INTERACTIVE)
     await queue.put(waiting)
     await queue.put(running)
@@ -264,7 +264,7 @@ async def test_cancel_ends_a_waiting_job_and_marks_a_running_one(wire: RedisClie
     await claim_one(lease)
     assert await queue.cancel(waiting.id) is JobState.QUEUED
     assert await queue.cancel(running.id) is JobState.RUNNING
-    assert (await journal.record(waiting.id)).state is JobState.CANCELLED
+    assert (await reader.record(waiting.id)).state is JobState.CANCELLED
     assert (await lease.claim(0, 5)).jobs == []
     assert await lease.beat(0) == {running.id: HeldJob(1, True)}
     with pytest.raises(UnknownJob):
@@ -285,17 +285,17 @@ async def test_a_released_job_is_not_counted_as_a_loss(wire: RedisClient) -> Non
 
 async def test_time_in_the_queue_is_limited_by_the_servers_clock(wire: RedisClient) -> None:
     """An expired job is never given to a worker, and the reaper ends it even when no worker is there."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     at_claim, by_reaper = a_job(queue, max_queue_ms=1), a_job(queue, deadline_ms=1)
     for job in (at_claim, by_reaper):
         await queue.put(job)
     deadline = time.monotonic() + 10
     while (await Reaper(wire).sweep()).expired < 2 and time.monotonic() < deadline:
-        states = {(await journal.record(job.id)).state for job in (at_claim, by_reaper)}
+        states = {(await reader.record(job.id)).state for job in (at_claim, by_reaper)}
         if states == {JobState.EXPIRED}:
             break
         await asyncio.sleep(0.01)
-    assert {(await journal.record(job.id)).state for job in (at_claim, by_reaper)} == {JobState.EXPIRED}
+    assert {(await reader.record(job.id)).state for job in (at_claim, by_reaper)} == {JobState.EXPIRED}
     assert (await (await a_lease(wire)).claim(0, 5)).jobs == []
 
 
@@ -381,18 +381,18 @@ async def test_all_keys_of_a_partition_share_a_hash_tag(wire: RedisClient) -> No
 
 async def test_a_store_that_was_set_back_begins_a_new_epoch_once(wire: RedisClient) -> None:
     """Whoever saw a later tick says so; several who saw it make one epoch of it."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
     first, second = Reaper(wire), Reaper(wire)
     for _ in range(3):
         await first.sweep()
         await second.sweep()
-    assert (await journal.record(job.id)).epoch == 1
+    assert (await reader.record(job.id)).epoch == 1
     await wire.redis.set(partition_key(0, "tick"), 2)
     for reaper in (first, second, first, second):
         await reaper.sweep()
-    assert (await journal.record(job.id)).epoch == 2
+    assert (await reader.record(job.id)).epoch == 2
 
 
 async def test_frames_behind_lost_ones_are_refused_until_the_loss_is_made_good(wire: RedisClient) -> None:
@@ -475,7 +475,7 @@ async def test_a_suspect_of_a_newer_version_is_left_to_a_newer_worker(wire: Redi
 
 async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClient) -> None:
     """A job whose worker was lost is not expired by max_queue_ms, and its deadline still ends it in the queue."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     begun, late = a_job(queue, max_queue_ms=400), a_job(queue, deadline_ms=400)
     for job in (begun, late):
         await queue.put(job)
@@ -483,21 +483,21 @@ async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClie
     assert len((await lease.claim(0, 2)).jobs) == 2
     await lapse(wire, lease)
     deadline = time.monotonic() + 10
-    while (await journal.record(late.id)).state is not JobState.EXPIRED and time.monotonic() < deadline:
+    while (await reader.record(late.id)).state is not JobState.EXPIRED and time.monotonic() < deadline:
         await Reaper(wire).sweep()
         await asyncio.sleep(0.02)
-    assert (await journal.record(late.id)).state is JobState.EXPIRED
+    assert (await reader.record(late.id)).state is JobState.EXPIRED
     assert (await claim_one(await a_lease(wire))).job.id == begun.id
 
 
 async def test_resets_that_know_the_same_epoch_begin_one_new_epoch(wire: RedisClient) -> None:
     """Two readers that miss the same deltas ask for a reset with the same number: the job's epoch rises once."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue)
     await queue.put(job)
-    before = (await journal.record(job.id)).epoch
+    before = (await reader.record(job.id)).epoch
     assert [await queue.reset(job.id, 0) for _ in range(3)] == [1, 1, 1]
-    assert (await journal.record(job.id)).epoch == before + 1
+    assert (await reader.record(job.id)).epoch == before + 1
     assert [await queue.reset(job.id, known) for known in (1, 1)] == [2, 2]
 
 
@@ -537,15 +537,15 @@ async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: RedisClient) -
 
 async def test_a_worker_unfollows_its_own_jobs_only(wire: RedisClient) -> None:
     """A worker that names a job of another worker changes nothing: its readers go on getting its deltas."""
-    queue, journal = Queue(wire), JobReader(wire)
+    queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue, stream=True, reply_to="penstock:api:here")
     await queue.put(job)
     owner, other = await a_lease(wire), await a_lease(wire)
     await claim_one(owner)
     await other.unfollow(0, "penstock:api:here", [job.id])
-    assert (await journal.record(job.id)).addresses == ("penstock:api:here",)
+    assert (await reader.record(job.id)).addresses == ("penstock:api:here",)
     await owner.unfollow(0, "penstock:api:here", [job.id])
-    assert (await journal.record(job.id)).addresses == ()
+    assert (await reader.record(job.id)).addresses == ()
 
 
 async def test_the_oldest_waiting_job_of_a_lane_may_be_one_that_was_put_back(wire: RedisClient) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a read of the journal that nobody waits for any more."""
+"""What becomes of a read of the reader that nobody waits for any more."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ async def test_a_read_that_nobody_waits_for_fails_in_silence(wire: RedisClient) 
     """The last of those who asked has left, and the job is gone: there is nothing to complain of."""
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    journal, gone = JobReader(wire), Queue(wire).new_id("t")
-    asking = asyncio.create_task(journal.ended(gone))
+    reader, gone = JobReader(wire), Queue(wire).new_id("t")
+    asking = asyncio.create_task(reader.ended(gone))
     await asyncio.sleep(0)
     asking.cancel()
-    await until(lambda: not journal._ended)
+    await until(lambda: not reader._ended)
     del asking  # it knows the read, which complains once nobody does
     with pytest.raises(UnknownJob):
-        await journal.ended(gone)
+        await reader.ended(gone)
     gc.collect()
     assert complaints == []
 

@@ -86,51 +86,51 @@ class Running:
         await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.number, False))])
 
 
-async def read_all(inbox: ReorderBuffer) -> list[int]:
+async def read_all(buffer: ReorderBuffer) -> list[int]:
     seen: list[int] = []
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
-        rows, terminal = await inbox.take(0.5)
+        rows, terminal = await buffer.take(0.5)
         seen += [row.seq for row in rows]
         if terminal is not None:
             return seen
     raise AssertionError(f"no end after {len(seen)} deltas")
 
 
-def test_an_inbox_puts_what_comes_in_order_and_takes_each_once() -> None:
+def test_a_buffer_puts_what_comes_in_order_and_takes_each_once() -> None:
     """Any order, with repetitions: 1..n comes out."""
-    inbox, order = ReorderBuffer("j"), [*range(1, 51), *range(1, 51)]
+    buffer, order = ReorderBuffer("j"), [*range(1, 51), *range(1, 51)]
     random.Random(7).shuffle(order)
     for seq in order:
-        inbox.push(delta(0, seq))
-    inbox.end(Terminal("j", JobState.COMPLETED, 50, sections=(Section(1, NO_RUN),)))
-    assert inbox.terminal is not None and [row.seq for row in inbox._rows] == list(range(1, 51))
+        buffer.push(delta(0, seq))
+    buffer.end(Terminal("j", JobState.COMPLETED, 50, sections=(Section(1, NO_RUN),)))
+    assert buffer.terminal is not None and [row.seq for row in buffer._rows] == list(range(1, 51))
 
 
-def test_an_inbox_waits_for_what_is_missing_before_it_ends() -> None:
+def test_a_buffer_waits_for_what_is_missing_before_it_ends() -> None:
     """A terminal that knows more deltas than arrived is not shown yet."""
-    inbox = ReorderBuffer("j")
-    inbox.push(delta(0, 1))
-    inbox.end(Terminal("j", JobState.COMPLETED, 2, sections=(Section(1, NO_RUN),)))
-    assert inbox.terminal is None and inbox.stale
+    buffer = ReorderBuffer("j")
+    buffer.push(delta(0, 1))
+    buffer.end(Terminal("j", JobState.COMPLETED, 2, sections=(Section(1, NO_RUN),)))
+    assert buffer.terminal is None and buffer.stale
 
 
 def test_a_slow_reader_is_bounded_in_memory() -> None:
     """What it cannot take now is left in the log."""
-    inbox = ReorderBuffer("j")
+    buffer = ReorderBuffer("j")
     for seq in range(1, 3 * MAX_ROWS):
-        inbox.push(delta(0, seq))
-    assert inbox.seq == MAX_ROWS and inbox.stale and not inbox._early
+        buffer.push(delta(0, seq))
+    assert buffer.seq == MAX_ROWS and buffer.stale and not buffer._early
 
 
 def test_a_frame_that_is_begun_is_held_whole() -> None:
     """A job of many choices has more deltas in a step than are kept otherwise: they are not read from the log again."""
-    inbox = ReorderBuffer("j")
+    buffer = ReorderBuffer("j")
     for seq in range(1, 3 * MAX_ROWS):
-        inbox.push(delta(0, seq), number=7)
-    assert inbox.seq == 3 * MAX_ROWS - 1 and not inbox.stale
-    inbox.push(delta(0, 3 * MAX_ROWS), number=8)
-    assert inbox.seq == 3 * MAX_ROWS - 1 and inbox.stale
+        buffer.push(delta(0, seq), number=7)
+    assert buffer.seq == 3 * MAX_ROWS - 1 and not buffer.stale
+    buffer.push(delta(0, 3 * MAX_ROWS), number=8)
+    assert buffer.seq == 3 * MAX_ROWS - 1 and buffer.stale
 
 
 async def test_a_late_reader_reads_a_long_log_about_once(wire: RedisClient, relay: Relay) -> None:
@@ -140,7 +140,7 @@ async def test_a_late_reader_reads_a_long_log_about_once(wire: RedisClient, rela
     running = await Running.begin(wire, relay, job_id)
     for _ in range(frames):
         await running.write_frame(rows, SILENT)
-    read, count = relay._journal.frames, 0
+    read, count = relay._reader.frames, 0
 
     async def counted(partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
         nonlocal count
@@ -148,63 +148,63 @@ async def test_a_late_reader_reads_a_long_log_about_once(wire: RedisClient, rela
             count += 1
             yield frame
 
-    relay._journal.frames = counted  # type: ignore[method-assign]
-    inbox = relay.open(job_id)
-    await relay.follow(inbox)
+    relay._reader.frames = counted  # type: ignore[method-assign]
+    buffer = relay.open(job_id)
+    await relay.follow(buffer)
     taken = 0
     while taken < frames * rows:
-        taken += len((await inbox.take(20))[0])
+        taken += len((await buffer.take(20))[0])
     assert frames <= count <= 2 * frames
 
 
 async def test_lost_frames_are_filled_from_the_log(wire: RedisClient, relay: Relay) -> None:
     """Every second delta is logged but never published: the reader gets them all, in order."""
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id)
+    buffer = relay.open(job_id)
     running = await Running.begin(wire, relay, job_id)
     for _ in range(20):
         await running.write(1, relay.address)
         await running.write(1, "-")
     await running.finish()
-    assert await read_all(inbox) == list(range(1, 41))
+    assert await read_all(buffer) == list(range(1, 41))
 
 
 async def test_a_lost_end_is_noticed_in_the_silence(wire: RedisClient, relay: Relay) -> None:
     """Nothing at all is published, not even the terminal's message."""
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id)
+    buffer = relay.open(job_id)
     running = await Running.begin(wire, relay, job_id, reply_to="")
     await running.write(5, "-")
     await running.finish()
-    assert await read_all(inbox) == [1, 2, 3, 4, 5]
+    assert await read_all(buffer) == [1, 2, 3, 4, 5]
 
 
 async def test_a_record_read_before_the_put_came_does_not_lose_the_job(wire: RedisClient, relay: Relay) -> None:
     """The put is answered, and tokens come, between the reading of the record and the look at it."""
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id)
-    read = relay._journal.records
+    buffer = relay.open(job_id)
+    read = relay._reader.records
 
     async def early(job_ids: Sequence[str], **options: Any) -> list[JobRecord | None]:
         found = await read(job_ids, **options)
-        inbox.accepted = True
-        inbox.push(delta(0, 1))
+        buffer.accepted = True
+        buffer.push(delta(0, 1))
         return found
 
-    relay._journal.records = early  # type: ignore[method-assign]
-    await relay._refill([inbox])
-    assert inbox.terminal is None and inbox.seq == 1
-    await relay._refill([inbox])
-    assert inbox.terminal is not None and inbox.terminal.failure is not None
-    assert inbox.terminal.failure.code == "job_lost"
+    relay._reader.records = early  # type: ignore[method-assign]
+    await relay._refill([buffer])
+    assert buffer.terminal is None and buffer.seq == 1
+    await relay._refill([buffer])
+    assert buffer.terminal is not None and buffer.terminal.failure is not None
+    assert buffer.terminal.failure.code == "job_lost"
 
 
 async def test_a_cut_subscription_loses_nothing(wire: RedisClient, relay: Relay) -> None:
     """The server drops every subscriber again and again while tokens flow."""
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id)
+    buffer = relay.open(job_id)
     running = await Running.begin(wire, relay, job_id)
-    reading = asyncio.create_task(read_all(inbox))
+    reading = asyncio.create_task(read_all(buffer))
     for _ in range(10):
         await running.write(5, relay.address)
         await wire.redis.client_kill_filter(_type="pubsub")
@@ -218,21 +218,21 @@ async def test_a_fault_nobody_expected_costs_no_reader(
     """The relay's own task breaks while it looks for what was lost: that is told, and it is begun again."""
     records, broken = JobReader.records, 0
 
-    async def breaks_twice(journal: JobReader, job_ids: Sequence[str], **options: Any) -> list[JobRecord | None]:
+    async def breaks_twice(job_reader: JobReader, job_ids: Sequence[str], **options: Any) -> list[JobRecord | None]:
         nonlocal broken
         if broken < 2:
             broken += 1
             raise RuntimeError("nobody thought of this")
-        return await records(journal, job_ids, **options)
+        return await records(job_reader, job_ids, **options)
 
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id)
+    buffer = relay.open(job_id)
     running = await Running.begin(wire, relay, job_id)
     await running.write(2, relay.address)
     await running.write(1, "-")
     monkeypatch.setattr(JobReader, "records", breaks_twice)
     await running.finish()
-    assert await read_all(inbox) == [1, 2, 3]
+    assert await read_all(buffer) == [1, 2, 3]
     assert broken == 2 and "nobody thought of this" in caplog.text
 
 
@@ -241,11 +241,11 @@ async def test_a_late_follower_gets_everything_and_then_the_rest(wire: RedisClie
     job_id = Queue(wire).new_id("t")
     running = await Running.begin(wire, relay, job_id, reply_to="")
     await running.write(3, "-")
-    inbox = relay.open(job_id, after=1, runs=[running.run])
-    await relay.follow(inbox)
+    buffer = relay.open(job_id, after=1, runs=[running.run])
+    await relay.follow(buffer)
     await running.write(3, relay.address)
     await running.finish()
-    assert await read_all(inbox) == [2, 3, 4, 5, 6]
+    assert await read_all(buffer) == [2, 3, 4, 5, 6]
     with pytest.raises(UnknownJob):
         await relay.follow(relay.open(Queue(wire).new_id("t")))
 
@@ -253,7 +253,7 @@ async def test_a_late_follower_gets_everything_and_then_the_rest(wire: RedisClie
 async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: RedisClient, relay: Relay) -> None:
     """Nothing of the second and third run was published: it comes from their logs while the job still runs."""
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id)
+    buffer = relay.open(job_id)
     first = await Running.begin(wire, relay, job_id)
     await first.write(2, relay.address)
     before, holder, claim = first.run, first.lease, first.claim
@@ -270,10 +270,10 @@ async def test_a_reader_behind_two_hand_overs_gets_what_every_run_logged(wire: R
     seen: list[int] = []
     async with asyncio.timeout(20):
         while len(seen) < 6:
-            rows, terminal = await inbox.take(0.5)
+            rows, terminal = await buffer.take(0.5)
             seen += [row.seq for row in rows]
             assert terminal is None
-    assert seen == [1, 2, 3, 4, 5, 6] and inbox.author(6) == before
+    assert seen == [1, 2, 3, 4, 5, 6] and buffer.author(6) == before
 
 
 async def test_what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them_on(
@@ -314,50 +314,50 @@ async def test_copies_of_what_earlier_runs_wrote_stand_in_for_a_log_that_is_gone
 
 async def first_of(relay: Relay, job_id: str, count: int) -> list[tuple[int, Run | None]]:
     """The first deltas that a reader who comes now is given of a running job, and who wrote each."""
-    inbox = relay.open(job_id)
-    await relay.follow(inbox)
+    buffer = relay.open(job_id)
+    await relay.follow(buffer)
     seen: list[int] = []
     async with asyncio.timeout(20):
         while len(seen) < count:
-            rows, terminal = await inbox.take(0.5)
+            rows, terminal = await buffer.take(0.5)
             seen += [row.seq for row in rows]
             assert terminal is None
-    relay.close(inbox)
-    return [(seq, inbox.author(seq)) for seq in seen]
+    relay.close(buffer)
+    return [(seq, buffer.author(seq)) for seq in seen]
 
 
 async def test_a_cancel_in_the_queue_reaches_the_reader(wire: RedisClient, relay: Relay) -> None:
     """A script ended the job: the reader is told what the record says."""
     queue = Queue(wire)
     job_id = queue.new_id("t")
-    inbox = relay.open(job_id)
+    buffer = relay.open(job_id)
     prompt = Chat((ChatTurn("user", "x"),))
     job = Job(id=job_id, model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, reply_to=relay.address)
     await queue.put(job)
     await queue.cancel(job_id)
-    assert await read_all(inbox) == []
-    assert inbox.terminal is not None and inbox.terminal.state is JobState.CANCELLED
+    assert await read_all(buffer) == []
+    assert buffer.terminal is not None and buffer.terminal.state is JobState.CANCELLED
 
 
 FIRST, SECOND, THIRD = Run("a", 1), Run("b", 1), Run("a", 2)
 
 
 def reader(*openings: tuple[Run, Opening], given: int = 0) -> ReorderBuffer:
-    """An inbox that was given the first deltas of the first run."""
-    inbox = ReorderBuffer("j")
-    inbox.openings |= {FIRST: Opening("j")} | dict(openings)
+    """A buffer that was given the first deltas of the first run."""
+    buffer = ReorderBuffer("j")
+    buffer.openings |= {FIRST: Opening("j")} | dict(openings)
     for seq in range(1, given + 1):
-        inbox.push(delta(0, seq), FIRST)
-    return inbox
+        buffer.push(delta(0, seq), FIRST)
+    return buffer
 
 
 def test_a_run_that_goes_on_where_the_last_one_ended_is_put_behind_it() -> None:
     """Whether by another worker or by the same one once more; repetitions of either are harmless."""
-    inbox = reader((SECOND, Opening("j", 4, FIRST)), (THIRD, Opening("j", 6, SECOND)), given=3)
+    buffer = reader((SECOND, Opening("j", 4, FIRST)), (THIRD, Opening("j", 6, SECOND)), given=3)
     for seq, run in ((4, SECOND), (2, FIRST), (5, SECOND), (4, SECOND), (6, THIRD)):
-        inbox.push(delta(0, seq), run)
-    assert inbox.seq == 6 and not inbox.rewound and not inbox.stale
-    assert [inbox.author(seq) for seq in (3, 4, 5, 6)] == [FIRST, SECOND, SECOND, THIRD]
+        buffer.push(delta(0, seq), run)
+    assert buffer.seq == 6 and not buffer.rewound and not buffer.stale
+    assert [buffer.author(seq) for seq in (3, 4, 5, 6)] == [FIRST, SECOND, SECOND, THIRD]
 
 
 @pytest.mark.parametrize(
@@ -373,27 +373,27 @@ def test_a_run_that_goes_on_where_the_last_one_ended_is_put_behind_it() -> None:
 def test_a_run_that_contradicts_what_was_given_is_never_spliced_to_it(run: Run, opening: Opening, seq: int) -> None:
     """Which of two is right the record tells: the reader's runs are void, or the others are ignored."""
     for valid, rewound in (([run], True), ([FIRST, run], True), ([FIRST], False)):
-        inbox = reader((run, opening), given=3)
-        inbox.push(delta(0, seq), run)
-        assert inbox.seq == 3 and inbox.stale and not inbox.rewound
-        inbox.push(delta(0, 4), FIRST)
-        assert inbox.seq == 3, "nothing more before it is settled"
-        inbox.settle(inbox.standing(), valid)
-        assert inbox.rewound is rewound
-        inbox.push(delta(0, 5), run)
-        inbox.push(delta(0, 4), FIRST)
-        assert inbox.seq == (3 if rewound else 4)
+        buffer = reader((run, opening), given=3)
+        buffer.push(delta(0, seq), run)
+        assert buffer.seq == 3 and buffer.stale and not buffer.rewound
+        buffer.push(delta(0, 4), FIRST)
+        assert buffer.seq == 3, "nothing more before it is settled"
+        buffer.settle(buffer.standing(), valid)
+        assert buffer.rewound is rewound
+        buffer.push(delta(0, 5), run)
+        buffer.push(delta(0, 4), FIRST)
+        assert buffer.seq == (3 if rewound else 4)
 
 
 def test_what_comes_while_the_record_is_read_is_not_judged_by_it() -> None:
     """A record that was read before another worker began does not know its run."""
-    inbox = reader((SECOND, Opening("j", 4, FIRST)), (THIRD, Opening("j")), given=3)
-    inbox.push(delta(0, 1), THIRD)
-    held = inbox.standing()
-    inbox.settle(held, [FIRST])
-    inbox.push(delta(0, 4), SECOND)
-    inbox.settle(held, [FIRST])
-    assert inbox.seq == 4 and not inbox.rewound
+    buffer = reader((SECOND, Opening("j", 4, FIRST)), (THIRD, Opening("j")), given=3)
+    buffer.push(delta(0, 1), THIRD)
+    held = buffer.standing()
+    buffer.settle(held, [FIRST])
+    buffer.push(delta(0, 4), SECOND)
+    buffer.settle(held, [FIRST])
+    assert buffer.seq == 4 and not buffer.rewound
 
 
 @pytest.mark.parametrize(
@@ -414,41 +414,41 @@ def test_an_end_that_does_not_begin_with_what_was_given_is_no_end_of_it(
     sections: tuple[Section, ...], seq: int, agrees: bool, with_rows: bool, resumed: bool
 ) -> None:
     """The terminal says who wrote which delta: also a reader who came back with a cursor is told."""
-    inbox = ReorderBuffer("j", 3, runs=[FIRST]) if resumed else reader(given=3)
+    buffer = ReorderBuffer("j", 3, runs=[FIRST]) if resumed else reader(given=3)
     rows = tuple(delta(0, number) for number in range(1, seq + 1)) if with_rows else ()
-    inbox.end(Terminal("j", JobState.COMPLETED, seq, ("stop",), sections=sections, rows=rows))
-    assert inbox.rewound is not agrees
-    assert (inbox.terminal is not None) is (agrees and (with_rows or seq == 3))
-    if inbox.terminal is not None:
-        assert [row.seq for row in inbox._rows][-(seq - 3) or 99 :] == list(range(4, seq + 1))
-        assert all(inbox.author(number) == author(sections, number) for number in range(4, seq + 1))
+    buffer.end(Terminal("j", JobState.COMPLETED, seq, ("stop",), sections=sections, rows=rows))
+    assert buffer.rewound is not agrees
+    assert (buffer.terminal is not None) is (agrees and (with_rows or seq == 3))
+    if buffer.terminal is not None:
+        assert [row.seq for row in buffer._rows][-(seq - 3) or 99 :] == list(range(4, seq + 1))
+        assert all(buffer.author(number) == author(sections, number) for number in range(4, seq + 1))
 
 
 def test_a_result_with_a_hole_ends_its_reader_with_an_error() -> None:
     """It neither waits for ever nor is shown a shorter text."""
-    inbox = reader(given=1)
+    buffer = reader(given=1)
     rows = (delta(0, 1), delta(0, 3))
-    inbox.end(Terminal("j", JobState.COMPLETED, 3, ("stop",), sections=(Section(1, FIRST),), rows=rows))
-    assert inbox.terminal is not None and inbox.terminal.failure is not None
-    assert (inbox.terminal.state, inbox.terminal.failure.code) == (JobState.FAILED, "result_incomplete")
+    buffer.end(Terminal("j", JobState.COMPLETED, 3, ("stop",), sections=(Section(1, FIRST),), rows=rows))
+    assert buffer.terminal is not None and buffer.terminal.failure is not None
+    assert (buffer.terminal.state, buffer.terminal.failure.code) == (JobState.FAILED, "result_incomplete")
 
 
 async def test_the_end_hands_over_every_delta_at_once(wire: RedisClient, relay: Relay) -> None:
     """A long answer in one piece: one reading of its record, however many deltas it has."""
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id, whole=True)
+    buffer = relay.open(job_id, whole=True)
     running = await Running.begin(wire, relay, job_id)
     running.rows = [delta(running.claim, seq) for seq in range(1, 40 * MAX_ROWS)]
-    read, times = relay._journal.records, 0
+    read, times = relay._reader.records, 0
 
     async def counted(job_ids: Sequence[str], **options: Any) -> list[JobRecord | None]:
         nonlocal times
         times += 1
         return await read(job_ids, **options)
 
-    relay._journal.records = counted  # type: ignore[method-assign]
+    relay._reader.records = counted  # type: ignore[method-assign]
     await running.finish()
-    rows, terminal = await inbox.take(20)
+    rows, terminal = await buffer.take(20)
     assert terminal is not None and len(rows) == 40 * MAX_ROWS - 1
     assert times <= 2, "once to fetch them, and perhaps once in a tick before"
 
@@ -456,7 +456,7 @@ async def test_the_end_hands_over_every_delta_at_once(wire: RedisClient, relay: 
 async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(wire: RedisClient, relay: Relay) -> None:
     """Lost frames included: they are poured from the log, in their place."""
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id)
+    buffer = relay.open(job_id)
     running = await Running.begin(wire, relay, job_id)
     seen: list[int] = []
     ends: list[Terminal] = []
@@ -466,7 +466,7 @@ async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(w
         ends.extend([terminal] if terminal else [])
         return True
 
-    pouring = asyncio.create_task(inbox.attach_sink(sink))
+    pouring = asyncio.create_task(buffer.attach_sink(sink))
     for _ in range(10):
         await running.write(2, relay.address)
         await running.write(1, "-")
@@ -477,20 +477,20 @@ async def test_what_is_poured_comes_from_the_frames_and_ends_with_the_terminal(w
 
 async def test_a_sink_that_has_enough_gets_no_more_until_it_asks(wire: RedisClient, relay: Relay) -> None:
     """A congested connection: what comes meanwhile waits for `take` or the next `attach_sink`."""
-    inbox = ReorderBuffer("j")
+    buffer = ReorderBuffer("j")
     for seq in (1, 2):
-        inbox.push(delta(0, seq))
+        buffer.push(delta(0, seq))
     seen: list[int] = []
 
     def full(rows: list[Delta], _: Terminal | None) -> bool:
         seen.extend(row.seq for row in rows)
         return False
 
-    await asyncio.wait_for(inbox.attach_sink(full), 20)
-    inbox.push(delta(0, 3))
-    inbox.flush()
+    await asyncio.wait_for(buffer.attach_sink(full), 20)
+    buffer.push(delta(0, 3))
+    buffer.flush()
     assert seen == [1, 2]
-    rows, _ = await inbox.take(1)
+    rows, _ = await buffer.take(1)
     assert [row.seq for row in rows] == [3]
 
 
@@ -513,18 +513,18 @@ async def test_a_sink_that_fails_fails_its_own_reader_alone(wire: RedisClient, r
 
 
 async def test_a_reader_who_leaves_ends_the_pouring() -> None:
-    inbox = ReorderBuffer("j")
-    pouring = asyncio.create_task(inbox.attach_sink(lambda *_: True))
+    buffer = ReorderBuffer("j")
+    pouring = asyncio.create_task(buffer.attach_sink(lambda *_: True))
     await asyncio.sleep(0)
-    inbox.hang_up()
+    buffer.hang_up()
     await asyncio.wait_for(pouring, 20)
-    assert inbox.hung_up and inbox.terminal is None
+    assert buffer.hung_up and buffer.terminal is None
 
 
 async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wire: RedisClient, relay: Relay) -> None:
     """Lost frames, several deltas in a frame, another worker: each delta once and in order, whichever way it goes."""
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id)
+    buffer = relay.open(job_id)
     running = await Running.begin(wire, relay, job_id)
     flowed: list[int] = []
     seen: list[int] = []
@@ -538,7 +538,7 @@ async def test_deltas_flow_one_by_one_and_go_round_where_something_is_missing(wi
         seen.extend(row.seq for row in rows)
         return True
 
-    pouring = asyncio.create_task(inbox.attach_sink(sink, direct))
+    pouring = asyncio.create_task(buffer.attach_sink(sink, direct))
     await running.write(10, relay.address)
     await until(lambda: len(seen) == 10)
     assert flowed == list(range(2, 11)), "the first shows who the worker is"
@@ -579,7 +579,7 @@ async def test_a_flow_that_has_enough_stops_and_one_that_fails_fails_alone(wire:
 
 
 async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, relay: Relay) -> None:
-    """Neither of its inboxes nor of the numbers its workers gave it."""
+    """Neither of its buffers nor of the numbers its workers gave it."""
     job_id = Queue(wire).new_id("t")
     first, second = relay.open(job_id), relay.open(job_id)
     running = await Running.begin(wire, relay, job_id)
@@ -591,7 +591,7 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, rel
     assert first.seq == 1
     for _ in range(2):
         relay.close(second)
-    assert not relay._audiences and not relay._streams
+    assert not relay._subscribers and not relay._streams
     late = relay.open(job_id)
     await relay.follow(late)
     await running.write(1, relay.address)
@@ -604,18 +604,18 @@ async def test_a_reader_that_comes_to_miss_something_is_looked_at_without_waitin
 ) -> None:
     """However long that still is: whoever looks after the readers is woken."""
     relay = Relay(wire)
-    inbox = relay.open(Queue(wire).new_id("t"))
+    buffer = relay.open(Queue(wire).new_id("t"))
     looking = asyncio.create_task(relay._pause(600))
     await asyncio.sleep(0)
-    relay._dispatch(encode(Ended(inbox.job_id)))
+    relay._dispatch(encode(Ended(buffer.job_id)))
     await asyncio.wait_for(looking, 20)
-    relay.close(inbox)
+    relay.close(buffer)
 
 
 async def test_what_a_newer_worker_writes_ends_the_pouring(wire: RedisClient, relay: Relay) -> None:
     """It cannot be shown here: the reader is told to ask another process, without waiting for what may come."""
     job_id = Queue(wire).new_id("t")
-    inbox = relay.open(job_id)
+    buffer = relay.open(job_id)
     ends: list[Terminal | None] = []
     running = await Running.begin(wire, relay, job_id)
 
@@ -625,37 +625,37 @@ async def test_what_a_newer_worker_writes_ends_the_pouring(wire: RedisClient, re
 
     newer = msgspec.msgpack.encode(["f999", running.lease.id, {}])
     await wire.redis.xadd(partition_key(0, "log", running.lease.id), {relay.address: newer}, id="1-0")
-    await asyncio.wait_for(inbox.attach_sink(sink), 20)
+    await asyncio.wait_for(buffer.attach_sink(sink), 20)
     assert [end and end.failure for end in ends] == [NEWER]
-    relay.close(inbox)
+    relay.close(buffer)
 
 
 def test_what_no_log_has_is_looked_for_less_and_less_often() -> None:
     """A frame that cannot be read leaves a gap until the job ends: its reader does not read the log without end."""
-    inbox = reader(given=1)
+    buffer = reader(given=1)
     now, looks = 100.0, 0
     while now < 130.0:
-        inbox.push(delta(0, 3), FIRST)
-        if inbox.is_due(now, 2.0):
+        buffer.push(delta(0, 3), FIRST)
+        if buffer.is_due(now, 2.0):
             looks += 1
-            inbox.look(now, 60.0)
+            buffer.look(now, 60.0)
         now += 0.01
     assert 30 <= looks <= 36
-    inbox.push(delta(0, 2), FIRST)
-    inbox.push(delta(0, 5), FIRST)
-    assert inbox.seq == 3 and inbox.is_due(now + 1.0, 2.0)
-    inbox.look(now + 1.0, 60.0)
-    inbox.push(delta(0, 5), FIRST)
-    assert inbox.is_due(now + 1.1, 2.0), "something new came: soon again"
+    buffer.push(delta(0, 2), FIRST)
+    buffer.push(delta(0, 5), FIRST)
+    assert buffer.seq == 3 and buffer.is_due(now + 1.0, 2.0)
+    buffer.look(now + 1.0, 60.0)
+    buffer.push(delta(0, 5), FIRST)
+    assert buffer.is_due(now + 1.1, 2.0), "something new came: soon again"
 
 
 def test_a_stream_whose_deltas_come_is_not_looked_up() -> None:
     """Silence is what makes a reader doubt; a gap does so at once."""
-    inbox = ReorderBuffer("j")
-    inbox.push(delta(0, 1))
-    assert not inbox.is_due(100.0, 2.0)
-    assert inbox.is_due(103.0, 2.0)
-    inbox.push(delta(0, 2))
-    assert not inbox.is_due(103.0, 2.0)
-    inbox.push(delta(0, 4))
-    assert inbox.is_due(103.1, 2.0)
+    buffer = ReorderBuffer("j")
+    buffer.push(delta(0, 1))
+    assert not buffer.is_due(100.0, 2.0)
+    assert buffer.is_due(103.0, 2.0)
+    buffer.push(delta(0, 2))
+    assert not buffer.is_due(103.0, 2.0)
+    buffer.push(delta(0, 4))
+    assert buffer.is_due(103.1, 2.0)

@@ -57,7 +57,7 @@ def a_job(queue: Queue) -> Job:
 
 async def test_deliveries_are_noted_once_and_only_for_jobs_that_are_kept(wire: RedisClient) -> None:
     """More than go into one script; a second note changes nothing; a job that is gone does not come back as a key."""
-    queue, deliveries, journal = Queue(wire), Deliveries(wire), JobReader(wire)
+    queue, deliveries, reader = Queue(wire), Deliveries(wire), JobReader(wire)
     jobs = [a_job(queue) for _ in range(MAX_AT_ONCE + 3)]
     for job in jobs[:3]:
         await queue.put(job)
@@ -66,10 +66,10 @@ async def test_deliveries_are_noted_once_and_only_for_jobs_that_are_kept(wire: R
     assert deliveries.of(jobs[1].id) == Delivered(first_got=2, clock_us=7)
     await deliveries.write()
     assert deliveries.of(jobs[1].id) is None
-    assert (await journal.record(jobs[1].id)).delivered == Delivered(first_got=2, clock_us=7)
+    assert (await reader.record(jobs[1].id)).delivered == Delivered(first_got=2, clock_us=7)
     deliveries.note(jobs[1].id, Delivered(first_got=99))
     await deliveries.write()
-    assert (await journal.record(jobs[1].id)).delivered == Delivered(first_got=2, clock_us=7)
+    assert (await reader.record(jobs[1].id)).delivered == Delivered(first_got=2, clock_us=7)
     gone = jobs[5].id
     assert not await wire.redis.exists(partition_key(partition_of(gone) or 0, "job", gone))
 

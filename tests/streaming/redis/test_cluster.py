@@ -143,12 +143,12 @@ def job_id(partition: int, number: int = 1) -> str:
 async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisClient) -> None:
     """Put, listed, counted, claimed, followed, appended, finished, cancelled: on whichever node the partition lies."""
     assert {nodes.owner(partition) for partition in wire.partitions} == set(nodes.ports)
-    queue, journal, lease = Queue(wire), JobReader(wire), Lease(wire, MODEL)
+    queue, reader, lease = Queue(wire), JobReader(wire), Lease(wire, MODEL)
     jobs = [a_job(queue, job_id=job_id(partition)) for partition in wire.partitions]
     for job in jobs:
         await queue.put(job, idempotency_key=job.id, digest="d")
     assert (await queue.put(a_job(queue, job_id=job_id(5, 2)), idempotency_key=jobs[5].id, digest="d")).joined
-    assert [record is not None and record.job.id for record in await journal.records([job.id for job in jobs])] == [
+    assert [record is not None and record.job.id for record in await reader.records([job.id for job in jobs])] == [
         job.id for job in jobs
     ]
     listed = await Summaries(wire).recent("t", None, 10)
@@ -173,7 +173,7 @@ async def test_jobs_of_every_partition_live_and_end(nodes: Nodes, wire: RedisCli
     async with flow.working():
         records = await flow.all_done()
     assert [tokens_of(record) for record in records] == [list(range(1, TOKENS + 1))] * 5
-    assert (await journal.record(jobs[0].id)).state is JobState.CANCELLED
+    assert (await reader.record(jobs[0].id)).state is JobState.CANCELLED
     with Redis(port=nodes.owner(3)) as client:
         assert all(key.startswith((prefix(3).encode(), b"penstock:{fleet}")) for key in client.scan_iter())
 
@@ -251,18 +251,18 @@ async def test_frames_reach_a_reader_from_every_node(nodes: Nodes, wire: RedisCl
     await relay.start()
     await relay.connected.wait()
     jobs = [a_job(queue, job_id=job_id(p), reply_to=relay.address) for p in wire.partitions]
-    inboxes = [relay.open(job.id) for job in jobs]
+    buffers = [relay.open(job.id) for job in jobs]
     for job in jobs[:3]:
         await queue.put(job)
     async with Flow(wire).working():
-        for inbox in inboxes[:3]:
-            assert await numbers_read(inbox) == list(range(1, TOKENS + 1))
+        for buffer in buffers[:3]:
+            assert await numbers_read(buffer) == list(range(1, TOKENS + 1))
         for port in nodes.ports:
             ask(port, "CLIENT", "KILL", "TYPE", "pubsub")
         for job in jobs[3:]:
             await queue.put(job)
-        for inbox in inboxes[3:]:
-            assert await numbers_read(inbox) == list(range(1, TOKENS + 1))
+        for buffer in buffers[3:]:
+            assert await numbers_read(buffer) == list(range(1, TOKENS + 1))
     await relay.stop()
 
 

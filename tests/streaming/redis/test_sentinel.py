@@ -202,12 +202,12 @@ async def test_nobody_waits_on_a_stopped_primary(deployment: Deployment, wire: R
     os.kill(pid, signal.SIGSTOP)
     try:
         job_id = queue.new_id("t")
-        inbox = relay.open(job_id)
+        buffer = relay.open(job_id)
         await until(lambda: queue.put(a_job(queue, job_id=job_id, reply_to=relay.address)))
         assert deployment.named() in deployment.replicas
         await until(lambda: subscribers(deployment.named(), relay.address))
         async with Flow(wire).running():
-            assert await numbers_read(inbox) == list(range(1, TOKENS + 1))
+            assert await numbers_read(buffer) == list(range(1, TOKENS + 1))
     finally:
         os.kill(pid, signal.SIGCONT)
     await until(lambda: not clients(deployment.primary))
