@@ -197,7 +197,7 @@ def _guard(services: Services) -> ConnectionGuard:
         needed = settings.max_connections + RESERVED_FILES
         log.info("open files allow %d connections; api.max_connections needs ulimit -n %d", connections, needed)
         settings = msgspec.structs.replace(settings, max_connections=connections)
-    return ConnectionGuard(settings, lambda code: services.metrics.errors.labels(code).inc())
+    return ConnectionGuard(settings, services.metrics.count_error)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import routes
-from api.auth.guard import RequestGuard, answer
+from api.auth.guard import RequestGuard
 from api.chat import Completions
+from api.error_answers import error_response
 from api.middleware import Observed
 from api.openai import errors
 from api.openai.errors import ApiError
@@ -79,7 +80,7 @@ class Shortcut:
 
 def _answer(request: Request, error: ApiError) -> Response:
     services: Services = request.app.state.services
-    return answer(services, error)
+    return error_response(services, error)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

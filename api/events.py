@@ -18,9 +18,11 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 
 from api.admission import services_of
+from api.error_answers import counted
 from api.jobs import facts_of, job_headers, own_record, view_of
 from api.openai import cursor
 from api.openai.cursor import Cursor, Place
+from api.openai.errors import ApiError
 from api.openai.job_errors import from_failure
 from api.openai.rendering import (
     JobEvent,
@@ -135,7 +137,7 @@ class EventReader:
         except UnknownJob:
             yield [await self._lost()]
         except NewerMessage:
-            yield [JobEvent("error", None, from_failure(NEWER).body)]
+            yield [self._error(from_failure(NEWER))]
 
     async def _events(self) -> AsyncIterator[Iterable[JobEvent]]:
         if self._place.over:
@@ -267,10 +269,14 @@ class EventReader:
             self._started = place
             yield started_event(cursor.started(record.epoch, place, self._seq + 1, run), run.worker, place)
 
+    def _error(self, error: ApiError) -> JobEvent:
+        """Return the last event of a log that cannot be read to its end."""
+        return JobEvent("error", None, counted(error, self._services.metrics.count_error))
+
     async def _lost(self) -> JobEvent:
         """Return the last event of a job that the store lost. Of one that had ended, the outcome is unknown."""
         if self._had_ended:
-            return JobEvent("error", None, from_failure(EXPIRED).body)
+            return self._error(from_failure(EXPIRED))
         terminal = Terminal(self._record.job.id, JobState.FAILED, 0, failure=GONE)
         lost = dataclasses.replace(self._record, state=JobState.FAILED, terminal=terminal)
         return terminal_event(await view_of(self._services, lost))

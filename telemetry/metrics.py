@@ -86,7 +86,9 @@ class Metrics:
         self.requests = self._later(
             LabelledCounter, "penstock_requests_total", "HTTP requests answered.", ("model", "endpoint", "code")
         )
-        self.errors = self._counter("penstock_errors_total", "Errors told to a client, by error code.", ("code",))
+        self.errors = self._counter(
+            "penstock_errors_total", "Errors told to a client, in an answer or a stream.", ("code",)
+        )
         self.open_streams = self._later(BufferedGauge, "penstock_open_streams", "Event streams open now.")
         self.stream_resumes = self._counter("penstock_stream_resumes_total", "Streams taken up again after a break.")
         self.request_duration = self._later(
@@ -124,6 +126,9 @@ class Metrics:
 
         self.jobs = self._later(
             LabelledCounter, "penstock_jobs_total", "Jobs that reached a final state.", ("model", "state")
+        )
+        self.job_failures = self._counter(
+            "penstock_job_failures_total", "Jobs that ended with an error, by its code.", ("code",)
         )
         self.claims = self._later(
             LabelledCounter, "penstock_claims_total", "Jobs taken from a lane.", ("model", "priority")
@@ -244,7 +249,7 @@ class Metrics:
         return cls(metrics_dir, role, CollectorRegistry())
 
     def answers(self, operation: str, model: str) -> AnswerMetrics:
-        """The tallies of the answers with these labels."""
+        """The metrics of the answers with these labels."""
         found = self._answers.get((operation, model))
         if found is None:
             of = (operation, model)
@@ -256,6 +261,10 @@ class Metrics:
                 self.token_usage.labels(*of, "output"),
             )
         return found
+
+    def count_error(self, code: str) -> None:
+        """Count an error that is told to a client; only api/error_answers.py tells one."""
+        self.errors.labels(code).inc()
 
     def _later(self, kind: type[BufferedMetric], *args: Any) -> BufferedMetric:
         each = kind(*args)

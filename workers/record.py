@@ -108,7 +108,7 @@ class Recorder:
         if end.state is JobState.EXPIRED:
             metrics.deadline_misses.labels("running").inc()
         if end.failure is not None:
-            metrics.errors.labels(end.failure.code).inc()
+            metrics.job_failures.labels(end.failure.code).inc()
         if span := self._spans.pop(attempt.job.id, None):
             span.end(
                 error=end.failure.code if end.failure else None,

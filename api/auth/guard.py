@@ -15,20 +15,14 @@ from api.auth.hosts import PROBES, Hosts
 from api.auth.keys import Caller
 from api.auth.origins import Origins
 from api.auth.refusals import Refusals
+from api.error_answers import error_response
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.openai.rendering import to_json
 from api.routes import RULES
 from api.services import Services
 
 PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
 """Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""
-
-
-def answer(services: Services, error: ApiError) -> Response:
-    """Count an error and return its JSON answer."""
-    services.metrics.errors.labels(error.code).inc()
-    return Response(to_json(error.body), error.status, error.headers, media_type="application/json")
 
 
 class RequestGuard:
@@ -51,7 +45,7 @@ class RequestGuard:
             admitted = self._admit(scope)
         except ApiError as error:
             self._refusals.log_once(error, scope["path"])
-            await answer(self._services, error)(scope, receive, send)
+            await error_response(self._services, error)(scope, receive, send)
             return
         if isinstance(admitted, Response):
             await admitted(scope, receive, send)

@@ -16,7 +16,6 @@ import msgspec
 
 from api.openai import cursor
 from api.openai.cursor import Cursor
-from api.openai.errors import ApiError
 from api.openai.job_errors import from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
 from penstock.engine import Logprob, ModelCard
@@ -201,9 +200,10 @@ class ChunkRenderer:
         return self._later[0], self._plain_end
 
     def end(self, terminal: Terminal) -> bytes:
-        """Render the last blocks: finish reasons, token counts if requested, [DONE]; for a failed job, its error."""
+        """Render the last blocks: finish reasons, token counts if requested, [DONE]. Raises ApiError for a job that
+        did not complete."""
         if terminal.state is not JobState.COMPLETED:
-            return error_frame(from_terminal(terminal))
+            raise from_terminal(terminal)
         blocks = [self._finish(index, _finish(terminal, index)) for index in range(self._facts.choices)]
         if self._include_usage:
             blocks.append(self._head + b'],"usage":' + to_json(usage_object(terminal.usage)) + b"}\n\n")
@@ -221,11 +221,6 @@ class ChunkRenderer:
         else:
             opening = self._prefix[index] + b'""' + self._text_end
         return opening + b',"logprobs":null,"finish_reason":' + to_json(reason) + b"}" + self._tail
-
-
-def error_frame(error: ApiError) -> bytes:
-    """Render the last block of a stream that failed after its 200; the connection closes after it, without [DONE]."""
-    return b"data: " + to_json(error.body) + b"\n\n"
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------

@@ -275,21 +275,22 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Send the error as the answer, and end the connection. If an earlier request is still being answered, only
         end the connection after that answer."""
-        self._guard.count(error.code)
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
-            self.transport.write(answer_of(error))
+            self.transport.write(answer_of(error, self._guard.count))
             self._linger()
         elif not self._in_body:
+            self._guard.count(error.code)
             cycle.keep_alive = False
             self._dropping = True
             self._leave()
         elif cycle.response_started or self.pipeline:
+            self._guard.count(error.code)
             self.transport.close()
         else:
             cycle.disconnected = True
             cycle.message_event.set()
-            self.transport.write(answer_of(error))
+            self.transport.write(answer_of(error, self._guard.count))
             self._linger()
 
     def _end(self) -> None:
@@ -320,8 +321,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._dropping:
             self.transport.abort()
         elif not self.transport.is_closing():
-            self._guard.count("too_many_connections")
-            self.transport.write(answer_of(self._guard.refusal()))
+            self.transport.write(answer_of(self._guard.refusal(), self._guard.count))
             self._leave()
             self.transport.close()
 

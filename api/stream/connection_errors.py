@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 
+from api.error_answers import error_body
 from api.openai.errors import ApiError, retry_after
-from api.openai.rendering import to_json
 
 CONNECTION_RETRY_S = 5
 """Retry-After for a client that was refused a connection."""
@@ -46,9 +47,9 @@ def _no_connection(message: str) -> ApiError:
     return ApiError(503, "too_many_connections", message, headers=retry_after(CONNECTION_RETRY_S))
 
 
-def answer_of(error: ApiError) -> bytes:
-    """A whole HTTP answer, the last one of its connection."""
-    body = to_json(error.body)
+def answer_of(error: ApiError, count: Callable[[str], object]) -> bytes:
+    """A whole HTTP answer, the last one of its connection, which `count` counts."""
+    body = error_body(error, count)
     headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | error.headers).items())
     head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}\r\n"

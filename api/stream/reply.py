@@ -18,9 +18,10 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import Admitted
+from api.error_answers import error_body, error_event
 from api.openai import errors, job_errors
 from api.openai.errors import ApiError
-from api.openai.rendering import ChunkRenderer, Facts, completion_in_slices, error_frame, fingerprint, to_json
+from api.openai.rendering import ChunkRenderer, Facts, completion_in_slices, fingerprint, to_json
 from api.services import Services
 from api.stream.connection import Connection
 from api.stream.delivery import Delivery
@@ -91,6 +92,13 @@ class Reply:
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         raise AssertionError("a subclass implements this")
+
+    async def _send_error(self, send: Send, error: ApiError) -> None:
+        """Send a complete error answer."""
+        body = error_body(error, self._services.metrics.count_error)
+        lengths = {"content-type": "application/json", "content-length": str(len(body))}
+        await send(_start(error.status, lengths | self._admitted.headers | error.headers))
+        await send(_body(body, more=False))
 
     async def _take(self, timeout_s: float) -> tuple[list[Delta], Terminal | None]:
         rows, terminal = await self._buffer.take(timeout_s)
@@ -188,7 +196,7 @@ class StreamReply(Reply):
             rows, terminal = await self._take(self._first_wait_s())
             if terminal is not None and not rows and terminal.state is not JobState.COMPLETED:
                 self._delivery.last_got()
-                await send_error(send, job_errors.from_terminal(terminal), self._admitted.headers)
+                await self._send_error(send, job_errors.from_terminal(terminal))
                 self._delivery.last_sent()
                 return
             await send(_start(200, STREAM_HEADERS | self._admitted.headers))
@@ -200,7 +208,7 @@ class StreamReply(Reply):
         except ApiError as error:
             if not started:
                 raise
-            await send(_body(error_frame(error), more=False))
+            await send(_body(error_event(error, self._services.metrics.count_error), more=False))
         except BaseException as error:
             # Shutdown or a bug: send an error frame before a started stream ends.
             if started:
@@ -209,7 +217,7 @@ class StreamReply(Reply):
                     if isinstance(error, asyncio.CancelledError)
                     else errors.internal_error(self._request_id)
                 )
-                await send(_body(error_frame(fault), more=False))
+                await send(_body(error_event(fault, self._services.metrics.count_error), more=False))
             raise
         finally:
             metrics.dec()
@@ -292,7 +300,10 @@ class StreamReply(Reply):
         if terminal is not None:
             self._finished = True
             self._delivery.last_got()
-            data += self._renderer.end(terminal)
+            try:
+                data += self._renderer.end(terminal)
+            except ApiError as error:
+                data += error_event(error, self._services.metrics.count_error)
         return data
 
     async def _write(self, data: bytes, *, more: bool) -> None:
@@ -327,9 +338,8 @@ class WholeReply(Reply):
         while terminal is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                await send_error(
-                    send, job_errors.wait_timeout(self._buffer.job_id, self._services.settings.wait_s), headers
-                )
+                timeout = job_errors.wait_timeout(self._buffer.job_id, self._services.settings.wait_s)
+                await self._send_error(send, timeout)
                 return
             taken, terminal = await self._take(left)
             rows += taken
@@ -338,7 +348,7 @@ class WholeReply(Reply):
             work = completion_in_slices(self._facts, terminal, rows)
             body = to_json(await self._services.store_client.turns.run(work, len(rows)))
         except ApiError as error:
-            await send_error(send, error, headers)
+            await self._send_error(send, error)
         else:
             await send(_start(200, {"content-type": "application/json", "content-length": str(len(body))} | headers))
             await send(_body(body, more=False))
@@ -356,14 +366,6 @@ async def abandon_quietly(services: Services, job_id: str) -> None:
         pass  # it ended and its retention passed
     except StreamingError as error:
         log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
-
-
-async def send_error(send: Send, error: ApiError, headers: dict[str, str]) -> None:
-    """Send a complete error answer."""
-    body = to_json(error.body)
-    lengths = {"content-type": "application/json", "content-length": str(len(body))}
-    await send(_start(error.status, lengths | headers | error.headers))
-    await send(_body(body, more=False))
 
 
 def _start(status: int, headers: dict[str, str]) -> Message:

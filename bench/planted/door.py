@@ -237,9 +237,9 @@ DOORS = (
         "Somebody tries keys for a night, and no metric moves.",
         (
             Edit(
-                "api/auth/guard.py",
-                "services.metrics.errors.labels(error.code).inc()",
-                "services.metrics.errors.labels(error.code)",
+                "api/error_answers.py",
+                "    count(error.code)\n",
+                "    del count\n",
             ),
         ),
         (GUARD + "what_the_guard_refuses_is_counted",),

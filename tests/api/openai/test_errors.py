@@ -292,6 +292,18 @@ def test_a_result_of_a_newer_version_is_told_as_such(empty_house: House) -> None
         assert redis.hget(name, "record") == record
 
 
+def test_an_error_is_counted_each_time_that_it_is_told(empty_house: House) -> None:
+    """Each of three answers about one failed job is an error told; the job has failed once."""
+    empty_house.start_api()
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}]}
+    job_id = json.loads(empty_house.post("/v1/jobs", body)[2])["id"]
+    assert empty_house.post(f"/v1/jobs/{job_id}/cancel", {})[0] == 200
+    for _ in range(3):
+        status, answer = empty_house.get(f"/v1/jobs/{job_id}/result")
+        assert status == 409 and json.loads(answer)["error"]["code"] == "job_cancelled"
+    assert b'penstock_errors_total{code="job_cancelled"} 3.0' in empty_house.get("/metrics")[1]
+
+
 def test_a_client_is_told_no_command_of_the_operators(empty_house: House) -> None:
     """A store of another version is refused, and the log names the fix; clients read that it is refused, no more."""
     empty_house.start_api()

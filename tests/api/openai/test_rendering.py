@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from api.error_answers import error_event
 from api.openai import errors
 from api.openai.cursor import Cursor
 from api.openai.errors import ApiError
@@ -25,7 +26,6 @@ from api.openai.rendering import (
     JobView,
     completion,
     delta_event,
-    error_frame,
     fingerprint,
     job_object,
     position_event,
@@ -81,7 +81,11 @@ def through_openai(stream: bytes, *, chat: bool = True) -> list[Any]:
 
 def render(about: Facts, deltas: Iterable[Delta], terminal: Terminal, *, include_usage: bool = False) -> bytes:
     renderer = ChunkRenderer(about, include_usage=include_usage)
-    return b"".join(renderer.delta(each) for each in deltas) + renderer.end(terminal)
+    data = b"".join(renderer.delta(each) for each in deltas)
+    try:
+        return data + renderer.end(terminal)
+    except ApiError as error:
+        return data + error_event(error, lambda _code: None)
 
 
 # --- streams -------------------------------------------------------------------------------------------------------
@@ -211,10 +215,11 @@ def test_a_job_that_fails_in_mid_stream_says_so(terminal: Terminal, code: str) -
     assert raised.value.code == code
 
 
-def test_an_error_frame_is_the_errors_body() -> None:
-    """Mid-stream errors have the shape of every other error."""
-    error = errors.store_unavailable()
-    assert list(payloads(error_frame(error))) == [error.body]
+def test_an_error_event_is_the_errors_body() -> None:
+    """Mid-stream errors have the shape of every other error, and are counted as they are told."""
+    error, counted = errors.store_unavailable(), list[str]()
+    assert list(payloads(error_event(error, counted.append))) == [error.body]
+    assert counted == ["store_unavailable"]
 
 
 # --- log-probabilities -----------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from starlette.types import Message, Receive
 
 from api.admission import Admitted
@@ -95,11 +97,21 @@ class Exchange:
             self.buffer.push(Delta(1, self.buffer.seq + 1, 0, text, (7,), tokens), RUN)
         self.buffer.flush()
 
+    @property
+    def told(self) -> dict[str, float]:
+        """The errors that were counted, by code."""
+        return {each.labels["code"]: each.value for each in samples(self.metrics, "penstock_errors_total")}
+
     def end(self, state: JobState = JobState.COMPLETED, rows: tuple[Delta, ...] = ()) -> None:
         """The end, with the tokens that were brought, or with these."""
         seq = len(rows) or self.buffer.seq
         self.buffer.end(Terminal("j1", state, seq, ("stop",), Usage(5, 6), sections=(Section(1, RUN),), rows=rows))
         self.buffer.flush()
+
+
+def samples(metrics: Metrics, name: str) -> list[Sample]:
+    families = text_string_to_metric_families(metrics.expose().decode())
+    return [sample for family in families for sample in family.samples if sample.name == name]
 
 
 async def soon(condition: Callable[[], object]) -> None:
@@ -178,6 +190,28 @@ async def test_a_stream_that_fails_before_its_first_token_has_its_own_status() -
     exchange.end(JobState.CANCELLED)
     await exchange.answer()
     assert exchange.client.status == 409 and b"job_cancelled" in exchange.client.written
+    assert exchange.told == {"job_cancelled": 1}
+
+
+async def test_a_stream_that_fails_after_its_first_token_tells_and_counts_it() -> None:
+    exchange = Exchange(StreamReply)
+    exchange.bring("a")
+    exchange.end(JobState.CANCELLED)
+    await exchange.answer()
+    assert exchange.client.status == 200 and b"job_cancelled" in exchange.client.written
+    assert exchange.told == {"job_cancelled": 1}
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "status", "code"), [(0.01, 504, "wait_timeout"), (600.0, 409, "job_cancelled"), (600.0, 200, "")]
+)
+async def test_a_whole_answer_counts_the_error_that_it_tells_once(wait_s: float, status: int, code: str) -> None:
+    exchange = Exchange(WholeReply, wait_s=wait_s)
+    if status != 504:
+        exchange.end(JobState.CANCELLED if code else JobState.COMPLETED)
+    await exchange.answer()
+    assert exchange.client.status == status and code.encode() in exchange.client.written
+    assert exchange.told == ({code: 1} if code else {})
 
 
 @pytest.mark.parametrize("kind", [StreamReply, WholeReply])
