@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,8 @@ from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.settings import QuotaSettings
+
+log = logging.getLogger(__name__)
 
 MAX_KEY_CHARS = 255
 WITHDRAW_RETRY_DELAY_S = 1.0
@@ -217,7 +220,8 @@ async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
     delays_s = itertools.repeat(WITHDRAW_RETRY_DELAY_S)
     await asyncio.sleep(WITHDRAW_RETRY_DELAY_S)
     with contextlib.suppress(UnknownJob, UnknownBatch):
-        await retry(cancel, ExpectedErrors(Unavailable), delays_s)
+        expected = ExpectedErrors(Unavailable, log.debug, "a refused put is withdrawn later: %s")
+        await retry(cancel, expected, delays_s)
 
 
 async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:

@@ -31,7 +31,7 @@ class ExpectedErrors:
     def __init__(
         self,
         errors: type[Exception] | tuple[type[Exception], ...],
-        write: Callable[[str, Exception], object] = lambda *_: None,
+        write: Callable[[str, Exception], object],
         message: str = "%s",
         *,
         once: bool = False,

@@ -118,7 +118,8 @@ async def run(settings: Settings, me: Process, lifeline: Lifeline, metrics: Metr
             lead_s=settings.scheduler.lead_s,
             on_state=lifeline.say,
         )
-        if await retry_until(stop, partial(enter_store, client), ExpectedErrors(Unavailable), ENTER_RETRY_DELAY_S):
+        expected = ExpectedErrors(Unavailable, lifeline.wait, "waiting for Redis: %s")
+        if await retry_until(stop, partial(enter_store, client), expected, ENTER_RETRY_DELAY_S):
             await loop.run(stop)
     finally:
         await pool.close()

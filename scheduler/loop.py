@@ -118,8 +118,9 @@ class Loop:
     async def run(self, stop: asyncio.Event) -> None:
         """Tick and report until `stop` is set, then leave the fleet."""
         async with asyncio.TaskGroup() as tasks:
+            deaf = ExpectedErrors(Unavailable, log.debug, "no wake-ups until Redis answers: %s")
             loops = (
-                run_periodically(self._listen, LISTEN_RETRY_DELAY_S, ExpectedErrors(Unavailable)),
+                run_periodically(self._listen, LISTEN_RETRY_DELAY_S, deaf),
                 run_periodically(self.lead, LEAD_RENEWAL_SHARE * self._lead_s, self._outage),
                 run_periodically(self.report, REPORT_INTERVAL_S, self._outage),
             )

@@ -132,7 +132,7 @@ class Worker:
         claiming = asyncio.create_task(self._claimer.run(self._client.partitions))
         sweeping = Reaper(self._client, self._recorder.metrics).keep_sweeping(SWEEP_S)
         interval_s = self._client.settings.lease_ms / 3000
-        checking = run_periodically(self._check_engine, interval_s, ExpectedErrors(()), wait_first=True)
+        checking = run_periodically(self._check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True)
         loops = [self._keep_obeying(), checking, sweeping, watch_lag(), self._clock.keep()]
         loops.append(self._listeners.keep_looking())
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):

@@ -72,8 +72,8 @@ SURVIVORS = (
         (
             Edit(
                 "api/admission.py",
-                "await retry(cancel, ExpectedErrors(Unavailable), delays_s)",
-                "await retry(cancel, ExpectedErrors(Unavailable), ())",
+                "await retry(cancel, expected, delays_s)",
+                "await retry(cancel, expected, ())",
             ),
         ),
         ("tests/api/test_idempotency.py::test_a_refused_put_is_withdrawn_however_long_the_store_is_away",),

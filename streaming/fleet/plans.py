@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -22,6 +23,8 @@ from streaming.fleet.process import Cordoned
 from streaming.keys import FLEET_SLOT, channel, fleet_key
 from streaming.redis.client import ClientUser, RedisClient
 from streaming.redis.failures import translated
+
+log = logging.getLogger(__name__)
 
 SHARE_S = 10
 """A machine that does not ask for its share of a pool for so long counts as gone."""
@@ -178,7 +181,8 @@ class Plans(ClientUser):
             async for _ in told(self._client, "pools", "plan"):
                 changed.set()
 
-        await run_periodically(listen, again_s, ExpectedErrors(Unavailable))
+        expected = ExpectedErrors(Unavailable, log.debug, "no news of plans until Redis answers: %s")
+        await run_periodically(listen, again_s, expected)
 
     async def woken(self) -> AsyncIterator[None]:
         """Yield when a scheduler should run at once, or may have missed such a wake-up. Never ends."""

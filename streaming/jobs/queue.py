@@ -5,6 +5,7 @@ A put is one atomic script and idempotent by the job's id, so a retry after a lo
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -36,6 +37,8 @@ from streaming.redis.client import Call, RedisClient
 from streaming.redis.failures import translated
 from streaming.settings import UNLIMITED, QuotaSettings
 from streaming.store.memory import Headroom, Reservation
+
+log = logging.getLogger(__name__)
 
 PUT_RETRY_DELAY_S = 0.05
 
@@ -116,7 +119,8 @@ class Queue:
     async def _put(self, partition: int, args: Sequence[str | bytes | int]) -> Sequence[Any]:
         """Retry once after a lost connection: the script recognises a retry by the job's id. Raises Unavailable."""
         call = partial(self._puts.call, partition, *args)
-        answer: Sequence[Any] = await retry(call, ExpectedErrors(Unavailable), (PUT_RETRY_DELAY_S,))
+        expected = ExpectedErrors(Unavailable, log.debug, "a put is sent again: %s")
+        answer: Sequence[Any] = await retry(call, expected, (PUT_RETRY_DELAY_S,))
         return answer
 
     async def _join(self, job: Job, key: str, digest: str) -> Accepted | None:

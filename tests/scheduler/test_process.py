@@ -19,18 +19,20 @@ from kube import Kube
 
 from penstock.engine import ChatTurn
 from runtime.config import Config, ConfigError
-from scheduler.__main__ import Settings, main
+from runtime.lifeline import Lifeline
+from scheduler.__main__ import Settings, main, run
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Noted, Plans
 from streaming.fleet.process import Process
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
+from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow
 
@@ -105,6 +107,33 @@ async def schedulers(redis_url: str, wire: RedisClient, tmp_path: Path) -> Async
 
 
 # --- one -------------------------------------------------------------------------------------------------------------
+
+
+class NotedLifeline(Lifeline):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.said: list[tuple[str, str]] = []
+
+    def say(self, state: str, detail: str = "") -> None:
+        self.said.append((state, detail))
+
+
+async def test_a_scheduler_without_redis_tells_its_supervisor_the_cause() -> None:
+    """Not only that it waits: `penstock up` shows it."""
+    settings = Settings.read(Config({"redis": {"url": "redis://127.0.0.1:1/0"}}))
+    lifeline, metrics = NotedLifeline(), Metrics.start("", "scheduler")
+    running = asyncio.create_task(run(settings, this_process("scheduler", "s"), lifeline, metrics))
+    async with asyncio.timeout(30):
+        while len(lifeline.said) < 3:
+            await asyncio.sleep(0.01)
+    (_, waiting), (state, cause), *_ = lifeline.said
+    assert waiting == "waiting for Redis" and state == "starting"
+    assert cause.startswith("waiting for Redis: ") and "127.0.0.1:1" in cause
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await running == 0
+    metrics.close()
 
 
 def test_limits_come_from_the_models() -> None:
