@@ -7,6 +7,8 @@ from typing import ClassVar, cast
 
 import click
 
+from penstock import __version__
+
 
 class LazyGroup(click.Group):
     """A click group that lists its commands by name and help line without importing them."""
@@ -54,6 +56,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="penstock")
 def app() -> None:
     """Penstock: a durable queue in front of LLM engines.
 

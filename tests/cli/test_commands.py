@@ -11,6 +11,7 @@ import pytest
 
 from cli.__main__ import main
 from cli.app import LazyGroup, app
+from penstock import __version__
 
 JSON_COMMANDS = [["ps"], ["jobs", "ls"], ["jobs", "show", "x"], ["submit", "hi"]]
 
@@ -98,6 +99,12 @@ def test_exposed_key_file_is_code_4(tmp_path: Path, capsys: pytest.CaptureFixtur
     (folder / "api-key").chmod(0o644)
     assert main(["submit", "hi"]) == 4
     assert "chmod 600" in capsys.readouterr().err
+
+
+def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """As SECURITY.md asks for it, and as most commands have it."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"penstock, version {__version__}\n"
 
 
 def test_interrupt_is_code_130(monkeypatch: pytest.MonkeyPatch) -> None:
