@@ -45,7 +45,7 @@ from streaming.settings import (
     QuotaSettings,
 )
 from streaming.store.memory import Headroom
-from streaming.store.monitor import NOT_CHECKED, StoreMonitor
+from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 
@@ -140,9 +140,7 @@ class Services:
 
         Raises Unavailable until the store was reached for the first time.
         """
-        if self.store.reason == NOT_CHECKED:
-            raise Unavailable(NOT_CHECKED)
-        return self.store.brief
+        return self.store.refusal
 
     @property
     def refusal(self) -> str:

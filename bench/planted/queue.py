@@ -311,7 +311,7 @@ QUEUE = (
     Bug(
         "a refusal that tells clients to reset the store",
         "Whoever sends a request while the store is unfit reads the operator's command that deletes everything.",
-        (Edit("api/services.py", "        return self.store.brief\n", "        return self.store.reason\n"),),
+        (Edit("api/services.py", "        return self.store.refusal\n", "        return self.store.reason\n"),),
         (ERRORS + "a_client_is_told_no_command_of_the_operators",),
     ),
     Bug(

@@ -59,6 +59,13 @@ class StoreMonitor:
             return WRONG_STORE
         return SHORTFALL if self._shortfall else self.reason
 
+    @property
+    def refusal(self) -> str:
+        """`brief`, for a request that needs the store. Raises Unavailable until the store was checked once."""
+        if not self.entered.is_set() and not (self._refusal or self._shortfall):
+            raise Unavailable(NOT_CHECKED)
+        return self.brief
+
     async def enter(self) -> None:
         """Compare the store's identity with the settings, before any other use of it. Raises ConfigError if this
         process must not use the store, Unavailable."""

@@ -18,7 +18,7 @@ from streaming.redis.client import RedisClient
 from streaming.settings import RedisSettings
 from streaming.store import monitor as monitors
 from streaming.store.identity import enter_store
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import WRONG_STORE, StoreMonitor
 
 pytestmark = pytest.mark.slow
 
@@ -58,8 +58,10 @@ async def test_settings_that_change_are_seen_a_little_later(tmp_path: Path, monk
         try:
             monitor = StoreMonitor(wire)
             assert "not been checked" in monitor.reason
+            with pytest.raises(Unavailable, match="not been checked"):
+                assert monitor.refusal
             await monitor.require()
-            assert monitor.reason == ""
+            assert monitor.reason == monitor.refusal == ""
             client.config_set("appendonly", "no")
             client.config_resetstat()
             await monitor.look()
@@ -121,7 +123,7 @@ async def test_a_process_that_found_no_store_enters_late(tmp_path: Path) -> None
             looking = asyncio.create_task(monitor.keep_looking())
 
             async def refused() -> bool:
-                return "has 2 partitions" in monitor.reason
+                return "has 2 partitions" in monitor.reason and monitor.refusal == WRONG_STORE
 
             async def accepted() -> bool:
                 return monitor.reason == ""
