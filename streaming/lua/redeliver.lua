@@ -5,6 +5,5 @@ local s = redis.call('HMGET', hook, 'endpoint', 'attempt')
 if not s[1] then return 0 end
 local now = now_ms()
 redis.call('HSET', hook, 'state', 'pending', 'before', s[2], 'began', now)
-redis.call('HDEL', hook, 'done')
 schedule_webhook(ARGV[1], s[1], now)
 return 1

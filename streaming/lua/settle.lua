@@ -12,7 +12,7 @@ redis.call('HSET', hook, 'state', state, 'status', status, 'problem', problem)
 if state == 'pending' then
   schedule_webhook(id, s[3], now + wait)
 else
-  redis.call('HSET', hook, 'due', 0, 'done', now)
+  redis.call('HSET', hook, 'due', 0)
   redis.call('ZREM', hook_due_key(s[3]), id)
   redis.call('EXPIRE', hook, keep)
 end
