@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api import outlook
-from api.outlook import WINDOW_S, CompletionRate
+from api import wait_estimates
+from api.wait_estimates import WINDOW_S, CompletionRate
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(outlook, "time", clock)
+    monkeypatch.setattr(wait_estimates, "time", clock)
     return clock
 
 
