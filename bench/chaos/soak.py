@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.chaos.asks import ANY, TENANTS, Ask, Budget
+from bench.chaos.bounds import bound
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.processes import RedisServer, becomes
 from bench.chaos.report import as_document, table, what_failed
@@ -36,14 +37,14 @@ CLIENTS = 12
 KILL_INTERVAL_S = 45.0
 WORK_TIMEOUT_S = 10.0
 """How long a kill waits until its process has something to do."""
-MORE_KEYS, MORE_ENTRIES = 6, 10
+MORE_KEYS, MORE_ENTRIES = int(bound("chaos.soak_keys")), int(bound("chaos.soak_entries"))
 """Than after warming up. 2652 requests and 6 kills in 5 minutes left 3 keys more, the lanes for jobs of killed workers
 (one per priority), and no entry more. One key that stayed for every hundredth job would be 26."""
 APART = frozenset({"worker", "log", "actions", "procs"})
 """Counted apart: the keys of dead workers and the names of dead processes, which are kept for an hour, the record of
 actions, which is kept at a thousand, and logs: there must be no more of them, but a live one has some entries more or
 less."""
-MORE_MIB = 8
+MORE_MIB = bound("chaos.soak_memory")
 """Than after warming up, of a process or the store. The most that one grew in 5 minutes was 3, an API process that was
 never killed."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from bench.chaos.asks import TENANTS, Ask, Budget
+from bench.chaos.bounds import bound
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import lives_of
 from bench.chaos.http import Cut, Exchange, fetch
@@ -94,7 +95,7 @@ POLICIES = ("cancel", "cancel", "continue", "grace:1")
 TOKENS, DECODED = 220, 50
 """What is left after so many takes longer than any grace time, also for a client that reads late."""
 SLOTS = 8
-MAX_CANCEL_S = 0.5
+MAX_CANCEL_S = bound("chaos.cancelled")
 """From the leaving (and the grace time) to the end of the work."""
 
 
@@ -210,7 +211,7 @@ async def _end_of(cluster: PenstockCluster, job: str) -> float:
 
 
 SEND_TIMEOUT_S = 10.0
-MAX_LATE_S = 5.0
+MAX_LATE_S = bound("chaos.cut_late")
 FULL_S = 14.0
 """Until every buffer between a slow reader and the process is full, about."""
 STEP_MS = 20
@@ -219,7 +220,7 @@ WAVES = 3
 """Crowds, one after the other. The slowest 1 % of the gaps come from three engine steps, so one pause of the machine
 decides the figure; three crowds show its spread."""
 BUFFER = 4096
-MAX_RSS_BYTES = 256 * 1024
+MAX_RSS_BYTES = int(bound("chaos.slow_reader") * 1024)
 
 
 @dataclass(frozen=True, slots=True)

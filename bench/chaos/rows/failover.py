@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 
 from bench.chaos.asks import TENANTS, Ask, Budget
+from bench.chaos.bounds import bound
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.processes import ManagedProcess, RedisServer, until
@@ -17,7 +18,7 @@ from bench.chaos.stage import FaultRow, FaultTestbed
 
 PARTITIONS = 6
 LEASE_MS = 2000
-MAX_OUTAGE_MS = 10_000.0
+MAX_OUTAGE_MS = bound("chaos.outage")
 KEPT = {"PENSTOCK_REDIS_DURABILITY": "D3", "PENSTOCK_REDIS_TIMEOUT_S": "1"}
 
 

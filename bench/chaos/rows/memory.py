@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from bench.chaos.asks import ANY, TENANTS, Ask, Budget, ClientView
+from bench.chaos.bounds import bound
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.processes import RedisServer, becomes
@@ -20,7 +21,7 @@ Those of the first wave alone would fill it, and it could be accepted before the
 JOBS = sum(WAVES)
 MAXMEMORY = 8 << 20
 """maxmemory, before the first process starts. What the results of all jobs would take is measured, and is more."""
-MAX_PEAK = 1.25
+MAX_PEAK = bound("chaos.store_peak")
 """Times maxmemory. The peak counts the buffers of hundreds of clients at once: it was 97 % of maxmemory, and 306 %
 where admission reserved nothing for the output."""
 

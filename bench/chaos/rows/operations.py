@@ -14,6 +14,7 @@ from functools import partial
 from itertools import count
 
 from bench.chaos.asks import ANY, Ask, Budget
+from bench.chaos.bounds import bound
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import Life, lives_of, of_kind
 from bench.chaos.http import Exchange
@@ -22,10 +23,10 @@ from bench.chaos.rows.workers import asks
 from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick
 from bench.stats import percentile
 
-MAX_EXIT_S = 35.0
+MAX_EXIT_S = bound("chaos.exit")
 CLAIM_TIMEOUT_S = 5.0
 """How long a worker under load may take to come to a job."""
-MAX_GAP_MS = 2000.0
+MAX_GAP_MS = bound("chaos.restart")
 
 
 async def f17(stage: FaultTestbed) -> None:
@@ -131,7 +132,7 @@ TIMES = 5
 SECONDS, FULL_S = 20.0, 8.0
 SHARES = {"interactive": 0.3, "standard": 2.2, "batch": 2.5}
 """Each lane's load, in multiples of what the workers can serve."""
-MAX_REFUSAL_MS = 20.0
+MAX_REFUSAL_MS = bound("chaos.refusal")
 """At the 99th percentile, on a machine that never stands still."""
 
 

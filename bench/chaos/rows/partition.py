@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.chaos.asks import TENANTS, Ask, Budget
+from bench.chaos.bounds import bound
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.processes import RedisServer, becomes, until
@@ -127,7 +128,7 @@ NO_REPLICA = Budget(
 JUMP_S = 600
 DEADLINE_MS = 1500 * JUMP_S
 """Of every second job: one jump does not reach it. Deadlines go by the store's clock, so a longer jump would."""
-MAX_RECOVERY_MS = 4000
+MAX_RECOVERY_MS = bound("chaos.jump")
 
 
 def find_library() -> str:

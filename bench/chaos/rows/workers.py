@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from bench.chaos.asks import TENANTS, Ask, Budget, ClientView, authorization
+from bench.chaos.bounds import bound
 from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.http import Cut, Exchange, fetch
@@ -21,11 +22,11 @@ from bench.processes import rss_bytes
 
 SLOTS, READ = 256, 24
 READERS, JOBS = 2000, 40
-MAX_RESUME_S = 5.0
-MAX_HEALTH_MS = 250.0
+MAX_RESUME_S = bound("chaos.crowd_resumed")
+MAX_HEALTH_MS = bound("chaos.health")
 """Beside a bare server. What asks usually gives up after a second."""
 MIB = 1 << 20
-MAX_GROWTH = 400 * MIB
+MAX_GROWTH = bound("chaos.crowd_memory") * MIB
 """Of an API process, for a thousand readers."""
 
 
@@ -162,8 +163,8 @@ async def _come(cluster: PenstockCluster, told: ClientView, number: int, events:
 
 STREAMS = 6
 TOKENS = 130
-WATCHDOG_S = 12
-MAX_RECOVERY_MS = 3000
+WATCHDOG_S = bound("chaos.watchdog")
+MAX_RECOVERY_MS = bound("chaos.recovery")
 """A lost worker's streams go on a lease, a sweep and a prefill later."""
 HELD_TIMEOUT_S = 3.0
 """For a job to be claimed."""
