@@ -78,7 +78,7 @@ TABLE = (
     Private(UVICORN, "uvicorn.server", "ServerState", BOUNDED, "total_requests"),
     Private(
         UVICORN, "uvicorn.server", "Server", "api/server.py",
-        "", ("main_loop(self)", "on_tick(self, counter)", "handle_exit(self, sig, frame)"),
+        "", ("main_loop(self)", "on_tick(self, counter)"),
     ),
     Private(
         UVICORN, HTTP, "HttpToolsProtocol", CONNECTION,

@@ -41,8 +41,8 @@ class Trace:
 
 def test_the_drawn_walk_is_the_one_that_a_chat_takes(empty_house: House, tmp_path: Path) -> None:
     house, traces = empty_house, {role: tmp_path / f"{role}.jsonl" for role in ("api", "workers")}
-    house.start_api(PYTHONPATH=str(TRACED), TRACED_CALLS=str(traces["api"]))
-    house.start("workers", PYTHONPATH=str(TRACED), TRACED_CALLS=str(traces["workers"]))
+    house.start_api(PYTHONPATH=f"{TRACED}:{TREE}", TRACED_CALLS=str(traces["api"]))
+    house.start("workers", PYTHONPATH=f"{TRACED}:{TREE}", TRACED_CALLS=str(traces["workers"]))
     house.wait_ready()
     chat = {"model": "sim", "stream": True, "max_tokens": 40, "messages": [{"role": "user", "content": "hi"}]}
     status, headers, _ = house.post("/v1/chat/completions", chat)

@@ -74,6 +74,7 @@ def test_choices_stops_and_raw_completions(client: openai.OpenAI) -> None:
 def test_models_are_listed_and_described(client: openai.OpenAI) -> None:
     """The configured model, by name; another one is a NotFoundError."""
     assert [model.id for model in client.models.list()] == ["sim"]
+    eventually(lambda: client.models.retrieve("sim").created > 0)  # API processes read workers' cards now and then
     known = client.models.retrieve("sim")
     assert (known.id, known.owned_by) == ("sim", "penstock")
     assert known.created > 0 and (known.model_extra or {})["context_length"] == 8192, "of the card that a worker gave"
