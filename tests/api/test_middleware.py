@@ -10,9 +10,11 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import header
+from api.app import _bug
 from api.middleware import Observed
 from api.services import Services
 from telemetry.tracing import Tracing
@@ -98,3 +100,17 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+async def test_a_bug_is_answered_with_the_id_that_its_line_in_the_log_has(caplog: pytest.LogCaptureFixture) -> None:
+    """The exception itself is for the log alone."""
+    services = SimpleNamespace(metrics=Mock())
+    scope = {
+        "type": "http",
+        "state": {"request_id": "r-7"},
+        "app": SimpleNamespace(state=SimpleNamespace(services=services)),
+    }
+    response = await _bug(Request(scope), RuntimeError("secret"))
+    assert response.status_code == 500 and b"r-7" in response.body and b"secret" not in response.body
+    (record,) = [each for each in caplog.records if each.message == "request failed"]
+    assert vars(record)["request_id"] == "r-7" and record.exc_info is not None

@@ -209,6 +209,10 @@ def test_one_shape_or_a_bad_name_or_no_money_is_refused(tmp_path: Path) -> None:
     for shapes, word in (
         ({"wide": "upto = 3"}, "one shape alone"),
         ({"Wide": "upto = 3", "narrow": ""}, "small letters"),
+        (
+            {"a": "upto = 3", "b": "upto = 3", "c": ""},
+            r"shapes\.b: upto 3 is not more than that of the shape before it",
+        ),
     ):
         with pytest.raises(ConfigError, match=word):
             shaped(tmp_path, **shapes)

@@ -21,6 +21,7 @@ from penstock.engine import ChatTurn
 from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
 from scheduler.__main__ import Settings, main, run
+from scheduler.pools.base import Pool
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.overrides import Overrides
@@ -276,3 +277,21 @@ async def test_a_stopped_leader_changes_no_pods(schedulers: Schedulers, tmp_path
 
 async def _has_pods(kube: Kube, number: int) -> bool:
     return len(kube.pods) == number
+
+
+async def test_what_the_pool_holds_is_given_back(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it never came to schedule anything."""
+    closed: list[Pool] = []
+
+    class Noted(Pool):
+        async def close(self) -> None:
+            closed.append(self)
+
+    pool = Noted()
+    monkeypatch.setattr("scheduler.__main__.open_pool", lambda *_: pool)
+    monkeypatch.setattr("scheduler.__main__.on_stop_signal", lambda stop: stop())
+    settings = Settings.read(Config({"redis": {"url": redis_url}, "models": {MODEL: {"engine": "sim"}}}))
+    metrics = Metrics.start("", "scheduler")
+    assert await run(settings, this_process("scheduler", "scheduler-1"), Lifeline(None), metrics) == 0
+    assert closed == [pool]
+    metrics.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -349,6 +350,14 @@ def test_a_schema_is_bounded(schema: str, words: str) -> None:
     error = refused("chat", body.encode())
     assert error.param == "response_format.json_schema.schema"
     assert words in error.message
+
+
+def test_a_schema_may_be_as_large_as_the_bound() -> None:
+    """In MessagePack, which takes ten bytes for what is around the text."""
+    schema = {"enum": ["x" * 65526]}
+    assert len(msgspec.msgpack.encode(schema)) == 65536
+    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    assert chat(response_format=wrapped).sampling.json_schema == schema
 
 
 # --- what is not honoured --------------------------------------------------------------------------------------------

@@ -25,9 +25,11 @@ from streaming.batches.store import BatchLease
 from streaming.errors import NeverFits, StoreFull
 from streaming.events.outbox import EventSubscriptions
 from streaming.fleet.processes import Fleet
+from streaming.ids import partition_of
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.work import TOKEN_BYTES, reserved_bytes
+from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.settings import BatchSettings, EventSettings, ModelSettings, RedisSettings
@@ -282,6 +284,16 @@ async def test_a_line_that_waits_for_room_lets_smaller_ones_pass(small: RedisCli
     assert queued(lines) == [2, 3, 4, 5] and not lines._waiting
 
 
+async def test_a_line_whose_job_the_store_has_lost_is_put_again(small: RedisClient, begin: Callable[..., Any]) -> None:
+    """In front of all that wait."""
+    lines: Lines = await begin(0.01, 0.01, 15, 15)
+    await lines.feed()
+    (lost,) = [job for job, line in lines._queued.items() if line == 0]
+    await small.redis.delete(partition_key(partition_of(lost) or 0, "job", lost))
+    assert await lines.collect() == 0
+    assert queued(lines) == [1, 2] and list(lines._waiting) == [0, 3]
+
+
 async def test_lines_that_wait_take_no_place_in_the_window(small: RedisClient, begin: Callable[..., Any]) -> None:
     """More of them than the window has places, and smaller ones behind them, are put in one round."""
     lines: Lines = await begin(15, *[15] * 20, *[0.01] * 8, window=4)
@@ -316,6 +328,7 @@ async def test_smaller_lines_do_not_keep_a_larger_one_waiting_for_ever(
     lines: Lines = await begin(4, 18, *[2] * small_ones)
     passed = 0
     while 1 not in queued(lines):
+        before = queued(lines)
         await lines.feed()
         if 1 not in queued(lines):
             first = min(queued(lines))
@@ -323,6 +336,7 @@ async def test_smaller_lines_do_not_keep_a_larger_one_waiting_for_ever(
             await end(lines, first)
         assert passed < 60
     assert passed > 10
+    assert before, "it has waited until it fits, and not until nothing else was there"
 
 
 async def test_lines_pass_one_that_others_keep_from_its_room(

@@ -260,6 +260,16 @@ def test_a_rush_is_expected_where_there_was_one() -> None:
     assert quiet[-1].want == 2, "8 jobs"
 
 
+def test_the_jobs_that_are_there_now_are_a_reason_too() -> None:
+    """More of them at once than there ever were, and no room is expected for still more."""
+    limits, lane = ScalingLimits(0, 20, cold_start_s=60.0, cover=1.0), LaneLoad("interactive")
+    workers = tuple(a_worker(f"w{n}", slots=5) for n in range(6))
+    jobs = [8] * 800 + [30]
+    world = [(10.0 * n, Snapshot("m", (replace(lane, running=each),), workers)) for n, each in enumerate(jobs)]
+    last = follow(None, limits, world)[-1]
+    assert (last.want, last.reason) == (6, "30 interactive jobs, 5 to a worker")
+
+
 def test_free_slots_are_believed_until_jobs_grow_old() -> None:
     """Jobs that just arrived fit into free slots; the same jobs, long waiting, show that the slots cannot be had."""
     fresh = seen(waiting=10, oldest_s=0.1, running=10, slots=64)
