@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from offline.broker import connection, consumer
 from offline.broker.connection import Broker, BrokerUnavailable, check_broker
 from offline.broker.consumer import Consumer
 from runtime.config import ConfigError
+from streaming.errors import StoreFull
 from streaming.settings import EventSettings
 from telemetry.metrics import Metrics
 
@@ -83,3 +86,24 @@ async def test_a_connection_that_is_listened_to_has_a_heartbeat(monkeypatch: pyt
     await taker.stop()
     metrics.close()
     assert asked and min(asked) > 0
+
+
+async def test_a_message_that_has_to_wait_is_held_until_there_is_room() -> None:
+    """It is looked at again every RETRY_DELAY_S, and acknowledged once it is a job."""
+    answers: list[StoreFull | str] = [StoreFull("no room"), StoreFull("no room"), "job_1"]
+    done: list[object] = []
+
+    async def accept(_body: bytes, _name: str, *, redelivered: bool) -> str:
+        if isinstance(answer := answers.pop(0), StoreFull):
+            raise answer
+        assert not redelivered
+        return answer
+
+    metrics = Metrics.start("", "offline")
+    intake: Any = SimpleNamespace(accept=accept)
+    broker: Any = SimpleNamespace(hold=done.append, ack=done.append)
+    message: Any = SimpleNamespace(body=b"{}", properties={}, delivery_info={})
+    taker = Consumer(intake, EventSettings(take_url="memory://"), metrics)
+    await asyncio.to_thread(taker._take, broker, message, asyncio.get_running_loop())
+    metrics.close()
+    assert done == [consumer.RETRY_DELAY_S, consumer.RETRY_DELAY_S, message] and answers == []
