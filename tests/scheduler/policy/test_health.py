@@ -74,6 +74,13 @@ def test_a_healthy_worker_is_not_cordoned_in_an_hour(count: int) -> None:
     assert Team(count, seed=count).pass_by(3600).cordons == ()
 
 
+def test_half_as_slow_again_is_not_slow_enough() -> None:
+    """However alike the others are: among workers without noise any difference is many deviations."""
+    team = Team(4, seed=7, noise=0.0)
+    team.slow[1] = 1.5
+    assert team.pass_by(600).cordons == ()
+
+
 def test_when_all_are_slow_none_is_to_blame() -> None:
     """A machine that is busy with other things slows every worker on it."""
     team = Team(4, seed=7)
