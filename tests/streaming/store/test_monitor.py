@@ -89,6 +89,7 @@ async def test_a_store_that_was_replaced_by_another_is_refused(
         client.hset(fleet_key("store"), mapping={"deployment": "dep_other"})
         await monitor.look()
         assert monitor.reason == "" and monitor.deployment == "dep_other" and "another deployment id" in caplog.text
+        assert {record.name for record in caplog.records} == {"streaming.store.monitor"}, "by which operators find it"
         client.hset(fleet_key("store"), mapping={"partitions": 7})
         await monitor.look()
         assert "set redis.partitions = 7" in monitor.reason
