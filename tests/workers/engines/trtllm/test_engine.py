@@ -33,7 +33,7 @@ from workers.engines.trtllm import stats as trtllm_stats
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.inflight import MIN_BURST
 from workers.engines.trtllm.settings import TrtllmSettings
-from workers.engines.trtllm.text import Detokenizer
+from workers.engines.trtllm.text import Codec, Detokenizer
 
 ROOT = Path(__file__).parents[4]
 FACTS = json.loads(Path(__file__).with_name("trtllm_facts.json").read_text())
@@ -1340,3 +1340,9 @@ async def test_without_the_setting_no_times_are_asked_for(rig: Any) -> None:
     assert params(started)["return_perf_metrics"] is False and "return_perf_metrics" not in started.llm.given
     await started.finish("r")
     assert started.pieces("r")[-1].times is None
+
+
+def test_a_tokenizer_without_a_length_says_nothing_of_its_vocabulary() -> None:
+    """0 is not known, whatever the wrapper around it can do."""
+    assert Codec(SimpleNamespace(tokenizer=SimpleNamespace())).vocabulary == 0
+    assert Codec(SimpleNamespace(tokenizer=["a", "b"])).vocabulary == 2
