@@ -28,20 +28,15 @@ from api.stream.connection_guard import ConnectionGuard
 from penstock import __version__
 from runtime.config import Config, ConfigError
 from runtime.process import Launch, StartError, argument_parser, collect_rarely, run_process
+from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.outbox import EventSubscriptions
+from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
+from streaming.fleet.settings import ModelSettings, served_models
+from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
-from streaming.settings import (
-    BatchSettings,
-    EventSettings,
-    FilesSettings,
-    ModelSettings,
-    QuotaSettings,
-    RedisSettings,
-    WebhookSettings,
-    served_models,
-)
+from streaming.redis.settings import RedisSettings
 from telemetry.live_gauges import GaugeSample
 from telemetry.process import Telemetry
 from telemetry.settings import TelemetrySettings

@@ -42,7 +42,7 @@ from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
-from streaming.settings import QuotaSettings
+from streaming.jobs.settings import QuotaSettings
 
 log = logging.getLogger(__name__)
 

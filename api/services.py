@@ -18,13 +18,16 @@ from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, run_periodically, supervise, watch_lag
 from streaming.batches.file_store import FileStore
 from streaming.batches.files import Files
+from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions
+from streaming.events.settings import EventSettings
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
+from streaming.fleet.settings import ModelSettings
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.deliveries import Deliveries
 from streaming.jobs.queue import Queue
@@ -32,18 +35,11 @@ from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.relay import Relay
+from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.jobs.summaries import Summaries
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
-from streaming.settings import (
-    UNLIMITED,
-    BatchSettings,
-    EventSettings,
-    FilesSettings,
-    ModelSettings,
-    QuotaSettings,
-)
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics

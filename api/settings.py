@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from runtime.config import MISTAKE
+from streaming.ids import check_tenant
+from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.priority import Priority
-from streaming.settings import UNLIMITED, QuotaSettings, check_tenant
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
 ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")

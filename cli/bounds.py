@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from streaming.settings import Resources
+from streaming.fleet.settings import Resources
 
 MIB = 1024 * 1024
 

@@ -19,7 +19,7 @@ from api.settings import ApiSettings
 from cli.errors import ENDED_BADLY, FORBIDDEN, UNREACHABLE, Problem
 from cli.instance import DataDir
 from cli.options import Where
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 KEY = "PENSTOCK_API_KEY"
 CONNECT_TIMEOUT_S = 5.0

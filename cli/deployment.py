@@ -19,17 +19,11 @@ from offline.settings import OfflineSettings
 from penstock import bundle
 from runtime.config import Config, ConfigError, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
-from streaming.settings import (
-    BatchSettings,
-    EventSettings,
-    FilesSettings,
-    ModelSettings,
-    QuotaSettings,
-    RedisSettings,
-    ShapeSettings,
-    WebhookSettings,
-    check_model_names,
-)
+from streaming.batches.settings import BatchSettings, FilesSettings
+from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.fleet.settings import ModelSettings, ShapeSettings, check_model_names
+from streaming.jobs.settings import QuotaSettings
+from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import sections

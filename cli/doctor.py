@@ -34,7 +34,7 @@ from runtime.config import ConfigError
 from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
 from streaming.fleet.plans import pool_name
-from streaming.settings import Durability, RedisSettings
+from streaming.redis.settings import Durability, RedisSettings
 from streaming.store.durability import shortfalls
 from streaming.store.identity import Identity, check_identity, disagreement, read_identity
 from workers.engines.llamacpp.settings import LlamacppSettings

@@ -31,7 +31,7 @@ from streaming.errors import Unavailable
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
 
 COUNT_TIMEOUT_S = 0.5

@@ -18,7 +18,8 @@ from cli.instance import DataDir
 from cli.output import note
 from cli.settings import UpSettings, settings_file
 from runtime.config import Config, load
-from streaming.settings import FilesSettings, RedisSettings
+from streaming.batches.settings import FilesSettings
+from streaming.redis.settings import RedisSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 

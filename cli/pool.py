@@ -18,7 +18,7 @@ from cli.child import Child, Program
 from cli.supervisor import Supervisor
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Action, ActionKind, Plan, Plans, pool_name
-from streaming.settings import ModelSettings
+from streaming.fleet.settings import ModelSettings
 
 POLL_INTERVAL_S = 0.5
 

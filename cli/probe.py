@@ -17,7 +17,7 @@ from cli import ports
 from cli.errors import DONE, UNREACHABLE, Problem
 from cli.options import Command, Where
 from cli.output import note
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 TIMEOUT_S = 3.0
 

@@ -13,7 +13,7 @@ from cli.instance import Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, note, print_rows, timed
 from streaming.fleet.process import Process
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 ORDER = ("redis", "api", "worker", "scheduler", "offline")
 FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "running", "slots", "reserved")

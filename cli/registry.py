@@ -11,7 +11,7 @@ from streaming.errors import Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 
 def processes(settings: RedisSettings) -> list[Process]:

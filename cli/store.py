@@ -19,9 +19,10 @@ from cli.output import CommandResult, note, print_table
 from cli.registry import connected, unreachable
 from cli.supervisor import Supervisor
 from streaming.batches.file_store import FileStore
+from streaming.batches.settings import FilesSettings
 from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
-from streaming.settings import FilesSettings, RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.acl import acl_file
 from streaming.store.identity import FORMAT, check_identity, enter_store, read_identity
 from streaming.store.reset import Contents, count_contents, live_processes, reset_store

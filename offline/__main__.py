@@ -36,22 +36,17 @@ from runtime.lifeline import Lifeline
 from runtime.loops import ExpectedErrors, retry_until, wait, watch_lag
 from runtime.process import Launch, argument_parser, needed_to_start, on_stop_signal, run_process
 from streaming.batches.file_store import FileStore
+from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions
+from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
+from streaming.fleet.settings import ModelSettings, served_models
+from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
-from streaming.settings import (
-    BatchSettings,
-    EventSettings,
-    FilesSettings,
-    ModelSettings,
-    QuotaSettings,
-    RedisSettings,
-    WebhookSettings,
-    served_models,
-)
+from streaming.redis.settings import RedisSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics

@@ -19,7 +19,7 @@ from offline.settings import OfflineSettings
 from runtime.config import ConfigError
 from streaming.address import Address, parse_address
 from streaming.keys import BROKER
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 QUEUE = "offline"
 LOOK_AT_BATCH = "penstock.batch"

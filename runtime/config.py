@@ -16,6 +16,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
 FILE = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 

@@ -22,9 +22,10 @@ from scheduler.settings import KubernetesSettings, SchedulerSettings, check_depl
 from streaming.errors import Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import this_process
+from streaming.fleet.settings import ModelSettings, served_models
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import ModelSettings, RedisSettings, served_models
+from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry

@@ -13,7 +13,7 @@ import msgspec
 from runtime.config import ConfigError
 from scheduler.policy.shapes import Shape, calibrated
 from streaming.fleet.plans import PoolKind, pool_name
-from streaming.settings import ModelSettings
+from streaming.fleet.settings import ModelSettings
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 

@@ -71,7 +71,7 @@ class NeverFits(StoreFull):
 
 
 class QuotaExceeded(StoreFull):
-    """Raised when a tenant has reached a quota. `name`: its field in streaming.settings.QuotaSettings."""
+    """Raised when a tenant has reached a quota. `name`: its field in streaming.jobs.settings.QuotaSettings."""
 
     def __init__(self, name: str, used: int, limit: int) -> None:
         super().__init__(f"{used} of {limit} are kept already ({name})")

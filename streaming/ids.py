@@ -1,4 +1,4 @@
-"""Ids of jobs, files, batches, messages, processes and deployments: makes them, and reads their partition."""
+"""Ids of jobs, files, batches, messages, processes and deployments: makes and reads them, and checks tenant names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import secrets
 
 KEPT_ID = re.compile(r"(?:file-|batch_|msg_)([0-9a-f]{2})[0-9a-f]{30}")
 JOB_ID = re.compile(r"job_([0-9a-f]{2})[0-9a-f]{30}")
+TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,127}")
 
 
 def new_job_id(partition: int) -> str:
@@ -83,3 +84,10 @@ def kept_partition(kept_id: str) -> int | None:
     """The partition the id of a file, a batch or a webhook message names, or None if it is none of these."""
     found = KEPT_ID.fullmatch(kept_id)
     return int(found[1], 16) if found else None
+
+
+def check_tenant(setting: str, name: str) -> None:
+    """Check a tenant's name, which is part of Redis keys and of events. Raises ValueError."""
+    if not TENANT_NAME.fullmatch(name):
+        words = "begins with a letter or digit and has letters, digits and . _ @ / -, at most 128: rename it"
+        raise ValueError(f"{setting} {name[:140]!r} cannot be a tenant's name, which {words}")

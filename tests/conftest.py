@@ -19,7 +19,7 @@ from redis import Redis
 from watchdog import Watchdog
 
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from workers.engines import weights
 
 

@@ -22,8 +22,9 @@ from runtime.process import Launch, argument_parser, collect_rarely, needed_to_s
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
+from streaming.fleet.settings import ModelSettings, served_models
 from streaming.redis.client import RedisClient
-from streaming.settings import ModelSettings, RedisSettings, served_models
+from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry

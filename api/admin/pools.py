@@ -21,8 +21,8 @@ from api.services import Services
 from streaming.fleet.overrides import Override
 from streaming.fleet.plans import Noted, Plan, Prospect
 from streaming.fleet.process import Process
+from streaming.fleet.settings import ModelSettings
 from streaming.jobs.backlog import LaneDepth
-from streaming.settings import ModelSettings
 
 MAX_ACTIONS = 20
 FIELDS = ("want", "paused", "for_s")

@@ -12,7 +12,7 @@ from api.admission import services_of
 from api.jobs import as_json
 from api.openai import errors
 from api.services import Services
-from streaming.settings import TENANT_NAME
+from streaming.ids import TENANT_NAME
 
 USAGE_FIELDS = ("jobs", "job_bytes", "result_bytes", "files", "file_bytes")
 

@@ -7,8 +7,8 @@ from typing import Any, get_args
 from streaming.batches.batch import BatchState
 from streaming.fleet.plans import ActionKind, PoolKind
 from streaming.jobs.job import JobState
+from streaming.jobs.settings import QuotaSettings
 from streaming.priority import Priority
-from streaming.settings import QuotaSettings
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps
 
 Schema = dict[str, Any]

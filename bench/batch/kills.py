@@ -20,7 +20,7 @@ from bench.penstock import own_environ
 from bench.ports import free_port
 from streaming.batches.store import Batches, DueNotice
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 TOKENS = 24
 BATCH_TIMEOUT_S = 900.0

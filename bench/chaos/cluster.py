@@ -24,7 +24,7 @@ from streaming.fleet.processes import Fleet
 from streaming.ids import partition_of
 from streaming.keys import partition_key, prefix
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 LEASE_MS = 1000
 QUIET_TIMEOUT_S = 15.0

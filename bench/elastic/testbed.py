@@ -26,7 +26,7 @@ from streaming.fleet.plans import Action, Noted, Plan, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 MODEL = "show"
 WAIT_TIMEOUT_S = 120.0

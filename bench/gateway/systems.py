@@ -19,7 +19,7 @@ from bench.penstock import Penstock as Deployment
 from bench.penstock import start_redis
 from bench.ports import free_port
 from bench.processes import Processes
-from streaming.settings import Durability
+from streaming.redis.settings import Durability
 from workers.engines.sim.settings import SimSettings
 
 

@@ -29,7 +29,7 @@ from streaming.jobs.frames import Delta
 from streaming.jobs.lease import Lease
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 TOKENS, STREAMS, PARTITIONS, APIS = "tokens", "streams", "partitions", "apis"
 """The series of whole deployments: what grows while the rest stays."""

@@ -21,6 +21,7 @@ from offline.batch.urgency import BatchStanding, lane_of, window_of
 from penstock.engine import ModelCard
 from streaming.batches.batch import BatchProgress
 from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment
+from streaming.batches.settings import BatchSettings
 from streaming.batches.store import BatchLease
 from streaming.errors import LaneFull, NeverFits, StoreFull
 from streaming.fleet.processes import Fleet
@@ -32,7 +33,6 @@ from streaming.jobs.records import JobRecord
 from streaming.jobs.terminal import Usage
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import BatchSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 

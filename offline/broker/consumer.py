@@ -19,7 +19,7 @@ from offline.broker.connection import HEARTBEAT_S, Broker, BrokerUnavailable
 from offline.broker.intake import Intake, Rejected
 from runtime.loops import ExpectedErrors
 from streaming.errors import LaneFull, StoreFull, Unavailable
-from streaming.settings import EventSettings
+from streaming.events.settings import EventSettings
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,14 @@ from api.openai.schemas import check_choices, parse, to_job
 from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.redeliveries import Redeliveries
+from streaming.events.settings import EventSettings
 from streaming.fleet.processes import Fleet
+from streaming.fleet.settings import ModelSettings
 from streaming.ids import joined
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.queue import Queue
+from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.redis.client import RedisClient
-from streaming.settings import UNLIMITED, EventSettings, ModelSettings, QuotaSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 

@@ -11,9 +11,9 @@ from offline.broker.connection import Broker, BrokerUnavailable
 from runtime.loops import ExpectedErrors
 from streaming.errors import Unavailable
 from streaming.events.outbox import Event, Outbox
+from streaming.events.settings import EventSettings
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
-from streaming.settings import EventSettings
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

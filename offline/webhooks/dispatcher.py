@@ -31,9 +31,9 @@ from runtime.config import ConfigError
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.events.outbox import Outbox, endpoints_for
+from streaming.events.settings import WebhookSettings, signing_key
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.redis.client import RedisClient
-from streaming.settings import WebhookSettings, signing_key
 from telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.redis.client import RedisClient
-from streaming.settings import EventSettings, WebhookSettings
 
 log = logging.getLogger(__name__)
 

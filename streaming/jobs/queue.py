@@ -30,12 +30,12 @@ from streaming.ids import digest_partition, idempotency_digest, new_job_id, part
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.quotas import NAMES, Quotas
+from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.jobs.work import reserved_bytes
 from streaming.keys import partition_key
 from streaming.redis.batcher import ScriptBatcher
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.failures import translated
-from streaming.settings import UNLIMITED, QuotaSettings
 from streaming.store.memory import Headroom, Reservation
 
 log = logging.getLogger(__name__)

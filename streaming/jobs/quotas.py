@@ -20,8 +20,8 @@ import msgspec
 
 from streaming.errors import Unavailable
 from streaming.ids import tenant_partition
+from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
-from streaming.settings import QuotaSettings
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from streaming.keys import partition_key, prefix
 from streaming.redis.connection import Command
 from streaming.redis.failures import checked, translated
 from streaming.redis.scripts import load_scripts
+from streaming.redis.settings import RedisSettings
 from streaming.redis.subscription import Subscription
 from streaming.redis.topology import Topology, open_topology
-from streaming.settings import RedisSettings
 
 KEPT = frozenset({"put", "join", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
 """Scripts whose answer is a promise: at D3, it waits until a replica has their writes."""

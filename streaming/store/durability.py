@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from runtime.config import ConfigError
 from streaming.redis.client import RedisClient
-from streaming.settings import Durability
+from streaming.redis.settings import Durability
 
 OLDEST = (7, 0)
 FSYNC: dict[Durability, tuple[str, ...]] = {

@@ -17,7 +17,7 @@ from streaming.ids import new_deployment_id
 from streaming.keys import FLEET_SLOT, fixed_keys, fleet_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 FORMAT = 1
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must

@@ -19,7 +19,7 @@ from streaming.batches.file_store import FileStore
 from streaming.batches.store import Batches
 from streaming.ids import joined, line_job_id
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from workers.engines.sim.text import token_text
 
 pytestmark = pytest.mark.slow

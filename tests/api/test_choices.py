@@ -15,8 +15,9 @@ from api.openai.errors import ApiError
 from api.openai.schemas import Kind, check_choices, parse
 from offline.broker.intake import Intake, Rejected
 from streaming.events.outbox import EventSubscriptions
+from streaming.events.settings import EventSettings
+from streaming.fleet.settings import ModelSettings
 from streaming.redis.client import RedisClient
-from streaming.settings import EventSettings, ModelSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 

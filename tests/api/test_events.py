@@ -32,7 +32,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from api import server
 from api.server import ApiServer
 from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:

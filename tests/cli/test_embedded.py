@@ -28,7 +28,7 @@ from cli.supervisor import Supervisor
 from offline.app import broker
 from offline.settings import OfflineSettings
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 WAIT_S = 30.0
 MEMORY = 64 << 20

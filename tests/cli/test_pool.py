@@ -19,9 +19,10 @@ from cli.pool import PoolSupervisor, follow
 from cli.supervisor import Supervisor
 from streaming.fleet.leader import Lead, Leadership
 from streaming.fleet.plans import Action, Plan, Plans, PoolKind
+from streaming.fleet.settings import ModelSettings, Resources
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
-from streaming.settings import ModelSettings, RedisSettings, Resources
+from streaming.redis.settings import RedisSettings
 
 SLEEPS = "import time; time.sleep(600)"
 DRAINS = (

@@ -45,9 +45,11 @@ from api.auth.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
 from offline.settings import OfflineSettings
 from runtime.config import Config, load
+from streaming.batches.settings import FilesSettings
+from streaming.fleet.settings import ModelSettings
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
-from streaming.settings import FilesSettings, ModelSettings, RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.durability import check_level
 from workers.settings import WorkerSettings
 

@@ -37,7 +37,8 @@ from scheduler.pools.kubernetes import KubernetesPool
 from scheduler.settings import KubernetesSettings, SchedulerSettings
 from streaming.fleet.plans import Plan
 from streaming.fleet.process import Process
-from streaming.settings import ModelSettings, RedisSettings
+from streaming.fleet.settings import ModelSettings
+from streaming.redis.settings import RedisSettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.trtllm.settings import TrtllmSettings
 from workers.settings import WorkerSettings

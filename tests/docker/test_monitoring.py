@@ -74,7 +74,7 @@ def test_what_is_not_counted_is_noticed(query: str, complaint: str) -> None:
 
 
 def test_the_catalogue_knows_every_kind() -> None:
-    """Counters, gauges, histograms, tallies and live gauges, under the names of the metrics page."""
+    """Counters, gauges, histograms, buffered metrics and live gauges, under the names of the metrics page."""
     names = {"penstock_jobs_total", "penstock_open_streams", "penstock_queue_time_seconds_sum", *SHOWN}
     assert names <= set(known())
 

@@ -24,7 +24,7 @@ from streaming.errors import Unavailable
 from streaming.keys import BROKER
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow

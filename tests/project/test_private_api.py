@@ -53,7 +53,7 @@ PINNED = {UVICORN: "0.54.0", REDIS: "8.1.0", PROMETHEUS: "0.26.0"}
 HTTP = "uvicorn.protocols.http.httptools_impl"
 BOUNDED, CONNECTION = "api/stream/bounded_protocol.py", "api/stream/connection.py"
 TOPOLOGY = "streaming/redis/topology.py"
-METRICS, TALLIES = "telemetry/metrics.py", "telemetry/buffered.py"
+METRICS, BUFFERED = "telemetry/metrics.py", "telemetry/buffered.py"
 
 TABLE = (
     Private(
@@ -110,7 +110,7 @@ TABLE = (
         REDIS, "redis.asyncio.sentinel", "Sentinel", TOPOLOGY, methods=("discover_master(self, service_name)",)
     ),
     Private(PROMETHEUS, "prometheus_client.values", "", METRICS, "ValueClass MutexValue"),
-    Private(PROMETHEUS, "prometheus_client.metrics", "Histogram", TALLIES, "_buckets _sum"),
+    Private(PROMETHEUS, "prometheus_client.metrics", "Histogram", BUFFERED, "_buckets _sum"),
     Private(
         PROMETHEUS, "prometheus_client.multiprocess", "MultiProcessCollector", METRICS,
         methods=("merge(files, accumulate)",),

@@ -20,14 +20,10 @@ from cli.settings import UpSettings
 from offline.settings import OfflineSettings
 from runtime.config import build, load
 from scheduler.settings import SchedulerSettings
-from streaming.settings import (
-    BatchSettings,
-    EventSettings,
-    FilesSettings,
-    ModelSettings,
-    RedisSettings,
-    WebhookSettings,
-)
+from streaming.batches.settings import BatchSettings, FilesSettings
+from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.fleet.settings import ModelSettings
+from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.sim.settings import SimSettings

@@ -16,19 +16,11 @@ from offline.settings import OfflineSettings
 from runtime.config import SECTIONS, Config, ConfigError, load
 from scheduler.policy.shapes import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
-from streaming.settings import (
-    BatchSettings,
-    End,
-    EventSettings,
-    FilesSettings,
-    ModelSettings,
-    QuotaSettings,
-    RedisSettings,
-    Resources,
-    ShapeSettings,
-    WebhookSettings,
-    served_models,
-)
+from streaming.batches.settings import BatchSettings, FilesSettings
+from streaming.events.settings import End, EventSettings, WebhookSettings
+from streaming.fleet.settings import ModelSettings, Resources, ShapeSettings, served_models
+from streaming.jobs.settings import QuotaSettings
+from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.sim.settings import SimSettings

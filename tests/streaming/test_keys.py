@@ -21,7 +21,7 @@ from streaming.catalogue import CATALOGUE, FLEET, ROOT, Key
 from streaming.jobs.reaper import Reaper
 from streaming.keys import BROKER, partition_key
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 

@@ -43,7 +43,7 @@ from streaming.jobs.work import reserved_bytes
 from streaming.keys import channel, partition_key, prefix
 from streaming.priority import Priority
 from streaming.redis.client import Call, RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 

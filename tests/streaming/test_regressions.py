@@ -22,10 +22,11 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.settings import QuotaSettings
 from streaming.jobs.terminal import Terminal
 from streaming.keys import GROUP, channel, partition_key
 from streaming.redis.client import RedisClient
-from streaming.settings import QuotaSettings, RedisSettings
+from streaming.redis.settings import RedisSettings
 
 LANE = partition_key(0, "lane", "m", "standard")
 RETRY = partition_key(0, "retry", "m", "standard")

@@ -32,7 +32,7 @@ from streaming.keys import partition_key, prefix
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import REFUSALS
 from streaming.redis.scripts import load_scripts
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.reset import reset_store
 
 pytestmark = pytest.mark.slow

@@ -25,7 +25,7 @@ from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 

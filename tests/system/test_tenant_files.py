@@ -27,7 +27,7 @@ from streaming.jobs.quotas import Quotas
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 

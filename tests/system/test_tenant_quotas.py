@@ -30,11 +30,12 @@ from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas, TenantUsage
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.settings import QuotaSettings
 from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import QuotaSettings, RedisSettings
+from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 

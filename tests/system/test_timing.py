@@ -20,7 +20,7 @@ from house import House, eventually
 from penstock.engine import Piece, Request
 from streaming.jobs.lease import Claimed, Lease
 from streaming.redis.client import Call, RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from telemetry.latency import PARTS
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing

@@ -226,7 +226,7 @@ def test_a_process_alone_shows_its_own_numbers() -> None:
     assert not any(name.endswith("_created") for name, _ in shown)
 
 
-def test_a_worker_serves_its_own_page_with_fresh_tallies() -> None:
+def test_a_worker_serves_its_own_page_with_fresh_numbers() -> None:
     """GET /metrics on the port of its own, flushed as it is read; after close the port is free."""
     metrics = Metrics.start("", "worker")
     port = metrics.serve(0)

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from otlp_collector import Collector, attributes_of, collector
 
+from streaming.events.settings import WebhookSettings
 from streaming.ids import new_deployment_id, new_file_id, new_job_id
-from streaming.settings import WebhookSettings
 from telemetry.redaction import HIDDEN, clean, redact
 from telemetry.tracing import Tracing
 

@@ -22,7 +22,7 @@ from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
 from workers.__main__ import WorkerProcess

@@ -15,7 +15,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.record import Recorder

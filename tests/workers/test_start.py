@@ -16,7 +16,7 @@ from sim_worker import FAST, a_job, ended, recorder, start
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from workers.engines.sim.engine import SimEngine
 from workers.record import Recorder
 from workers.settings import WorkerSettings

@@ -16,7 +16,7 @@ from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from workers.writer import MAX_RETRY_DELAY_S, Checkpoint, StepWrite, Writer
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from penstock.engine import Engine
 from runtime.config import ENGINES, Config
-from streaming.settings import ModelSettings
+from streaming.fleet.settings import ModelSettings
 
 
 def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -> Engine:

@@ -11,8 +11,9 @@ from api.auth.keys import LOCAL_CALLER, Caller, Keyring, check_exposure
 from api.openai.errors import ApiError
 from api.settings import KeySettings
 from runtime.config import ConfigError, build
+from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.jobs.settings import QuotaSettings
 from streaming.priority import Priority
-from streaming.settings import EventSettings, QuotaSettings, WebhookSettings
 
 KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"
 

@@ -13,6 +13,7 @@ from offline.batch.lines import MAX_BLOCKED, BatchTools, Lines
 from penstock.engine import Capabilities, Failure, ModelCard
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import InputPlan, LineOutcome
+from streaming.batches.settings import BatchSettings
 from streaming.batches.store import BatchLease
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
@@ -23,7 +24,6 @@ from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import BatchSettings
 from streaming.store.identity import enter_store
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor

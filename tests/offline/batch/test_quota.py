@@ -21,12 +21,12 @@ from offline.batch.survey import Terms, survey
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import LineOutcome, Segment
+from streaming.batches.settings import BatchSettings
 from streaming.batches.store import BatchLease
 from streaming.jobs.job import Job
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import BatchSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 

@@ -21,10 +21,13 @@ from offline.broker.intake import Intake, Rejected
 from penstock.engine import Capabilities, ModelCard, Sampling
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import Segment
+from streaming.batches.settings import BatchSettings
 from streaming.batches.store import BatchLease
 from streaming.errors import NeverFits, StoreFull
 from streaming.events.outbox import EventSubscriptions
+from streaming.events.settings import EventSettings
 from streaming.fleet.processes import Fleet
+from streaming.fleet.settings import ModelSettings
 from streaming.ids import partition_of
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Accepted, Queue
@@ -32,7 +35,7 @@ from streaming.jobs.work import TOKEN_BYTES, reserved_bytes
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import BatchSettings, EventSettings, ModelSettings, RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.memory import ADMISSION_SHARE, BATCH_LINE_SHARE, Headroom, max_job_bytes
 from streaming.store.monitor import StoreMonitor
 

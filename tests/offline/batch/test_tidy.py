@@ -21,10 +21,10 @@ from offline.batch.lines import BatchTools
 from offline.batch.turn import TurnContext
 from streaming.batches.file_store import DAY_S, ORPHAN_AGE_S, FileStore
 from streaming.batches.files import Files, StoredFile
+from streaming.batches.settings import BatchSettings
 from streaming.jobs.quotas import Quotas
 from streaming.keys import fleet_key, partition_key
 from streaming.redis.client import RedisClient
-from streaming.settings import BatchSettings
 from streaming.store.identity import disagreement, enter_store, identify
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor

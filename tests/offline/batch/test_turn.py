@@ -18,6 +18,7 @@ from offline.batch.turn import BatchTurn, TurnContext
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.file_store import FileStore
 from streaming.batches.ledger import PLAN, LineOutcome, Segment
+from streaming.batches.settings import BatchSettings
 from streaming.batches.store import Batches, BatchLease, SaveResult
 from streaming.errors import Fenced
 from streaming.jobs.job import JobState
@@ -26,7 +27,6 @@ from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import BatchSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics

@@ -14,7 +14,7 @@ from offline.broker.connection import Broker, BrokerUnavailable, check_broker
 from offline.broker.consumer import Consumer
 from runtime.config import ConfigError
 from streaming.errors import StoreFull
-from streaming.settings import EventSettings
+from streaming.events.settings import EventSettings
 from telemetry.metrics import Metrics
 
 

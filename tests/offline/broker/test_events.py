@@ -20,10 +20,13 @@ from offline.broker.connection import BrokerUnavailable
 from offline.broker.intake import MAX_MESSAGE_ID, MAX_REDELIVERIES, Intake, Rejected
 from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
 from streaming.events.outbox import Event, EventSubscriptions
+from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.fleet.settings import ModelSettings
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.settings import QuotaSettings
 from streaming.redis.client import RedisClient
-from streaming.settings import EventSettings, ModelSettings, QuotaSettings, RedisSettings, WebhookSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics

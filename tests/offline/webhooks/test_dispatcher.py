@@ -30,10 +30,10 @@ from offline.webhooks.dispatcher import MAX_IN_FLIGHT, Endpoint, WebhookDispatch
 from offline.webhooks.guard import networks_of, refusal
 from runtime.config import ConfigError, build
 from streaming.events.outbox import Event
+from streaming.events.settings import ENDS, WebhookSettings, signing_key
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
-from streaming.settings import ENDS, WebhookSettings, signing_key
 from telemetry.metrics import Metrics
 
 pytestmark = pytest.mark.slow

@@ -20,8 +20,8 @@ from receiver import Receiver, due_now, receiving
 
 from offline.webhooks.dispatcher import Endpoint
 from runtime.config import ConfigError, build
+from streaming.events.settings import WebhookSettings
 from streaming.events.webhooks import DeliveryAttempt
-from streaming.settings import WebhookSettings
 
 pytestmark = pytest.mark.slow
 

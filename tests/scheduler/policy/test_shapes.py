@@ -13,7 +13,7 @@ from runtime.config import ConfigError
 from scheduler.policy.packing import USABLE, Footprint, pack, replicas_for
 from scheduler.policy.shapes import MIN_DWELL_S, Shape, ShapeChoice, calibrated, route, threshold
 from scheduler.settings import shapes_of
-from streaming.settings import ModelSettings, ShapeSettings
+from streaming.fleet.settings import ModelSettings, ShapeSettings
 
 LOW_HIGH = (Shape("low", 64), Shape("high"))
 SWEEP = (1, 2, 4, 8, 16, 32, 64, 128, 256)

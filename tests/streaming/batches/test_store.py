@@ -22,7 +22,7 @@ from streaming.errors import Fenced, KeyReused, Superseded, UnknownBatch
 from streaming.ids import line_job_id, partition_of
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 

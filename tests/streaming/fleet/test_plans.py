@@ -19,7 +19,7 @@ from streaming.jobs.queue import Queue
 from streaming.keys import channel
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 MODEL = "m"
 LONG_MS = 60_000

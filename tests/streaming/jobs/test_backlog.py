@@ -17,7 +17,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 
 @pytest.fixture

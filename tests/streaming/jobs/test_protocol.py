@@ -25,7 +25,7 @@ from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key, prefix
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics
 
 

@@ -22,7 +22,7 @@ from streaming.jobs.terminal import Terminal, Usage
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 
 def summary(place: Place) -> JobRecord:

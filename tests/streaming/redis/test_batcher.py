@@ -17,7 +17,7 @@ from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.batcher import EAGER_CALLS, MAX_CALLS
 from streaming.redis.client import Call, RedisClient, Then
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 
 class Counted(RedisClient):

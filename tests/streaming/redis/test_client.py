@@ -17,7 +17,7 @@ from streaming.errors import Unavailable
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from streaming.keys import partition_key, prefix
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.durability import check_level
 from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom

@@ -23,8 +23,8 @@ from streaming.errors import Unavailable
 from streaming.jobs.lease import Lease
 from streaming.redis.client import RedisClient
 from streaming.redis.connection import SharedConnection, refusal
+from streaming.redis.settings import RedisSettings
 from streaming.redis.topology import _connected
-from streaming.settings import RedisSettings
 
 
 @pytest.fixture

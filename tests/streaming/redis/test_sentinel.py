@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from streaming.jobs.queue import Queue
 from streaming.jobs.relay import Relay
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store import monitor as monitors
 from streaming.store.durability import check_level
 from streaming.store.identity import read_identity

@@ -11,7 +11,7 @@ from redis import Redis
 from streaming.errors import Unavailable
 from streaming.redis import subscription as subject
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 
 SOME = [b"%d" % number for number in range(500)]
 

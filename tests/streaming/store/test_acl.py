@@ -32,12 +32,13 @@ from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
+from streaming.jobs.settings import QuotaSettings
 from streaming.keys import BROKER, fleet_key, partition_key
 from streaming.priority import Priority
 from streaming.redis import scripts
 from streaming.redis.batcher import ScriptBatcher
 from streaming.redis.client import RedisClient
-from streaming.settings import QuotaSettings, RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
 from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom

@@ -22,7 +22,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.settings import Durability, RedisSettings
+from streaming.redis.settings import Durability, RedisSettings
 from streaming.store.durability import check_level, shortfalls
 
 pytestmark = pytest.mark.slow

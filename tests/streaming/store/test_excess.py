@@ -29,7 +29,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import FLEET_SLOT, fleet_key, partition_key, prefix
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS
 from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom

@@ -33,7 +33,7 @@ from streaming.jobs import codec, control, deliveries, frames, job, terminal
 from streaming.jobs.reaper import Reaper
 from streaming.redis import scripts
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store import identity
 from streaming.store.identity import FORMAT, FORMAT_DIGEST, Identity, enter_store, identify, read_identity
 from streaming.store.monitor import StoreMonitor

@@ -30,7 +30,7 @@ from streaming.jobs.work import ALTERNATIVE_BYTES, JOB_BYTES, LOGPROB_BYTES, TOK
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient, ServerMemory
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store.memory import ADMISSION_SHARE, Headroom, full_reason, next_look_s
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from runtime.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
-from streaming.settings import RedisSettings
+from streaming.redis.settings import RedisSettings
 from streaming.store import monitor as monitors
 from streaming.store.identity import enter_store
 from streaming.store.monitor import WRONG_STORE, StoreMonitor

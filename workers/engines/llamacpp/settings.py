@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from streaming.settings import Positive
+from runtime.config import Positive
 
 
 class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from streaming.settings import Positive
+from runtime.config import Positive
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):

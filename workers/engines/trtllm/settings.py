@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from streaming.settings import Positive
+from runtime.config import Positive
 
 
 class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):

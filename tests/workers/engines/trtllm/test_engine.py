@@ -25,7 +25,7 @@ import pytest
 
 from penstock.engine import ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling
 from runtime.config import build
-from streaming.settings import ModelSettings
+from streaming.fleet.settings import ModelSettings
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import engine as trtllm
 from workers.engines.trtllm import sampling as trtllm_sampling

@@ -1,0 +1,96 @@
+"""Webhook and event settings ([webhooks.<name>], [events]): endpoints, and the broker for events and jobs."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+
+from streaming.ids import check_tenant
+from streaming.priority import Priority
+
+End: TypeAlias = Literal[
+    "job.completed", "job.failed", "job.cancelled", "job.expired",
+    "batch.completed", "batch.failed", "batch.cancelled", "batch.expired",
+]  # fmt: skip
+
+ENDS: tuple[End, ...] = get_args(End)
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of [webhooks.<name>]: an endpoint that receives the final events of one tenant's jobs and batches."""
+
+    url: str
+    secret: str
+    """whsec_ and 24 to 64 random bytes in base64; the receiver needs the same."""
+    tenant: str = "local"
+    """The tenant; `local` is every caller of a server without keys."""
+    events: tuple[End, ...] = ENDS
+    networks: tuple[str, ...] = ()
+    """Private networks in which the endpoint may be, such as 10.1.0.0/16; without any its address must be public."""
+    allow_http: bool = False
+    """Allow an endpoint without TLS: others on the network path can read the messages."""
+    ca_file: Path | None = None
+    """PEM file of the certificate authorities to trust; None: those of this machine."""
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
+    """For one attempt, from name resolution to the answer."""
+    give_up_s: Annotated[float, msgspec.Meta(gt=0, le=30 * 86_400)] = 86_400.0
+    """How long attempts are retried, with backoff."""
+
+    def __post_init__(self) -> None:
+        check_endpoint(self)
+
+
+def check_endpoint(endpoint: WebhookSettings) -> None:
+    """Validate an endpoint. Raises ValueError, whose text never has the secret."""
+    check_tenant("tenant", endpoint.tenant)
+    url = urlsplit(endpoint.url)
+    if url.scheme not in ("https", "http") or not url.hostname or url.username is not None:
+        raise ValueError("url must be https://host/path, without a user")
+    if url.scheme == "http" and not endpoint.allow_http:
+        raise ValueError("url must begin with https:// (allow_http = true lifts that)")
+    assert url.port is None or url.port > 0  # reading it raises ValueError for what is no port
+    for network in endpoint.networks:
+        ipaddress.ip_network(network)
+    signing_key(endpoint.secret)
+
+
+def signing_key(secret: str) -> bytes:
+    """Decode a whsec_ secret. Raises ValueError, whose text never has the secret."""
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        key = b""
+    if not secret.startswith("whsec_") or not 24 <= len(key) <= 64:
+        raise ValueError("secret must be whsec_ and 24 to 64 bytes in base64")
+    return key
+
+
+class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [events]."""
+
+    publish_url: str = ""
+    """URL of the broker that lifecycle events are published to, as kombu takes it (redis://..., amqp://...); empty:
+    none."""
+    publish_queue: str = "penstock.events"
+    source: str = "/penstock"
+    """The CloudEvents `source`, which names this deployment."""
+    results: bool = False
+    """Whether events of completed jobs include the result: then every reader of the queue can read the answers."""
+    take_url: str = ""
+    """URL of the broker from which jobs are consumed; empty: none."""
+    take_queue: str = "penstock.jobs"
+    """Invalid messages go to the queue of this name with the suffix `.rejected`."""
+    take_tenant: str = "local"
+    """The tenant of these jobs, whatever a message says."""
+    take_priority: Priority = Priority.STANDARD
+    """The highest lane that they may use."""
+    take_ahead: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 32
+    """Messages prefetched by one process."""
+
+    def __post_init__(self) -> None:
+        check_tenant("take_tenant", self.take_tenant)
