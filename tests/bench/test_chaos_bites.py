@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fault_testbed import stage
 
 from bench.chaos.asks import Ask, ClientView
 from bench.chaos.cluster import PenstockCluster
@@ -17,19 +17,9 @@ from bench.chaos.rows.failover import judge_loss
 from bench.chaos.rows.operations import is_at_work, readers_of
 from bench.chaos.rows.partition import judge_cut, judge_jump
 from bench.chaos.soak import judge_kills
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
 
-
-async def _nothing(_: FaultTestbed) -> None:
-    pass
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[FaultTestbed]:
-    """A row with one fault, and one reader (request 1) of a job that nobody has begun twice."""
-    stage = FaultTestbed(FaultRow("F00", "none", "nothing", 2, _nothing, 10), tmp_path / "F00")
-    yield stage
-    stage.history.close()
+__all__ = ["stage"]
 
 
 def play(stage: FaultTestbed, *, before: int = 1, after: int = 1, attempts: int = 1) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 import pytest
+from fault_testbed import stage
 
 from bench.chaos.asks import Ask, Budget, ClientView
 from bench.chaos.checker import check
@@ -28,18 +29,9 @@ from bench.chaos.rows.requests import has_expired
 from bench.chaos.rows.store import kill_subscriptions
 from bench.chaos.rows.workers import MAX_HEALTH_MS, asking, judge_health
 from bench.chaos.soak import StoreUsage, judge_keys
-from bench.chaos.stage import FaultRow, FaultTestbed
+from bench.chaos.stage import FaultTestbed
 
-
-async def _nothing(_: FaultTestbed) -> None:
-    pass
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[FaultTestbed]:
-    stage = FaultTestbed(FaultRow("F00", "none", "nothing", 2, _nothing, 10), tmp_path / "F00")
-    yield stage
-    stage.history.close()
+__all__ = ["stage"]
 
 
 @asynccontextmanager

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
+from http_serving import serving_http
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,12 +82,8 @@ def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_URL", door.url)
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
-    thread = Thread(target=door.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield door
-    door.server.shutdown()
-    door.server.server_close()
-    thread.join()
+    with serving_http(door.server):
+        yield door
 
 
 @given(st.lists(st.integers(1, 7)))

@@ -8,10 +8,10 @@ import json
 import re
 import subprocess
 import sys
-import threading
 import unicodedata
 
 import pytest
+from http_serving import serving_http
 
 from cli.__main__ import main
 from cli.errors import Problem
@@ -281,15 +281,13 @@ class Screen(io.TextIOWrapper):
 
 def test_the_answers_of_a_batch_cannot_drive_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """`penstock batch output` writes bytes as they are into a file or a pipe, and shows them on a terminal."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving_http(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile)) as server:
         written = {}
         for terminal in (True, False):
             screen = Screen(terminal=terminal)
             monkeypatch.setattr(sys, "stdout", screen)
             assert main(["batch", "output", "batch_x", "--url", f"http://127.0.0.1:{server.server_port}"]) == 0
             written[terminal] = screen.buffer.getvalue().decode()  # type: ignore[attr-defined]
-        server.shutdown()
     assert written == {True: visible(WRITABLE), False: WRITABLE}
 
 
@@ -304,14 +302,12 @@ def test_what_a_server_says_of_its_steps_cannot_drive_the_terminal() -> None:
 
 def test_a_model_cannot_drive_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     """`penstock chat` shows what the model said; `penstock jobs show` what the server complains of."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving_http(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile)) as server:
         url = f"http://127.0.0.1:{server.server_port}"
         assert main(["chat", "hello", "--model", "m", "--url", url]) == 0
         answered = capfd.readouterr()
         assert answered.out == visible(HOSTILE) + "\n"
         assert main(["jobs", "show", "job_x", "--url", url]) != 0
         complained = capfd.readouterr()
-        server.shutdown()
     assert r"\u001b]52" in complained.err
     assert not OBEYED.search(answered.err + complained.out + complained.err)

@@ -8,17 +8,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from http_serving import serving_http
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 
 
 class Collector(ThreadingHTTPServer):
-    """An OTLP/HTTP receiver that keeps every span by name, with the service it came from."""
+    """An OTLP/HTTP receiver that keeps what it received, and every span by name with the service it came from."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Receive)
         self.spans: dict[str, tuple[str, SentSpan]] = {}
         self.paths: list[str] = []
+        self.received: list[bytes] = []
         self.answers = threading.Event()
         self.answers.set()
 
@@ -33,6 +35,7 @@ class Receive(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
         self.server.paths.append(self.path)
+        self.server.received.append(body)
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             names = {each.key: each.value.string_value for each in resource.resource.attributes}
             for scope in resource.scope_spans:
@@ -48,12 +51,8 @@ class Receive(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with serving_http(Collector()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def attributes_of(span: SentSpan) -> dict[str, Any]:

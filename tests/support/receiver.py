@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from house import House
+from http_serving import serving_http
 from redis import Redis, WatchError
 
 from streaming.ids import kept_partition
@@ -60,19 +61,14 @@ def receiving(receiver: Receiver, tls: ssl.SSLContext | None = None) -> Iterator
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the library's own name
             """Quiet."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    with serving_http(server):
         receiver.port = server.server_port
         receiver.url = f"{'https' if tls else 'http'}://127.0.0.1:{receiver.port}/hook"
-        try:
-            yield receiver
-        finally:
-            server.shutdown()
-            thread.join()
+        yield receiver
 
 
 def due_now(house: House, message: dict[str, Any]) -> None:

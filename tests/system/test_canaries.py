@@ -12,18 +12,19 @@ import json
 import os
 import secrets
 import signal
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batching import jsonl, line, said
 from house import House, eventually, free_port, redis_process, start_role
+from otlp_collector import Collector, collector
 from redis import Redis
 
 from streaming.keys import partition_key
+
+__all__ = ["collector"]
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,6 @@ INFRASTRUCTURE = (
     "bob_key", "admin_key", "redis_password", "wrong_password", "webhook_secret", "webhook_url", "record",
 )  # fmt: skip
 """Those that no client sent: no answer to anybody may hold them."""
-
 
 ANSWER_TOKENS = 12
 
@@ -85,26 +85,6 @@ class Told:
             return status, None
 
 
-class Collector(ThreadingHTTPServer):
-    """Takes spans and keeps them as they were sent."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Receive)
-        self.received: list[bytes] = []
-
-
-class Receive(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        self.server.received.append(self.rfile.read(int(self.headers["content-length"])))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Quiet."""
-
-
 SETTINGS = """
 [telemetry]
 log_level = "debug"
@@ -135,16 +115,6 @@ tenant = "ann"
 allow_http = true
 networks = ["127.0.0.0/8"]
 """
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

