@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 TREE = Path(__file__).parents[2]
 TRACED = TREE / "tests/support/traced"
-MOST_FILES, MOST_ENTRIES = 14, 2
+MAX_FILES, MAX_ENTRIES = 14, 2
 
 
 def drawn(title: str) -> list[str]:
@@ -62,4 +62,4 @@ def test_the_drawn_walk_is_the_one_that_a_chat_takes(empty_house: House, tmp_pat
     ]
     for title, way in (("From the socket to the lane", way_in), ("From the engine to the socket", way_out)):
         assert drawn(title) == way
-        assert len(set(way)) <= MOST_FILES and max(Counter(way).values()) <= MOST_ENTRIES
+        assert len(set(way)) <= MAX_FILES and max(Counter(way).values()) <= MAX_ENTRIES
