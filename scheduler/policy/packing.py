@@ -66,6 +66,6 @@ def pack(footprint: Footprint, gpu_bytes: int, replicas: int) -> Packing:
     kv_bytes = int(USABLE * gpu_bytes / replicas) - footprint.weights - footprint.activations
     kv_tokens = kv_bytes // footprint.kv_token
     batch = int(kv_tokens / footprint.request_tokens)
-    if kv_bytes <= 0 or batch < 1:
+    if batch < 1:
         raise ValueError(f"{replicas} replicas do not fit: each would have {max(0, kv_bytes)} bytes of cache")
     return Packing(replicas, kv_bytes, kv_tokens, batch, 100 // replicas)

@@ -55,7 +55,7 @@ class AnswerRow(NamedTuple):
     epoch: int
     offset: int
     length: int
-    usage: Usage = NO_TOKENS
+    usage: Usage
     """Tokens of its job."""
 
 

@@ -113,7 +113,6 @@ class Webhooks(ClientUser):
 
     async def get(self, message: str) -> WebhookMessage:
         """Read one message. Raises UnknownMessage."""
-        self._partition(message)
         (found,) = await self._messages([message])
         if found is None:
             raise UnknownMessage(message)
