@@ -9,6 +9,8 @@ import math
 import os
 import platform
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import cache
@@ -177,6 +179,14 @@ def _today() -> str:
 def cores() -> int:
     """Those that this process and what it starts may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def commit(checkout: Path = FILE.parents[1]) -> str:
+    """The commit of this tree, with `-dirty` behind it where files differ from that commit; "" outside git."""
+    git = shutil.which("git")
+    words = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
+    ran = subprocess.run([git, *words], cwd=checkout, capture_output=True, text=True, check=False) if git else None
+    return ran.stdout.strip() if ran and not ran.returncode else ""
 
 
 class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):

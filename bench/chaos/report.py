@@ -10,7 +10,7 @@ from rich.table import Table
 
 from bench.chaos.checker import DOUBLED, LOST, SPLICED, WRONG_ANSWER, WRONG_END
 from bench.chaos.stage import RowOutcome
-from bench.report import MachineInfo, cores
+from bench.report import MachineInfo, commit, cores
 from bench.stats import percentile
 
 MAX_SHOWN = 12
@@ -114,6 +114,7 @@ def as_document(outcomes: Sequence[RowOutcome], seconds: float, busy: int = 0) -
             {
                 "id": outcome.row.id,
                 "date": machine["date"],
+                "commit": commit(),
                 **{name: machine[name] for name in MACHINE},
                 "title": outcome.row.title,
                 "injected": outcome.row.inject,

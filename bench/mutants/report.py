@@ -14,7 +14,7 @@ from rich.table import Table
 
 from bench.planted.trial import MAX_TESTS_S, PASSED, SLOWER, TIMED_OUT, SuiteRun, run_changed, unsure
 from bench.reach.reach import Reach, tests_of, within
-from bench.report import MachineInfo, cores
+from bench.report import MachineInfo, commit, cores
 
 
 class Mutant(msgspec.Struct, frozen=True):
@@ -168,6 +168,7 @@ def as_document(found: Sequence[Named], nulls: Sequence[MutantTrial], how: Mappi
     runs = [trial.run for trial in (*(each.trial for each in found), *nulls) if trial.run]
     return {
         **msgspec.to_builtins(MachineInfo()),
+        "commit": commit(),
         **how,
         "mutants": len(found),
         "equivalent": len(found) - counted,

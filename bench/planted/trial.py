@@ -22,7 +22,7 @@ from rich.table import Table
 from bench.planted.bug import Bug
 from bench.planted.tree import check_origins, copy_tree, environment
 from bench.reach.reach import Reach, tests_of, within
-from bench.report import MachineInfo, cores
+from bench.report import MachineInfo, commit, cores
 
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
@@ -225,6 +225,7 @@ def as_document(trials: Sequence[BugTrial], seconds: float) -> dict[str, Any]:
     """The same for programs; nothing of this machine but its size."""
     return {
         **msgspec.to_builtins(MachineInfo()),
+        "commit": commit(),
         "seconds": round(seconds),
         "passed": all(trial.caught for trial in trials),
         "bugs": [_row(trial) for trial in trials],

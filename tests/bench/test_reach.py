@@ -8,6 +8,7 @@ import pytest
 
 from bench.reach import reach as reach_module
 from bench.reach.reach import (
+    CHECKSUM,
     Reach,
     by_file,
     callers,
@@ -35,6 +36,18 @@ def test_a_shared_function_is_in_every_script_that_uses_it() -> None:
 @pytest.mark.parametrize("name", ["claim", "append", "finish", "collect", "rewound"])
 def test_the_lines_that_run_a_script_are_found(name: str) -> None:
     assert callers(SOURCE, [name])
+
+
+def test_a_test_that_fails_at_every_change_is_not_tried() -> None:
+    """It would notice the wrong change as it notices the right one."""
+    file, _, name = CHECKSUM.partition("::")
+    assert f"def {name}(" in (SOURCE / file).read_text()
+    script = "streaming/lua/lead.lua"
+    text = (SOURCE / script).read_text()
+    reach = Reach({}, {}, newer=frozenset({CHECKSUM, "tests/a.py::test_it"}))
+    assert reach_module.tests_of(SOURCE, reach, {script: text + "redis.call('DEL', KEYS[1])\n"}) == [
+        "tests/a.py::test_it"
+    ]
 
 
 def test_a_context_leads_to_its_test_wherever_the_line_ran() -> None:

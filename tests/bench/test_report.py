@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 from io import StringIO
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from bench.program import ProgramRun
-from bench.report import Column, Ratio, Report, as_json, as_markdown, load, table
+from bench.report import Column, Ratio, Report, as_json, as_markdown, commit, load, table
 
 REPORT = Report(
     name="example",
@@ -23,6 +24,17 @@ REPORT = Report(
     ratios=(Ratio(what="ours / theirs", value=5.25, at_least=5), Ratio(what="the rest", value=0.5, at_most=0.3)),
     notes=("One core each.",),
 )
+
+
+def test_a_result_names_its_commit(tmp_path: Path) -> None:
+    assert commit(tmp_path) == ""
+    for words in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"],
+    ):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert commit(tmp_path) == head[:12]
 
 
 def test_the_table_shows_figures_ratios_and_notes() -> None:
