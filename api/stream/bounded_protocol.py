@@ -19,7 +19,7 @@ from api.stream import connection_errors
 from api.stream.connection_errors import answer_of
 from api.stream.connection_guard import ConnectionGuard, GuardedConnection
 from api.stream.deadlines import DeadlineQueue
-from api.stream.transport import CoalescingTransport
+from api.stream.transport import AnswerTransport
 
 MAX_PIPELINED = 8
 """Requests on one connection that may wait for the answers to earlier ones."""
@@ -203,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._check_head()
         super().on_headers_complete()
         cycle = self.cycle
-        cycle.transport = cast(asyncio.Transport, CoalescingTransport(self.transport, self.loop, self._end))
+        cycle.transport = cast(asyncio.Transport, AnswerTransport(self.transport, self._end))
         if self._length > MAX_UNREAD_BYTES or not self._admitted:
             cycle.keep_alive = False
         self._in_body, self._body_bytes, self._framed_bytes, self._max_body_bytes = True, 0, 0, None

@@ -1,8 +1,7 @@
 """HTTP connection of the server, which writes each token of a stream straight to its transport, without ASGI.
 
 An ASGI `send` costs a message, a coroutine and a state machine. The body of a token stream needs none of these, and
-they were half of a token's cost in this process. Head and end of an answer use ASGI as usual, except that the head is
-written together with the first chunk.
+they were half of a token's cost in this process. Head and end of an answer use ASGI as usual.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Transport of one HTTP response: sends its first two writes together, and frames the chunks of a chunked body."""
+"""Transport of one HTTP response: leaves the closing of its connection to the protocol, and frames chunked bodies."""
 
 from __future__ import annotations
 
@@ -13,36 +13,19 @@ def chunk_head(size: int) -> bytes:
     return b"%x\r\n" % size
 
 
-class CoalescingTransport:
-    """Holds a response's first write until its second, or until the event loop's next iteration, and sends both."""
+class AnswerTransport:
+    """The server's transport as one response sees it; the protocol decides how the connection is closed."""
 
-    __slots__ = ("_end", "_first", "_loop", "_transport")
+    __slots__ = ("_end", "_transport")
 
-    def __init__(
-        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, end: Callable[[], None] | None = None
-    ) -> None:
-        self._transport, self._loop = transport, loop
-        self._end = end or transport.close
-        self._first: bytes | None = None
+    def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
+        self._transport, self._end = transport, end
 
     def write(self, data: bytes) -> None:
-        if self._first is None:
-            self._first = data
-            self._loop.call_soon(self._go)
-        elif self._first:
-            first, self._first = self._first, b""
-            self._transport.write(first + data)
-        else:
-            self._transport.write(data)
+        self._transport.write(data)
 
     def close(self) -> None:
-        self._go()
         self._end()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()
-
-    def _go(self) -> None:
-        if self._first and not self._transport.is_closing():
-            self._transport.write(self._first)
-        self._first = b""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from bench.processes import Died
 PROBE_INTERVAL_S = 0.005
 WAIT_TIMEOUT_S = 30.0
 GOOD = b"HTTP/1.1 200 "
+LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 
@@ -66,12 +68,25 @@ class Watch:
                 with self._lock:
                     self._asked = asked
                 line.sendall(REQUEST)
-                if not line.recv(65536).startswith(GOOD):
+                if not _is_answered(line):
                     return
                 with self._lock:
                     self._waits.append((asked, time.monotonic()))
                     self._asked = None
                 time.sleep(PROBE_INTERVAL_S)
+
+
+def _is_answered(line: socket.socket) -> bool:
+    """Whether a whole answer comes, and is a good one. Raises OSError."""
+    answer = b""
+    while part := line.recv(65536):
+        answer += part
+        head, end, body = answer.partition(b"\r\n\r\n")
+        if not answer.startswith(GOOD):
+            return False
+        if end and (length := LENGTH.search(head)) and len(body) >= int(length[1]):
+            return True
+    return False
 
 
 def longest_ms(waits: Sequence[Wait]) -> float:

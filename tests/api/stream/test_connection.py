@@ -17,7 +17,6 @@ from starlette.types import Receive, Scope, Send
 from api.settings import ApiSettings
 from api.stream.connection import MAX_UNSENT_BYTES, Connection
 from api.stream.connection_guard import ConnectionGuard
-from api.stream.transport import CoalescingTransport
 
 
 @dataclass
@@ -144,45 +143,3 @@ async def test_a_client_who_has_just_left_can_be_cut_off(door: tuple[Door, int])
     await soon(lambda: door[0].lost == [True])
     connection.cut_off()
     assert connection.transport.is_closing()
-
-
-async def test_a_head_goes_out_with_what_follows() -> None:
-    """Within one turn of the loop; alone it waits no longer than that, and nothing is ever out of order."""
-    written: list[bytes] = []
-
-    class Transport:
-        closed = False
-
-        def write(self, data: bytes) -> None:
-            assert not self.closed
-            written.append(data)
-
-        def is_closing(self) -> bool:
-            return self.closed
-
-        def close(self) -> None:
-            self.closed = True
-
-    def answer() -> CoalescingTransport:
-        written.clear()
-        return CoalescingTransport(cast(asyncio.Transport, Transport()), asyncio.get_running_loop())
-
-    together = answer()
-    for part in (b"head ", b"first ", b"second "):
-        together.write(part)
-    assert written == [b"head first ", b"second "]
-    await asyncio.sleep(0)
-    assert len(written) == 2
-
-    alone = answer()
-    alone.write(b"head ")
-    assert not written
-    await asyncio.sleep(0)
-    alone.write(b"first ")
-    assert written == [b"head ", b"first "]
-
-    closed = answer()
-    closed.write(b"refused")
-    closed.close()
-    await asyncio.sleep(0)
-    assert written == [b"refused"] and closed.is_closing()
