@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import json
@@ -14,8 +15,12 @@ from house import House, eventually, redis_process, serving
 from openai import BadRequestError, NotFoundError, OpenAI
 from redis import Redis
 
+from api.files import RECORDS_PER_CALL
 from streaming.batches.file_store import FileStore
+from streaming.batches.files import Files, StoredFile
 from streaming.keys import fleet_key
+from streaming.redis.client import RedisClient
+from streaming.redis.settings import RedisSettings
 
 LIMIT = 64 * 1024
 
@@ -147,6 +152,27 @@ def test_lists_in_pages_and_orders(ann: OpenAI) -> None:
         ann.files.list(after="file-" + "0" * 32)
     for name in made:
         ann.files.delete(name)
+
+
+async def test_a_list_goes_on_behind_the_records_of_one_call(door: House, ann: OpenAI) -> None:
+    """A page may need more records than are read at once, and so may the files of one purpose."""
+    wire = RedisClient.open(RedisSettings(url=door.redis_url))
+    files, now_ms = Files(wire), await wire.now_ms()
+    made = [
+        StoredFile(
+            id=files.new_id("ann"), tenant="ann", name="f", size=1,
+            purpose="batch" if number in (0, RECORDS_PER_CALL) else "batch_output",
+            created_ms=now_ms + number, expires_ms=now_ms + 10**7,
+        )
+        for number in range(RECORDS_PER_CALL + 1)
+    ]  # fmt: skip
+    try:
+        await asyncio.gather(*(files.put(file) for file in made))
+        assert len(ann.files.list().data) == len(made)
+        assert [file.id for file in ann.files.list(purpose="batch").data] == [made[-1].id, made[0].id]
+    finally:
+        await asyncio.gather(*(files.forget(file.id, "ann") for file in made))
+        await wire.close()
 
 
 def test_nobody_sees_anothers(door: House, ann: OpenAI) -> None:

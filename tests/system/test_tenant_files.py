@@ -65,6 +65,10 @@ def kept(house: House, tenant: str) -> tuple[int, int]:
     return found["files"], found["file_bytes"]
 
 
+def on_disk(house: House) -> list[str]:
+    return sorted(path.name for path in (house.folder / ".penstock/files/files").iterdir())
+
+
 def upload(openai: OpenAI, data: bytes) -> Any:
     return openai.files.create(file=("in.jsonl", data), purpose="batch")
 
@@ -286,6 +290,18 @@ def test_small_files_are_bounded_too(door: House) -> None:
     for file in files:
         openai.files.delete(file.id)
     assert kept(door, "small") == (0, 0)
+
+
+def test_what_the_store_refuses_leaves_no_bytes(door: House) -> None:
+    """The bytes of a small file fit, what it counts as does not: it is refused when it lies on the disk already."""
+    openai = client(door, "middle")
+    files = [upload(openai, b"{}\n") for _ in range(QUOTAS["middle"] // LEAST_FILE)]
+    there = on_disk(door)
+    with pytest.raises(RateLimitError) as refused:
+        upload(openai, b"{}\n")
+    assert refused.value.code == "quota_exceeded" and on_disk(door) == there
+    for file in files:
+        openai.files.delete(file.id)
 
 
 async def commands(wire: RedisClient, limit: int | None) -> dict[str, int]:

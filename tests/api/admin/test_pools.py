@@ -187,6 +187,9 @@ def test_a_waiting_job_is_told_when_its_model_will_be_awake(gate: House) -> None
 
     job_id, eta_ms = eventually(told, KeyError)  # the plans are read every second
     assert 0 < eta_ms <= cold_ms
+    again = [gate.post("/v1/jobs", body, {"Idempotency-Key": "eta"}) for _ in range(2)]
+    told_eta = ["x-queue-eta-ms" in headers for _, headers, _ in again]
+    assert told_eta == [True, False], "a job that was there already is not at the end of its lane"
     job = json.loads(gate.get(f"/v1/jobs/{job_id}")[1])
     assert job["status"] == "queued" and 0 < job["eta_ms"] <= cold_ms
     eventually(lambda: pool(gate)["want"] >= 1)
