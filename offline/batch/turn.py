@@ -84,9 +84,6 @@ class BatchTurn:
         processing = asyncio.create_task(self._process())
         try:
             await asyncio.wait({saving, processing}, return_when=asyncio.FIRST_COMPLETED)
-            self._lost = not processing.done()
-            if not processing.done():
-                processing.cancel()
         finally:
             self._lost = True
             for task in (saving, processing):
