@@ -221,8 +221,8 @@ class Child:
 
 
 def backoff_s(failures: int) -> float:
-    """Seconds to wait after this many consecutive failures."""
-    return min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(failures - 1, 16))
+    """Seconds to wait after this many consecutive failures: none after the first."""
+    return min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(failures - 2, 16)) if failures > 1 else 0.0
 
 
 def last_words(log: Path, start: int = 0) -> str:

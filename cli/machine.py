@@ -22,6 +22,7 @@ from cli.deployment import Deployment
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.errors import DONE, INTERRUPTED, Problem
 from cli.instance import DataDir, Instance
+from cli.lease_release import LeaseRelease
 from cli.pool import PoolSupervisor, follow
 from cli.screen import Screen, crash_loop, draining, looping, phase_of
 from cli.supervisor import Supervisor
@@ -30,11 +31,14 @@ from runtime.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
+from streaming.jobs.reaper import Reaper
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
 
 COUNT_TIMEOUT_S = 0.5
+RELEASE_TIMEOUT_S = 1.0
+"""At the end: for the leases of workers that had to be killed."""
 DRAINED_FIRST = ("api", "worker", "scheduler", "offline")
 """Roles that are drained together, before Redis."""
 
@@ -50,6 +54,7 @@ class Machine:
         self._supervisor = Supervisor(self._changed)
         self._pools: list[PoolSupervisor] = []
         self._store_client: RedisClient | None = None
+        self._lease_release: LeaseRelease | None = None
         self._embedded: Embedded | None = None
         self._began = time.monotonic()
         self._interrupts = 0
@@ -95,6 +100,7 @@ class Machine:
         if self._interrupts:
             return
         self._store_client = self._open(redis_url)
+        self._lease_release = LeaseRelease(Reaper(self._store_client))
         with contextlib.suppress(Unavailable):  # the processes wait for Redis themselves, and check it too
             await enter_store(self._store_client)
         deployment, home, port = self._deployment, self._home, self._listener.getsockname()[1]
@@ -159,6 +165,8 @@ class Machine:
 
     def _changed(self, child: Child) -> None:
         self._screen.noticed(child, starting=self._instance.state == "starting")
+        if self._lease_release is not None and child.program.role == "worker":
+            self._lease_release.noticed(child)
         self._publish()
 
     def _publish(self, **changes: Any) -> None:
@@ -191,6 +199,8 @@ class Machine:
             self._screen.phase("draining")
         self._publish(state="draining")
         await self._supervisor.stop(*DRAINED_FIRST)
+        if self._lease_release is not None:
+            await self._lease_release.close(RELEASE_TIMEOUT_S)
         await self._supervisor.stop("redis")
         if self._embedded is not None:
             self._embedded.clean_up()

@@ -47,17 +47,29 @@ FENCING = (
         (
             Edit(
                 "streaming/jobs/reaper.py",
-                "LOG_KEEP_S, settings.lease_ms)",
-                "LOG_KEEP_S, settings.lease_ms, _now_ms())",
+                "LOG_KEEP_S, settings.lease_ms, ended)",
+                "LOG_KEEP_S, settings.lease_ms, ended, _now_ms())",
             ),
             Edit(
                 "streaming/jobs/reaper.py",
                 "class Reaper:",
                 "def _now_ms() -> int:\n    import time\n\n    return int(time.time() * 1000)\n\n\nclass Reaper:",
             ),
-            lua("reap", "local now = now_ms()", "local now = tonumber(ARGV[6])"),
+            lua("reap", "local now = now_ms()", "local now = tonumber(ARGV[7])"),
         ),
         (REGRESSIONS + "a_clients_clock_decides_nothing",),
+    ),
+    Bug(
+        "the lease of a process that still lives",
+        "A worker that drains is fenced by its own supervisor, and its jobs are computed twice.",
+        (Edit("cli/lease_release.py", "elif status.pid is None and (", "elif ("),),
+        ("tests/cli/test_lease_release.py::test_an_exit_ends_the_lease_once",),
+    ),
+    Bug(
+        "a wake-up for the dead",
+        "The jobs of a worker that was idle a moment ago wake nobody else.",
+        (lua("reap", "  if model then redis.call('ZREM', idle_key(model), worker) end -- first", "  -- first"),),
+        ("tests/streaming/jobs/test_reaper.py::test_its_jobs_wake_a_worker_that_lives",),
     ),
     Bug(
         "a lease ends while the store is away",
@@ -71,8 +83,8 @@ FENCING = (
         (
             lua(
                 "reap",
-                "redis.call('ZADD', leases_key(), now + lease, worker)\nend\n\nlocal lapsed",
-                "end\n\nlocal lapsed",
+                "redis.call('ZADD', leases_key(), now + lease, worker)\nend\n\nif ended",
+                "end\n\nif ended",
             ),
         ),
         (REGRESSIONS + "a_clock_that_is_set_back_keeps_no_dead_worker",),

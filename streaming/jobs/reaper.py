@@ -43,10 +43,14 @@ class Reaper:
         self._client, self._metrics = client, metrics
         self._ticks = dict.fromkeys(client.partitions, 0)
 
-    async def sweep(self) -> Swept:
-        """Sweep all partitions once. Raises Unavailable."""
+    async def sweep(self, *, ended: str = "") -> Swept:
+        """Sweep all partitions once. Raises Unavailable.
+
+        Args:
+            ended: lease of a worker whose process has ended, as its supervisor has seen: the lease lapses now.
+        """
         settings = self._client.settings
-        args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms)
+        args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms, ended)
         answers = await self._client.calls([("reap", p, args) for p in self._client.partitions])
         for partition, answer in zip(self._client.partitions, answers, strict=True):
             await self._compare(partition, answer[-1])

@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
 -- Reaper: fences workers whose lease has lapsed, requeues their jobs and expires waiting jobs. Any process may run it.
--- ARGV: max workers at once, max expired jobs at once, max attempts, seconds to keep a dead worker's log, lease in ms
+-- ARGV: max workers at once, max expired jobs at once, max attempts, seconds to keep a dead worker's log, lease in ms,
+--       a worker whose process is known to have ended ('': none): its lease lapses now
 -- Returns: {lapsed workers, jobs requeued, jobs expired, jobs given up, workers whose lease was extended, number of this sweep}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
-local lease = tonumber(ARGV[5])
+local lease, ended = tonumber(ARGV[5]), ARGV[6]
 local now = now_ms()
 local requeued, expired, given_up, spared = 0, 0, 0, 0
 
@@ -56,19 +57,20 @@ for _, worker in ipairs(redis.call('ZRANGE', leases_key(), string.format('(%d', 
   redis.call('ZADD', leases_key(), now + lease, worker)
 end
 
+if ended ~= '' then redis.call('ZADD', leases_key(), 'XX', 0, ended) end
 local lapsed = redis.call('ZRANGE', leases_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_workers)
 for _, worker in ipairs(lapsed) do
   redis.call('HSET', worker_key(worker), 'state', 'dead') -- the fence: from here on every write of this worker is refused
   redis.call('EXPIRE', worker_key(worker), 3600)
+  local model = redis.call('HGET', worker_key(worker), 'model')
+  if model then redis.call('ZREM', idle_key(model), worker) end -- first: its jobs must wake a worker that lives
   requeued_ids = {}
   for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do run_or_fail(id, worker, recover_job) end
   redis.call('ZREM', leases_key(), worker) -- after its jobs: if the server refuses one, the next sweep continues
   redis.call('DEL', claims_key(worker))
   retain_log(worker, requeued_ids, keep)
   expire_log(worker, keep)
-  local model = redis.call('HGET', worker_key(worker), 'model')
   if model then
-    redis.call('ZREM', idle_key(model), worker)
     if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
     flush_writes() -- a consumer can be deleted only after its entries are acknowledged
     delete_consumer(model, worker)

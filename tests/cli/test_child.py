@@ -252,8 +252,8 @@ asyncio.run(main())
 
 
 def test_backoff() -> None:
-    """Doubling from a quarter of a second, with a ceiling."""
-    assert [backoff_s(failures) for failures in (1, 2, 3)] == [0.25, 0.5, 1.0]
+    """The first restart is immediate; then doubling from a quarter of a second, with a ceiling."""
+    assert [backoff_s(failures) for failures in (1, 2, 3, 4)] == [0.0, 0.25, 0.5, 1.0]
     assert backoff_s(1000) == 30.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import json
@@ -23,6 +24,8 @@ import pytest
 from house import eventually
 from redis import Redis
 
+from bench.penstock import MODEL
+from bench.recovery.shows import Reader
 from cli.__main__ import main
 
 pytestmark = pytest.mark.slow
@@ -336,6 +339,62 @@ def test_killed_children_come_back(start: Any) -> None:
         assert isinstance(said, subprocess.CompletedProcess)
         assert len(said.stdout.split()) == int(TOKENS)
         assert f"{name} ended (killed by SIGKILL); starting it again" in up.said()
+
+
+LONG_LEASE = {"PENSTOCK_REDIS_LEASE_MS": "600000"}
+"""Longer than any test may take: what waits for the lease to lapse fails it."""
+
+
+async def streaming(up: Up, tokens: int = 150) -> tuple[Reader, asyncio.Task[None]]:
+    """A chat that some tokens have come of."""
+    reader = Reader("hello", tokens)
+    port = int(up.block[1].split(":")[-1].removesuffix("/v1"))
+    task = asyncio.create_task(reader.chat(port))
+    while len(reader.came) < 5:
+        assert not task.done(), reader
+        await asyncio.sleep(0.01)
+    return reader, task
+
+
+def holder(up: Up) -> str:
+    """The worker that runs a job."""
+    state = json.loads((up.data_dir / "run" / "state.json").read_text())
+    found = eventually(lambda: [row["id"] for row in listed("--redis-url", state["redis_url"]) if row["running"]])
+    assert isinstance(found, list)
+    return str(found[0])
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_killed_workers_jobs_wait_for_no_lease(start: Any, workers: str) -> None:
+    """The stream goes on with each token once, by the worker's restart or by another worker."""
+    up = start("--model", MODEL, "--workers", workers, "--sim-step-ms", "20", **LONG_LEASE).ready()
+    pids = up.pids()
+    reader, task = await streaming(up)
+    os.kill(pids[await asyncio.to_thread(holder, up)], signal.SIGKILL)
+    async with asyncio.timeout(120):
+        await task
+    assert reader.is_exact and reader.ended == "completed" and reader.resets == 0
+
+
+async def test_a_stopped_worker_keeps_its_lease(start: Any) -> None:
+    """SIGSTOP is no death: while the other worker is killed and comes back, nobody takes the stopped one's job."""
+    up = start("--model", MODEL, "--workers", "2", "--sim-step-ms", "20", **LONG_LEASE).ready()
+    pids = up.pids()
+    reader, task = await streaming(up)
+    stopped = await asyncio.to_thread(holder, up)
+    (other,) = {"worker-1", "worker-2"} - {stopped}
+    os.kill(pids[stopped], signal.SIGSTOP)
+    try:
+        os.kill(pids[other], signal.SIGKILL)
+        await asyncio.to_thread(eventually, lambda: up.pids()[other] != pids[other])
+        (job,) = [json.loads(line) for line in up.run("jobs", "ls", "--json").stdout.splitlines()]
+        assert (job["status"], job["attempts"]) == ("in_progress", 1)
+    finally:
+        os.kill(pids[stopped], signal.SIGCONT)
+    async with asyncio.timeout(120):
+        await task
+    assert reader.is_exact and reader.resets == 0
+    assert json.loads(up.run("jobs", "show", job["id"], "--json").stdout)["attempts"] == 1
 
 
 def test_interrupt_while_starting(start: Any) -> None:

@@ -373,7 +373,7 @@ class ShakyReaper(Reaper):
     def __init__(self, down: bool = True) -> None:
         self.down, self.asked = down, 0
 
-    async def sweep(self) -> Swept:
+    async def sweep(self, *, ended: str = "") -> Swept:
         self.asked += 1
         if self.down:
             raise Unavailable("Redis does not answer: refused")

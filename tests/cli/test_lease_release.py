@@ -1,0 +1,91 @@
+"""When the lease of a worker process is ended: once it has exited, and neither before nor for another one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from cli.child import Child, Program, Status
+from cli.lease_release import LeaseRelease
+from streaming.errors import Unavailable
+from streaming.jobs.reaper import Reaper, Swept
+from streaming.redis.client import RedisClient
+
+
+class Ends(Reaper):
+    """Notes the leases that it is to end; Redis is away where `away` is set."""
+
+    def __init__(self, wire: RedisClient, *, away: bool = False) -> None:
+        super().__init__(wire)
+        self.away, self.ended = away, list[str]()
+
+    async def sweep(self, *, ended: str = "") -> Swept:
+        self.ended.append(ended)
+        if self.away:
+            raise Unavailable("Redis does not answer")
+        return Swept(lapsed_workers=1, requeued=2)
+
+
+def a_worker(name: str = "worker-1") -> Child:
+    return Child(Program(role="worker", id=name, argv=(), log=Path("log"), env={}), lambda _: None)
+
+
+def goes_through(release: LeaseRelease, child: Child, *states: Status) -> None:
+    for status in states:
+        child.status = status
+        release.noticed(child)
+
+
+READY = Status("ready", "lease-1", 7)
+DRAINING = Status("draining", "1 jobs", 7)
+
+
+@pytest.mark.parametrize("before", [(READY,), (READY, DRAINING), (READY, Status("failed", "engine dead", 7))])
+@pytest.mark.parametrize("after", [Status("restarting", "killed by SIGKILL"), Status("stopped")])
+async def test_an_exit_ends_the_lease_once(wire: RedisClient, before: tuple[Status, ...], after: Status) -> None:
+    """Whatever the process said last; nothing is ended while it lives, or by the start of its successor."""
+    reaper = Ends(wire)
+    release, child = LeaseRelease(reaper), a_worker()
+    goes_through(release, child, Status("starting"), Status("starting", "weights", 7), *before)
+    await asyncio.sleep(0)
+    assert reaper.ended == []
+    goes_through(release, child, after, Status("starting"), Status("starting", pid=8))
+    await release.close(60)
+    assert reaper.ended == ["lease-1"]
+
+
+async def test_each_worker_has_its_own_lease(wire: RedisClient) -> None:
+    """The second life's exit ends the second lease; the neighbour keeps its own."""
+    reaper = Ends(wire)
+    release, child, other = LeaseRelease(reaper), a_worker(), a_worker("worker-2")
+    goes_through(release, other, Status("ready", "theirs", 9))
+    goes_through(release, child, READY, Status("restarting"), Status("ready", "lease-2", 8), Status("restarting"))
+    await release.close(60)
+    assert reaper.ended == ["lease-1", "lease-2"]
+
+
+async def test_without_redis_the_lease_lapses(wire: RedisClient, caplog: pytest.LogCaptureFixture) -> None:
+    """It is told, and `up` goes on."""
+    reaper = Ends(wire, away=True)
+    release = LeaseRelease(reaper)
+    with caplog.at_level(logging.WARNING):
+        goes_through(release, a_worker(), READY, Status("restarting"))
+        await release.close(60)
+    assert reaper.ended == ["lease-1"]
+    assert "worker-1: its jobs wait until lease lease-1 lapses: Redis does not answer" in caplog.text
+
+
+async def test_a_redis_that_hangs_does_not_hold_up_the_end(wire: RedisClient) -> None:
+    """What has not ended by then is dropped."""
+
+    class Hangs(Ends):
+        async def sweep(self, *, ended: str = "") -> Swept:
+            return await asyncio.get_running_loop().create_future()
+
+    release = LeaseRelease(Hangs(wire))
+    goes_through(release, a_worker(), READY, Status("stopped"))
+    async with asyncio.timeout(60):
+        await release.close(0.01)
