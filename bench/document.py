@@ -2,8 +2,9 @@
 
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
 the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README,
-`<!-- goals: page -->` for all goals of the page's tables, `<!-- goals: batch -->` for those of one run, and
-`<!-- files: api/stream -->` for the files of a folder. Behind stands `<!-- end -->`. What is between is never typed.
+`<!-- sizing: gateway -->` for what one core carries, `<!-- goals: page -->` for all goals of the page's tables,
+`<!-- goals: batch -->` for those of one run, `<!-- files: api/stream -->` for the files of a folder, and the marks of
+bench/reference.py for the tables of docs/api.md. Behind stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench import report
+from bench import reference, report
 from bench.chaos import report as chaos
 from bench.growth.figures import AssumedLoad, UnitCosts, on_paper
 
@@ -54,14 +55,17 @@ def _comment(text: str) -> str:
     return LUA_BEHIND.sub("", " ".join(head))
 
 
+PAGES_OF_DOCS = ("performance", "guarantees", "scheduling", "batches", "scaling", "walk", "api")
+
 PAGES = (
     Path("README.md"),
-    *(Path("docs", f"{name}.md") for name in ("performance", "guarantees", "scheduling", "batches", "scaling", "walk")),
+    *(Path("docs", f"{name}.md") for name in PAGES_OF_DOCS),
 )
 
-MARKED = re.compile(
-    r"(<!-- (results|plot|paper|faults|cost|goals|files): ([a-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL
-)
+OF_RESULTS = ("results", "plot", "paper", "faults", "cost", "sizing")
+"""Kinds of marks whose name is that of a file of results."""
+KINDS = "|".join((*OF_RESULTS, "goals", "files", *reference.WRITERS))
+MARKED = re.compile(rf"(<!-- ({KINDS}): ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN = re.compile(r"<!-- results: ([a-z0-9-]+) -->")
 
 RIVALS = {
@@ -83,6 +87,8 @@ def filled(page: str, results: Path, plots: Path) -> str:
     def part(found: re.Match[str]) -> str:
         if found[2] == "files":
             text = as_markdown(Path(found[3]))
+        elif found[2] in reference.WRITERS:
+            text = reference.WRITERS[found[2]](found[3])
         elif found[2] != "goals":
             text = _part(found[2], found[3], results, plots)
         elif found[3] == "page":
@@ -140,7 +146,22 @@ def _cost(found: report.Report) -> str:
     )
 
 
-WRITERS: Mapping[str, Callable[[report.Report], str]] = {"results": report.as_markdown, "paper": _paper, "cost": _cost}
+def _sizing(found: report.Report) -> str:
+    """What one core of each process carries at the highest concurrency, by its CPU per token alone."""
+    row = max((row for row in found.rows if row["system"] == "penstock"), key=lambda row: int(row["streams"]))
+    lines = ["| process | CPU per token, us | tokens a second of one full core |", "| --- | ---: | ---: |"]
+    for part in str(row["parts"]).split(", "):
+        process, us = part.split(" ")
+        lines.append(f"| {process} | {us} | {report.cell(1e6 / float(us), 0)} |")
+    return "\n".join([*lines, "", f"With {row['streams']} streams. {report.source(found)}"])
+
+
+WRITERS: Mapping[str, Callable[[report.Report], str]] = {
+    "results": report.as_markdown,
+    "paper": _paper,
+    "cost": _cost,
+    "sizing": _sizing,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -117,8 +117,8 @@ def _by_shape(shape: Callable[[Any], str], expected: str) -> Discriminator:
 class TextPart(StrictBody):
     """One part of a message's content."""
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text"] = Field(description="Other kinds of parts are refused.")
+    text: str = Field(description="Parts are joined without anything between them.")
 
     @field_validator("type", mode="before")
     @classmethod
@@ -155,9 +155,13 @@ Prompt: TypeAlias = Annotated[
 class ChatMessage(StrictBody):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Content | None, Field(validate_default=True)] = None
-    tool_calls: list[Any] | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        description="Who speaks; `developer` counts as `system`."
+    )
+    content: Annotated[
+        Content | None, Field(validate_default=True, description="Only `assistant` may leave it out.")
+    ] = None
+    tool_calls: list[Any] | None = Field(None, description="Must be empty: tools are not supported.")
 
     @field_validator("content")
     @classmethod
@@ -200,10 +204,14 @@ def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
 class JsonSchema(StrictBody):
     """A named JSON schema."""
 
-    name: str | None = None
-    schema_: Annotated[dict[str, Any], Field(alias="schema"), AfterValidator(_bounded)]
-    description: str | None = None
-    strict: bool | None = None
+    name: str | None = Field(None, description="Without effect.")
+    schema_: Annotated[
+        dict[str, Any],
+        Field(alias="schema", description="At most 64 KiB, and 16 levels deep. The answer is checked against it."),
+        AfterValidator(_bounded),
+    ]
+    description: str | None = Field(None, description="Without effect.")
+    strict: bool | None = Field(None, description="Without effect: every schema is strict.")
 
 
 class ResponseFormat(ClosedBody):
@@ -212,8 +220,12 @@ class ResponseFormat(ClosedBody):
     An unknown field in it is an error: it would be a constraint without effect.
     """
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: Annotated[JsonSchema | None, Field(validate_default=True)] = None
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="Anything but `text` needs an engine for it."
+    )
+    json_schema: Annotated[
+        JsonSchema | None, Field(validate_default=True, description="Required with type `json_schema`, else refused.")
+    ] = None
 
     @field_validator("json_schema")
     @classmethod
@@ -235,7 +247,7 @@ class ResponseFormat(ClosedBody):
 class StreamOptions(StrictBody):
     """Options of a token stream."""
 
-    include_usage: bool | None = False
+    include_usage: bool | None = Field(False, description="One more chunk at the end, with the token counts.")
 
 
 # --- the queue -------------------------------------------------------------------------------------------------------

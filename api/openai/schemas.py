@@ -95,6 +95,8 @@ CONSTRAINTS: Mapping[str, str] = {
 _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 """Types without fields of their own: most values, skipped because isinstance on a pydantic model is slow."""
 
+_ENDPOINT = "What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."
+
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
@@ -104,22 +106,31 @@ class GenerationRequest(StrictBody, ABC):
     LANE: ClassVar[Priority] = Priority.INTERACTIVE
     ON_DISCONNECT: ClassVar[str] = "cancel"
 
-    model: Annotated[str, Field(min_length=1, max_length=128)]
-    max_tokens: TokenLimit | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=8)] | None = 1
-    stop: Stop | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    response_format: ResponseFormat | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
-    metadata: Metadata | None = None
-    user: Annotated[str, Field(max_length=256)] | None = None
-    queue: QueueOptions = QueueOptions()
+    model: Annotated[str, Field(min_length=1, max_length=128, description="A name from `GET /v1/models`.")]
+    max_tokens: TokenLimit | None = Field(None, description="Most tokens of one choice. Null: the engine's default.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Null: the engine's setting.")
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Null: the engine's setting.")
+    n: Annotated[int, Field(ge=1, le=8)] | None = Field(1, description="Choices for each prompt.")
+    stop: Stop | None = Field(None, description="A choice ends before the first of these texts.")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="Repeats the sampling.")
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Against tokens that the text has. Refused if the engine knows no penalties."
+    )
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
+        None, description="Against tokens by how often the text has them. Refused if the engine knows no penalties."
+    )
+    response_format: ResponseFormat | None = Field(
+        None, description="Plain text, any JSON object, or JSON of a schema."
+    )
+    stream: bool | None = Field(False, description="Answer with a stream. A job's events stream without it.")
+    stream_options: StreamOptions | None = Field(None, description="What the stream holds beside the tokens.")
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
+        None,
+        description="OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive.",
+    )
+    metadata: Metadata | None = Field(None, description="Your own labels; the job shows them.")
+    user: Annotated[str, Field(max_length=256)] | None = Field(None, description="Kept with the job, without effect.")
+    queue: QueueOptions = Field(QueueOptions(), description="Penstock's own options.")
 
     @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
     @classmethod
@@ -176,10 +187,17 @@ class GenerationRequest(StrictBody, ABC):
 class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    max_completion_tokens: TokenLimit | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    messages: Annotated[
+        list[ChatMessage],
+        Field(
+            min_length=1, max_length=MAX_MESSAGES, fail_fast=True, description="The conversation, oldest turn first."
+        ),
+    ]
+    max_completion_tokens: TokenLimit | None = Field(None, description="The newer name of max_tokens.")
+    logprobs: bool | None = Field(None, description="Log-probabilities of the tokens. Refused if the engine has none.")
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Likeliest alternatives of each token; needs logprobs."
+    )
 
     @field_validator("max_completion_tokens")
     @classmethod
@@ -211,8 +229,10 @@ class ChatRequest(GenerationRequest):
 class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
-    prompt: Prompt
-    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    prompt: Prompt = Field(description="One text or several, or their token ids; each has its own choices.")
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(
+        None, description="Alternatives of each token with log-probabilities. Refused if the engine has none."
+    )
 
     @property
     def prompt_asked(self) -> JobPrompt:
@@ -241,7 +261,7 @@ class ChatJobRequest(ChatRequest):
     LANE = Priority.STANDARD
     ON_DISCONNECT = "continue"
 
-    endpoint: Literal["/v1/chat/completions"] = "/v1/chat/completions"
+    endpoint: Literal["/v1/chat/completions"] = Field("/v1/chat/completions", description=_ENDPOINT)
 
 
 class CompletionJobRequest(CompletionRequest):
@@ -250,7 +270,7 @@ class CompletionJobRequest(CompletionRequest):
     LANE = Priority.STANDARD
     ON_DISCONNECT = "continue"
 
-    endpoint: Literal["/v1/completions"]
+    endpoint: Literal["/v1/completions"] = Field(description=_ENDPOINT)
 
 
 Request: TypeAlias = ChatRequest | CompletionRequest

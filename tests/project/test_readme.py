@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from house import ADMIN_TOKEN, House, serving
+from commands import ROOT, blocks, commands, curl, served_by
+from house import ADMIN_TOKEN, House
 
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
@@ -32,8 +33,6 @@ from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
-MODEL = "smollm2-135m-instruct"
 ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
 KINDS = {
     "webhooks": WebhookSettings, "events": EventSettings,
@@ -43,35 +42,11 @@ KINDS = {
 }  # fmt: skip
 
 
-def blocks(path: Path, language: str) -> list[str]:
-    """The fenced blocks of a page in one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-
-
-def commands(path: Path) -> list[str]:
-    """Every line behind a prompt, without its comment."""
-    lines = [line for block in blocks(path, "console") for line in block.splitlines() if line.startswith("$ ")]
-    return [re.sub(r"\s{2,}# .*", "", line[2:]) for line in lines]
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """The README's model name, with a simulated engine behind it."""
-    folder = tmp_path_factory.mktemp("readme")
-    (folder / "penstock.toml").write_text(f'[models."{MODEL}"]\nengine = "sim"\n')
-    with serving(folder, "scheduler", "workers", "offline") as house:
+    with served_by(tmp_path_factory.mktemp("readme"), "scheduler", "workers", "offline") as house:
         yield house
-
-
-def curl(house: House, command: str) -> tuple[int, str]:
-    """The few flags of curl that the pages use."""
-    words = shlex.split(command)[1:]
-    url = next(word for word in words if word.startswith("http"))
-    data = words[words.index("-d") + 1] if "-d" in words else None
-    headers = dict(words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H")
-    path = url.replace("http://127.0.0.1:8000", "")
-    status, _, body = house.request("POST" if data else "GET", path, data.encode() if data else None, headers)
-    return status, body.decode()
 
 
 def test_the_readmes_curl_lines_work(served: House) -> None:
@@ -129,8 +104,20 @@ def test_the_makefile_has_what_the_readme_names() -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    """Every relative link of the README and the docs is a file here."""
+    """Every relative link of the README and the docs is a file here, and what follows a # is one of its headings."""
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
-        missing = [link for link in links if not (page.parent / link).exists()]
+        links = re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8"))
+        missing = [
+            (link, heading)
+            for link, heading in links
+            if not (target := (page.parent / link if link else page)).exists()
+            or (heading and heading not in anchors(target))
+        ]
         assert missing == [], page
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -1,0 +1,44 @@
+"""What pages tell people to type: the commands of a page, and a house that answers them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from house import House, serving
+
+ROOT = Path(__file__).parents[2]
+MODEL = "smollm2-135m-instruct"
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands(path: Path) -> list[str]:
+    """Every line behind a prompt, without its comment."""
+    lines = [line for block in blocks(path, "console") for line in block.splitlines() if line.startswith("$ ")]
+    return [re.sub(r"\s{2,}# .*", "", line[2:]) for line in lines]
+
+
+@contextmanager
+def served_by(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
+    """The README's model name, with a simulated engine behind it."""
+    (folder / "penstock.toml").write_text(f'[models."{MODEL}"]\nengine = "sim"\n')
+    with serving(folder, *roles, **environ) as house:
+        yield house
+
+
+def curl(house: House, command: str) -> tuple[int, str]:
+    """The few flags of curl that the pages use."""
+    words = shlex.split(command)[1:]
+    url = next(word for word in words if word.startswith("http"))
+    data = words[words.index("-d") + 1] if "-d" in words else None
+    headers = dict(words[at + 1].split(": ", 1) for at, word in enumerate(words) if word == "-H")
+    path = url.replace("http://127.0.0.1:8000", "")
+    status, _, body = house.request("POST" if data else "GET", path, data.encode() if data else None, headers)
+    return status, body.decode()
