@@ -27,9 +27,9 @@ from cli.embedded import find_server
 from cli.errors import DONE, FAILED
 from cli.instance import DataDir, Instance
 from cli.options import Command, Where, json_option, where_options
-from cli.output import emit, print_json
+from cli.output import counted, emit, print_json
 from cli.registry import connected
-from cli.screen import counted, place
+from cli.screen import place
 from runtime.config import ConfigError
 from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,13 +13,15 @@ from cli.client import Client
 from cli.errors import STILL_RUNNING, Problem
 from cli.job import answer_of, ended_badly, follow, job_timed
 from cli.options import Command, Where, json_option, where_options
-from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table
+from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table, terminal_width
 from telemetry.latency import EGRESS_FIRST, PARTS
 
-COLUMNS = ("id", "status", "priority", "model", "created_at", "seconds", "tokens")
+COLUMNS = ("id", "status", "priority", "model", "created_at", "took", "tokens")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
-WIDTH = 40
-"""Length of the longest bar in characters."""
+WIDTH, NARROW = 40, 20
+"""Length of the longest bar in characters; NARROW where the terminal has no room for it."""
+WIDE = 110
+"""Columns of a terminal that has."""
 HEADER = ("PART", "MS", "", "WHAT IT IS")
 
 
@@ -96,7 +99,7 @@ def _row(job: dict[str, Any]) -> dict[str, Any]:
     began, ended = job["started_at"], job["completed_at"]
     usage = job.get("usage") or {}
     return job_timed(job) | {
-        "seconds": f"{ended - began:.1f}" if began and ended else "",
+        "took": f"{ended - began:.1f} s" if began and ended else "",
         "tokens": usage.get("completion_tokens", ""),
     }
 
@@ -119,14 +122,15 @@ def _fields(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _timing_rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """The rows: the parts in order, each bar at its offset; then the overlapping part, the sum, and the latencies."""
     parts, whole = timing["parts_ms"], timing["end_to_end_ms"] or timing["sum_ms"]
+    width = NARROW if sys.stdout.isatty() and terminal_width(sys.stdout) < WIDE else WIDTH
     begun = 0.0
     for part in PARTS:
         spent = parts[part.name]
-        yield part.name, _ms(spent), _bar(begun, spent or 0.0, whole), _said(timing, part.name, part.meaning)
+        yield part.name, _ms(spent), _bar(begun, spent or 0.0, whole, width), _said(timing, part.name, part.meaning)
         begun += spent or 0.0
     beside = sum(parts[part.name] or 0.0 for part in PARTS if part.name not in ("decode", "egress_tail"))
     name = EGRESS_FIRST.name
-    yield name, _ms(parts[name]), _bar(beside, parts[name] or 0.0, whole), _said(timing, name, "beside decode")
+    yield name, _ms(parts[name]), _bar(beside, parts[name] or 0.0, whole, width), _said(timing, name, "beside decode")
     yield "sum", _ms(timing["sum_ms"]), "", _groups(timing)
     if timing["end_to_end_ms"] is not None:
         yield "end to end", _ms(timing["end_to_end_ms"]), "", f"received to {timing['until']}".replace("_", " ")
@@ -157,9 +161,9 @@ def _ms(spent: float | None) -> str:
     return "-" if spent is None else f"{spent:.3f}"
 
 
-def _bar(begun: float, spent: float, whole: float) -> str:
-    """A bar; a part that took any time has at least one character."""
+def _bar(begun: float, spent: float, whole: float, width: int) -> str:
+    """A bar of `width` at most; a part that took any time has at least one character."""
     if whole <= 0 or spent <= 0:
         return ""
-    start = min(WIDTH - 1, int(WIDTH * max(0.0, begun) / whole))
-    return " " * start + "█" * max(1, min(WIDTH - start, round(WIDTH * spent / whole)))
+    start = min(width - 1, int(width * max(0.0, begun) / whole))
+    return " " * start + "█" * max(1, min(width - start, round(width * spent / whole)))

@@ -9,15 +9,21 @@ characters in it are written as JSON escapes.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TextIO
 
 from cli.errors import Problem
+from cli.tables import table_lines
+
+WIDTH = 80
+"""Columns of a terminal that does not say how many it has."""
 
 
 def styled(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -25,6 +31,18 @@ def styled(stream: TextIO, environ: Mapping[str, str]) -> bool:
     if environ.get("TERM") == "dumb" or environ.get("NO_COLOR"):
         return False
     return bool(environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def terminal_width(stream: TextIO) -> int:
+    """Columns of the terminal behind a stream; 80 if it has none or does not say."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: io.UnsupportedOperation, of a stream without a file
+        return os.get_terminal_size(stream.fileno()).columns or WIDTH
+    return WIDTH
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: "1 job", "2 jobs"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def emit(text: str) -> None:
@@ -43,10 +61,12 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Non
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; plain text unless the terminal takes styles."""
+    """Print a table: for people on a terminal, plain elsewhere."""
     header, *rows = [[visible(cell) for cell in row] for row in (header, *rows)]
-    if styled(sys.stdout, os.environ):
-        _rich_table(header, rows)
+    colour = styled(sys.stdout, os.environ)
+    if colour or sys.stdout.isatty():
+        lines = table_lines(header, rows, width=terminal_width(sys.stdout), colour=colour, now=time.time())
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
         return
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):
@@ -146,19 +166,6 @@ def _one_line(text: str) -> str:
 
 def _cells(row: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
     return ["-" if row.get(name) in (None, "") else _one_line(str(row[name])) for name in columns]
-
-
-def _rich_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - 20 ms that a pipe need not pay
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console(file=sys.stdout, force_terminal=True).print(table)
 
 
 _UNSAFE = re.compile(

@@ -1,6 +1,7 @@
 """Progress line on stderr: shows the current phase and its duration.
 
-On a terminal the line is redrawn in place; elsewhere each phase is a plain line, repeated every ten seconds.
+On a terminal the line is redrawn in place, and fits its width; elsewhere each phase is a plain line, repeated every ten
+seconds.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from cli.output import visible
+from cli.output import terminal_width, visible
+from cli.tables import cells, cut, shorten_ids
 
 REDRAW_INTERVAL_S = 0.1
 REPEAT_INTERVAL_S = 10.0
@@ -26,7 +28,7 @@ class ProgressLine:
         self._live = stream.isatty() and environ.get("TERM") != "dumb"
         self._quiet = quiet
         self._lock = threading.RLock()
-        self._text, self._amount, self._since = "", "", 0.0
+        self._text, self._bar, self._amount, self._since = "", "", "", 0.0
         self._width = 0
         self._printed = 0.0
         self._ended = threading.Event()
@@ -45,20 +47,20 @@ class ProgressLine:
         text = visible(text)
         with self._lock:
             if text != self._text:
-                self._text, self._amount, self._since = text, "", time.monotonic()
+                self._text, self._bar, self._amount, self._since = text, "", "", time.monotonic()
                 self._show(changed=True)
 
     def amount(self, text: str, done: int, total: int) -> None:
         """Show the progress of a phase in bytes or steps."""
         with self._lock:
             self.phase(text)
-            self._amount = amount(done, total)
+            self._bar, self._amount = bar(done, total), amount(done, total)
 
     def steps(self, text: str, done: int, total: int, detail: str) -> None:
         """Show the progress of a phase in steps, followed by `detail`."""
         with self._lock:
             self.phase(text)
-            self._amount = f"  {bar(done, total)} {done}/{total}  {visible(detail)}"
+            self._bar, self._amount = bar(done, total), f"{done}/{total}  {visible(detail)}".rstrip()
 
     def say(self, line: str) -> None:
         """Print a permanent line; the phase continues below it."""
@@ -89,35 +91,51 @@ class ProgressLine:
         if self._live:
             self._clear()
             if self._text:
-                self._draw(f"  {self._line()}")
+                self._draw(self._fitted())
         elif self._text and (changed or time.monotonic() - self._printed >= REPEAT_INTERVAL_S):
             self._stream.write((self._text if changed else self._line()) + "\n")
             self._stream.flush()
             self._printed = time.monotonic()
 
     def _line(self) -> str:
-        return f"{self._text}{self._amount}  {time.monotonic() - self._since:.1f} s"
+        measured = " ".join(filter(None, (self._bar, self._amount)))
+        return "  ".join(filter(None, (self._text, measured, self._clock())))
+
+    def _clock(self) -> str:
+        return f"{time.monotonic() - self._since:.1f} s"
+
+    def _fitted(self) -> str:
+        """The line for a terminal: without the bar if it is too long, then with less of the phase's text. One column
+        stays free, because some terminals wrap a full line."""
+        room = terminal_width(self._stream) - 1
+        whole = "  " + shorten_ids(self._line())
+        if cells(whole) <= room:
+            return whole
+        figures = "".join(f"  {each}" for each in (self._amount, self._clock()) if each)
+        text = cut("  " + shorten_ids(self._text), max(0, room - cells(figures)))
+        return cut((text + figures).removeprefix("  "), room)
 
     def _draw(self, line: str) -> None:
         self._stream.write(line)
         self._stream.flush()
-        self._width = len(line)
+        self._width = cells(line)
 
     def _clear(self) -> None:
         if self._width:  # blanks instead of an escape sequence, which also works with styles off
-            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.write("\r" + " " * min(self._width, terminal_width(self._stream) - 1) + "\r")
             self._width = 0
 
 
 def amount(done: int, total: int) -> str:
-    """A bar and megabytes, or megabytes alone if the total is unknown; totals up to MAX_STEPS are steps, not bytes."""
+    """Megabytes, of how many if the total is known; totals up to MAX_STEPS are steps, not bytes."""
     if total <= 0:
-        return f"  {done / 1e6:.1f} MB"
-    numbers = f"{done}/{total}" if total < MAX_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
-    return f"  {bar(done, total)} {numbers}"
+        return f"{done / 1e6:.1f} MB"
+    return f"{done}/{total}" if total < MAX_STEPS else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
 
 
 def bar(done: int, total: int) -> str:
     """A progress bar; "" if the total is unknown."""
-    filled = min(BAR, BAR * done // total) if total > 0 else 0
+    if total <= 0:
+        return ""
+    filled = min(BAR, BAR * done // total)
     return f"[{'#' * filled}{'.' * (BAR - filled)}]"

@@ -16,7 +16,7 @@ from streaming.fleet.process import Process
 from streaming.redis.settings import RedisSettings
 
 ORDER = ("redis", "api", "worker", "scheduler", "offline")
-FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "running", "slots", "reserved")
+FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "used", "reserved")
 FLEET_FIELDS = ("role", "id", "pid", "state", "since", "model", "shape", "host", "slots", "running", "reserved")
 COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
 
@@ -50,7 +50,8 @@ def _found(rows: list[dict[str, Any]], names: Sequence[str]) -> CommandResult:
     if any(each["shape"] for each in rows):
         place = names.index("model") + 1
         names = (*names[:place], "shape", *names[place:])
-    return CommandResult(rows, lambda: print_rows(rows, names))
+    used = [each | {"used": f"{each['running']}/{each['slots']}"} if each.get("slots") else each for each in rows]
+    return CommandResult(rows, lambda: print_rows(used, names))
 
 
 def row(entry: ProcessEntry) -> dict[str, Any]:

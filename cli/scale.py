@@ -14,7 +14,7 @@ from cli.client import Client
 from cli.errors import Problem
 from cli.output import CommandResult, list_result, note, print_rows, rfc3339, timed
 
-COLUMNS = ("model", "want", "ready", "starting", "draining", "min", "max", "waiting", "wait", "override", "reason")
+COLUMNS = ("model", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
 ACTIONS = ("at", "epoch", "model", "action", "what", "by", "reason")
 PERIOD = re.compile(r"([1-9][0-9]*)(s|m|h|d)?")
 SECONDS = {None: 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -110,7 +110,9 @@ def _table(pools: Sequence[dict[str, Any]]) -> None:
 
 def _shapes(pool: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for name, shape in pool.get("shapes", {}).items():
-        yield shape | {"model": pool["model"], "shape": f"{name} (new jobs)" if shape["takes"] else name}
+        yield (
+            shape | _range(shape) | {"model": pool["model"], "shape": f"{name} (new jobs)" if shape["takes"] else name}
+        )
 
 
 def _path(model: str) -> str:
@@ -122,10 +124,15 @@ def _path(model: str) -> str:
 def _row(pool: dict[str, Any]) -> dict[str, Any]:
     waits = [lane["wait_s"] for lane in pool["lanes"].values() if lane["wait_s"] is not None]
     return pool | {
+        **_range(pool),
         "waiting": sum(lane["waiting"] for lane in pool["lanes"].values()),
         "wait": f"{min(waits):.1f} s" if waits else None,
         "override": _hand(pool["override"]),
     }
+
+
+def _range(limits: dict[str, Any]) -> dict[str, str]:
+    return {"range": f"{limits['min']}-{limits['max']}"}
 
 
 def _hand(override: dict[str, Any] | None) -> str | None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from cli.child import Child, message_of
 from cli.errors import Problem
 from cli.instance import Instance
-from cli.output import error_block
+from cli.output import counted, error_block
 from cli.progress import ProgressLine
 from cli.settings import UpSettings
 
@@ -133,10 +133,6 @@ def phase_of(children: list[Child]) -> str:
     if child.status.state == "restarting":
         return f"{child.program.id}: waiting to start it again"
     return f"{child.program.id}: {child.status.detail or 'starting'}"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _kept(instance: Instance) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.server
 import io
 import json
+import os
 import re
 import subprocess
 import sys
+import termios
 import unicodedata
 
 import pytest
@@ -28,7 +30,7 @@ from cli.output import (
     styled,
     visible,
 )
-from cli.progress import ProgressLine, amount
+from cli.progress import ProgressLine, amount, bar
 
 ESC = "\x1b"
 
@@ -143,9 +145,27 @@ def test_quiet_progress_says_only_what_lasts() -> None:
 
 def test_amount() -> None:
     """A bar where the total is known; megabytes, or steps where there are few."""
-    assert amount(3, 6) == "  [############............] 3/6"
-    assert amount(50_000_000, 100_000_000) == "  [############............] 50.0/100.0 MB"
-    assert amount(5_000_000, 0) == "  5.0 MB"
+    assert (bar(3, 6), amount(3, 6)) == ("[############............]", "3/6")
+    assert (bar(7, 0), amount(5_000_000, 0)) == ("", "5.0 MB")
+    assert amount(50_000_000, 100_000_000) == "50.0/100.0 MB"
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 120])
+def test_progress_never_wraps(columns: int) -> None:
+    """In a terminal of any width the line fits. The bar goes first, then the phase's text; figures stay longest."""
+    leader, follower = os.openpty()
+    termios.tcsetwinsize(follower, (24, columns))
+    with os.fdopen(follower, "w") as stream, os.fdopen(leader, "rb", buffering=0) as terminal:
+        with ProgressLine(stream, {"TERM": "xterm"}) as progress:
+            progress.steps(f"batch_{'0' * 32}", 12_345, 50_000, "123.4/s  ETA 5 min 10 s  17 failed")
+            progress._show(changed=False)
+        shown = terminal.read(100_000).decode()
+    assert "\n" not in shown
+    drawn = [line for line in shown.split("\r") if line.strip()]
+    assert max(map(len, drawn)) < columns
+    assert drawn[-1].lstrip().startswith("12345/50000" if columns < 80 else "batch_00000000  ")
+    assert drawn[-1].endswith("…" if columns < 80 else "17 failed  0.0 s")
+    assert ("[#####" in drawn[-1]) is (columns == 120)
 
 
 def test_broken_pipe_is_silent() -> None:
