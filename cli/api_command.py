@@ -9,6 +9,7 @@ import click
 
 from cli.client import Client
 from cli.errors import DONE
+from cli.ids import LISTINGS, whole_id
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult
 
@@ -25,7 +26,8 @@ def api_command(name: str, group: click.Group | None = None) -> Callable[[Callab
     def decorate(function: Callable[..., CommandResult]) -> click.Command:
         def call(where: Where, as_json: bool, **arguments: Any) -> int:
             with Client.find(where) as client:
-                function(client, **arguments).print(as_json=as_json)
+                whole = {name: whole_id(client, name, given) for name, given in arguments.items() if name in LISTINGS}
+                function(client, **arguments | whole).print(as_json=as_json)
             return DONE
 
         command = click.command(name, cls=Command, help=function.__doc__)(where_options(url=True)(json_option(call)))

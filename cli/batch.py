@@ -15,6 +15,7 @@ from cli.batch_input import Recipe
 from cli.batch_run import BatchRun, duration, watched
 from cli.client import Client
 from cli.errors import DONE
+from cli.ids import whole_id
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, VisibleBytes, emit, fields_result, line_result, list_result, note, timed
 
@@ -96,7 +97,7 @@ def show(client: Client, batch_id: str) -> CommandResult:
 def output(batch_id: str, where: Where) -> int:
     """Print the finished answers of a batch, also while it runs."""
     with Client.find(where) as client:
-        client.download(f"/v1/batches/{batch_id}/output", _writer())
+        client.download(f"/v1/batches/{whole_id(client, 'batch_id', batch_id)}/output", _writer())
     return DONE
 
 

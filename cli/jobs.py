@@ -11,6 +11,7 @@ import click
 from cli.api_command import api_command, limit_option
 from cli.client import Client
 from cli.errors import STILL_RUNNING, Problem
+from cli.ids import whole_id
 from cli.job import answer_of, ended_badly, follow, job_timed
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table, terminal_width
@@ -71,7 +72,8 @@ def result(client: Client, job_id: str) -> CommandResult:
 @json_option
 def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
     """Follow a job to its end: its tokens on stdout, or with --json every event, one per line."""
-    return follow(Client.find(where), job_id, as_json=as_json, after=after)
+    client = Client.find(where)
+    return follow(client, whole_id(client, "job_id", job_id), as_json=as_json, after=after)
 
 
 @api_command("timing", jobs)

@@ -1,0 +1,110 @@
+"""Short ids: a beginning stands for the one id that begins so, of all that the server lists."""
+
+from __future__ import annotations
+
+import http.server
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from http_serving import serving_http
+
+from cli.__main__ import main
+from cli.ids import LISTINGS
+
+JOBS = [f"job_00{number:030x}" for number in range(0xABC000, 0xABC000 + 250)] + [f"job_00{'f' * 30}"]
+BATCHES = [f"batch_00{'1' * 30}", f"batch_00{'2' * 30}"]
+MESSAGES = [f"msg_00{'3' * 30}", f"msg_00{'4' * 30}"]
+LETTERS = ["0-1795486176000-0", "0-1795486176000-1", "0-1795486200000-0"]
+KINDS = {"/v1/jobs": JOBS, "/v1/batches": BATCHES, "/admin/dlq": LETTERS, "/admin/webhooks": MESSAGES}
+
+
+class Lists(http.server.BaseHTTPRequestHandler):
+    """A server that lists ids in pages and answers everything else with 404, which names the path."""
+
+    def do_GET(self) -> None:
+        parts, query = urlsplit(self.path), parse_qs(urlsplit(self.path).query)
+        if parts.path not in KINDS:
+            self._send(404, {"error": {"message": f"asked for {self.path}", "code": "none"}})
+            return
+        ids, limit = KINDS[parts.path], int(query["limit"][0])
+        begin = int(query.get("cursor", query.get("after", ["0"]))[0])
+        page = [{"id": each} for each in ids[begin : begin + limit]]
+        place = str(begin + limit) if begin + limit < len(ids) else None
+        self._send(200, {"data": page, "has_more": place is not None, "next_cursor": place, "last_id": place})
+
+    def _send(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving_http(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Lists)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What the command complains of."""
+    assert main(list(words)) in (1, 2)
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "path"),
+    [
+        (["jobs", "show"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}"),  # on the third page
+        (["jobs", "timing"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}/timing"),
+        (["jobs", "events"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}/events"),
+        (["batch", "show"], "batch_001111", f"/v1/batches/{BATCHES[0]}"),
+        (["batch", "output"], "batch_002222", f"/v1/batches/{BATCHES[1]}/output"),
+        (["webhooks", "show"], "msg_0044", f"/admin/webhooks/{MESSAGES[1]}"),
+        (["dlq", "show"], "0-17954862", "/admin/dlq/0-1795486200000-0"),
+        (["dlq", "show"], "0-1795486176000-1", "/admin/dlq/0-1795486176000-1"),
+        (["jobs", "show"], f"job_00{'e' * 30}", f"/v1/jobs/job_00{'e' * 30}"),  # whole: not looked up
+        (["jobs", "show"], "job_00eeee", "/v1/jobs/job_00eeee"),  # nothing begins so: the server says it
+        (["jobs", "show"], "job_00f", "/v1/jobs/job_00f"),  # too short to be taken for the one
+        (["jobs", "show"], "00ffff", "/v1/jobs/00ffff"),
+    ],
+)
+def test_a_beginning_stands_for_the_one_id(
+    command: list[str], given: str, path: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of jobs, batches, messages and dead letters alike, whatever page they are on."""
+    assert f"asked for {path}\n" in said(capsys, *command, given, "--url", url)
+
+
+@pytest.mark.parametrize("command", ["show", "cancel"])
+def test_two_ids_that_begin_alike_are_an_error(command: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is guessed; the error names the candidates."""
+    common = JOBS[0][:-2]
+    error = said(capsys, "jobs", command, common, "--url", url)
+    assert f"{common} is the beginning of 250 jobs" in error and f"{JOBS[0]}, {JOBS[1]}," in error
+    assert "and 245 more" in error and "asked for" not in error
+
+
+def test_a_list_that_is_cut_off_completes_nothing(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server lists the newest hundred messages: an older one may begin alike."""
+    monkeypatch.setitem(KINDS, "/admin/webhooks", MESSAGES + [f"msg_{number:032x}" for number in range(120)])
+    error = said(capsys, "webhooks", "replay", "msg_003333", "--url", url)
+    assert "more webhook messages than the newest 100" in error and "whole id" in error
+    assert f"asked for /admin/webhooks/{MESSAGES[0]}\n" in said(capsys, "webhooks", "show", MESSAGES[0], "--url", url)
+
+
+def test_every_argument_that_is_an_id_has_a_list() -> None:
+    """An argument of another name would not be completed."""
+    from cli import admin, batch, jobs  # noqa: PLC0415
+
+    groups = (jobs.jobs, batch.batch, admin.dlq, admin.webhooks)
+    arguments = {param.name for group in groups for each in group.commands.values() for param in each.params}
+    assert {name for name in arguments if name and name.endswith("_id") and name != "as_json"} == set(LISTINGS)
