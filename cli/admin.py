@@ -9,6 +9,7 @@ import click
 
 from cli.api_command import api_command, limit_option
 from cli.client import Client
+from cli.help_text import Group
 from cli.output import CommandResult, fields_result, line_result, list_result, print_rows, rfc3339, timed
 
 LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
@@ -18,7 +19,7 @@ TENANT_COLUMNS = ("tenant", "jobs", "waiting", "running", "job_bytes", "result_b
 LIMITED = ("jobs", "job_bytes", "result_bytes", "file_bytes")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def dlq() -> None:
     """List, show, replay and drop dead letters."""
 
@@ -58,7 +59,7 @@ def drop_letter(client: Client, letter_id: str) -> CommandResult:
     return line_result(dropped, f"{dropped['id']} dropped")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def webhooks() -> None:
     """List, show and replay webhook messages."""
 

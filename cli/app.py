@@ -7,10 +7,11 @@ from typing import ClassVar, cast
 
 import click
 
+from cli.help_text import Group
 from penstock import __version__
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A click group that lists its commands by name and help line without importing them."""
 
     COMMANDS: ClassVar[dict[str, tuple[str, str]]] = {
@@ -29,6 +30,7 @@ class LazyGroup(click.Group):
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),
         "probe": ("cli.probe:probe", "Say by exit code whether one process here is ready."),
         "doctor": ("cli.doctor:doctor", "Say what is wrong with this machine, and the fix."),
+        "completion": ("cli.completion:completion", "Print the script by which bash, zsh or fish completes commands."),
         "version": ("cli.pages:show_version", "Print the version."),
         "help": ("cli.pages:help_page", "Help on a command, or on: exit-codes, environment."),
     }
@@ -55,7 +57,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in self.COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup)
 @click.version_option(__version__, prog_name="penstock")
 def app() -> None:
     """Penstock: a durable queue in front of LLM engines.

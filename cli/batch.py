@@ -15,6 +15,7 @@ from cli.batch_input import Recipe
 from cli.batch_run import BatchRun, duration, watched
 from cli.client import Client
 from cli.errors import DONE
+from cli.help_text import Group
 from cli.ids import whole_id
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, VisibleBytes, emit, fields_result, line_result, list_result, note, timed
@@ -25,7 +26,7 @@ STEMS = ("created", "in_progress", "expires", "finalizing", "completed", "failed
 TIMES = tuple(f"{stem}_at" for stem in STEMS)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def batch() -> None:
     """Run files of prompts, and manage batches."""
 

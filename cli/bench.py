@@ -7,6 +7,10 @@ from importlib.util import find_spec
 
 import click
 
+from cli.examples import EXAMPLES
+from cli.help_text import Group
+from cli.output import emit
+
 PROGRAMS = {
     "gateway": "Penstock and other gateways in front of the same simulated engine.",
     "table1": "TTFT and TBT by concurrency, of any OpenAI-compatible server.",
@@ -26,7 +30,7 @@ PROGRAMS = {
 """Help line of each program. A program parses its own arguments."""
 
 
-class BenchGroup(click.Group):
+class BenchGroup(Group):
     """Lists the programs that are installed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -63,10 +67,12 @@ def _run(name: str, words: list[str]) -> int:
     try:
         return int(module.main(words))
     except SystemExit as end:  # argparse raises it for --help and for wrong arguments
+        if end.code == 0:
+            emit("\n".join(["", "Examples:", *(f"  {line}" for line in EXAMPLES[f"penstock bench {name}"]), ""]))
         return end.code if isinstance(end.code, int) else 0
 
 
-@click.group(cls=BenchGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=BenchGroup)
 def bench() -> None:
     """Measure. A program prints a table and writes it as JSON, with plots beside.
 

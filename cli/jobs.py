@@ -11,6 +11,7 @@ import click
 from cli.api_command import api_command, limit_option
 from cli.client import Client
 from cli.errors import STILL_RUNNING, Problem
+from cli.help_text import Group
 from cli.ids import whole_id
 from cli.job import answer_of, ended_badly, follow, job_timed
 from cli.options import Command, Where, json_option, where_options
@@ -26,7 +27,7 @@ WIDE = 110
 HEADER = ("PART", "MS", "", "WHAT IT IS")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def jobs() -> None:
     """List, show, time, follow and cancel jobs."""
 

@@ -14,12 +14,15 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
+from cli.help_text import write_examples
 from cli.instance import DataDir
 from cli.output import note
 from cli.settings import UpSettings, settings_file
 from runtime.config import Config, load
 from streaming.batches.settings import FilesSettings
 from streaming.redis.settings import RedisSettings
+
+JSON_HELP = "JSON on stdout, nothing else: one object, or one object per line for a list."
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,6 +43,10 @@ class Command(click.Command):
             ),
             click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."),
         ]
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        write_examples(ctx, formatter)
 
 
 def _choose_color(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
@@ -116,4 +123,4 @@ def _warn_of_password(_context: click.Context, _option: click.Parameter, value: 
 
 def json_option(command: F) -> F:
     """Add --json, as the argument `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="JSON on stdout, nothing else.")(command)
+    return click.option("--json", "as_json", is_flag=True, help=JSON_HELP)(command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import typing
+from collections.abc import Sequence
 
 import click
 
@@ -44,31 +45,31 @@ def show_version(as_json: bool) -> int:
 
 
 @click.command("help", cls=Command)
-@click.argument("topic", required=False)
+@click.argument("topic", nargs=-1)
 @click.pass_context
-def help_page(context: click.Context, topic: str | None) -> int:
+def help_page(context: click.Context, topic: tuple[str, ...]) -> int:
     """Help on a command, or one of the pages exit-codes and environment."""
-    root = context.find_root()
-    if topic == "exit-codes":
+    if topic == ("exit-codes",):
         text = EXIT_CODES
-    elif topic == "environment":
+    elif topic == ("environment",):
         text = environment_page()
-    elif topic is None:
-        text = root.get_help() + "\n"
     else:
-        text = _command_help(root, topic)
+        text = _command_help(context.find_root(), topic)
     sys.stdout.write(text)
     return DONE
 
 
-def _command_help(root: click.Context, name: str) -> str:
-    group = root.command
-    assert isinstance(group, click.Group)
-    command = group.get_command(root, name)
-    if command is None:
-        pages = [*group.list_commands(root), "exit-codes", "environment"]
-        raise Problem(f"no help on {name!r}", next_step=nearest(name, pages), exit_code=USAGE, code="usage")
-    return command.get_help(click.Context(command, info_name=name, parent=root)) + "\n"
+def _command_help(context: click.Context, names: Sequence[str]) -> str:
+    """The help page of the command under the context's that these names lead to."""
+    for name in names:
+        group = context.command
+        command = group.get_command(context, name) if isinstance(group, click.Group) else None
+        if command is None:
+            known = group.list_commands(context) if isinstance(group, click.Group) else []
+            pages = [*known, "exit-codes", "environment"] if context.parent is None else known
+            raise Problem(f"no help on {name!r}", next_step=nearest(name, pages), exit_code=USAGE, code="usage")
+        context = click.Context(command, info_name=name, parent=context)
+    return context.get_help() + "\n"
 
 
 def environment_page() -> str:

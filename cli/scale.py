@@ -12,6 +12,7 @@ import click
 from cli.api_command import api_command
 from cli.client import Client
 from cli.errors import Problem
+from cli.help_text import Group
 from cli.output import CommandResult, list_result, note, print_rows, rfc3339, timed
 
 COLUMNS = ("model", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
@@ -37,7 +38,7 @@ class Period(click.ParamType[int]):
 for_option = click.option("--for", "hold_s", type=Period(), help="For so long (90s, 10m, 2h, 1d) [until resumed].")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def scale() -> None:
     """Show and set how many workers each model has."""
 

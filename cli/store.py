@@ -13,6 +13,7 @@ import click
 
 from cli.embedded import Embedded, end_orphan, find_server
 from cli.errors import DONE, USAGE, Problem
+from cli.help_text import Group
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, note, print_table
@@ -43,7 +44,7 @@ WORDS = {
 }
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group)
 def store() -> None:
     """Show what the store is, adopt a folder of files, or delete everything."""
 

@@ -1,0 +1,137 @@
+"""Help pages: each has examples that the command understands, and shells complete what the pages list."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.__main__ import main
+from cli.app import app
+from cli.bench import PROGRAMS
+from cli.examples import EXAMPLES
+
+
+def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """A command and all below it, by their whole names."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from commands(below, f"{path} {name}")
+
+
+ALL = dict(commands(app, "penstock"))
+
+
+def test_every_command_has_examples() -> None:
+    """cli/examples.py has them all, and none of a command that is gone."""
+    assert set(EXAMPLES) == set(ALL)
+    assert {f"penstock bench {name}" for name in PROGRAMS} <= set(ALL)
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_a_help_page_ends_with_its_examples(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By --help; programs of the benchmarks print theirs with a parser of their own."""
+    assert main([*path.split()[1:], "--help"]) == 0
+    page = capsys.readouterr().out
+    shown = "".join(f"  {line}\n" for line in EXAMPLES[path])
+    assert page.endswith(f"\nExamples:\n{shown}"), page
+
+
+def parsed(words: list[str]) -> None:
+    """Parse the words as the command would, but do not run it. Raises click.UsageError."""
+    context = app.make_context("penstock", list(words))
+    while isinstance(context.command, click.Group):
+        name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
+        assert command is not None
+        context = command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("line", sorted({line for lines in EXAMPLES.values() for line in lines}))
+def test_every_example_is_understood(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command, arguments and flags exist."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("input.jsonl", "tickets.csv"):
+        Path(name).touch()
+    Path("notes").mkdir()
+    words = shlex.split(line.replace('eval "$(', "").replace(')"', ""), comments=True)
+    while "=" in words[0]:  # a variable
+        words = words[1:]
+    assert words[0] == "penstock"
+    ends = [place for place, word in enumerate(words) if word in ("<", ">")]
+    parsed(words[1 : ends[0] if ends else None])
+
+
+def test_help_of_a_command_below_another(capsys: pytest.CaptureFixture[str]) -> None:
+    """`penstock help jobs ls` is `penstock jobs ls --help`; a name that is none is wrong usage."""
+    assert main(["help", "jobs", "ls"]) == 0
+    page = capsys.readouterr().out
+    assert main(["jobs", "ls", "--help"]) == 0
+    assert capsys.readouterr().out == page
+    assert main(["help", "jobs", "lst"]) == 2
+    assert "did you mean 'ls'" in capsys.readouterr().err
+    assert main(["help", "up", "ls"]) == 2
+
+
+# --- completion ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def with_command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which `penstock` is on the PATH."""
+    folder = tmp_path_factory.mktemp("bin")
+    command = folder / "penstock"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    command.chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    return {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(folder)}
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("penstock comp", ["completion"]),
+        ("penstock jobs t", ["timing"]),
+        ("penstock jobs ls --sta", ["--status"]),
+        ("penstock jobs ls --status can", ["cancelled"]),
+        ("penstock completion ", ["bash", "zsh", "fish"]),
+        ("penstock nothing", []),
+    ],
+)
+def test_bash_completes(typed: str, offered: list[str], with_command: dict[str, str]) -> None:
+    """The script is sourced as a start-up file does it, and asked as bash asks it."""
+    script = """
+        eval "$(penstock completion bash)" || exit 9
+        COMP_WORDS=($1); [ "${1% }" = "$1" ] || COMP_WORDS+=("")
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        complete -p penstock >/dev/null || exit 8
+        _penstock_completion penstock
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    command = ["bash", "--norc", "-c", script, "bash", typed]
+    done = subprocess.run(command, env=with_command, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == offered, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shell", "mark"), [("zsh", "#compdef penstock"), ("fish", "complete --no-files --command penstock")]
+)
+def test_scripts_of_other_shells(shell: str, mark: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is for the command's name."""
+    assert main(["completion", shell]) == 0
+    assert mark in capsys.readouterr().out
+
+
+def test_a_shell_nobody_knows_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names those that are known."""
+    assert main(["completion", "tcsh"]) == 2
+    assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
