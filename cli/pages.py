@@ -28,12 +28,13 @@ Exit codes
 """
 
 ELSEWHERE = {
-    "PENSTOCK_API_KEY": "the key commands send to the API (or a file api-key, mode 0600, in its data folder)",
-    "PENSTOCK_URL": "address of the API for chat, submit and jobs",
-    "PENSTOCK_BENCH_CACHE": "where `penstock bench` keeps other systems' environments [~/.cache/penstock-bench]",
-    "NO_COLOR": "any value: no styles in the output",
-    "FORCE_COLOR": "any value: styles also where there is no terminal",
+    "PENSTOCK_API_KEY": ("the key that commands send to the API", "the file api-key, mode 0600, of the data folder"),
+    "PENSTOCK_URL": ("address of the API for commands", "of the instance in the data folder"),
+    "PENSTOCK_BENCH_CACHE": ("where `penstock bench` keeps other systems' environments", "~/.cache/penstock-bench"),
+    "NO_COLOR": ("any value: no styles in the output", "not set"),
+    "FORCE_COLOR": ("any value: styles also where there is no terminal", "not set"),
 }
+"""Variables that are no settings: what each is, and what counts without it."""
 
 
 @click.command("version", cls=Command)
@@ -73,19 +74,43 @@ def _command_help(context: click.Context, names: Sequence[str]) -> str:
 
 
 def environment_page() -> str:
-    """Every environment variable, with its setting and default."""
+    """Every environment variable, with its kind and default."""
     from cli.deployment import KINDS  # noqa: PLC0415 - every section's settings
     from runtime.config import ALIASES, ENV_PREFIX, TABLES, describe  # noqa: PLC0415
 
-    lines = ["Variables (each is also a key of penstock.toml; flags outrank variables, variables the file)", ""]
+    rows = []
     short = {target: name for name, target in ALIASES.items()}
     for section, kind in KINDS.items():
         if section in TABLES:
             continue
         hints = typing.get_type_hints(kind)
         for key, default in zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True):
-            name = short.get((section, key), f"{ENV_PREFIX}{section}_{key}".upper())
-            shown = default if isinstance(default, (str, int, float)) else ""
-            lines.append(f"  {name:<38} {describe(hints[key])} [{shown}]")
-    lines += ["", *(f"  {name:<40} {text}" for name, text in ELSEWHERE.items())]
-    return "\n".join(lines) + "\n"
+            if typing.get_origin(hints[key]) is not dict:  # a table has no variable
+                name = short.get((section, key), f"{ENV_PREFIX}{section}_{key}".upper())
+                rows.append((name, describe(hints[key]), _default(default)))
+    rows += [("", "", ""), *((name, text, default) for name, (text, default) in ELSEWHERE.items())]
+    width = max(len(name) for name, _, _ in rows)
+    return "\n".join(
+        [
+            "Variables, each with its default in brackets. Those of the first part are also keys of penstock.toml",
+            "(flags outrank variables, variables the file).",
+            "",
+            *(f"  {name:<{width}}  {text} [{default}]" if name else "" for name, text, default in rows),
+            "",
+        ]
+    )
+
+
+def _default(value: object) -> str:
+    """A default as people read it."""
+    match value:
+        case None:
+            return "not set"
+        case "":
+            return "empty"
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return ", ".join(map(str, value)) or "none"
+        case _:
+            return str(value)

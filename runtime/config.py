@@ -7,6 +7,7 @@ the wrong type is an error that names the key, the expected value and the neares
 from __future__ import annotations
 
 import difflib
+import enum
 import tomllib
 import types
 import typing
@@ -189,7 +190,9 @@ def describe(kind: Any) -> str:
     """Describe a type for an error message."""
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+        return "one of " + ", ".join(str(arg) or "empty" for arg in typing.get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return "one of " + ", ".join(str(member.value) for member in kind)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(describe(arg) for arg in typing.get_args(kind) if arg is not type(None))
     if origin is typing.Annotated:

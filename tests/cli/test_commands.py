@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -138,7 +139,12 @@ def test_help_pages(capsys: pytest.CaptureFixture[str]) -> None:
     page = capsys.readouterr().out
     assert "PENSTOCK_REDIS_URL" in page
     assert "PENSTOCK_API_KEY" in page
-    assert "PENSTOCK_API_HOSTS                     texts, with commas between" in page and " tuple" not in page
+    assert "  PENSTOCK_API_HOSTS                        texts, with commas between [none]\n" in page
+    assert "  PENSTOCK_DATA_DIR                         a path [.penstock]\n" in page
+    assert "  PENSTOCK_SIM_FAULTS                       true or false [false]\n" in page
+    assert "  PENSTOCK_EVENTS_TAKE_PRIORITY             one of interactive, standard, batch [standard]\n" in page
+    variables = [line for line in page.split("\n") if line.startswith("  ")]
+    assert all(re.fullmatch(r"  [A-Z0-9_]+ +\S.* \[[^\[\]]+\]", line) for line in variables), variables
     for command in LazyGroup.COMMANDS:
         assert main(["help", command]) == 0
         assert "Usage: penstock" in capsys.readouterr().out
