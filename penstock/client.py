@@ -1,0 +1,291 @@
+"""Client of Penstock for other programs: submits jobs, waits for them, and streams them, each token once and in order.
+
+    from penstock.client import PenstockClient
+
+    with PenstockClient("http://10.0.0.1:8000,http://10.0.0.2:8000") as client:
+        job = client.submit({"model": "llama-8b", "messages": [{"role": "user", "content": "hello"}]})
+        for event in client.stream(job["id"]):
+            print(event.text, end="", flush=True)
+
+It survives the death of any API process, and of all of them for `patience_s`: a stream goes on behind its last event,
+at whichever server answers, and a job is queued once however often its request had to be sent. `AsyncPenstockClient`
+has the same methods for asyncio.
+
+The methods raise these errors, all of them a PenstockError:
+
+- NoAnswer: no server answered for `patience_s`
+- ApiRefusal: the server refused the request (`status`, `code`, `message`)
+- JobFailed: the job ended in any state but completed
+- StreamReset: the store lost part of a stream; discard what came, and go on with `stream(job_id, after=error.cursor)`
+- EventsUnreadable: the server cannot read the job's events to their end
+- WaitTimeout: the time of `wait` is over; the job goes on
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from ipaddress import ip_address
+from typing import Any, Self, TypeVar
+from urllib.parse import quote, urlsplit
+
+import httpx2
+
+from penstock.client_connection import AsyncCallConnection, CallConnection
+from penstock.client_messages import (
+    ApiRefusal,
+    EventsUnreadable,
+    JobFailed,
+    Json,
+    NoAnswer,
+    PenstockError,
+    StreamEvent,
+    StreamReset,
+    WaitTimeout,
+)
+from penstock.client_protocol import (
+    EMPTY,
+    FINAL,
+    Call,
+    Calls,
+    Outcome,
+    Patience,
+    Pause,
+    ServerList,
+)
+
+__all__ = [
+    "FINAL",
+    "ApiRefusal",
+    "AsyncPenstockClient",
+    "EventsUnreadable",
+    "JobFailed",
+    "NoAnswer",
+    "Pause",
+    "PenstockClient",
+    "PenstockError",
+    "StreamEvent",
+    "StreamReset",
+    "WaitTimeout",
+]
+
+URL, KEY = "PENSTOCK_URL", "PENSTOCK_API_KEY"
+DEFAULT_URL = "http://127.0.0.1:8000"
+PATIENCE_S = 60.0
+
+Result = TypeVar("Result")
+
+
+class _Client:
+    """What the two clients have in common.
+
+    Args:
+        urls: addresses of the API processes, as a list or with commas between them. Default: PENSTOCK_URL.
+        key: the API key. Default: PENSTOCK_API_KEY.
+        patience_s: how long to try again while no server answers.
+        first_patience_s: the same before any server has accepted a connection. Default: `patience_s`.
+        on_retry: called before each wait for another try.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str] = "",
+        key: str | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
+        first_patience_s: float | None = None,
+        on_retry: Callable[[Pause], object] = lambda pause: None,
+    ) -> None:
+        key = os.environ.get(KEY, "") if key is None else key
+        self._servers = ServerList(urls or os.environ.get(URL) or DEFAULT_URL, key)
+        first_s = patience_s if first_patience_s is None else first_patience_s
+        self._calls, self._on_retry = Calls(self._servers, Patience(patience_s, first_s)), on_retry
+
+    @property
+    def url(self) -> str:
+        """The server that the client uses now."""
+        return self._servers.url
+
+    def _options(self) -> dict[str, Any]:
+        """Options of the HTTP client; requests to this machine bypass the proxies of the environment."""
+        hosts = {urlsplit(url).hostname or "" for url in self._servers.urls}
+        return {
+            "limits": httpx2.Limits(max_connections=None),
+            "mounts": {f"all://{_in_url(host)}": None for host in hosts if _is_loopback(host)},
+        }
+
+
+class PenstockClient(_Client):
+    """Client for threads. Close it, or use it as a context manager."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.http = httpx2.Client(**self._options())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.http.close()
+
+    def submit(self, body: Mapping[str, Any], *, idempotency_key: str = "") -> Json:
+        """Put a job (the body of POST /v1/jobs) in the queue, exactly once. Returns the job object.
+
+        Args:
+            idempotency_key: calls with the same key and body lead to the same job, also from other processes.
+        """
+        return self._run(self._calls.submit(body, idempotency_key or uuid.uuid4().hex))
+
+    def get(self, job_id: str) -> Json:
+        """Return the job object, with its result once it has completed."""
+        return self.request("GET", _job(job_id), tries_again=True)
+
+    def wait(self, job_id: str, timeout_s: float = math.inf) -> Json:
+        """Return the job object once the job has completed. Raises JobFailed, WaitTimeout."""
+        return _completed(self._run(self._calls.wait(job_id, timeout_s, time.monotonic())))
+
+    def cancel(self, job_id: str) -> Json:
+        """Cancel a job, queued or running, and return the job object."""
+        return self.request("POST", f"{_job(job_id)}/cancel", tries_again=True)
+
+    def stream(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
+        """Yield the job's events from the beginning, or after the event with this id, to its end. Raises StreamReset,
+        JobFailed (after the last event)."""
+        call = self._calls.stream(job_id, after)
+        outcome: Outcome = None
+        with CallConnection(self.http, self._on_retry) as connection:
+            while True:
+                try:
+                    act = call.send(outcome)
+                except StopIteration:
+                    return
+                if isinstance(act, StreamEvent):
+                    yield act
+                    outcome = None
+                else:
+                    outcome = connection.perform(act)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] = EMPTY,
+        *,
+        tries_again: bool = False,
+    ) -> Json:
+        """Send any other request of the API, and return the JSON object of its answer. Set `tries_again` only if the
+        server may get it twice."""
+        return self._run(self._calls.request(method, path, body, headers, tries_again=tries_again))
+
+    def _run(self, call: Call[Result]) -> Result:
+        outcome: Outcome = None
+        with CallConnection(self.http, self._on_retry) as connection:
+            while True:
+                try:
+                    act = call.send(outcome)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                outcome = connection.perform(act)
+
+
+class AsyncPenstockClient(_Client):
+    """Client for asyncio, with the methods of PenstockClient."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.http = httpx2.AsyncClient(**self._options())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.http.aclose()
+
+    async def submit(self, body: Mapping[str, Any], *, idempotency_key: str = "") -> Json:
+        """See PenstockClient."""
+        return await self._run(self._calls.submit(body, idempotency_key or uuid.uuid4().hex))
+
+    async def get(self, job_id: str) -> Json:
+        """See PenstockClient."""
+        return await self.request("GET", _job(job_id), tries_again=True)
+
+    async def wait(self, job_id: str, timeout_s: float = math.inf) -> Json:
+        """See PenstockClient."""
+        return _completed(await self._run(self._calls.wait(job_id, timeout_s, time.monotonic())))
+
+    async def cancel(self, job_id: str) -> Json:
+        """See PenstockClient."""
+        return await self.request("POST", f"{_job(job_id)}/cancel", tries_again=True)
+
+    async def stream(self, job_id: str, after: str = "") -> AsyncIterator[StreamEvent]:
+        """See PenstockClient. Where you leave the loop early, close it (`contextlib.aclosing`)."""
+        call = self._calls.stream(job_id, after)
+        outcome: Outcome = None
+        async with AsyncCallConnection(self.http, self._on_retry) as connection:
+            while True:
+                try:
+                    act = call.send(outcome)
+                except StopIteration:
+                    return
+                if isinstance(act, StreamEvent):
+                    yield act
+                    outcome = None
+                else:
+                    outcome = await connection.perform(act)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] = EMPTY,
+        *,
+        tries_again: bool = False,
+    ) -> Json:
+        """See PenstockClient."""
+        return await self._run(self._calls.request(method, path, body, headers, tries_again=tries_again))
+
+    async def _run(self, call: Call[Result]) -> Result:
+        outcome: Outcome = None
+        async with AsyncCallConnection(self.http, self._on_retry) as connection:
+            while True:
+                try:
+                    act = call.send(outcome)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                outcome = await connection.perform(act)
+
+
+def _completed(job: Json) -> Json:
+    if job["status"] != "completed":
+        raise JobFailed(job)
+    return job
+
+
+def _job(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

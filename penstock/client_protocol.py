@@ -1,0 +1,356 @@
+"""Protocol of the client, without I/O: what to send, when and where to try again, and where a stream resumes.
+
+Each call is a generator. It yields what is to be done next (a Send, a Read, a Pause, or a StreamEvent for the caller),
+is sent what came of it (an HttpAnswer, a BodyPiece, or a Broken), and returns the result or raises a PenstockError. The
+clients for threads and for asyncio in penstock/client.py do what it says and decide nothing.
+
+A POST that may be sent twice carries an Idempotency-Key, and every try of it the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+from urllib.parse import quote, urlencode
+
+from penstock.client_messages import (
+    ApiRefusal,
+    EventParser,
+    EventsUnreadable,
+    JobFailed,
+    Json,
+    NoAnswer,
+    ServerSentEvent,
+    StreamEvent,
+    StreamReset,
+    WaitTimeout,
+    refusal_of,
+)
+
+FINAL = ("completed", "failed", "cancelled", "expired", "incomplete")
+"""The states in which a job stays, and the names of its last event."""
+LONG_POLL_S = 30.0
+ANSWER_TIMEOUT_S = 60.0
+"""How long a server may send nothing before its answer."""
+LATE_S = 15.0
+"""The same of a long poll, whose caller has a time limit."""
+SILENCE_S = 45.0
+"""How long a stream may bring nothing: a server sends something every [api] keep_alive_s (10 s)."""
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 3.0
+"""Limits of the first delay, and of all: each is random, so that clients that were cut off together come back apart."""
+RETRY_AFTER_SPREAD = 0.25
+"""A Retry-After is exceeded by up to this part of it, for the same reason."""
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
+
+RETRIED = frozenset({408, 409, 429, 502, 503, 504})
+"""Answers after which another try may help, unless they say `x-should-retry: false`."""
+ELSEWHERE = frozenset({502, 503, 504})
+"""Of these, answers that another server may not give."""
+
+
+class Send(NamedTuple):
+    """Send a request. The result is an HttpAnswer or a Broken."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+    timeout_s: float
+    """How long the server may send nothing."""
+    streamed: bool = False
+    """Leave the body of a 200 to Reads."""
+
+
+class Read(NamedTuple):
+    """Read on in the body of the last request. The result is a BodyPiece or a Broken."""
+
+
+class Pause(NamedTuple):
+    """Wait before the next try."""
+
+    seconds: float
+    url: str
+    """The server that failed."""
+    cause: str
+
+
+class HttpAnswer(NamedTuple):
+    """A server's answer, with its whole body unless it is streamed."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+    at: float
+    """Monotonic time, in seconds; of every result."""
+
+
+class BodyPiece(NamedTuple):
+    """The next bytes of a streamed body; none at its end."""
+
+    data: bytes
+    at: float
+
+
+class Broken(NamedTuple):
+    """The connection failed."""
+
+    cause: str
+    reached: bool
+    """A server had accepted the connection, so it may have seen the request."""
+    at: float
+
+
+Act: TypeAlias = Send | Read | Pause | StreamEvent
+Outcome: TypeAlias = HttpAnswer | BodyPiece | Broken | None
+Result = TypeVar("Result")
+Call: TypeAlias = Generator[Act, Outcome, Result]
+
+
+class ServerList:
+    """The servers of a client, and the one that it uses now."""
+
+    def __init__(self, urls: str | Sequence[str], key: str) -> None:
+        self.urls = [url.strip().rstrip("/") for url in (urls.split(",") if isinstance(urls, str) else urls)]
+        for url in self.urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
+        self.key, self.reached = key, False
+        self._at = 0
+
+    @property
+    def url(self) -> str:
+        """The server to send to."""
+        return self.urls[self._at]
+
+    def leave(self, url: str) -> None:
+        """Use the next server, unless another call of this client has left this one already."""
+        if url == self.url:
+            self._at = (self._at + 1) % len(self.urls)
+
+
+class Patience(NamedTuple):
+    """How long to try again after a failure, in seconds."""
+
+    s: float
+    first_s: float
+    """The same before any server has accepted a connection: the address may be wrong."""
+
+
+class RetryState:
+    """Decides after each failure of one call whether to try again, when, and at which server."""
+
+    def __init__(
+        self, servers: ServerList, patience: Patience, *, until: float = math.inf, chance: Callable[[], float]
+    ) -> None:
+        self._servers, self._patience, self._until, self._chance = servers, patience, until, chance
+        self._failures = 0
+        self._since = 0.0
+        self._url = servers.url
+
+    def server(self) -> str:
+        """The server for the next try."""
+        self._url = self._servers.url
+        return self._url
+
+    def progress(self) -> None:
+        """A server has answered: what failed before is forgotten."""
+        self._servers.reached = True
+        self._failures = 0
+
+    def after_break(self, broken: Broken) -> Pause:
+        """Return the delay before the next try, at the next server. Raises NoAnswer, TimeoutError."""
+        self._servers.reached |= broken.reached
+        self._servers.leave(self._url)
+        delay_s = self._delay(broken.at, 0.0, all_alike=False)
+        return self._pause(delay_s, broken.at, broken.cause, NoAnswer(self._url, broken.cause))
+
+    def after_refusal(self, answer: HttpAnswer) -> Pause:
+        """Return the delay before the next try. Raises ApiRefusal, TimeoutError."""
+        refusal = refusal_of(answer.status, answer.body, answer.headers.get("x-request-id", ""))
+        self._servers.reached = True
+        if answer.status not in RETRIED or answer.headers.get("x-should-retry") == "false":
+            raise refusal
+        if answer.status in ELSEWHERE:
+            self._servers.leave(self._url)
+        delay_s = self._delay(answer.at, retry_after_s(answer.headers), all_alike=answer.status not in ELSEWHERE)
+        return self._pause(delay_s, answer.at, refusal.message, refusal)
+
+    def _delay(self, at: float, asked_s: float, *, all_alike: bool) -> float:
+        """Return a random delay. It grows, and honours `asked_s`, once every server has failed or if all are alike."""
+        if not self._failures:
+            self._since = at
+        self._failures += 1
+        rounds, others = divmod(self._failures - 1, len(self._servers.urls))
+        if others < len(self._servers.urls) - 1 and not all_alike:
+            return FIRST_DELAY_S * self._chance()
+        longest_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(rounds, 10))
+        return max(longest_s * self._chance(), asked_s * (1 + RETRY_AFTER_SPREAD * self._chance()))
+
+    def _pause(self, delay_s: float, at: float, cause: str, error: ApiRefusal | NoAnswer) -> Pause:
+        patience_s = self._patience.s if self._servers.reached else self._patience.first_s
+        if at + delay_s >= self._until:
+            raise TimeoutError from error
+        if at + delay_s - self._since >= patience_s:
+            raise error
+        return Pause(delay_s, self._url, cause)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float:
+    """The delay that a server asks for; 0 if it asks for none in seconds."""
+    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            delay_s = float(headers[name]) * unit_s
+        except (KeyError, ValueError):
+            continue
+        if 0 <= delay_s < math.inf:
+            return delay_s
+    return 0.0
+
+
+class Calls:
+    """The calls of one client."""
+
+    def __init__(self, servers: ServerList, patience: Patience, chance: Callable[[], float] = random.random) -> None:
+        self._servers, self._patience, self._chance = servers, patience, chance
+
+    def request(
+        self, method: str, path: str, body: Any, headers: Mapping[str, str], *, tries_again: bool
+    ) -> Call[Json]:
+        """Send a request and return the JSON object of its answer."""
+        retry = self._retry() if tries_again else self._retry(Patience(0, 0))
+        answer = yield from self._answer(retry, method, path, body, headers)
+        return self._json(answer)
+
+    def submit(self, body: Mapping[str, Any], idempotency_key: str) -> Call[Json]:
+        """Put a job in the queue, once however often it must be sent."""
+        headers = {"Idempotency-Key": idempotency_key}
+        answer = yield from self._answer(self._retry(), "POST", "/v1/jobs", dict(body), headers)
+        return self._json(answer)
+
+    def wait(self, job_id: str, timeout_s: float, now: float) -> Call[Json]:
+        """Return the job once it has ended. Raises WaitTimeout."""
+        until = now + timeout_s
+        while True:
+            poll_s = max(0.0, min(LONG_POLL_S, until - now))
+            path = f"{_job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
+            try:
+                answer = yield from self._answer(self._retry(until=until), "GET", path, timeout_s=poll_s + LATE_S)
+            except TimeoutError:
+                raise WaitTimeout(job_id, timeout_s) from None
+            job, now = self._json(answer), answer.at
+            if job["status"] in FINAL:
+                return job
+            if now >= until:
+                raise WaitTimeout(job_id, timeout_s)
+
+    def stream(self, job_id: str, after: str) -> Call[None]:
+        """Yield the job's events after a cursor to its end, whatever connection brings them."""
+        retry = self._retry()
+        while True:
+            headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
+            got = yield self._send(retry, "GET", f"{_job_path(job_id)}/events", b"", headers, SILENCE_S, streamed=True)
+            if isinstance(got, HttpAnswer) and got.status >= 400:
+                yield retry.after_refusal(got)
+                continue
+            if isinstance(got, HttpAnswer):
+                if not got.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise NoAnswer(self._servers.url, "its answer is no event stream")
+                broken, after, ended = yield from self._events(job_id, after, retry)
+                if ended:
+                    return
+            else:
+                broken = _broken(got)
+            yield retry.after_break(broken)
+
+    def _events(self, job_id: str, after: str, retry: RetryState) -> Call[tuple[Broken, str, bool]]:
+        """Yield the events of one connection. Returns why it broke, the new cursor, and whether the job has ended."""
+        parser = EventParser()
+        while True:
+            got = yield Read()
+            if not isinstance(got, BodyPiece):
+                return _broken(got), after, False
+            if not got.data:
+                return Broken("the server ended the stream", reached=True, at=got.at), after, False
+            for sent in parser.feed(got.data):
+                retry.progress()
+                after = sent.id or after
+                if sent.name == "ping":
+                    continue
+                event = _event(job_id, sent, after)
+                yield event
+                if event.name in FINAL:
+                    if event.name != "completed":
+                        raise JobFailed(event.data)
+                    return Broken("", reached=True, at=got.at), after, True
+
+    def _answer(
+        self,
+        retry: RetryState,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] = EMPTY,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> Call[HttpAnswer]:
+        """Return a good answer, after as many tries as it takes and may take."""
+        content = b"" if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        while True:
+            got = yield self._send(retry, method, path, content, headers, timeout_s)
+            if isinstance(got, HttpAnswer) and got.status < 400:
+                retry.progress()
+                return got
+            yield retry.after_refusal(got) if isinstance(got, HttpAnswer) else retry.after_break(_broken(got))
+
+    def _send(
+        self,
+        retry: RetryState,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        *,
+        streamed: bool = False,
+    ) -> Send:
+        own = {"Content-Type": "application/json"} if body else {}
+        if self._servers.key:
+            own["Authorization"] = f"Bearer {self._servers.key}"
+        return Send(method, retry.server() + path, {**own, **headers}, body, timeout_s, streamed)
+
+    def _json(self, answer: HttpAnswer) -> Json:
+        try:
+            value = json.loads(answer.body)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise NoAnswer(self._servers.url, "its answer is no JSON object")
+        return value
+
+    def _retry(self, patience: Patience | None = None, until: float = math.inf) -> RetryState:
+        return RetryState(self._servers, patience or self._patience, until=until, chance=self._chance)
+
+
+def _event(job_id: str, sent: ServerSentEvent, cursor: str) -> StreamEvent:
+    """Raises StreamReset, EventsUnreadable."""
+    data = json.loads(sent.data)
+    if sent.name == "stream.reset":
+        raise StreamReset(job_id, cursor)
+    if sent.name == "error":
+        error = data.get("error") or {}
+        raise EventsUnreadable(str(error.get("code")), str(error.get("message")))
+    return StreamEvent(sent.name, cursor, data)
+
+
+def _broken(got: Outcome) -> Broken:
+    assert isinstance(got, Broken), got
+    return got
+
+
+def _job_path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"

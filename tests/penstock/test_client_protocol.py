@@ -1,0 +1,299 @@
+"""The client's decisions, without a server: what it sends, when and where it tries again, and what it tells."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.client_messages import (
+    ApiRefusal,
+    EventParser,
+    EventsUnreadable,
+    JobFailed,
+    NoAnswer,
+    ServerSentEvent,
+    StreamEvent,
+    StreamReset,
+    WaitTimeout,
+    lines_of,
+)
+from penstock.client_protocol import (
+    MAX_DELAY_S,
+    SILENCE_S,
+    Act,
+    BodyPiece,
+    Broken,
+    Calls,
+    HttpAnswer,
+    Outcome,
+    Patience,
+    Pause,
+    Read,
+    Send,
+    ServerList,
+    retry_after_s,
+)
+
+A, B = "http://a", "http://b"
+STREAMED = HttpAnswer(200, {"content-type": "text/event-stream; charset=utf-8"}, b"", 0.0)
+BODY = {"model": "sim", "prompt": "é"}
+
+
+def calls(*urls: str, patience_s: float = 60.0, first_s: float = 60.0, chance: float = 1.0) -> Calls:
+    return Calls(ServerList(urls or (A,), "a-key"), Patience(patience_s, first_s), lambda: chance)
+
+
+def ok(value: object, at: float = 0.0) -> HttpAnswer:
+    return HttpAnswer(200, {}, json.dumps(value).encode(), at)
+
+
+def refused(status: int, code: str = "some_code", at: float = 0.0, **headers: str) -> HttpAnswer:
+    body = json.dumps({"error": {"message": "the reason", "code": code, "param": None}}).encode()
+    return HttpAnswer(status, {name.replace("_", "-"): value for name, value in headers.items()}, body, at)
+
+
+def event(name: str, event_id: str = "", **data: Any) -> bytes:
+    cursor = f"id: {event_id}\n" if event_id else ""
+    return f"event: {name}\n{cursor}data: {json.dumps(data)}\n\n".encode()
+
+
+def broken(at: float = 0.0, *, reached: bool = True) -> Broken:
+    return Broken("cut", reached, at)
+
+
+class Played:
+    """A call whose I/O is played from a script: `acts` is what it did, `result` or `error` how it ended."""
+
+    def __init__(self, call: Generator[Act, Outcome, Any], outcomes: Sequence[Outcome]) -> None:
+        self.acts: list[Act] = []
+        self.result: Any = None
+        self.error: Exception | None = None
+        script = iter(outcomes)
+        outcome: Outcome = None
+        try:
+            while True:
+                act = call.send(outcome)
+                self.acts.append(act)
+                outcome = next(script) if isinstance(act, Send | Read) else None
+        except StopIteration as end:
+            self.result = end.value
+        except Exception as error:  # noqa: BLE001 - the tests look at it
+            self.error = error
+        assert next(script, None) is None, "the call ended before the script"
+
+    @property
+    def sent(self) -> list[Send]:
+        return [act for act in self.acts if isinstance(act, Send)]
+
+    @property
+    def pauses(self) -> list[Pause]:
+        return [act for act in self.acts if isinstance(act, Pause)]
+
+    @property
+    def events(self) -> list[StreamEvent]:
+        return [act for act in self.acts if isinstance(act, StreamEvent)]
+
+
+def test_a_submit_is_sent_again_under_its_key_at_the_next_server() -> None:
+    """The answer was lost, so the job may be queued: the same bytes and key lead to the same job."""
+    played = Played(calls(A, B).submit(BODY, "k"), [broken(), refused(503, retry_after="7"), ok({"id": "job_1"})])
+    assert played.result == {"id": "job_1"}
+    assert [send.url for send in played.sent] == [f"{A}/v1/jobs", f"{B}/v1/jobs", f"{A}/v1/jobs"]
+    (send,) = {(send.method, send.body, *sorted(send.headers.items())) for send in played.sent}
+    assert send[:2] == ("POST", json.dumps(BODY, ensure_ascii=False).encode())
+    assert dict(send[2:]) == {
+        "Authorization": "Bearer a-key", "Content-Type": "application/json", "Idempotency-Key": "k",
+    }  # fmt: skip
+    first, second = played.pauses
+    assert 0 < first.seconds <= 0.1 and 7 <= second.seconds <= 1.25 * 7
+    assert (first.url, first.cause, second.url, second.cause) == (A, "cut", B, "the reason")
+
+
+@pytest.mark.parametrize(("status", "urls"), [(429, [A, A]), (409, [A, A]), (503, [A, B]), (502, [A, B])])
+def test_a_refusal_of_one_process_leads_to_the_next_and_of_the_queue_does_not(status: int, urls: list[str]) -> None:
+    played = Played(calls(A, B).submit(BODY, "k"), [refused(status, retry_after="3"), ok({})])
+    assert [send.url.removesuffix("/v1/jobs") for send in played.sent] == urls
+    assert (played.pauses[0].seconds >= 3) == (urls[1] == A)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [refused(400), refused(404), refused(422), refused(500), refused(401), refused(429, x_should_retry="false"),
+     refused(503, x_should_retry="false")],
+)  # fmt: skip
+def test_what_another_try_cannot_help_is_raised_at_once(answer: HttpAnswer) -> None:
+    played = Played(calls(A, B).submit(BODY, "k"), [answer])
+    assert isinstance(played.error, ApiRefusal) and not played.pauses
+    assert (played.error.status, played.error.code, str(played.error)) == (answer.status, "some_code", "the reason")
+
+
+def test_a_proxys_page_is_a_refusal_too() -> None:
+    played = Played(calls().submit(BODY, "k"), [HttpAnswer(413, {"x-request-id": "r"}, b"<html>", 0)])
+    assert isinstance(played.error, ApiRefusal)
+    assert (played.error.code, played.error.request_id) == ("http_error", "r")
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[1]", b"\xff"])
+def test_another_server_is_not_taken_for_penstock(body: bytes) -> None:
+    played = Played(calls().submit(BODY, "k"), [HttpAnswer(200, {}, body, 0)])
+    assert isinstance(played.error, NoAnswer) and played.error.url == A
+    played = Played(calls().stream("job_1", ""), [HttpAnswer(200, {"content-type": "text/html"}, b"", 0)])
+    assert isinstance(played.error, NoAnswer)
+
+
+def test_delays_grow_to_a_limit_and_start_anew_after_an_answer() -> None:
+    """Random up to a limit that doubles once every server has failed."""
+    call = calls(A, B, patience_s=math.inf).stream("job_1", "")
+    rounds = [broken() for _ in range(20)]
+    played = Played(call, [*rounds, STREAMED, BodyPiece(event("ping"), 0), broken(), refused(404)])
+    delays = [pause.seconds for pause in played.pauses]
+    assert delays[:6] == [0.1, 0.1, 0.1, 0.2, 0.1, 0.4] and delays[19] == MAX_DELAY_S and delays[20] == 0.1
+    half = Played(calls(patience_s=math.inf, chance=0.5).submit(BODY, "k"), [broken(), broken(), ok({})])
+    assert [pause.seconds for pause in half.pauses] == [0.05, 0.1]
+
+
+def test_it_gives_up_when_nobody_has_answered_for_too_long() -> None:
+    """The time runs from the first failure; a Retry-After that reaches beyond it is not waited for."""
+    call = calls(patience_s=10).submit(BODY, "k")
+    played = Played(call, [broken(100), broken(105), broken(109.9)])
+    assert isinstance(played.error, NoAnswer) and len(played.pauses) == 2
+    played = Played(calls(patience_s=10).submit(BODY, "k"), [refused(503, "store_unavailable", retry_after="10")])
+    assert isinstance(played.error, ApiRefusal) and played.error.code == "store_unavailable"
+
+
+def test_an_address_that_never_answered_has_a_patience_of_its_own() -> None:
+    """A connection that was accepted and then cut counts as an answer: some server is there."""
+    some = calls(first_s=0)
+    assert isinstance(Played(some.submit(BODY, "k"), [broken(reached=False)]).error, NoAnswer)
+    assert Played(some.submit(BODY, "k"), [broken(), broken(reached=False), ok({})]).error is None
+    assert Played(some.submit(BODY, "k"), [broken(reached=False), ok({})]).error is None
+
+
+def test_two_calls_that_lose_a_server_go_to_the_same_next_one() -> None:
+    shared = calls(A, B)
+    one, other = shared.submit(BODY, "k"), shared.submit(BODY, "l")
+    assert [call.send(None).url for call in (one, other)] == [f"{A}/v1/jobs"] * 2  # type: ignore[union-attr]
+    for call in (one, other):
+        assert isinstance(call.send(broken()), Pause)
+    assert [call.send(None).url for call in (one, other)] == [f"{B}/v1/jobs"] * 2  # type: ignore[union-attr]
+
+
+def test_a_request_that_must_not_be_repeated_is_tried_once() -> None:
+    for outcome in (broken(), broken(reached=False), refused(503, retry_after="1")):
+        played = Played(calls(A, B).request("POST", "/x", {}, {}, tries_again=False), [outcome])
+        assert len(played.sent) == 1 and played.error is not None
+    assert Played(calls().request("GET", "/x", None, {}, tries_again=True), [broken(), ok({})]).error is None
+
+
+def test_headers_of_a_request_outrank_the_clients() -> None:
+    (send,) = Played(calls().request("GET", "/x", None, {"Authorization": "other"}, tries_again=False), [ok({})]).sent
+    assert send.headers == {"Authorization": "other"} and send.body == b""
+
+
+def test_a_wait_polls_to_the_end_and_within_its_time() -> None:
+    """Each poll asks for no more than the time that is left."""
+    running, done = {"status": "in_progress"}, {"status": "failed"}
+    played = Played(calls().wait("job_1", 40.0, now=0.0), [ok(running, 30.0), broken(31.0), ok(done, 39.0)])
+    assert played.result == done
+    assert [send.url.partition("=")[2] for send in played.sent] == ["30.000", "10.000", "10.000"]
+    played = Played(calls().wait("job_1", 40.0, now=0.0), [ok(running, 30.0), ok(running, 40.0)])
+    assert isinstance(played.error, WaitTimeout) and played.error.job_id == "job_1"
+    played = Played(calls().wait("job_1", 0.0, now=5.0), [ok(running, 5.0)])
+    assert isinstance(played.error, WaitTimeout) and played.sent[0].url.endswith("=0.000")
+
+
+def test_a_wait_that_meets_a_dead_server_ends_at_its_time() -> None:
+    played = Played(calls().wait("job_1", 2.0, now=0.0), [broken(0.5), broken(1.95)])
+    assert isinstance(played.error, WaitTimeout)
+
+
+def test_a_stream_goes_on_behind_its_last_whole_event() -> None:
+    """Half an event is dropped, pings and places in the lane move no cursor, and each event is told once."""
+    outcomes = [
+        STREAMED, BodyPiece(event("queued", "0:1:-", position=3) + event("queue.position", position=1), 0),
+        BodyPiece(event("delta", "0:3:r", text="a", index=0)[:-1], 0), broken(),
+        refused(503, "draining"), STREAMED,
+        BodyPiece(event("delta", "0:3:r", text="a", index=1) + event("ping"), 0),
+        BodyPiece(event("delta", "0:4:r", text="b")[:9], 0),
+        BodyPiece(b"", 0), STREAMED,
+        BodyPiece(event("delta", "0:4:r", text="b") + event("completed", "0:5:r", id="job_1"), 0),
+    ]  # fmt: skip
+    played = Played(calls(A, B).stream("job_1", ""), outcomes)
+    assert played.error is None and "".join(event.text for event in played.events) == "ab"
+    assert [(event.name, event.id) for event in played.events] == [
+        ("queued", "0:1:-"), ("queue.position", "0:1:-"),
+        ("delta", "0:3:r"), ("delta", "0:4:r"), ("completed", "0:5:r"),
+    ]  # fmt: skip
+    assert played.events[2].choice == 1 and played.events[0].data == {"position": 3}
+    assert [send.headers.get("Last-Event-ID") for send in played.sent] == [None, "0:1:-", "0:1:-", "0:3:r"]
+    assert [send.url[:8] for send in played.sent] == [A, B, A, B]
+    assert all(send.streamed and send.timeout_s == SILENCE_S for send in played.sent)
+
+
+def test_a_connection_that_brings_nothing_is_no_progress() -> None:
+    """A process that dies at each reader is not asked for ever, nor without a delay."""
+    nothing = [STREAMED, BodyPiece(b": comment\n", 0), BodyPiece(b"", 0)]
+    later = [STREAMED, BodyPiece(b"", 61)]
+    played = Played(calls().stream("job_1", ""), [*nothing, *later])
+    assert isinstance(played.error, NoAnswer) and "ended the stream" in str(played.error)
+
+
+def test_each_end_of_a_stream_is_told_as_what_it_is() -> None:
+    failed = event("failed", "0:9:r", status="failed", error={"code": "worker_lost", "message": "three died"})
+    played = Played(calls().stream("job_1", "0:1:-"), [STREAMED, BodyPiece(failed, 0)])
+    assert isinstance(played.error, JobFailed) and played.events[-1].name == "failed"
+    assert (played.error.status, played.error.code, played.error.message) == ("failed", "worker_lost", "three died")
+    assert played.sent[0].headers["Last-Event-ID"] == "0:1:-"
+    played = Played(calls().stream("job_1", ""), [STREAMED, BodyPiece(event("stream.reset", "2:0:-", epoch=2), 0)])
+    assert isinstance(played.error, StreamReset) and played.error.cursor == "2:0:-" and not played.events
+    gone = event("error", error={"code": "events_expired", "message": "gone"})
+    played = Played(calls().stream("job_1", ""), [STREAMED, BodyPiece(gone, 0)])
+    assert isinstance(played.error, EventsUnreadable) and played.error.code == "events_expired"
+    played = Played(calls().stream("job/1", ""), [refused(404, "job_not_found")])
+    assert isinstance(played.error, ApiRefusal) and played.sent[0].url == f"{A}/v1/jobs/job%2F1/events"
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, 0), ({"retry-after": "2"}, 2), ({"retry-after": "2", "retry-after-ms": "150"}, 0.15),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, 0), ({"retry-after": "-1"}, 0), ({"retry-after": "inf"}, 0),
+        ({"retry-after": "nan"}, 0),
+    ],
+)  # fmt: skip
+def test_a_retry_after_is_read_in_seconds(headers: dict[str, str], seconds: float) -> None:
+    assert retry_after_s(headers) == seconds
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", ""])
+def test_what_is_no_address_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ValueError, match="is no address of a server; write it as http"):
+        ServerList([url], "")
+    assert ServerList("http://a/, http://b", "").urls == [A, B]
+
+
+@given(st.lists(st.integers(1, 7)))
+def test_events_do_not_depend_on_the_pieces(sizes: list[int]) -> None:
+    """However the bytes are cut, the same events come out; other line separators stay in the text."""
+    stream = (
+        ': ping\nevent: delta\r\nid: 1:2\ndata: {"a":\ndata: "\u2028\u0085"}\n\n:\n: x\n\nid: 1:3\ndata:{}\n\n'.encode()
+    )
+    pieces = []
+    for size in sizes:
+        pieces.append(stream[:size])
+        stream = stream[size:]
+    parser = EventParser()
+    assert [each for piece in [*pieces, stream] for each in parser.feed(piece)] == [
+        ServerSentEvent("delta", "1:2", '{"a":\n"\u2028\u0085"}'),
+        ServerSentEvent("message", "1:3", "{}"),
+    ]
+
+
+def test_lines_end_at_newlines_alone() -> None:
+    assert list(lines_of([b"a\x85", b"b\n\n", b"c", b"d\ne"])) == [b"a\x85b", b"cd"]

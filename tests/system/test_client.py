@@ -1,0 +1,256 @@
+"""penstock.client against real processes that are killed, stopped and cut off: each token once and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import said
+from house import House, eventually, free_port, redis_process
+from severing import store_cut
+
+from penstock.client import (
+    ApiRefusal,
+    AsyncPenstockClient,
+    JobFailed,
+    NoAnswer,
+    Pause,
+    PenstockClient,
+    StreamEvent,
+    WaitTimeout,
+)
+
+pytestmark = pytest.mark.slow
+
+TOKENS = 300
+
+
+def chat(text: str, tokens: int = TOKENS, **more: Any) -> dict[str, Any]:
+    return {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, **more}
+
+
+@contextmanager
+def two_doors(folder: Path, *, keys: bool = False, partitions: int = 1) -> Iterator[tuple[House, list[Any], list[str]]]:
+    """A worker and two API processes, each with a port of its own."""
+    if keys:
+        (folder / "penstock.toml").write_text("".join(
+            f'[keys.{name}]\ntenant = "{name}"\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\n'
+            for name in ("ann", "bob")
+        ))  # fmt: skip
+    with redis_process(folder, None, "--appendonly", "yes") as url:
+        house = House(url, folder)
+        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": str(partitions), "PENSTOCK_SIM_STEP_MS": "4"}
+        try:
+            house.start("workers")
+            ports = [house.port, free_port()]
+            doors = [house.start_api(port) for port in ports]
+            house.wait_ready()
+            yield house, doors, [f"http://127.0.0.1:{port}" for port in ports]
+        finally:
+            house.close()
+
+
+def texts(events: list[StreamEvent]) -> dict[int, str]:
+    """The text of each choice."""
+    found: defaultdict[int, str] = defaultdict(str)
+    for event in events:
+        found[event.choice] += event.text
+    return {choice: text for choice, text in found.items() if text}
+
+
+def answers(job: dict[str, Any]) -> dict[int, str]:
+    """The same of a job's result."""
+    return {
+        choice["index"]: choice["message"]["content"] if "message" in choice else choice["text"]
+        for choice in job["result"]["choices"]
+    }
+
+
+def killed(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat("one"),
+        chat("several", n=3, stream=True),
+        {"model": "sim", "endpoint": "/v1/completions", "prompt": ["a", "b b"], "n": 2, "max_tokens": TOKENS},
+    ],
+    ids=["chat", "choices", "prompts"],
+)
+def test_a_stream_survives_the_kill_of_the_process_that_serves_it(body: dict[str, Any], tmp_path: Path) -> None:
+    """Twice, the second time while the first process is dead; behind keys, over several partitions."""
+    with two_doors(tmp_path, keys=True, partitions=3) as (house, doors, urls), PenstockClient(urls, "ann") as client:
+        job, events = client.submit(body), []
+        for event in client.stream(job["id"]):
+            events.append(event)
+            if event.text and doors:
+                killed(doors.pop(0))
+                if not doors:
+                    house.start_api()
+        ended = client.wait(job["id"])
+        assert texts(events) == answers(ended)
+        assert (
+            sum(event.data["tokens"] for event in events if event.name == "delta")
+            == ended["usage"]["completion_tokens"]
+        )
+        assert len({event.id for event in events if event.name != "queue.position"}) == len(events)
+        assert client.url == urls[0]
+        with PenstockClient(urls, "bob") as other, pytest.raises(ApiRefusal, match="no such job"):
+            next(other.stream(job["id"]))
+
+
+async def test_many_streams_of_an_asyncio_client_survive_together(tmp_path: Path) -> None:
+    with two_doors(tmp_path) as (_, doors, urls):
+        async with AsyncPenstockClient(urls) as client:
+            jobs = await asyncio.gather(*(client.submit(chat(f"ask {number}")) for number in range(20)))
+            got: list[list[StreamEvent]] = [[] for _ in jobs]
+
+            async def read(number: int) -> None:
+                async for event in client.stream(jobs[number]["id"]):
+                    got[number].append(event)
+
+            reading = asyncio.gather(*(read(number) for number in range(20)))
+            while not all(any(event.text for event in events) for events in got):
+                await asyncio.sleep(0.01)
+            killed(doors[0])
+            await reading
+            assert [texts(events)[0] for events in got] == [said(f"ask {number}", TOKENS) for number in range(20)]
+            ended = await client.wait(jobs[3]["id"], 30)
+            assert answers(ended) == {0: said("ask 3", TOKENS)} and (await client.get(jobs[3]["id"])) == ended
+
+
+def test_one_process_that_is_killed_and_started_again_is_enough(empty_house: House) -> None:
+    """The client tries until it answers, and says so once for each try."""
+    house = empty_house
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "4"
+    house.start("workers")
+    door = house.start_api()
+    house.wait_ready()
+    pauses: list[Pause] = []
+
+    def restart(pause: Pause) -> None:
+        if len(pauses) == 2:
+            house.start_api()
+        pauses.append(pause)
+
+    with PenstockClient(house.url, on_retry=restart) as client:
+        job, text = client.submit(chat("again")), ""
+        for event in client.stream(job["id"]):
+            if event.text and not text:
+                killed(door)
+            text += event.text
+    assert text == said("again", TOKENS) and len(pauses) >= 3 and {pause.url for pause in pauses} == {house.url}
+
+
+def test_a_submit_whose_answer_is_lost_is_queued_once(house: House) -> None:
+    """The process had accepted the job; the request came again, under the same key."""
+    with store_cut(house.url) as cut:
+        url = cut.url.replace("redis://", "http://").removesuffix("/0")
+        cut.cut_at(b"202 Accepted", lose=True)
+        before = len(house_jobs(house))
+        with PenstockClient(url, on_retry=lambda _: cut.mend()) as client:
+            job = client.wait(client.submit(chat("once", 4))["id"])
+    assert answers(job) == {0: said("once", 4)} and len(house_jobs(house)) == before + 1
+
+
+def house_jobs(house: House) -> list[dict[str, Any]]:
+    with PenstockClient(house.url) as client:
+        return list(client.request("GET", "/v1/jobs?limit=100")["data"])
+
+
+def test_a_dead_store_is_waited_for(tmp_path: Path) -> None:
+    """503 with a Retry-After while Redis is away: a submit, a wait and a stream outlive it."""
+    port = free_port()
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    seen: list[Pause] = []
+    house = House(f"redis://127.0.0.1:{port}/0", tmp_path)
+    house.environ["PENSTOCK_REDIS_LEASE_MS"] = "60000"  # the worker keeps its lease meanwhile
+    try:
+        with redis_process(tmp_path, port, *options):
+            house.start("workers")
+            house.start_api()
+            house.wait_ready()
+        with PenstockClient(house.url, patience_s=0.5) as hasty, pytest.raises(ApiRefusal) as refused:
+            hasty.submit(chat("never", 2))
+        assert (refused.value.status, refused.value.code) == (503, "store_unavailable")
+        with PenstockClient(house.url, on_retry=seen.append) as client, ThreadPoolExecutor() as pool:
+            submitting = pool.submit(client.submit, chat("later", 3))
+            eventually(lambda: seen)
+            with redis_process(tmp_path, port, *options):
+                events = list(client.stream(submitting.result(60)["id"]))
+        assert texts(events) == {0: said("later", 3)}
+        assert seen[0].seconds >= 1 and "queue does not answer" in seen[0].cause
+    finally:
+        house.close()
+
+
+def test_a_process_that_drains_sends_its_readers_elsewhere(tmp_path: Path) -> None:
+    """SIGTERM: its open stream is cut at its drain limit, and goes on at the other process."""
+    with two_doors(tmp_path) as (house, doors, urls), PenstockClient(urls) as client:
+        killed(doors[0])
+        doors[0] = house.start_api(PENSTOCK_API_DRAIN_S="0")
+        job, text = client.submit(chat("drain")), ""
+        for event in client.stream(job["id"]):
+            if event.text and not text:
+                doors[0].send_signal(signal.SIGTERM)
+            text += event.text
+        assert text == said("drain", TOKENS) and client.url == urls[1]
+        assert doors[0].wait(30) == 0
+
+
+def test_a_stopped_process_is_left_after_its_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGSTOP: the connection stays open and brings nothing."""
+    monkeypatch.setattr("penstock.client_protocol.SILENCE_S", 1.0)
+    with two_doors(tmp_path) as (_, doors, urls), PenstockClient(urls) as client:
+        job, text = client.submit(chat("stop")), ""
+        for event in client.stream(job["id"]):
+            if event.text and not text:
+                os.kill(doors[0].pid, signal.SIGSTOP)
+            text += event.text
+        assert text == said("stop", TOKENS) and client.url == urls[1]
+        os.kill(doors[0].pid, signal.SIGCONT)
+
+
+def test_each_way_to_fail_has_an_error_of_its_own(house: House) -> None:
+    with PenstockClient(house.url) as client:
+        with pytest.raises(ApiRefusal) as refused:
+            client.submit({"model": "none", "messages": [{"role": "user", "content": "x"}]})
+        assert (refused.value.status, refused.value.code, refused.value.param) == (404, "model_not_found", "model")
+        with pytest.raises(ApiRefusal, match="tools is not supported"):
+            client.submit(chat("x", tools=[{"type": "function", "function": {"name": "f"}}]))
+        job = client.submit(chat("long", 4000), idempotency_key="same")
+        assert client.submit(chat("long", 4000), idempotency_key="same")["id"] == job["id"]
+        with pytest.raises(ApiRefusal, match="another body"):
+            client.submit(chat("other"), idempotency_key="same")
+        with pytest.raises(WaitTimeout):
+            client.wait(job["id"], 0.1)
+        client.cancel(job["id"])
+        with pytest.raises(JobFailed) as failed:
+            client.wait(job["id"])
+        with pytest.raises(JobFailed):
+            list(client.stream(job["id"]))
+        assert failed.value.status == "cancelled" and failed.value.job["id"] == job["id"]
+    with PenstockClient(f"http://127.0.0.1:{free_port()}", first_patience_s=0) as client, pytest.raises(NoAnswer):
+        client.get("job_1")
+
+
+def test_the_environment_says_where_and_who(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its proxies do not catch requests to this machine."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("PENSTOCK_URL", house.url)
+    with PenstockClient() as client:
+        assert client.wait(client.submit(chat("env", 2))["id"])["result"]["choices"][0]["finish_reason"] == "length"
