@@ -20,13 +20,13 @@ from api.auth import audit
 from api.auth.keys import Keyring, check_exposure, check_keyless
 from api.health import live_samples
 from api.open_files import RESERVED_FILES, allowed_connections
-from api.server import ApiServer
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
-from api.stream.connection_guard import ConnectionGuard
+from api.stream.connection_guard import SWEEP_INTERVAL_S, ConnectionGuard
 from penstock import __version__
 from runtime.config import Config, ConfigError
+from runtime.loops import supervise
 from runtime.process import Launch, StartError, argument_parser, collect_rarely, run_process
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.outbox import EventSubscriptions
@@ -136,7 +136,8 @@ async def _serve(services: Services, listener: socket.socket, launch: Launch, te
     url = f"http://{host}:{port}"
     app = build_app(services, lambda: launch.lifeline.say("ready", url))
     guard = _guard(services)
-    server = ApiServer(
+    services.spawn(supervise(guard.keep_sweeping, SWEEP_INTERVAL_S))
+    server = uvicorn.Server(
         uvicorn.Config(
             app,
             http=cast(type[asyncio.Protocol], partial(Connection, guard=guard)),
@@ -148,8 +149,7 @@ async def _serve(services: Services, listener: socket.socket, launch: Launch, te
             lifespan="on",
             ws="none",
             timeout_graceful_shutdown=max(1, int(settings.drain_s)),
-        ),
-        on_tick=guard.sweep,
+        )
     )
 
     def describe() -> Process:

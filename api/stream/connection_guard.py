@@ -26,6 +26,7 @@ MAX_SURPLUS = 256
 MAX_EXPIRED_PER_SWEEP = 100
 """Connections expired in one iteration of the event loop; the others follow SWEEP_RESUME_DELAY_S later."""
 SWEEP_RESUME_DELAY_S = 0.01
+SWEEP_INTERVAL_S = 1.0
 CLIENT_BITS = 64
 """Prefix length of an IPv6 client: it usually owns all addresses of its /64."""
 
@@ -52,7 +53,7 @@ class GuardedConnection(Protocol):
 
 
 class ConnectionGuard:
-    """One per process. Its owner must call `sweep` about once a second.
+    """One per process. Its owner must run `keep_sweeping`.
 
     Args:
         settings: the limits and timeouts.
@@ -123,6 +124,12 @@ class ConnectionGuard:
                 self._per_client[client] = left
             else:
                 del self._per_client[client]
+
+    async def keep_sweeping(self) -> None:
+        """Sweep once a second, for ever."""
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            self.sweep()
 
     def sweep(self) -> None:
         """Expire overdue connections, in portions: closing thousands at once would delay all streams."""

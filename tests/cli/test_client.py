@@ -411,7 +411,7 @@ def test_jobs_ls_as_a_table(door: Door, capsys: pytest.CaptureFixture[str]) -> N
     door.answers["/v1/jobs"] = (200, {"object": "list", "data": [JOB], "has_more": False, "next_cursor": None})
     assert main(["jobs", "ls"]) == 0
     head, row = capsys.readouterr().out.strip().split("\n")
-    assert head.split() == ["ID", "STATUS", "PRIORITY", "MODEL", "CREATED", "AT", "SECONDS", "TOKENS"]
+    assert head.split() == ["ID", "STATUS", "PRIORITY", "MODEL", "CREATED", "AT", "TOOK", "TOKENS"]
     assert row.split() == ["job_1", "completed", "standard", "sim", "1970-01-01T00:00:01Z", "1.0", "2"]
 
 

@@ -19,8 +19,7 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from api import open_files, server
-from api.server import ApiServer
+from api import open_files
 from api.settings import ApiSettings
 from api.stream import bounded_protocol
 from api.stream import connection as connection_module
@@ -76,7 +75,7 @@ class Door:
     app: App
     port: int
     guard: ConnectionGuard
-    server: ApiServer
+    server: uvicorn.Server
     refused: Counter[str]
 
     @property
@@ -98,7 +97,7 @@ async def opened(**settings: Any) -> AsyncIterator[Door]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
         kind = cast(type[asyncio.Protocol], partial(Connection, guard=guard))
         config = uvicorn.Config(app, http=kind, log_config=None, lifespan="off", timeout_graceful_shutdown=1)
-        it = ApiServer(config, on_tick=guard.sweep)
+        it, sweeping = uvicorn.Server(config), asyncio.create_task(guard.keep_sweeping())
         serving = asyncio.create_task(it._serve([listener]))
         async with asyncio.timeout(PATIENCE_S):
             while not it.started:
@@ -107,11 +106,12 @@ async def opened(**settings: Any) -> AsyncIterator[Door]:
         it.should_exit = True
         app.go_on.set()
         await asyncio.wait({serving}, timeout=PATIENCE_S)
+        sweeping.cancel()
 
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "TICK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(guard_module, "SWEEP_INTERVAL_S", 0.02)
 
 
 @dataclass
