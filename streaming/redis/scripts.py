@@ -30,7 +30,7 @@ Admission reserves the memory that the others need (`streaming/store/memory.py`)
 | restart        | worker                 | fenced: restart a job under a new epoch                             |
 | decline        | worker                 | fenced: put a job back that only a newer version can read           |
 | leave          | worker                 | give up the lease of a worker without jobs                          |
-| reap           | api, worker, scheduler | fence lapsed workers, requeue their jobs, expire waiting jobs       |
+| reap           | any                    | fence lapsed workers, requeue their jobs, expire waiting jobs       |
 | fail_malformed | any                    | fail a job whose record cannot be decoded                           |
 | rewound        | api, worker, scheduler | begin a new epoch after the store lost data                         |
 | reset          | api                    | begin a new epoch of one job's events after deltas were lost        |
@@ -65,7 +65,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -153,31 +153,6 @@ class Script:
     sha: str
 
 
-RARE_FUNCTIONS = (
-    "append_to_outbox",
-    "emit_event",
-    "dead_letter",
-    "release_logs",
-    "end_job",
-    "free_idempotency_key",
-    "pending_entries",
-    "fail_malformed",
-    "find_by_idempotency_key",
-    "tenant_usage",
-    "record_fault",
-)
-"""Shared functions that most calls never reach. Redis creates a script's functions anew on every call, and creating all
-of them takes about a tenth longer, so these, and the functions only they use, are created at their first call."""
-RARE_STUB = "local function %s(...) return call_rare('%s', ...) end\n"
-RARE_LOADER = """local rare_functions = nil
-call_rare = function(name, ...)
-  if not rare_functions then
-%s
-  rare_functions = {%s}
-  end
-  return rare_functions[name](...)
-end
-"""
 COMMENT = re.compile(r"--.*")
 WORD = re.compile(r"\w+")
 DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
@@ -199,9 +174,8 @@ def assemble(texts: Mapping[str, str]) -> dict[str, Script]:
 def _script(name: str, text: str, shared: str) -> Script:
     definitions = _definitions(shared)
     used = _used(text, definitions)
+    preamble = "".join(definitions[each] for each in used)
     loop = CALL_LOOP % ("flush_writes()" if "flush_writes" in used else "")
-    common = _used(text + loop, definitions, opaque=frozenset(RARE_FUNCTIONS))
-    preamble = _preamble(common, used, definitions)
     first, _, rest = text.partition("\n")
     flags, body = (f"{first}\n", rest) if first.startswith("#!") else ("", text)
     source = f"{flags}{preamble}local function run(ARGV)\n{body}\nend\n{loop}"
@@ -215,15 +189,13 @@ def _definitions(shared: str) -> Mapping[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _used(text: str, definitions: Mapping[str, str], opaque: Set[str] = frozenset()) -> list[str]:
-    """Names of the definitions that a script uses, directly or through others, in order. The search does not look into
-    the `opaque` ones."""
+def _used(text: str, definitions: Mapping[str, str]) -> list[str]:
+    """Names of the definitions that a script uses, directly or through others, in order."""
     names, used = set(_words(text)), []
     for name in reversed(list(definitions)):
         if name in names:
             used.append(name)
-            if name not in opaque:
-                names |= _words(definitions[name])
+            names |= _words(definitions[name])
     return used[::-1]
 
 
@@ -231,15 +203,3 @@ def _used(text: str, definitions: Mapping[str, str], opaque: Set[str] = frozense
 def _words(text: str) -> frozenset[str]:
     """Every identifier of a piece of Lua, without its comments, whose words may be a function's name by chance."""
     return frozenset(WORD.findall(COMMENT.sub("", text)))
-
-
-def _preamble(common: Sequence[str], used: Sequence[str], definitions: Mapping[str, str]) -> str:
-    """The shared definitions of a script: first those of every call, then a loader that creates the rare ones, and
-    the functions only they use, at the first call of one of them."""
-    deferred = [name for name in used if name not in common or name in RARE_FUNCTIONS]
-    stubs = {name: RARE_STUB % (name, name) for name in common if name in RARE_FUNCTIONS}
-    direct = "".join(stubs.get(name, definitions[name]) for name in common)
-    if not stubs:
-        return direct
-    bundle = "".join(definitions[name] for name in deferred)
-    return "local call_rare = nil\n" + direct + RARE_LOADER % (bundle, ", ".join(f"{name} = {name}" for name in stubs))
