@@ -33,7 +33,6 @@ from penstock.engine import (
     Stats,
     Step,
 )
-from workers.engines.sim.alarm import Alarm
 from workers.engines.sim.cache import PrefixCache
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import INNER, WORDS, count_tokens, prompt_text
@@ -212,23 +211,22 @@ class SimEngine:
         """Step on a fixed time grid while there is work; a late step does not delay the next ones."""
         loop = asyncio.get_running_loop()
         due = loop.time()
-        with Alarm() as alarm:
-            while True:
-                if not self._by_id:
-                    self._work.clear()
-                    self._stepped_at = 0.0
-                    await self._work.wait()
-                    due = loop.time()
-                self._admit(loop.time())
-                step_s = self._step_s(loop.time())
-                due = max(due + (step_s or self._idle_s(loop.time())), loop.time() - step_s)
-                await alarm.sleep_until(due)
-                if self._hung:
-                    await asyncio.Event().wait()
-                pieces = self._step(loop.time())
-                self._stepped_at = loop.time()
-                if pieces:
-                    on_step(pieces)
+        while True:
+            if not self._by_id:
+                self._work.clear()
+                self._stepped_at = 0.0
+                await self._work.wait()
+                due = loop.time()
+            self._admit(loop.time())
+            step_s = self._step_s(loop.time())
+            due = max(due + (step_s or self._idle_s(loop.time())), loop.time() - step_s)
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            if self._hung:
+                await asyncio.Event().wait()
+            pieces = self._step(loop.time())
+            self._stepped_at = loop.time()
+            if pieces:
+                on_step(pieces)
 
     def _step_s(self, now: float) -> float:
         """Duration of the next step in seconds. Also advances the prefills that the step computes."""
