@@ -30,7 +30,7 @@ Admission reserves the memory that the others need (`streaming/store/memory.py`)
 | restart        | worker                 | fenced: restart a job under a new epoch                             |
 | decline        | worker                 | fenced: put a job back that only a newer version can read           |
 | leave          | worker                 | give up the lease of a worker without jobs                          |
-| reap           | any                    | fence lapsed workers, requeue their jobs, expire waiting jobs       |
+| reap           | api, worker, scheduler | fence lapsed workers, requeue their jobs, expire waiting jobs       |
 | fail_malformed | any                    | fail a job whose record cannot be decoded                           |
 | rewound        | api, worker, scheduler | begin a new epoch after the store lost data                         |
 | reset          | api                    | begin a new epoch of one job's events after deltas were lost        |

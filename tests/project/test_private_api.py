@@ -77,10 +77,6 @@ TABLE = (
     ),
     Private(UVICORN, "uvicorn.server", "ServerState", BOUNDED, "total_requests"),
     Private(
-        UVICORN, "uvicorn.server", "Server", "api/server.py",
-        "", ("main_loop(self)", "on_tick(self, counter)"),
-    ),
-    Private(
         UVICORN, HTTP, "HttpToolsProtocol", CONNECTION,
         "cycle flow transport", ("connection_made(self, transport)", "pause_writing(self)", "resume_writing(self)"),
     ),
