@@ -26,7 +26,7 @@ from streaming.jobs.settings import QuotaSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.registry import sections
+from workers.engines.registry import check_name, is_plugin, sections
 from workers.engines.trtllm.settings import TrtllmSettings
 from workers.settings import WorkerSettings
 
@@ -152,6 +152,7 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
             for name, model in models.items()
         }
     for name, model in models.items():
+        check_name(model.engine, f"models.{name}.engine" if config.raw.get("models") else "up.engine")
         shapes_of(name, model)  # raises errors before any process is started
     try:
         check_model_names(models)
@@ -165,6 +166,8 @@ def _each(shapes: dict[str, ShapeSettings], number: dict[str, int]) -> dict[str,
 
 
 def _default_name(config: Config, up: UpSettings) -> str:
+    if is_plugin(up.engine):
+        return up.engine.rpartition(":")[2].rpartition(".")[2].lower()
     if up.engine != "trtllm":
         return DEFAULT_MODEL if up.engine == "llamacpp" else up.engine
     checkpoint = config.section("trtllm", TrtllmSettings).model.rstrip("/")

@@ -13,6 +13,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from api.open_files import RESERVED_FILES, allowed_by
 from cli import ports
 from cli.deployment import Deployment, load_deployment
 from cli.embedded import find_server
+from cli.engine_check import check_plugins
 from cli.errors import DONE, FAILED
 from cli.instance import DataDir, Instance
 from cli.options import Command, Where, json_option, where_options
@@ -38,6 +40,7 @@ from streaming.redis.settings import Durability, RedisSettings
 from streaming.store.durability import shortfalls
 from streaming.store.identity import Identity, check_identity, disagreement, read_identity
 from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.registry import is_plugin
 from workers.engines.weights import SMOLLM2, file_sha256
 
 TESTED = ((3, 11), (3, 13))
@@ -114,6 +117,7 @@ def examine(
     yield python()
     yield speed()
     yield from engines(deployment)
+    yield from plugins(deployment)
     yield from weights(deployment, home.weights)
     yield folder(home.path)
     yield disk(home.path)
@@ -150,6 +154,8 @@ def engines(deployment: Deployment) -> Iterator[Check]:
     """Whether each configured engine can be imported; tried in a child process, because it may crash."""
     for engine in sorted({model.engine for model in deployment.models.values()}):
         name = f"engine {engine}"
+        if is_plugin(engine):
+            continue
         if engine not in ENGINES:
             yield Check(name, "ok", "built in")
             continue
@@ -159,6 +165,17 @@ def engines(deployment: Deployment) -> Iterator[Check]:
             yield Check(name, "ok", f"{package} can be loaded")
         else:
             yield Check(name, "fail", (trial.stderr.strip() or f"exit {trial.returncode}").split("\n")[-1], remedy)
+
+
+def plugins(deployment: Deployment) -> Iterator[Check]:
+    """Whether each plug-in engine can be built with its options."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = DataDir(Path(folder))
+        home.run.mkdir()
+        deployment.config.save(home.settings)
+        for found in check_plugins(deployment, home):
+            detail = found.problem or f"{found.pool}: can be built"
+            yield Check(f"engine {found.engine}", "fail" if found.problem else "ok", detail)
 
 
 def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:

@@ -18,7 +18,8 @@ import click
 from api.auth.keys import Keyring, check_exposure, check_keyless
 from cli import ports
 from cli.deployment import Deployment, environment, load_deployment
-from cli.errors import DONE, Problem
+from cli.engine_check import check_plugins
+from cli.errors import DONE, USAGE, Problem
 from cli.instance import DataDir, Instance
 from cli.machine import Machine
 from cli.options import Command, redis_url_option
@@ -28,6 +29,7 @@ from cli.screen import Screen, ready_block
 from penstock import __version__
 from runtime.config import ENGINES
 from telemetry import logs
+from workers.engines.registry import is_plugin
 
 FLAGS = {
     "host": ("api", "host"),
@@ -52,7 +54,7 @@ POLL_INTERVAL_S = 0.05
 @click.option("--port", type=int, help="Port of the API [8000]; 0: any free one.")
 @click.option("--data-dir", help="Queue, weights, logs and state [.penstock].")
 @redis_url_option("A Redis or Valkey you already have, instead of the embedded one.")
-@click.option("--engine", type=click.Choice(ENGINES), help="Engine of the model [llamacpp].")
+@click.option("--engine", help=f"Engine of the model: {', '.join(ENGINES)}, or a plug-in [llamacpp].")
 @click.option("--model", help="Name of the model served.")
 @click.option("--workers", type=click.IntRange(0), help="Workers of every model; 0 starts none.")
 @click.option("--api-processes", type=click.IntRange(1, 64), help="API processes sharing the port [1].")
@@ -91,10 +93,29 @@ def _run(
         with home.log("up").open("a") as file:
             logs.setup("up", "info", file)
             weights = _fetch(home, progress) if deployment.needs_weights else None
+            _check_engines(deployment, home, screen)
             machine = Machine(deployment, home, listener, screen)
             return asyncio.run(machine.run(weights, tail=verbose))
     finally:
         home.clear()
+
+
+def _check_engines(deployment: Deployment, home: DataDir, screen: Screen) -> None:
+    """Raises Problem for a plug-in that no worker could build."""
+    if not any(is_plugin(model.engine) for model in deployment.models.values()):
+        return
+    screen.phase("checking the engines")
+    deployment.config.save(home.settings)
+    for found in check_plugins(deployment, home):
+        if found.problem:
+            raise Problem(
+                f"model {found.pool} cannot be served",
+                cause=found.problem,
+                next_step="correct the settings, or see docs/engines.md",
+                exit_code=USAGE,
+                code="engine",
+            )
+    screen.phase("")
 
 
 def _fetch(home: DataDir, progress: ProgressLine) -> Path:

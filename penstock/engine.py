@@ -9,6 +9,7 @@ rules for changing a message (streaming/jobs) hold for their fields.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -182,8 +183,18 @@ class EngineHealth:
     reason: str = ""
 
 
+def task_health(task: asyncio.Task[Any]) -> EngineHealth:
+    """Health of an engine that steps in one task: well until the task ends, which must not happen before `stop`."""
+    if not task.done():
+        return EngineHealth(ok=True)
+    error = None if task.cancelled() else task.exception()
+    cause = f": {type(error).__name__}: {error}" if error else ""
+    return EngineHealth(ok=False, reason=f"its task ended{cause}")
+
+
 class Engine(Protocol):
-    """Used from one event loop in one process. Implementations: sim/engine.py, llamacpp/engine.py, trtllm/engine.py."""
+    """Used from one event loop in one process. docs/engines.md explains how to write one; workers/engines/sim/engine.py
+    is the smallest of Penstock's own."""
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Load the model and begin stepping; report phases ("loading weights") as they begin. Raises EngineDead."""

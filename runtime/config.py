@@ -23,7 +23,7 @@ FILE = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 
 ENGINES = ("llamacpp", "sim", "trtllm")
-"""Names of the engines. A new engine is one folder, `workers/engines/<name>`, and its name here."""
+"""Names of the built-in engines, each of which is a folder, `workers/engines/<name>`. Others are plug-ins."""
 
 SECTIONS = (
     *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes", "telemetry"),
@@ -53,8 +53,13 @@ MISTAKE = "mistake"
 """Key in the `extra` of a setting's msgspec.Meta: the error message for an invalid value."""
 
 EngineName: TypeAlias = Annotated[
-    str, msgspec.Meta(pattern=f"^({'|'.join(ENGINES)})$", extra={MISTAKE: f"expected one of {', '.join(ENGINES)}"})
+    str,
+    msgspec.Meta(
+        pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_][\w.]*)?$",
+        extra={MISTAKE: f"expected {', '.join(ENGINES)}, the name of an installed plug-in, or module:class"},
+    ),
 ]
+"""Only its form is checked here: processes other than workers need not have a plug-in installed."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 

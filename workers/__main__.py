@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", help="which of the configured models to serve")
     parser.add_argument("--shape", help="which of the model's shapes, if it has several")
     parser.add_argument("--data-dir", type=Path, default=Path(".penstock"), help="where weights are kept")
+    parser.add_argument("--check", action="store_true", help="only build the engine with its options, and exit")
     code = run_process(parser, arguments, SECTIONS, _start, fast_loop=True)
     if code == EXIT_LOST:
         logging.shutdown()
@@ -72,13 +73,19 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     options, config = launch.options, launch.config
     model, settings = _choose(served_models(config.table("models", ModelSettings)), options.model)
     settings = _shaped(model, settings, options.shape)
-    telemetry = Telemetry(launch, "worker")
+    telemetry = None if options.check else Telemetry(launch, "worker")
     with needed_to_start(EngineDead, exit_code=2):
         engine = build(model, settings, config, options.data_dir)
+    if telemetry is None:
+        return _checked()
     telemetry.serve_metrics()
     me = this_process("worker", options.id)
     me = msgspec.structs.replace(me, model=model, shape=options.shape or "")
     return WorkerProcess(me, config, engine, telemetry.metrics, telemetry.trace(), launch.lifeline).run()
+
+
+async def _checked() -> int:
+    return 0
 
 
 def _choose(models: dict[str, ModelSettings], wanted: str | None) -> tuple[str, ModelSettings]:

@@ -1,6 +1,7 @@
 """`python -m bench.recovery`: kill a worker with hundreds of jobs, and an API process with thousands of readers.
 
 How long readers hear nothing, until all of them have gone on, and how long the API process stands still meanwhile.
+With --up ROUNDS: kill the only worker of `penstock up` at default settings instead, and compare with a bare start.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import asyncio
 from bench import program
 from bench.http import RequestRefused
 from bench.processes import Died
-from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
+from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, count
+from bench.recovery.restart import STOPPED_S, TOKENS, of_rounds, one_round
 from bench.recovery.shows import COLUMNS, FULL, LEASE_S, QUICK, RecoverySample, api_killed, worker_killed
 
 NAME = "recovery"
@@ -18,6 +20,35 @@ SHOWS = {"worker": worker_killed, "api": api_killed}
 
 
 def _run(run: ProgramRun) -> int:
+    return _restart(run) if run.args.up else _kills(run)
+
+
+def _restart(run: ProgramRun) -> int:
+    rounds = []
+    with Testbed(run.console, "starting", run.args.up) as stage:
+        for number in range(run.args.up):
+            stage.say("the only worker killed")
+            rounds.append(asyncio.run(one_round(stage.room("up", number))))
+            stage.done()
+    found = of_rounds(rounds)
+    told = run.result(
+        f"{NAME}-up",
+        "What readers notice of a kill of the only worker",
+        COLUMNS,
+        found.rows,
+        found.goals,
+        (
+            "A bare start is that of a worker process with the simulated engine, from its creation until it is ready, "
+            "on a server of its own with nothing else beside it.",
+        ),
+        rounds=run.args.up,
+        tokens=TOKENS,
+        stopped_s=STOPPED_S,
+    )
+    return int(run.keep(told).missed)
+
+
+def _kills(run: ProgramRun) -> int:
     names = run.args.shows.split(",")
     program.check_names("show", names, SHOWS)
     size = QUICK if run.args.quick else FULL
@@ -48,6 +79,7 @@ def _run(run: ProgramRun) -> int:
 
 main = BenchProgram("penstock bench recovery", __doc__, _run, Died, RequestRefused, OSError, TimeoutError).taking(
     Option("--shows", default=",".join(SHOWS), help=f"of {', '.join(SHOWS)} (default: all)"),
+    Option("--up", type=count, metavar="ROUNDS", help="the only worker of `penstock up`, so many times"),
     Option("--quick", action="store_true", help="few readers"),
     OUT,
 )

@@ -55,10 +55,11 @@ class Installation:
         return _run(self.home / "bin" / program, *words, cwd=self.cwd, env=self.environ)
 
     @contextmanager
-    def serving(self) -> Iterator[dict[str, Any]]:
-        """`penstock up` with the simulated engine. Yields the state of the instance."""
-        command = [self.home / "bin" / "penstock", "up", "--engine", "sim", "--port", "0"]
-        with subprocess.Popen(command, cwd=self.cwd, env=self.environ, stdout=subprocess.PIPE, text=True) as process:
+    def serving(self, engine: str = "sim", **environ: str) -> Iterator[dict[str, Any]]:
+        """`penstock up` with this engine. Yields the state of the instance."""
+        command = [self.home / "bin" / "penstock", "up", "--engine", engine, "--port", "0"]
+        env = {**self.environ, **environ}
+        with subprocess.Popen(command, cwd=self.cwd, env=env, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None and any("Stop" in line for line in process.stdout)
                 yield json.loads((self.cwd / ".penstock" / "run" / "state.json").read_text())
@@ -151,6 +152,25 @@ def test_it_serves_and_measures_from_the_wheel(installation: Installation) -> No
         words = ("--base-url", f"{instance['url']}/v1", "--c", "1", "--requests-per-stream", "1", "--tokens", "4")
         installation.run("penstock", "bench", "table1", *words, "--out", "results", "--plots", "plots")
     assert (installation.cwd / "results" / "table1.json").exists()
+
+
+def test_it_serves_an_engine_that_only_pythonpath_offers(installation: Installation) -> None:
+    """The plug-in imports `penstock.engine` of the wheel, and the bundle does not hide it."""
+    with installation.serving("echo_engine:Echo", PYTHONPATH=str(ROOT / "examples" / "engine")) as instance:
+        assert instance["engine"] == "echo_engine:Echo"
+        assert installation.run("penstock", "chat", "one two three").split() == ["one", "two", "three"]
+
+
+def test_it_serves_an_engine_of_an_installed_package(installation: Installation) -> None:
+    """By the name that its entry point gives it."""
+    (installation.packages / "echo_engine.py").write_bytes((ROOT / "examples/engine/echo_engine.py").read_bytes())
+    info = installation.packages / "penstock_echo_engine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock-echo-engine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[penstock.engines]\necho = echo_engine:Echo\n")
+    with installation.serving("echo") as instance:
+        assert (instance["engine"], instance["models"]) == ("echo", ["echo"])
+        assert installation.run("penstock", "chat", "one two three").split() == ["one", "two", "three"]
 
 
 def test_commands_and_modules_of_the_wheel(installation: Installation) -> None:

@@ -53,7 +53,7 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
         ("[api]\nport = 'x'\n", {}, ("api.port", "a whole number")),
         ("[api]\nport = 70000\n", {}, ("api.port", "65535")),
         ("api = 3\n", {}, ("api", "expected a table")),
-        ("[models.m]\nengine = 'gpt'\n", {}, ("models.m.engine", "llamacpp")),
+        ("[models.m]\nengine = 'my engine'\n", {}, ("models.m.engine", "llamacpp")),
         ("[models.m]\n", {}, ("models.m", "engine")),
         ("[models.m]\nengine = 'sim'\nmin_workers = 2\nmax_workers = 1\n", {}, ("models.m", "less than")),
         ("[keys.k]\nsha256 = 'plain'\ntenant = 't'\n", {}, ("keys.k.sha256: this is not a SHA-256", "sha256sum")),

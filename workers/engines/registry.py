@@ -1,7 +1,8 @@
 """Engine registry: builds the engine that a model's settings name. It imports an engine only when it is needed.
 
-The package of an engine, `workers.engines.<name>`, has two modules that the registry finds by name: `settings`, whose
-SECTION is the struct of its section in penstock.toml, and `engine`, with `build(model, settings, data_dir)`.
+The package of a built-in engine, `workers.engines.<name>`, has two modules that the registry finds by name: `settings`,
+whose SECTION is the struct of its section in penstock.toml, and `engine`, with `build(model, settings, data_dir)`. Any
+other name is a plug-in's.
 """
 
 from __future__ import annotations
@@ -15,19 +16,35 @@ import msgspec
 from penstock.engine import Engine
 from runtime.config import ENGINES, Config
 from streaming.fleet.settings import ModelSettings
+from workers.engines import plugin
+from workers.engines.checked_engine import CheckedEngine
 
 
 def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -> Engine:
     """Build an engine without starting it. Raises ConfigError, EngineDead."""
-    own = config.section(settings.engine, section_of(settings.engine), settings.options)
-    return cast(Engine, import_module(f"workers.engines.{settings.engine}.engine").build(model, own, data_dir))
+    name = settings.engine
+    if is_plugin(name):
+        return CheckedEngine(plugin.build_plugin(name, model, settings.options), name, model)
+    own = config.section(name, section_of(name), settings.options)
+    return cast(Engine, import_module(f"workers.engines.{name}.engine").build(model, own, data_dir))
+
+
+def is_plugin(name: str) -> bool:
+    """Whether the engine is not one of Penstock's own."""
+    return name not in ENGINES
+
+
+def check_name(name: str, key: str) -> None:
+    """Check that an engine has this name, without importing it. Raises ConfigError about `key`."""
+    if is_plugin(name):
+        plugin.target(name, key)
 
 
 def section_of(engine: str) -> type[msgspec.Struct]:
-    """The struct that validates the engine's section."""
+    """The struct that validates a built-in engine's section."""
     return cast(type[msgspec.Struct], import_module(f"workers.engines.{engine}.settings").SECTION)
 
 
 def sections() -> dict[str, type[msgspec.Struct]]:
-    """The section of every engine."""
+    """The section of every built-in engine."""
     return {engine: section_of(engine) for engine in ENGINES}

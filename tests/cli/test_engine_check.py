@@ -1,0 +1,97 @@
+"""Plug-in engines as `up` and `doctor` check them: in a process of its own, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cli import engine_check
+from cli.__main__ import main
+from cli.deployment import load_deployment
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "engine"
+KILLED = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, whose modules and those of the example can be imported by processes."""
+    for name in [name for name in os.environ if name.startswith("PENSTOCK_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (EXAMPLE, tmp_path))))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def configure(folder: Path, engine: str, options: str = "") -> None:
+    (folder / "penstock.toml").write_text(f'[models.m]\nengine = "{engine}"\n{options}\n')
+
+
+def checks(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    """What `penstock doctor` finds, by name."""
+    main(["doctor", "--json"])
+    return {each["name"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
+
+
+def test_doctor_builds_a_plug_in(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configure(folder, "echo_engine:Echo", "options.slots = 3")
+    found = checks(capsys)["engine echo_engine:Echo"]
+    assert (found["status"], found["detail"]) == ("ok", "m: can be built")
+    configure(folder, "echo_engine:Echo", "options.slots = 'x'")
+    found = checks(capsys)["engine echo_engine:Echo"]
+    assert found["status"] == "fail" and found["detail"].startswith("models.m.options.slots: expected a whole number")
+
+
+@pytest.mark.parametrize(
+    ("engine", "cause"),
+    [
+        ("no_such:Echo", "models.m.engine: there is no module 'no_such'"),
+        ("killed:Echo", "its process was killed by SIGKILL"),
+        ("exits:Echo", "its process exited with 3"),
+    ],
+)
+def test_up_starts_nothing_without_its_engine(
+    engine: str, cause: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the plug-in does to its process; no server and no process is left, or was there."""
+    (folder / "killed.py").write_text(KILLED)
+    (folder / "exits.py").write_text("raise SystemExit(3)")
+    configure(folder, engine)
+    assert main(["up", "--port", "0"]) == 2
+    errors = capsys.readouterr().err
+    assert "error: model m cannot be served" in errors and f"cause: {cause}" in errors and "next:  " in errors
+    assert not list((folder / ".penstock").glob("logs/redis-1.log"))
+
+
+def test_a_plug_in_that_does_not_come_back_is_not_waited_for(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_check, "CHECK_TIMEOUT_S", 0.5)
+    (folder / "hangs.py").write_text("import time\ntime.sleep(600)")
+    configure(folder, "hangs:Echo")
+    assert main(["up", "--port", "0"]) == 2
+    assert "cause: it was not built within" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "key"), [(["--engine", "smi"], "up.engine"), ([], "models.m.engine")])
+def test_a_misspelt_engine_names_the_nearest(
+    words: list[str], key: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a flag, and as a model's of the settings."""
+    if not words:
+        configure(folder, "smi")
+    assert main(["up", *words]) == 2
+    errors = capsys.readouterr().err
+    assert f"error: {key}: no engine 'smi' is installed" in errors and "did you mean 'sim'" in errors
+
+
+def test_the_model_of_a_plug_in_is_named_by_its_class(folder: Path) -> None:
+    """Where none is configured."""
+    flags = {("up", "engine"): "echo_engine:Outer.Echo"}
+    assert list(load_deployment(flags, {}, folder).models) == ["echo"]

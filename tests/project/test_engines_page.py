@@ -1,0 +1,81 @@
+"""docs/engines.md: its code is that of examples/engine, which is small, keeps to the protocol, and installs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from penstock.engine import Piece, Request, Sampling
+from runtime.config import SECTIONS
+from workers.engines import plugin
+from workers.engines.checked_engine import CheckedEngine
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "engine"
+PAGE = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+MAX_LINES = 90
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_shows_the_example_as_it_is() -> None:
+    """One file, small enough to be read at once, that imports nothing of Penstock but the protocol."""
+    code = (EXAMPLE / "echo_engine.py").read_text(encoding="utf-8")
+    assert blocks("python") == [code] and len(code.splitlines()) <= MAX_LINES
+    assert (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8") in blocks("toml")
+    ours = {line.split()[1] for line in code.splitlines() if re.match(r"(from|import) (penstock|\w+\.)", line)}
+    assert {name for name in ours if not name.startswith("collections")} == {"penstock.engine"}
+
+
+def test_the_package_gives_the_class_a_name() -> None:
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"] == {plugin.GROUP: {"echo": "echo_engine:Echo"}}
+
+
+def test_the_page_names_every_method_and_every_folder() -> None:
+    named = set(re.findall(r"^\| `(\w+)\(", PAGE, re.MULTILINE))
+    assert named == set(plugin.METHODS)
+    for model in (tomllib.loads(text) for text in blocks("toml")):
+        assert set(model) <= {*SECTIONS, "project", "build-system", "tool"}
+
+
+async def test_the_example_answers_goes_on_and_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new request, one that an earlier attempt began, a limit, a stop string, and one that is cancelled."""
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    echo = CheckedEngine(plugin.build_plugin("echo_engine:Echo", "m", {"step_ms": 1}), "echo_engine:Echo", "m")
+    pieces: list[Piece] = []
+    ended: dict[str, asyncio.Event] = {name: asyncio.Event() for name in "abcde"}
+
+    def on_step(step: list[Piece]) -> None:
+        pieces.extend(step)
+        for piece in step:
+            if piece.last:
+                ended[piece.id].set()
+
+    card = await echo.start(on_step, lambda _: None)
+    assert (card.name, card.engine) == ("m", "echo_engine:Echo")
+    for request in (
+        Request("a", "one two three", Sampling()),
+        Request("b", "one two three", Sampling(max_tokens=3), past=(("one ", (), 1),)),
+        Request("c", "one two three", Sampling(max_tokens=2)),
+        Request("d", "one two three", Sampling(stop=("two",))),
+        Request("e", "one two three", Sampling()),
+    ):
+        await echo.check(request)
+        echo.submit(request)
+    echo.cancel("e")
+    async with asyncio.timeout(20):
+        for event in ended.values():
+            await event.wait()
+    assert echo.health().ok
+    await echo.stop()
+    said = {name: "".join(piece.text for piece in pieces if piece.id == name) for name in ended}
+    assert said == {"a": "one two three ", "b": "two three ", "c": "one two ", "d": "one ", "e": ""}
+    ends = {piece.id: piece.finish for piece in pieces if piece.last}
+    assert ends == {"a": "stop", "b": "stop", "c": "length", "d": "stop", "e": "cancelled"}
