@@ -55,7 +55,7 @@ def _comment(text: str) -> str:
     return LUA_BEHIND.sub("", " ".join(head))
 
 
-PAGES_OF_DOCS = ("performance", "guarantees", "scheduling", "batches", "scaling", "walk", "api")
+PAGES_OF_DOCS = ("performance", "guarantees", "scheduling", "batches", "scaling", "walk", "api", "production")
 
 PAGES = (
     Path("README.md"),
@@ -146,14 +146,32 @@ def _cost(found: report.Report) -> str:
     )
 
 
+SCALES = ("api", "worker", "redis")
+"""Processes whose work grows with the tokens."""
+
+
 def _sizing(found: report.Report) -> str:
-    """What one core of each process carries at the highest concurrency, by its CPU per token alone."""
-    row = max((row for row in found.rows if row["system"] == "penstock"), key=lambda row: int(row["streams"]))
-    lines = ["| process | CPU per token, us | tokens a second of one full core |", "| --- | ---: | ---: |"]
-    for part in str(row["parts"]).split(", "):
-        process, us = part.split(" ")
-        lines.append(f"| {process} | {us} | {report.cell(1e6 / float(us), 0)} |")
-    return "\n".join([*lines, "", f"With {row['streams']} streams. {report.source(found)}"])
+    """What one core, or one GiB, carries: calculated from the cost of each token, job or open stream."""
+    cell, lines = report.cell, []
+    for row in found.rows:
+        if found.name == "gateway-idle":
+            kib = float(row["kib_per_stream"])
+            lines.append(
+                (f"an open stream, {row['process']}", f"{cell(kib, 1)} KiB", f"{cell(2**20 / kib, 0)} in a GiB")
+            )
+        elif found.name == "jobs" and str(row["system"]).startswith("penstock"):
+            ms = float(row["cpu_ms_per_job"]) - float(row["client_ms_per_job"])
+            what = str(found.settings["systems"][row["system"]]).removeprefix("Penstock, ")
+            lines.append((f"a job of one token: {what}", f"{cell(ms, 2)} ms of CPU", f"{cell(1e3 / ms, 0)} a second"))
+    if found.name == "gateway":
+        row = max((row for row in found.rows if row["system"] == "penstock"), key=lambda row: int(row["streams"]))
+        for process, us in (str(part).split(" ") for part in str(row["parts"]).split(", ")):
+            if process.partition("-")[0] in SCALES:
+                what = f"a token, {process}, with {row['streams']} streams"
+                lines.append((what, f"{us} us of CPU", f"{cell(1e6 / float(us), 0)} a second"))
+    head = ("what", "costs", "so one full core or GiB carries")
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---", "---:", "---:"), *lines))
+    return f"{table}\n\n{report.source(found)}"
 
 
 WRITERS: Mapping[str, Callable[[report.Report], str]] = {
