@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import MODEL, ROOT, blocks, commands, curl, served_by
+from commands import MODEL, ROOT, blocks, commands, curl, penstock, served_by
 from house import House, eventually
 from redis import Redis
 
@@ -92,8 +92,16 @@ def test_real_processes_go_along_each_arrow(house: House) -> None:
 
 
 @pytest.mark.slow
-def test_the_curl_lines_work(house: House) -> None:
+def test_the_commands_work_as_typed(house: House) -> None:
+    """The first one prints the id that the others take."""
+    house.start("workers")
+    job_id = ""
     for line in commands(PAGE):
         if line.startswith("curl"):
             code, body = curl(house, line)
             assert code == 202 and json.loads(body)["status"] == "queued"
+            continue
+        said = penstock(house, line.replace("JOB_ID", job_id))
+        if not job_id:
+            job_id = said.strip()
+            assert job(house, job_id, 30)["status"] == "completed"

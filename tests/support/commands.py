@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from house import House, serving
+from house import ADMIN_TOKEN, House, serving
 
 ROOT = Path(__file__).parents[2]
 MODEL = "smollm2-135m-instruct"
@@ -42,3 +45,17 @@ def curl(house: House, command: str) -> tuple[int, str]:
     path = url.replace("http://127.0.0.1:8000", "")
     status, _, body = house.request("POST" if data else "GET", path, data.encode() if data else None, headers)
     return status, body.decode()
+
+
+def penstock(house: House, line: str) -> str:
+    """A line that begins with `penstock`, run to its end. Returns what it wrote on stdout; one that fails, or says
+    nothing, is an error."""
+    environ = {**os.environ, **house.environ, "PENSTOCK_API_PORT": str(house.port)}
+    # `penstock up` would have put the token, and the address that may learn it, where the commands find them.
+    environ |= {"PENSTOCK_API_KEY": ADMIN_TOKEN, "PENSTOCK_URL": house.url}
+    command = [sys.executable, "-m", "cli", *shlex.split(line)[1:]]
+    done = subprocess.run(
+        command, env=environ, cwd=house.folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0 and done.stdout + done.stderr, (line, done.stderr)
+    return done.stdout
