@@ -101,6 +101,13 @@ def test_links_between_pages_lead_somewhere() -> None:
         assert missing == [], page
 
 
+def test_the_index_has_every_page() -> None:
+    """docs/README.md lists each page beside it."""
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert pages <= set(re.findall(r"^- \[[^]]+\]\(([^)]+)\)", index, re.MULTILINE))
+
+
 def anchors(page: Path) -> set[str]:
     """The headings of a page, as links name them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
