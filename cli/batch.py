@@ -19,6 +19,7 @@ from cli.help_text import Group
 from cli.ids import whole_id
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, VisibleBytes, emit, fields_result, line_result, list_result, note, timed
+from runtime.plurals import counted
 
 COLUMNS = ("id", "status", "lines", "failed", "per_second", "window", "created_at")
 FAULTS = ("line", "custom_id", "code", "message")
@@ -149,11 +150,11 @@ def _send_command(client: Client, batch_id: str, command: str) -> CommandResult:
 def _print_summary(ended: dict[str, Any], work: BatchRun) -> None:
     """Print the result and the files it was written to."""
     counts = ended["request_counts"]
-    emit(f"{ended['id']} {ended['status']}: {counts['completed']} of {counts['total']} lines\n")
+    emit(f"{ended['id']} {ended['status']}: {counts['completed']} of {counted(counts['total'], 'line')}\n")
     if ended["output_file_id"]:
         note(f"answers in {work.target}")
     if ended["error_file_id"]:
-        note(f"{counts['failed']} lines without an answer in {work.errors}")
+        note(f"{counted(counts['failed'], 'line')} without an answer in {work.errors}")
     for fault in (ended["errors"] or {}).get("data", [])[:10]:
         note(f"line {fault['line'] or '-'}: {fault['message']}")
 
@@ -184,7 +185,7 @@ def _fields(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             case {"data": [first, *_] as faults}:
                 yield name, f"{len(faults)}, the first: {first['message']}"
             case {"total_tokens": total, "output_tokens": out}:
-                yield name, f"{total} tokens, {out} of them generated"
+                yield name, f"{counted(total, 'token')}, {out} of them generated"
             case dict():
                 yield name, ", ".join(f"{key} {item}" for key, item in value.items())
             case _:

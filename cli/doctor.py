@@ -29,10 +29,11 @@ from cli.engine_check import check_plugins
 from cli.errors import DONE, FAILED
 from cli.instance import DataDir, Instance
 from cli.options import Command, Where, json_option, where_options
-from cli.output import counted, emit, print_json
+from cli.output import emit, print_json
 from cli.registry import connected
 from cli.screen import place
 from runtime.config import ConfigError
+from runtime.plurals import counted
 from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
 from streaming.fleet.plans import pool_name

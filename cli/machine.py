@@ -30,7 +30,7 @@ from penstock import __version__
 from runtime.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Plans
-from streaming.fleet.processes import Fleet
+from streaming.jobs.backlog import Backlog
 from streaming.jobs.reaper import Reaper
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -206,12 +206,13 @@ class Machine:
             self._embedded.clean_up()
 
     async def _running_jobs(self) -> int | None:
-        """Number of jobs that the workers hold; None if Redis does not answer within COUNT_TIMEOUT_S."""
+        """Number of jobs that workers hold, as the store counts them; None if it does not answer in COUNT_TIMEOUT_S."""
         if self._store_client is None:
             return 0
         try:
             async with asyncio.timeout(COUNT_TIMEOUT_S):
-                return sum(process.running for process in await Fleet(self._store_client).processes("worker"))
+                lanes = await Backlog(self._store_client).lanes(self._deployment.model_names)
+                return sum(lane.running for lane in lanes)
         except (Unavailable, TimeoutError):
             return None
 

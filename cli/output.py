@@ -40,11 +40,6 @@ def terminal_width(stream: TextIO) -> int:
     return WIDTH
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun: "1 job", "2 jobs"."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
 def emit(text: str) -> None:
     """Write untrusted text to stdout, with control characters escaped."""
     sys.stdout.write(visible(text))

@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 from cli.child import Child, message_of
 from cli.errors import Problem
 from cli.instance import Instance
-from cli.output import counted, error_block
+from cli.output import error_block
 from cli.progress import ProgressLine
 from cli.settings import UpSettings
+from runtime.plurals import counted
 
 MIN_CRASHES = 3
 """Consecutive failures after which a process counts as crash-looping."""
@@ -93,7 +94,7 @@ def crash_loop(child: Child) -> Problem:
     """The error for a crash-looping process."""
     program, status = child.program, child.status
     return Problem(
-        f"{program.id} does not come up: it ended {status.failures} times in a row",
+        f"{program.id} does not come up: it ended {counted(status.failures, 'time')} in a row",
         cause=status.cause,
         next_step=f"penstock doctor; its log is {program.log}",
         code="crash_loop",
@@ -121,7 +122,7 @@ def ready_block(instance: Instance, *, detached: bool = False, keyed: bool = Fal
 
 def draining(jobs: int | None) -> str:
     """The message after the first Ctrl-C; `jobs` is None if the number is unknown."""
-    return f"draining{'' if jobs is None else ' ' + counted(jobs, 'job')}, Ctrl-C again to stop now"
+    return f"draining{' ' + counted(jobs, 'job') if jobs else ''}, Ctrl-C again to stop now"
 
 
 def phase_of(children: list[Child]) -> str:

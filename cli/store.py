@@ -19,6 +19,7 @@ from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, note, print_table
 from cli.registry import connected, unreachable
 from cli.supervisor import Supervisor
+from runtime.plurals import counted
 from streaming.batches.file_store import FileStore
 from streaming.batches.settings import FilesSettings
 from streaming.errors import Unavailable
@@ -135,7 +136,7 @@ async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> int:
     names = await live_processes(store_client)
     if names and yes:
         raise Problem(
-            f"{len(names)} process(es) use this store: {', '.join(names[:5])}",
+            f"{counted(len(names), 'process uses', 'processes use')} this store: {', '.join(names[:5])}",
             next_step="stop them first: penstock down, or SIGTERM; they are forgotten ten seconds later",
             code="in_use",
         )
@@ -150,7 +151,8 @@ async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> int:
         )
     deleted = await reset_store(store_client)
     _print(contents, as_json=as_json)
-    note(f"{deleted} keys deleted. No file was: to use their folder with the emptied store, penstock store adopt --yes")
+    kept = "No file was: to use their folder with the emptied store, penstock store adopt --yes"
+    note(f"{counted(deleted, 'key')} deleted. {kept}")
     return DONE
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from runtime.plurals import counted
+
 
 class StreamingError(Exception):
     """Base class of the errors of `streaming`."""
@@ -48,7 +50,7 @@ class LaneFull(StreamingError):
     """Raised when a lane has reached its limit of waiting jobs."""
 
     def __init__(self, waiting: int) -> None:
-        super().__init__(f"{waiting} jobs are waiting in this lane already")
+        super().__init__(f"{counted(waiting, 'job is', 'jobs are')} waiting in this lane already")
         self.waiting = waiting
 
 

@@ -18,6 +18,7 @@ from penstock.engine import Engine, EngineDead, ModelCard, Piece
 from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
 from runtime.loops import ExpectedErrors, retry_until, supervise, wait
+from runtime.plurals import counted
 from runtime.process import Launch, argument_parser, collect_rarely, needed_to_start, on_stop_signal, run_process
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.process import Process
@@ -207,7 +208,7 @@ class WorkerProcess:
     def _on_signal(self) -> None:
         self._signalled.set()
         if self._state != "drained":
-            self._drain(f"{self._worker.running if self._worker else 0} jobs")
+            self._drain(counted(self._worker.running, "job") if self._worker and self._worker.running else "no jobs")
 
     def _on_cordon(self, reason: str) -> None:
         """Told by the scheduler, more than once."""

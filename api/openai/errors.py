@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from runtime.plurals import counted
 from streaming.errors import QuotaExceeded
 from streaming.jobs.job import Job, prompt_count
 
@@ -212,7 +213,7 @@ def idempotency_key_reused() -> ApiError:
 
 
 def queue_full(waiting: int, retry_s: float) -> ApiError:
-    message = f"{waiting} jobs are waiting in this lane, as many as it holds. Try again later."
+    message = f"{counted(waiting, 'job is', 'jobs are')} waiting in this lane, as many as it holds. Try again later."
     return ApiError(429, "queue_full", message, headers=retry_after(retry_s))
 
 

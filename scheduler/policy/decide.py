@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from runtime.plurals import counted
 from scheduler.policy import health
 from scheduler.policy.demand import Demand, cannot_wait, concurrent_demand, in_slots, keep_s, learn
 from scheduler.policy.forecast import constraints, wait_s, workers_for
@@ -192,11 +193,14 @@ def _for_load(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> list
     others = _others(snapshot, limits, demand)
     beside = f" beside {others:.0f} that can wait" if others >= 0.5 else ""
     each, held, jobs = demand.capacity, concurrent_demand(snapshot, demand), 0.0
-    needs = [Need(others / each, f"{others:.0f} jobs that can wait, {each} to a worker", spare=SPARE_SHARE)]
+    waits = counted(round(others), "job")
+    needs = [Need(others / each, f"{waits} that can wait, {each} to a worker", spare=SPARE_SHARE)]
     for lane, rush in demand.rushes.items():
         jobs += held[lane]
-        rushed = f"at most {rush.usual:.0f} {lane} jobs at once lately, up to {rush.room:.0f} while a worker starts"
-        now = f"{jobs:.0f} {lane} jobs{beside}, {each} to a worker"
+        noun = f"{lane} job"
+        usual = counted(round(rush.usual), noun)
+        rushed = f"at most {usual} at once lately, up to {rush.room:.0f} while a worker starts"
+        now = f"{counted(round(jobs), noun)}{beside}, {each} to a worker"
         needs.append(Need((jobs + others) / each, now, spare=SPARE_SHARE))
         needs.append(
             Need((rush.room + others) / each, f"{rushed}{beside}, {each} to a worker", lasting=True, spare=SPARE_SHARE)
@@ -220,7 +224,7 @@ def _for_targets(snapshot: Snapshot, limits: ScalingLimits, demand: Demand) -> l
     needs = []
     for ahead in constraints(snapshot, demand, limits):
         workers = workers_for(ahead, demand, snapshot.running, limits.ceiling)
-        needs.append(Need(workers, f"{ahead.why}: {workers} workers do that"))
+        needs.append(Need(workers, f"{ahead.why}: {counted(workers, 'worker does', 'workers do')} that"))
     return needs
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from runtime.plurals import counted
 from scheduler.policy import decide as policy
 from scheduler.policy.decide import PolicyState, PoolPlan
 from scheduler.policy.limits import ScalingLimits
@@ -88,7 +89,7 @@ def decide(snapshot: Snapshot, limits: ScalingLimits, state: Switch | None, now:
     busy = {name for name in takes if ready[name]}
     pools = {name: aimed if name == choice.shape else follow(name) if name in busy else rest(name) for name in names}
     states = {name: plan.state for name, plan in pools.items()}
-    why = f"{choice.load:.0f} jobs at once"
+    why = f"{counted(round(choice.load), 'job')} at once"
     return SwitchDecision(snapshot.model, pools, Switch(states, choice, takes), choice.shape, takes, why)
 
 

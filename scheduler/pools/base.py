@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.plurals import counted
 from streaming.fleet.plans import Action, Plan, PoolKind
 from streaming.fleet.process import Process
 
@@ -65,7 +66,7 @@ class DryRunPool(Pool):
 
 def describe(plan: Plan) -> str:
     """Describe a plan in words, without its reason, which changes all the time."""
-    sizes = (f"{want} {shape} workers" if shape else f"{want} workers" for shape, want in plan.pools.items())
+    sizes = (counted(want, f"{shape} worker".lstrip()) for shape, want in plan.pools.items())
     taken = f", new jobs with {', '.join(plan.takes)}" if plan.takes else ""
     cordoned = f", and {', '.join(each.worker for each in plan.cordon)} cordoned" if plan.cordon else ""
     return f"{' and '.join(sizes)}{taken}{cordoned}"

@@ -132,7 +132,7 @@ def test_failed_lines_are_told_and_kept(here: Path, capsys: pytest.CaptureFixtur
     """Exit 5; the answers, the errors beside them, and the list of them."""
     (here / "in.jsonl").write_bytes(jsonl([line(0), line(1, temperature=5), line(2)]))
     assert main(["batch", "run", "in.jsonl", "-o", "out.jsonl"]) == 5
-    assert "1 lines without an answer in out.errors.jsonl" in capsys.readouterr().err
+    assert "1 line without an answer in out.errors.jsonl" in capsys.readouterr().err
     answers_are_right(outputs(here / "out.jsonl"), [line(0), line(2)])
     (failed,) = outputs(here / "out.errors.jsonl")
     assert failed["custom_id"] == "r-1"

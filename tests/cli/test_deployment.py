@@ -202,7 +202,8 @@ def test_other_machines_are_told_a_name(
 def test_words_about_the_end_and_the_place() -> None:
     """One job is singular, an unknown number is not named, a password is not shown."""
     assert draining(1) == "draining 1 job, Ctrl-C again to stop now"
-    assert draining(None) == "draining, Ctrl-C again to stop now"
+    assert draining(2) == "draining 2 jobs, Ctrl-C again to stop now"
+    assert draining(0) == draining(None) == "draining, Ctrl-C again to stop now"
     assert place("rediss://user:pw@db.example:6380/1") == "db.example:6380"
     assert place("redis+cluster://:pw@a:1,b:2") == "a:1,b:2"
     assert place("unix:///run/redis.sock") == "/run/redis.sock"

@@ -126,7 +126,7 @@ def test_a_store_in_use_is_not_reset(asked: House, redis: Redis, capsys: pytest.
     eventually(lambda: redis.zcard(fleet_key("procs")))
     before = redis.dbsize()
     assert main(["store", "reset", "--yes"]) == 1
-    assert "use this store" in capsys.readouterr().err and redis.dbsize() >= before
+    assert "1 process uses this store" in capsys.readouterr().err and redis.dbsize() >= before
 
 
 def test_show_and_adopt(asked: House, redis: Redis, capsys: pytest.CaptureFixture[str]) -> None:
