@@ -51,6 +51,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 """Every section of a deployment and the struct that validates it."""
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+MODEL_FILES = {"llamacpp": "path", "trtllm": "model"}
+"""By engine, the option that names its model file or folder."""
 KILL_MARGIN_S = 5.0
 """Time after its drain time before a process is killed."""
 
@@ -86,6 +88,16 @@ class Deployment:
             return False
         pools = (pool for model in self.models.values() for pool in model.pools.values() if pool.most_workers > 0)
         return any(pool.engine == "llamacpp" and not pool.options.get("path") for pool in pools)
+
+    def check_model_files(self) -> None:
+        """Check the model files that are set, before workers fail on them again and again. Raises ConfigError."""
+        for name, model in self.models.items():
+            for shape, pool in model.pools.items():
+                if pool.most_workers > 0 and (option := MODEL_FILES.get(pool.engine)):
+                    key = _option_key(name, shape, model, option)
+                    file = pool.options.get(option) or self.config.raw.get(pool.engine, {}).get(option)
+                    if file and not (pool.engine == "trtllm" and not Path(file).is_absolute()):  # else a hub's name
+                        _check_readable(key, Path(file))
 
     def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
         """Write the settings file that the child processes read."""
@@ -123,8 +135,9 @@ def load_deployment(
 ) -> Deployment:
     """Merge and validate the settings. `file` defaults to penstock.toml in `folder`. Raises ConfigError."""
     config = load(KINDS, path=file or settings_file(folder), environ=environ, flags=flags)
-    up = config.section("up", UpSettings)
-    models = _models(config, up)
+    with config.naming_sources():
+        up = config.section("up", UpSettings)
+        models = _models(config, up)
     config.raw["models"] = {name: _plain(model) for name, model in models.items()}
     config.raw.setdefault("up", {})["data_dir"] = str(up.data_dir.absolute())
     return Deployment(
@@ -174,6 +187,20 @@ def _default_name(config: Config, up: UpSettings) -> str:
     if not checkpoint:
         raise ConfigError("trtllm.model", "no checkpoint is set", "e.g. PENSTOCK_TRTLLM_MODEL=/models/llama-8b")
     return checkpoint.rpartition("/")[2]
+
+
+def _option_key(name: str, shape: str, model: ModelSettings, option: str) -> str:
+    """The key that sets this option of a pool: its shape's, its model's or its engine's."""
+    if shape and option in model.shapes[shape].options:
+        return f"models.{name}.shapes.{shape}.options.{option}"
+    return f"models.{name}.options.{option}" if option in model.options else f"{model.engine}.{option}"
+
+
+def _check_readable(key: str, path: Path) -> None:
+    if not path.exists():
+        raise ConfigError(key, f"there is no {path.absolute()}", "correct the path, or fetch the model first")
+    if not os.access(path, os.R_OK):
+        raise ConfigError(key, f"{path.absolute()} cannot be read", "let this user read it")
 
 
 def _plain(model: ModelSettings) -> dict[str, Any]:

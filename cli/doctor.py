@@ -86,7 +86,9 @@ def _checks(where: Where) -> Iterator[Check]:
     try:
         deployment = load_deployment(where.flags, os.environ, Path.cwd())
     except ConfigError as error:
-        yield Check("settings", "fail", f"{error.key}: {error.problem}", error.hint or "penstock help environment")
+        source = f" ({error.source})" if error.source else ""
+        hint = error.hint or "penstock help environment"
+        yield Check("settings", "fail", f"{error.key}: {error.problem}{source}", hint)
         return
     yield Check("settings", "ok", "file, variables and flags are understood")
     home = DataDir(deployment.up.data_dir)

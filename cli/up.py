@@ -28,24 +28,10 @@ from cli.progress import ProgressLine
 from cli.screen import Screen, ready_block
 from penstock import __version__
 from runtime.config import ENGINES
+from runtime.sources import FLAGS
 from telemetry import logs
 from workers.engines.registry import is_plugin
 
-FLAGS = {
-    "host": ("api", "host"),
-    "port": ("api", "port"),
-    "data_dir": ("up", "data_dir"),
-    "redis_url": ("redis", "url"),
-    "engine": ("up", "engine"),
-    "model": ("up", "model"),
-    "workers": ("up", "workers"),
-    "api_processes": ("api", "processes"),
-    "sim_step_ms": ("sim", "step_ms"),
-    "sim_prefill_ms": ("sim", "prefill_ms"),
-    "sim_slots": ("sim", "slots"),
-    "sim_kv_tokens": ("sim", "kv_tokens"),
-}
-"""The setting behind each flag."""
 POLL_INTERVAL_S = 0.05
 
 
@@ -72,9 +58,11 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
     """
     note(f"penstock {__version__}")
     deployment = load_deployment({FLAGS[name]: value for name, value in flags.items()}, os.environ, Path.cwd(), config)
-    keyring = Keyring(deployment.keys)
-    check_exposure(deployment.api.host, keyring)
-    check_keyless(deployment.api, keyring)
+    with deployment.config.naming_sources():
+        keyring = Keyring(deployment.keys)
+        check_exposure(deployment.api.host, keyring)
+        check_keyless(deployment.api, keyring)
+        deployment.check_model_files()
     home = DataDir(deployment.up.data_dir)
     with ProgressLine(sys.stderr, os.environ) as progress:
         if detach:

@@ -11,11 +11,14 @@ import enum
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
+
+from runtime.sources import Sources
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -70,13 +73,20 @@ class ConfigError(Exception):
     def __init__(self, key: str, problem: str, hint: str = "") -> None:
         super().__init__(f"{key}: {problem}" + (f" ({hint})" if hint else ""))
         self.key, self.problem, self.hint = key, problem, hint
+        self.source = ""
+        """What set it: a flag, a variable, or a line of the file; "" if that is not known."""
 
 
 class Config:
     """The merged settings of a deployment as plain data; `section` converts a part of it into a validated struct."""
 
-    def __init__(self, raw: Mapping[str, Any]) -> None:
+    def __init__(self, raw: Mapping[str, Any], sources: Sources | None = None) -> None:
         self.raw: dict[str, Any] = {name: dict(values) for name, values in raw.items()}
+        self._sources = sources or Sources()
+
+    def naming_sources(self) -> AbstractContextManager[None]:
+        """A context manager that adds what set the key to a ConfigError."""
+        return _naming(self._sources)
 
     def section(self, name: str, kind: type[S], extra: Mapping[str, Any] | None = None) -> S:
         """The section as `kind`; values of `extra` take precedence. Raises ConfigError."""
@@ -114,19 +124,31 @@ def load(
         kinds: the sections that this process reads; for a section of tables, the struct of one table.
         flags: values from the command line by (section, key); None: not given.
     """
-    raw = _from_file(path)
-    for (section, key), value in _from_environ(kinds, environ).items():
+    with _naming(Sources(path=path)):
+        raw = _from_file(path)
+    variables = _variables(kinds, environ)
+    for (section, key), variable in variables.items():
+        raw.setdefault(section, {})[key] = environ[variable]
+    given = {target: value for target, value in (flags or {}).items() if value is not None}
+    for (section, key), value in given.items():
         raw.setdefault(section, {})[key] = value
-    for (section, key), value in (flags or {}).items():
-        if value is not None:
-            raw.setdefault(section, {})[key] = value
-    config = Config(raw)
-    for name, kind in kinds.items():
-        if name in TABLES:
-            config.table(name, kind)
-        else:
-            config.section(name, kind)
+    config = Config(raw, Sources(given.keys(), variables, path))
+    with config.naming_sources():
+        for name, kind in kinds.items():
+            if name in TABLES:
+                config.table(name, kind)
+            else:
+                config.section(name, kind)
     return config
+
+
+@contextmanager
+def _naming(sources: Sources) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        error.source = error.source or sources.of(error.key)
+        raise
 
 
 def build(kind: type[S], values: Any, where: str) -> S:
@@ -225,20 +247,21 @@ def _from_file(path: Path | None) -> dict[str, dict[str, Any]]:
     return raw
 
 
-def _from_environ(kinds: Mapping[str, type[msgspec.Struct]], environ: Mapping[str, str]) -> dict[tuple[str, str], str]:
+def _variables(kinds: Mapping[str, type[msgspec.Struct]], environ: Mapping[str, str]) -> dict[tuple[str, str], str]:
+    """By setting, the variable that sets it. Raises ConfigError."""
     known = {name: target for name, target in ALIASES.items() if target[0] in kinds}
     for section, kind in kinds.items():
         if section not in TABLES:
             known |= {f"{ENV_PREFIX}{section}_{key}".upper(): (section, key) for key in kind.__struct_fields__}
-    values = {}
-    for variable, value in environ.items():
+    found = {}
+    for variable in environ:
         if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS:
             continue
         if variable in known:
-            values[known[variable]] = value
+            found[known[variable]] = variable
         elif not _belongs_to_another(variable, kinds):
             raise ConfigError(variable, "no such setting", nearest(variable, known))
-    return values
+    return found
 
 
 def _belongs_to_another(variable: str, kinds: Mapping[str, type[msgspec.Struct]]) -> bool:

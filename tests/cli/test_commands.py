@@ -77,7 +77,37 @@ def test_bad_settings_file_is_wrong_usage(tmp_path: Path, capsys: pytest.Capture
     """A key of penstock.toml that nobody knows stops every command that reads it."""
     (tmp_path / "penstock.toml").write_text('[up]\nengin = "sim"\n')
     assert main(["ps"]) == 2
-    assert "up.engin: no such setting\nnext:  did you mean 'engine'?" in capsys.readouterr().err
+    said = "up.engin: no such setting\ncause: set in penstock.toml, line 2\nnext:  did you mean 'engine'?"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "cause"),
+    [
+        ('options.path = "gone.gguf"', {}, "set in penstock.toml, line 4"),
+        ("", {"PENSTOCK_LLAMACPP_PATH": "gone.gguf"}, "set by the variable PENSTOCK_LLAMACPP_PATH"),
+        ('shapes.a = {upto = 1}\nshapes.b.options.path = "gone.gguf"', {}, "set in penstock.toml, line 5"),
+    ],
+)
+def test_missing_model_file_is_found_before_the_start(
+    settings: str,
+    environ: dict[str, str],
+    cause: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No worker is started three times for it, and nothing else is."""
+    (tmp_path / "penstock.toml").write_text(f'[models.m]\nengine = "llamacpp"\nmin_workers = 1\n{settings}\n')
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PENSTOCK_PORT", "0")
+    assert main(["up"]) == 2
+    error = capsys.readouterr().err
+    assert f"path: there is no {tmp_path / 'gone.gguf'}\ncause: {cause}\n" in error
+    assert not Path(".penstock").exists()
+    assert main(["up", "--workers", "0", "--host", "nowhere.invalid"]) != 0  # no worker: no file is needed
+    assert "there is no" not in capsys.readouterr().err
 
 
 def test_exposed_host_without_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ from cli.deployment import Deployment, load_deployment
 from cli.instance import DataDir, Instance, ProcessEntry
 from cli.machine import outside_url
 from cli.screen import draining, place, ready_block
-from cli.up import FLAGS
 from runtime.config import Config, ConfigError
+from runtime.sources import FLAGS
 from workers.engines.llamacpp.settings import LlamacppSettings
 
 TWO_MODELS = """
