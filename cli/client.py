@@ -19,6 +19,7 @@ from api.settings import ApiSettings
 from cli.errors import ENDED_BADLY, FORBIDDEN, UNREACHABLE, Problem
 from cli.instance import DataDir
 from cli.options import Where
+from cli.output import note
 from streaming.redis.settings import RedisSettings
 
 KEY = "PENSTOCK_API_KEY"
@@ -26,6 +27,7 @@ CONNECT_TIMEOUT_S = 5.0
 PAGE = 100
 KEY_FILE = "the file `api-key` (mode 0600) of the data folder of the running instance"
 SEND_A_KEY = f"set {KEY}, or put the key in {KEY_FILE}"
+SEND_ADMIN_KEY = f"use an admin key, one with admin = true in [keys]: {SEND_A_KEY}"
 OTHER_KEY = (
     f"the key in {KEY} (or {KEY_FILE}) is not in [keys]; check it, or restart the server after changing penstock.toml"
 )
@@ -55,6 +57,7 @@ class Client:
             base_url=self.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            event_hooks={"response": [_note_ignored]},
             trust_env=not is_loopback(urlsplit(url).hostname or ""),  # no proxy for this machine's own server
         )
 
@@ -194,6 +197,12 @@ class Client:
         )
 
 
+def _note_ignored(response: httpx2.Response) -> None:
+    """Tell which fields of the request had no effect."""
+    if fields := response.headers.get("x-ignored-fields"):
+        note(f"ignored by the server: {fields}")
+
+
 class _Counted:
     """A file that reports how much of it was read."""
 
@@ -235,7 +244,9 @@ def _next_step(code: str, request: httpx2.Request) -> str:
         case "permission_denied":
             return "use a key with admin = true"
         case "invalid_api_key":
-            return OTHER_KEY if has_key else SEND_A_KEY
+            if has_key:
+                return OTHER_KEY
+            return SEND_ADMIN_KEY if request.url.path.startswith(ADMIN) else SEND_A_KEY
         case "misdirected_request" if not has_key:
             port = request.url.port or 80
             return f"use --url http://127.0.0.1:{port} (ssh -L from another machine), or configure a key"

@@ -100,6 +100,13 @@ async def _view(services: Services, models: Iterable[str]) -> View:
     )
 
 
+def _limit_to_change(model: str, want: object, minimum: int) -> str:
+    """What to do to set this number of workers."""
+    if isinstance(want, int) and want < minimum:
+        return f"for fewer, lower min_workers of [models.{model}] (or --workers of penstock up), and start again"
+    return f"for more, raise max_workers of [models.{model}] (or --workers of penstock up), and start again"
+
+
 def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[int | None, int | None]:
     """Validate the body: return the number to set (None: pause) and its duration in seconds. Raises ApiError (400)."""
     for name in fields:
@@ -114,7 +121,7 @@ def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[i
         )
     minimum, maximum = settings.least_wanted, settings.most_wanted
     if want is not None and (not isinstance(want, int) or isinstance(want, bool) or not minimum <= want <= maximum):
-        words = f"want must be a whole number from {minimum} to {maximum}, min_workers and max_workers of this model."
+        words = f"want must be a whole number from {minimum} to {maximum}: {_limit_to_change(model, want, minimum)}."
         raise errors.invalid_request(words, "want")
     hold_s = fields.get("for_s")
     if hold_s is None:

@@ -1,7 +1,7 @@
 """Request schemas: validates the bodies of chats, completions and jobs, and turns them into jobs.
 
-Unknown fields are ignored and listed in the answer's X-Ignored-Fields. OpenAI fields that Penstock knows but does not
-support are refused, so that no client takes an answer for one that used them.
+Unknown fields are ignored and listed in the answer's X-Ignored-Fields. Fields of `queue` outside it are refused, and so
+are OpenAI fields that Penstock knows but does not support, so that no client takes an answer for one that used them.
 """
 
 from __future__ import annotations
@@ -75,6 +75,9 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "webhook": (),
 }
 """Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
+
+OTHERS_PRIORITY = 0
+"""The value that other servers' own `priority` has by default: a client that sends it asks for nothing."""
 
 _AS_SCHEMA = "Use response_format with type 'json_schema' and "
 
@@ -395,6 +398,8 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
             continue
         if name in CONSTRAINTS:
             raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
+        if name in QueueOptions.model_fields and value != OTHERS_PRIORITY:
+            raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
         if name not in UNSUPPORTED:
             continue
         neutral = (fields.get("n") or 1,) if name == "best_of" else UNSUPPORTED[name]

@@ -51,7 +51,7 @@ class Door:
     }
 
     def __init__(self) -> None:
-        self.answers = dict(self.ANSWERS)
+        self.answers, self.ignored = dict(self.ANSWERS), ""
         self.requests: list[tuple[str, dict[str, str], Any]] = []
         door = self
 
@@ -64,6 +64,8 @@ class Door:
                 data = said if isinstance(said, str) else json.dumps(said)
                 self.send_response(status)
                 self.send_header("x-request-id", "req_1")
+                if door.ignored:
+                    self.send_header("x-ignored-fields", door.ignored)
                 self.end_headers()
                 self.wfile.write(data.encode())
 
@@ -291,7 +293,7 @@ def test_by_another_name_of_this_machine_the_token_goes_to_the_instances_own_add
 @pytest.mark.parametrize(
     ("status", "code", "key", "words"),
     [
-        (401, "invalid_api_key", "", "set PENSTOCK_API_KEY, or put the key in"),
+        (401, "invalid_api_key", "", "use an admin key, one with admin = true in [keys]: set PENSTOCK_API_KEY, or put"),
         (401, "invalid_api_key", "sk-x", "is not in [keys]; check it, or restart the server"),
         (403, "permission_denied", "sk-x", "use a key with admin = true"),
         (421, "misdirected_request", "", "use --url http://127.0.0.1:{port} (ssh -L from another machine)"),
@@ -311,6 +313,26 @@ def test_each_refusal_has_its_next_step(
     said = capsys.readouterr().err
     assert words.format(url=door.url, port=door.server.server_port) in said
     assert ("the server's words" in said) == (code != "admin_token_required")
+
+
+def test_a_key_that_is_no_admins_is_asked_for_elsewhere(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only /admin needs an admin key."""
+    door.answers["/v1/jobs/job_1"] = (401, {"error": {"message": "the server's words", "code": "invalid_api_key"}})
+    assert main(["jobs", "show", "job_1"]) == 4
+    assert "next:  set PENSTOCK_API_KEY, or put the key in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["submit", "a text", "--model", "sim"], ["chat", "a text", "--model", "sim"]])
+def test_fields_that_the_server_ignored_are_told(
+    command: list[str], door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr, of streams too; a server that ignored nothing is no news."""
+    door.ignored = "seeed, stream_options.include_obfuscation"
+    assert main(command) == 0
+    assert "ignored by the server: seeed, stream_options.include_obfuscation\n" in capsys.readouterr().err
+    door.ignored = ""
+    assert main(command) == 0
+    assert "ignored" not in capsys.readouterr().err
 
 
 def test_an_admin_token_that_others_can_read_is_not_used(door: Door, tmp_path: Path) -> None:

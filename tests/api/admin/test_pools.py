@@ -121,7 +121,8 @@ def test_a_number_is_set_paused_and_resumed(gate: House) -> None:
     [
         ({}, "want", "either"),
         ({"want": 1, "paused": True}, "want", "either"),
-        ({"want": 4}, "want", "from 0 to 3"),
+        ({"want": 4}, "want", "from 0 to 3: for more, raise max_workers of [models.sim] (or --workers of penstock up)"),
+        ({"want": -1}, "want", "from 0 to 3: for fewer, lower min_workers of [models.sim]"),
         ({"want": True}, "want", "whole number"),
         ({"want": "2"}, "want", "whole number"),
         ({"paused": False}, "paused", "DELETE"),
@@ -231,7 +232,7 @@ def test_status_is_a_table_that_aligns(scale: Callable[..., Told]) -> None:
     done = scale("status")
     header, *rows = done.stdout.splitlines()
     assert done.returncode == 0 and len(rows) == 2
-    names = ["MODEL", "WANT", "READY", "STARTING", "DRAINING", "MIN", "MAX", "WAITING", "WAIT", "OVERRIDE", "REASON"]
+    names = ["MODEL", "WANT", "READY", "STARTING", "DRAINING", "RANGE", "WAITING", "WAIT", "OVERRIDE", "REASON"]
     assert header.split() == names
     starts = [header.index(f"{name} ") if name != "REASON" else header.index(name) for name in names[1:]]
     assert all(row[start - 1] == " " and row[start] != " " for row in rows for start in starts)

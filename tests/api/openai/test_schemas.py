@@ -439,6 +439,20 @@ def test_best_of_may_equal_n() -> None:
     assert refused("completion", {"model": "m", "prompt": "a", "n": 3, "best_of": 4}).param == "best_of"
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("priority", "batch"), ("priority", 5), ("deadline_ms", 1000), ("max_queue_ms", 1), ("do_not_queue", True),
+     ("on_disconnect", "continue")],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["chat", "job"])
+def test_an_option_of_the_queue_outside_it_is_refused(kind: Kind, name: str, value: object) -> None:
+    """It would have no effect, and its sender relies on it. Null and another server's default ask for nothing."""
+    error = refused(kind, {"model": "m", "messages": MESSAGES, name: value})
+    assert (error.status, error.param) == (400, name)
+    assert error.message == f"{name} has no effect there (did you mean queue.{name}?)."
+    assert chat(**{name: None}).lane is chat(priority=0).lane is Priority.INTERACTIVE
+
+
 def test_unknown_fields_are_ignored_and_named() -> None:
     """At the top, in messages and in parts; names durability_error for a header stay out of it."""
     part = {"type": "text", "text": "hi", "cache_control": {}}
