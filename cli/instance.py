@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from cli.errors import UNREACHABLE, Problem
 from runtime.files import file_lock, write_file
 
 LOCK_TIMEOUT_S = 1.0
+OTHER_FOLDER = 'choose another --data-dir, or make it yours: sudo chown -R "$(id -un)" {}'
+"""What to do about a data folder that cannot be used."""
 
 
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +87,8 @@ class DataDir:
                 held.enter_context(file_lock(self._lock, timeout_s=LOCK_TIMEOUT_S))
             except TimeoutError:
                 raise self._already_running() from None
+            except OSError as error:
+                raise _unwritable(self._lock, error) from None
             yield
 
     def make_private(self) -> None:
@@ -97,7 +102,10 @@ class DataDir:
         self.clear()
         for folder in (self.run, self.metrics, self.logs, self.redis):
             self._make(folder)
-        self.rotate_logs()
+        try:
+            self.rotate_logs()
+        except OSError as error:
+            raise _unwritable(self.logs, error) from None
 
     def clear(self) -> None:
         """Remove `run/`."""
@@ -184,11 +192,19 @@ class DataDir:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.geteuid():
-                raise Problem(
-                    f"{folder} belongs to another user", next_step="choose another --data-dir, or change its owner"
-                )
+                raise Problem(f"{folder} belongs to another user", next_step=OTHER_FOLDER.format(folder))
             folder.chmod(0o700)
+            with tempfile.TemporaryFile(dir=folder):  # the file system may be read-only or full
+                pass
+        except FileExistsError:
+            raise Problem(f"{folder} is no folder", next_step="choose another --data-dir") from None
         except OSError as error:
-            raise Problem(
-                f"cannot write to {folder}", cause=error.strerror or str(error), next_step="choose another --data-dir"
-            ) from None
+            raise _unwritable(folder, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> Problem:
+    """The error for a path of the data folder that this user cannot write."""
+    cause = error.strerror or str(error)
+    is_here = isinstance(error, PermissionError) and os.access(path, os.F_OK)
+    fix = OTHER_FOLDER.format(path) if is_here else "choose another --data-dir"
+    return Problem(f"cannot write to {path}", cause=cause, next_step=fix, code="data_folder")

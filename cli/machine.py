@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -23,8 +22,9 @@ from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.errors import DONE, INTERRUPTED, Problem
 from cli.instance import DataDir, Instance
 from cli.lease_release import LeaseRelease
+from cli.output import error_block
 from cli.pool import PoolSupervisor, follow
-from cli.screen import Screen, crash_loop, draining, looping, phase_of
+from cli.screen import Screen, crash_loop, draining, looping, phase_of, place
 from cli.supervisor import Supervisor
 from penstock import __version__
 from runtime.config import ConfigError
@@ -101,8 +101,10 @@ class Machine:
             return
         self._store_client = self._open(redis_url)
         self._lease_release = LeaseRelease(Reaper(self._store_client))
-        with contextlib.suppress(Unavailable):  # the processes wait for Redis themselves, and check it too
+        try:
             await enter_store(self._store_client)
+        except Unavailable as error:  # the processes wait for Redis themselves, and check it too
+            self._screen.say("\n".join(error_block(self._no_answer(redis_url, error))))
         deployment, home, port = self._deployment, self._home, self._listener.getsockname()[1]
         deployment.save(home, redis_url=redis_url, port=port, weights=weights)
         self._publish(redis_url=redis_url)
@@ -162,6 +164,15 @@ class Machine:
             return RedisClient.open(self._deployment.config.section("redis", RedisSettings, {"url": redis_url}))
         except ValueError as error:
             raise ConfigError("redis.url", str(error), "e.g. redis://127.0.0.1:6379/0") from None
+
+    def _no_answer(self, redis_url: str, error: Unavailable) -> Problem:
+        """The error for a Redis that does not answer at the start."""
+        source = self._deployment.config.source("redis.url")
+        return Problem(
+            f"no Redis can be used at {place(redis_url)}",
+            cause=str(error),
+            next_step=f"start it, which penstock waits for, or correct redis.url{source and f' ({source})'}",
+        )
 
     def _changed(self, child: Child) -> None:
         self._screen.noticed(child, starting=self._instance.state == "starting")

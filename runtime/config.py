@@ -88,6 +88,10 @@ class Config:
         """A context manager that adds what set the key to a ConfigError."""
         return _naming(self._sources)
 
+    def source(self, key: str) -> str:
+        """What set this key, such as "set by the flag --port"; "" if nothing did, or it is not known."""
+        return self._sources.of(key)
+
     def section(self, name: str, kind: type[S], extra: Mapping[str, Any] | None = None) -> S:
         """The section as `kind`; values of `extra` take precedence. Raises ConfigError."""
         values = {**self.raw.get(name, {}), **(extra or {})}

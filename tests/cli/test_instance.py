@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -118,5 +119,39 @@ def test_another_users_folder_is_refused(tmp_path: Path) -> None:
     theirs = tmp_path / "data"
     theirs.mkdir(mode=0o700)
     os.chown(theirs, 4242, 4242)
-    with pytest.raises(Problem, match="belongs to another user"), DataDir(theirs).lock():
+    with pytest.raises(Problem, match="belongs to another user") as caught, DataDir(theirs).lock():
         pass
+    assert f'sudo chown -R "$(id -un)" {theirs}' in caught.value.next_step
+
+
+def test_a_folder_that_cannot_be_written_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in its place, a lock or a log of root's from an earlier start, a file system that is read-only: no
+    traceback, and what to do."""
+    (tmp_path / "file").touch()
+    with pytest.raises(Problem, match="file is no folder"), DataDir(tmp_path / "file").lock():
+        pass
+    home = DataDir(tmp_path / "data")
+    with home.lock():
+        home.prepare()
+    home.log("api-1").touch()
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refused)
+        with pytest.raises(Problem, match=f"cannot write to {home.logs}") as caught:
+            home.prepare()
+        assert (caught.value.cause, "chown -R" in caught.value.next_step) == ("Permission denied", True)
+    with monkeypatch.context() as patch:
+        patch.setattr("cli.instance.file_lock", refused)
+        with pytest.raises(Problem, match=f"cannot write to {home.path / 'lock'}") as caught, home.lock():
+            pass
+        assert "chown -R" in caught.value.next_step
+    monkeypatch.setattr("tempfile.TemporaryFile", read_only)
+    with pytest.raises(Problem, match=f"cannot write to {home.path}") as caught, home.lock():
+        pass
+    assert (caught.value.cause, caught.value.next_step) == ("Read-only file system", "choose another --data-dir")

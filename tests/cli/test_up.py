@@ -539,7 +539,10 @@ def test_redis_that_is_down_is_waited_for(start: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     up = start("--redis-url", f"redis://127.0.0.1:{port}/0")
-    eventually(lambda: "Redis" in up.said())
+    eventually(lambda: "waiting for Redis" in up.said())
+    assert f"error: no Redis can be used at 127.0.0.1:{port}\ncause: " in up.said()
+    fix = "next:  start it, which penstock waits for, or correct redis.url (set by the flag --redis-url)\n"
+    assert fix in up.said()
     began = time.monotonic()
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 0
