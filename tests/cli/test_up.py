@@ -409,12 +409,13 @@ def test_interrupt_while_starting(start: Any) -> None:
 
 
 def test_model_that_cannot_be_loaded_ends_it(start: Any, tmp_path: Path) -> None:
-    """A model file that is missing: tried, told once with its cause, exit 1, nothing left."""
-    up = start("--engine", "llamacpp", PENSTOCK_LLAMACPP_PATH=str(tmp_path / "missing.gguf"))
+    """A model file that is none: tried, told once with its cause, exit 1, nothing left."""
+    (tmp_path / "broken.gguf").write_text("no model")
+    up = start("--engine", "llamacpp", PENSTOCK_LLAMACPP_PATH=str(tmp_path / "broken.gguf"))
     assert up.end() == 1
     said = up.said()
     assert said.count("error:") == 1
-    assert "missing.gguf" in said
+    assert "broken.gguf" in said
     assert "next:  penstock doctor" in said
     assert not (up.data_dir / "run").exists()
 
