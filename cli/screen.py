@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,7 +45,7 @@ class Screen:
     def ready(self, instance: Instance, *, keyed: bool) -> None:
         """Print the ready block to stdout."""
         self._progress.phase("")
-        sys.stdout.write("\n".join(ready_block(instance, keyed=keyed)) + "\n")
+        sys.stdout.write("\n".join(ready_block(instance, keyed=keyed, command=own_command())) + "\n")
         sys.stdout.flush()
 
     def noticed(self, child: Child, *, starting: bool) -> None:
@@ -101,8 +102,14 @@ def crash_loop(child: Child) -> Problem:
     )
 
 
-def ready_block(instance: Instance, *, detached: bool = False, keyed: bool = False) -> list[str]:
-    """The lines printed when everything is ready: at most nine, with the next commands last."""
+def ready_block(
+    instance: Instance, *, detached: bool = False, keyed: bool = False, command: str = "penstock"
+) -> list[str]:
+    """The lines printed when everything is ready: at most nine, with the next commands last.
+
+    Args:
+        command: what the shell of the user finds this program by.
+    """
     workers = sum(entry.role == "worker" for entry in instance.processes)
     here = Path(instance.data_dir)
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(_short(here))}"
@@ -115,9 +122,28 @@ def ready_block(instance: Instance, *, detached: bool = False, keyed: bool = Fal
         f"  Log    {_short(here / 'logs')}",
         "",
         f"  Try    {_curl(instance, keyed=keyed)}",
-        f'         penstock chat{option} "{QUESTION}"',
-        f"  Stop   penstock down{option}" if detached else "  Stop   Ctrl-C (finishes running jobs, again to stop now)",
+        f'         {command} chat{option} "{QUESTION}"',
+        f"  Stop   {command} down{option}"
+        if detached
+        else "  Stop   Ctrl-C (finishes running jobs, again to stop now)",
     ]
+
+
+def own_command(argv0: str = sys.argv[0]) -> str:
+    """The words by which this program was called, for commands to paste: `penstock` if the PATH leads to it."""
+    path = Path(argv0).absolute()
+    if path.name == "__main__.py":  # python -m cli
+        return f"{_program(Path(sys.executable))} -m {path.parent.name}"
+    return _program(path)
+
+
+def _program(path: Path) -> str:
+    """A program by its name if the shell finds it so, else by its path."""
+    found = shutil.which(path.name)
+    if found and Path(found).absolute() == path:
+        return path.name
+    short = _short(path)
+    return shlex.quote(short if "/" in short else f"./{short}")
 
 
 def draining(jobs: int | None) -> str:

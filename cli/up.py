@@ -25,7 +25,7 @@ from cli.machine import Machine
 from cli.options import Command, redis_url_option
 from cli.output import note
 from cli.progress import ProgressLine
-from cli.screen import Screen, ready_block
+from cli.screen import Screen, own_command, ready_block
 from penstock import __version__
 from runtime.config import ENGINES
 from runtime.sources import FLAGS
@@ -156,7 +156,7 @@ def start_detached(
     if instance is None:
         sys.stderr.write(_after_first_line(output))
         return process.returncode
-    sys.stdout.write("\n".join(ready_block(instance, detached=True, keyed=keyed)) + "\n")
+    sys.stdout.write("\n".join(ready_block(instance, detached=True, keyed=keyed, command=own_command())) + "\n")
     return DONE
 
 

@@ -13,7 +13,7 @@ from api.settings import ApiSettings
 from cli.deployment import Deployment, load_deployment
 from cli.instance import DataDir, Instance, ProcessEntry
 from cli.machine import outside_url
-from cli.screen import draining, place, ready_block
+from cli.screen import draining, own_command, place, ready_block
 from runtime.config import Config, ConfigError
 from runtime.sources import FLAGS
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -184,6 +184,29 @@ def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     outside = msgspec.structs.replace(instance, outside_url="http://box:8000")
     assert ready_block(outside)[2] == "  API    http://box:8000/v1 (other machines)"
     assert ready_block(instance, detached=True)[-1] == "  Stop   penstock down"
+    assert ready_block(instance, command=".venv/bin/penstock")[6].startswith("         .venv/bin/penstock chat ")
+
+
+def test_the_command_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name if the PATH leads to this very program, else by the path from this folder."""
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    program = folder / "penstock"
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert own_command(".venv/bin/penstock") == ".venv/bin/penstock"
+    assert own_command(str(program)) == ".venv/bin/penstock"
+    monkeypatch.setenv("PATH", str(folder))
+    assert own_command(str(program)) == "penstock"
+    monkeypatch.setenv("PATH", f"/usr/bin:{folder}")
+    monkeypatch.setattr("sys.executable", str(program))
+    assert own_command("/src/cli/__main__.py") == "penstock -m cli"
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.chdir(folder)
+    assert own_command("penstock") == "./penstock"
+    monkeypatch.chdir("/")
+    assert own_command(str(program)) == str(program.relative_to("/"))
 
 
 @pytest.mark.parametrize(

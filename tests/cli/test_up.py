@@ -166,7 +166,7 @@ def test_ready_block(shared: Up) -> None:
         r"  Log    data/logs",
         r"",
         r"  Try    curl -N http://127\.0\.0\.1:\d+/v1/chat/completions -H 'Content-Type: application/json' -d '\{.*\}'",
-        r"         penstock chat --data-dir data \"What is a penstock\?\"",
+        r"         \S+ -m cli chat --data-dir data \"What is a penstock\?\"",
         r"  Stop   Ctrl-C \(finishes running jobs, again to stop now\)",
     ]
     assert len(shared.block) == len(shapes)
@@ -176,11 +176,14 @@ def test_ready_block(shared: Up) -> None:
     assert all(phases.fullmatch(line) for line in shared.said().strip().split("\n"))
 
 
-def test_the_curl_line_can_be_pasted(shared: Up) -> None:
-    """What is shown to try works as it stands."""
+def test_the_lines_to_try_can_be_pasted(shared: Up) -> None:
+    """What is shown works as it stands, in the shell that `up` was started from: `penstock` need not be on the PATH."""
     command = shared.block[5].removeprefix("  Try    ")
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip().endswith("data: [DONE]")
+    words = ["sh", "-c", shared.block[6].strip()]
+    chat = subprocess.run(words, capture_output=True, text=True, check=True, cwd=shared.folder, env=shared.environ)
+    assert len(chat.stdout.split()) > 10
 
 
 def test_ps_as_json(shared: Up) -> None:
