@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
 
 import click
 
-from cli.client import Client, chunk_text
+from cli.client import Client
 from cli.errors import DONE, USAGE, Problem
+from cli.job import AnswerPrinter, print_answer
 from cli.options import Command, Where, where_options
-from cli.output import emit, note
 from cli.progress import ProgressLine
 
-PROMPT = ">>> "
-
 Turns: TypeAlias = list[dict[str, str]]
+
+LEAVING = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end the chat as Ctrl-C does, so that its job ends too."""
 
 
 @click.command(cls=Command)
@@ -26,60 +30,80 @@ Turns: TypeAlias = list[dict[str, str]]
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @where_options(url=True)
 def chat(message: str | None, model: str | None, system: str | None, max_tokens: int | None, where: Where) -> int:
-    """Ask the model. Without MESSAGE: a conversation, or the prompt from stdin if that is a pipe."""
-    client = Client.find(where)
-    options: dict[str, Any] = {"model": model or client.default_model()}
-    if max_tokens is not None:
-        options["max_tokens"] = max_tokens
-    turns: Turns = [{"role": "system", "content": system}] if system else []
-    if message is None and sys.stdin.isatty():
-        return _converse(client, options, turns)
-    question = sys.stdin.read() if message in (None, "-") else message
-    if not question or not question.strip():
-        raise Problem("there is nothing to ask", next_step='penstock chat "a question"', exit_code=USAGE, code="usage")
-    _ask(client, options, [*turns, {"role": "user", "content": question}])
+    """Ask the model. Text on stdin is appended to MESSAGE, or is the question. Without both: a conversation.
+
+    \b
+      penstock chat "What is a penstock?"
+      cat report.txt | penstock chat "Summarize:"
+      penstock chat                    # a conversation; /help lists its commands
+
+    In a loop that reads stdin itself, add < /dev/null.
+    """
+    with Client.find(where) as client, ended_by_signals():
+        options: dict[str, Any] = {"model": model or client.default_model()}
+        if max_tokens is not None:
+            options["max_tokens"] = max_tokens
+        if message is None and sys.stdin is not None and sys.stdin.isatty():
+            from cli.conversation import Conversation  # noqa: PLC0415 - its line editing is for terminals alone
+
+            return Conversation(client, options, system or "").run()
+        turns: Turns = [{"role": "system", "content": system}] if system else []
+        ask(client, options, [*turns, {"role": "user", "content": _question(message)}])
     return DONE
 
 
-def _converse(client: Client, options: dict[str, Any], turns: Turns) -> int:
-    """Read and answer turns until Ctrl-D. Ctrl-C stops the current answer."""
-    import readline  # noqa: F401, PLC0415 - its import gives `input` line editing
+def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
+    """Stream one answer to stdout, with control characters escaped. Returns the original text.
 
-    note(f"{options['model']} at {client.url}   Ctrl-C stops an answer, Ctrl-D ends")
-    while True:
-        try:
-            question = input(PROMPT)
-        except EOFError:
-            note("")
-            return DONE
-        if not question.strip():
-            continue
-        turns.append({"role": "user", "content": question})
-        try:
-            turns.append({"role": "assistant", "content": _ask(client, options, turns)})
-        except KeyboardInterrupt:
-            note("\n(stopped)")
-            turns.pop()
-
-
-def _ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
-    """Stream one answer to stdout, with control characters escaped. Returns the original text."""
-    body = {**options, "messages": turns, "stream": True}
-    answer: list[str] = []
-    progress = ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty())
-    with progress:
+    The job is cancelled when its reader leaves: with Ctrl-C, or by closing the pipe.
+    """
+    body = {**options, "messages": turns, "queue": {"priority": "interactive"}}
+    printer = AnswerPrinter()
+    with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
         progress.phase("waiting for the first token")
-        with client.events("POST", "/v1/chat/completions", body=body) as events:
-            for event in events:
-                if event.data == "[DONE]":
-                    break
-                text = chunk_text(event.data)
-                if text:
-                    progress.end()
-                    answer.append(text)
-                    emit(text)
-                    sys.stdout.flush()
-            else:
-                raise Problem("the answer was cut off", cause="the connection ended before the last token")
-    sys.stdout.write("\n")
-    return "".join(answer)
+        client.on_retry(printer.waiting(progress.say))
+        job_id = client.submit(body)["id"]
+        try:
+            print_answer(client, job_id, printer, lambda event: progress.end() if event.text else None)
+        except (KeyboardInterrupt, BrokenPipeError):
+            progress.end()
+            with suppress(Problem):
+                client.post(f"/v1/jobs/{job_id}/cancel", {})
+            raise
+    return printer.text
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt for LEAVING within the block, unless they are ignored (nohup)."""
+    before = {each: signal.getsignal(each) for each in LEAVING}
+    for each, handler in before.items():
+        if handler is signal.SIG_DFL:
+            signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def _question(message: str | None) -> str:
+    """The message, and behind it what stdin brings. Raises Problem."""
+    said = "" if message in (None, "-") else message or ""
+    piped = "" if sys.stdin is None or (sys.stdin.isatty() and message != "-") else _stdin()
+    question = "\n\n".join(part for part in (said, piped) if part.strip())
+    if not question:
+        raise Problem("there is nothing to ask", next_step='penstock chat "a question"', exit_code=USAGE, code="usage")
+    return question
+
+
+def _stdin() -> str:
+    with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
+        if not sys.stdin.isatty():
+            progress.phase("reading stdin to its end")
+        try:
+            return sys.stdin.read()
+        except UnicodeDecodeError as error:
+            raise Problem(
+                "stdin is no UTF-8 text", cause=str(error), next_step="convert it first", exit_code=USAGE, code="usage"
+            ) from None

@@ -1,29 +1,40 @@
-"""HTTP client of the CLI: sends API requests, reads server-sent events, and maps every failure to an exit code."""
+"""API client of the CLI: penstock.client, found by the flags of a command, with every failure as an exit code."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Self
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import httpx2
 
-from api.auth.hosts import is_loopback
 from api.settings import ApiSettings
-from cli.errors import ENDED_BADLY, FORBIDDEN, UNREACHABLE, Problem
+from cli.errors import FORBIDDEN, UNREACHABLE, Problem
 from cli.instance import DataDir
 from cli.options import Where
 from cli.output import note
+from penstock.client import (
+    ApiRefusal,
+    EventsUnreadable,
+    InvalidAddress,
+    NoAnswer,
+    Pause,
+    PenstockClient,
+    StreamEvent,
+)
+from penstock.client_messages import lines_of, refusal_of
+from penstock.client_protocol import EMPTY
 from streaming.redis.settings import RedisSettings
 
 KEY = "PENSTOCK_API_KEY"
 CONNECT_TIMEOUT_S = 5.0
+PATIENCE_S = 60.0
+"""How long a command that waits for an answer tries again while no server answers."""
 PAGE = 100
 KEY_FILE = "the file `api-key` (mode 0600) of the data folder of the running instance"
 SEND_A_KEY = f"set {KEY}, or put the key in {KEY_FILE}"
@@ -39,27 +50,22 @@ SAME_MACHINE = ("127.0.0.1", "localhost", "::1")
 """Host names of an instance on this machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSentEvent:
-    """One server-sent event."""
-
-    name: str
-    id: str
-    data: str
-
-
 class Client:
-    """Client of one API. Its methods raise Problem, with an exit code, for every failure."""
+    """Client of one API. Its methods raise Problem, with an exit code, for every failure but a job's own end.
 
-    def __init__(self, url: str, key: str, *, model: str = "", admin_token: str = "") -> None:
-        self.url, self._model, self._admin_token = url.rstrip("/"), model, admin_token
-        self._http = httpx2.Client(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            event_hooks={"response": [_note_ignored]},
-            trust_env=not is_loopback(urlsplit(url).hostname or ""),  # no proxy for this machine's own server
-        )
+    Args:
+        running: the instance is known to run, so its first answer is waited for as well.
+    """
+
+    def __init__(self, url: str, key: str, *, model: str = "", admin_token: str = "", running: bool = False) -> None:
+        self.url, self._key, self._model, self._admin_token = url.rstrip("/"), key, model, admin_token
+        with self._explained():
+            self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if running else 0.0)
+        self._api.http.event_hooks["response"] = [_note_ignored]
+
+    def on_retry(self, tell: Callable[[Pause], object]) -> None:
+        """Call `tell` before each wait for another try."""
+        self._api.on_retry = tell
 
     @classmethod
     def find(cls, where: Where) -> Client:
@@ -73,7 +79,7 @@ class Client:
             # To its own address, not to `where.url`: another process may listen on that port of localhost or ::1.
             model = "" if where.url else instance.models[0]
             key, token = named or _kept_key(home.api_key), _kept_key(home.admin_token)
-            return cls(instance.url, key, model=model, admin_token=token)
+            return cls(instance.url, key, model=model, admin_token=token, running=True)
         if where.url:
             return cls(where.url, named)
         config = where.config()
@@ -89,7 +95,7 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._http.close()
+        self._api.close()
 
     def default_model(self) -> str:
         """The instance's default model, else the first model served."""
@@ -102,7 +108,8 @@ class Client:
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
         """Get a JSON response. Parameters that are None are omitted."""
-        return self._json("GET", path, params={name: value for name, value in params.items() if value is not None})
+        query = urlencode({name: value for name, value in params.items() if value is not None})
+        return self._json("GET", f"{path}?{query}" if query else path)
 
     def pages(self, path: str, limit: int, after: str, following: str, **params: Any) -> Iterator[dict[str, Any]]:
         """Yield up to `limit` objects of a list, fetching pages as needed.
@@ -120,11 +127,26 @@ class Client:
             if not page["has_more"] or place is None:
                 return
 
+    def submit(self, body: Mapping[str, Any], idempotency_key: str = "") -> dict[str, Any]:
+        """Put a job in the queue, once however often it must be sent."""
+        with self._explained():
+            return self._api.submit(body, idempotency_key=idempotency_key)
+
+    def wait(self, job_id: str, timeout_s: float) -> dict[str, Any]:
+        """Return the job once it has completed. Raises JobFailed, WaitTimeout."""
+        with self._explained():
+            return self._api.wait(job_id, timeout_s)
+
+    def stream(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
+        """Yield a job's events after a cursor to its end. Raises JobFailed, StreamReset."""
+        with self._explained():
+            yield from self._api.stream(job_id, after)
+
     def post(self, path: str, body: Mapping[str, Any], **headers: str) -> dict[str, Any]:
-        return self._json("POST", path, json=dict(body), headers=headers)
+        return self._json("POST", path, dict(body), headers)
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._json("PUT", path, json=dict(body))
+        return self._json("PUT", path, dict(body))
 
     def delete(self, path: str) -> dict[str, Any]:
         return self._json("DELETE", path)
@@ -133,8 +155,9 @@ class Client:
         self, path: str, name: str, file: BinaryIO, *, on_read: Callable[[int], None], **fields: str
     ) -> dict[str, Any]:
         """Upload a file as a form, streamed; calls `on_read` with the number of bytes read so far."""
-        reader = _Counted(file, on_read)
-        return self._json("POST", path, data=fields, files={"file": (name, reader, "application/jsonl")})
+        form = {"file": (name, _Counted(file, on_read), "application/jsonl")}
+        with self._streamed("POST", path, data=fields, files=form) as response:
+            return dict(json.loads(response.read()))
 
     def download(self, path: str, write: Callable[[bytes], object]) -> None:
         """Write a response's bytes as they arrive."""
@@ -145,55 +168,67 @@ class Client:
     def lines(self, path: str) -> Iterator[bytes]:
         """Yield the lines of a response of JSON lines."""
         with self._streamed("GET", path) as response:
-            yield from filter(None, _lines(response.iter_bytes()))
+            yield from lines_of(response.iter_bytes())
 
     @contextmanager
     def _streamed(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
-        with self._reached(), self._http.stream(method, path, **options) as response:
-            if response.status_code >= 400:
-                response.read()
-                raise refusal(response)
-            yield response
-
-    @contextmanager
-    def events(
-        self, method: str, path: str, *, body: Mapping[str, Any] | None = None, after: str = ""
-    ) -> Iterator[Iterator[ServerSentEvent]]:
-        """Open an event stream: the context yields its events, and closes the connection at its end."""
-        headers = {"Last-Event-ID": after} if after else {}
-        with self._streamed(method, path, json=body, headers=headers) as response:
-            yield parse_events(response.iter_bytes())
-
-    def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        if self._admin_token and path.startswith(ADMIN):
-            options["headers"] = {**options.get("headers", {}), "Authorization": f"Bearer {self._admin_token}"}
-        with self._reached():
-            response = self._http.request(method, path, **options)
-        if response.status_code >= 400:
-            raise refusal(response)
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
         try:
-            return dict(response.json())
-        except ValueError:
-            raise self._no_penstock(f"its answer to {path} is not JSON") from None
+            with (
+                self._explained(),
+                self._api.http.stream(
+                    method, self._api.url + path, headers=headers, timeout=timeout, **options
+                ) as response,
+            ):
+                if response.status_code >= 400:
+                    raise refusal_of(response.status_code, response.read(), response.headers.get("x-request-id", ""))
+                yield response
+        except httpx2.TransportError as error:
+            raise self._no_penstock(self._api.url, str(error) or type(error).__name__) from None
+
+    def _json(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] = EMPTY) -> dict[str, Any]:
+        """One try: a command that a person typed ends at once where nothing answers."""
+        if self._admin_token and path.startswith(ADMIN):
+            headers = {**headers, "Authorization": f"Bearer {self._admin_token}"}
+        with self._explained(path):
+            return self._api.request(method, path, body, headers)
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
+    def _explained(self, path: str = "") -> Iterator[None]:
         try:
             yield
-        except httpx2.TransportError as error:
-            raise self._no_penstock(str(error) or type(error).__name__) from None
-        except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
+        except NoAnswer as error:
+            raise self._no_penstock(error.url, error.cause) from None
+        except ApiRefusal as error:
+            raise self._refused(error, path) from None
+        except EventsUnreadable as error:
+            raise Problem(error.message, code=error.code) from None
+        except InvalidAddress as error:
             raise Problem(
                 f"{self.url} is no address", cause=str(error), next_step="e.g. http://127.0.0.1:8000"
             ) from None
 
-    def _no_penstock(self, cause: str) -> Problem:
+    def _no_penstock(self, url: str, cause: str) -> Problem:
         return Problem(
-            f"no penstock answers at {self.url}",
+            f"no penstock answers at {url}",
             cause=cause,
             next_step="penstock up, or say where it is with --url or --data-dir",
             exit_code=UNREACHABLE,
             code="unreachable",
+        )
+
+    def _refused(self, refusal: ApiRefusal, path: str) -> Problem:
+        """The Problem for an error answer of the API."""
+        message = refusal.message
+        if refusal.code == "admin_token_required":  # the server's message addresses people who write requests by hand
+            message = f"/admin of {self._api.url} needs its admin token"
+        return Problem(
+            message,
+            next_step=_next_step(refusal.code, self._api.url + path, has_key=bool(self._key or self._admin_token)),
+            exit_code=FORBIDDEN if refusal.status in (401, 403) else 1,
+            code=refusal.code,
+            request_id=refusal.request_id,
         )
 
 
@@ -216,28 +251,8 @@ class _Counted:
         return data
 
 
-def refusal(response: httpx2.Response) -> Problem:
-    """The Problem for an error response of the API."""
-    try:
-        error = response.json()["error"]
-        message, code = str(error["message"]), str(error["code"])
-    except (ValueError, KeyError, TypeError):
-        message, code = f"the server answered {response.status_code}", "http_error"
-    url = response.request.url
-    if code == "admin_token_required":  # the server's message addresses people who write requests by hand
-        message = f"/admin of {url.scheme}://{url.netloc.decode()} needs its admin token"
-    return Problem(
-        message,
-        next_step=_next_step(code, response.request),
-        exit_code=FORBIDDEN if response.status_code in (401, 403) else 1,
-        code=code,
-        request_id=response.headers.get("x-request-id", ""),
-    )
-
-
-def _next_step(code: str, request: httpx2.Request) -> str:
+def _next_step(code: str, url: str, *, has_key: bool) -> str:
     """What to do about a refusal; "" if its message says so."""
-    has_key = "authorization" in request.headers
     match code:
         case "admin_token_required":
             return FIND_TOKEN
@@ -246,50 +261,11 @@ def _next_step(code: str, request: httpx2.Request) -> str:
         case "invalid_api_key":
             if has_key:
                 return OTHER_KEY
-            return SEND_ADMIN_KEY if request.url.path.startswith(ADMIN) else SEND_A_KEY
+            return SEND_ADMIN_KEY if urlsplit(url).path.startswith(ADMIN) else SEND_A_KEY
         case "misdirected_request" if not has_key:
-            port = request.url.port or 80
+            port = urlsplit(url).port or 80
             return f"use --url http://127.0.0.1:{port} (ssh -L from another machine), or configure a key"
     return ""
-
-
-def parse_events(chunks: Iterable[bytes]) -> Iterator[ServerSentEvent]:
-    """Parse events from the bytes of a stream; comments and events without data are skipped.
-
-    Lines end at a newline only: text may hold other line separators.
-    """
-    name = event_id = ""
-    data: list[str] = []
-    for data_line in _lines(chunks):
-        line = data_line.removesuffix(b"\r").decode(errors="replace")
-        field, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        match field:
-            case "" if not line:
-                if data:
-                    yield ServerSentEvent(name or "message", event_id, "\n".join(data))
-                name, data = "", []
-            case "event":
-                name = value
-            case "id":
-                event_id = value
-            case "data":
-                data.append(value)
-
-
-def chunk_text(data: str) -> str:
-    """The text of a chat chunk. Raises Problem if it is the error that ends a stream."""
-    chunk = json.loads(data)
-    if "error" in chunk:
-        raise Problem(chunk["error"]["message"], exit_code=ENDED_BADLY, code=str(chunk["error"]["code"]))
-    return "".join(choice["delta"].get("content") or "" for choice in chunk["choices"])
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(b"\n")
-        yield from whole
 
 
 def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:

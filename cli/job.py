@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
-from cli.client import Client, ServerSentEvent
-from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, Problem
+from cli.client import Client
+from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, UNREACHABLE, Problem
 from cli.output import emit, note, print_json, timed
+from penstock.client import FINAL, JobFailed, Pause, StreamEvent, StreamReset
 
-FINAL = ("completed", "failed", "cancelled", "expired", "incomplete")
 TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_at")
 
 
@@ -37,51 +38,108 @@ def ended_badly(job: dict[str, Any]) -> Problem:
     )
 
 
+class AnswerPrinter:
+    """Prints an answer to stdout as it comes: the first choice live, all others behind it, as `answer_of` has them."""
+
+    def __init__(self) -> None:
+        self.texts: defaultdict[int, list[str]] = defaultdict(list)
+        self._waits = False
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice, as the model wrote it."""
+        return "".join(self.texts[0])
+
+    def take(self, event: StreamEvent) -> None:
+        """Print a delta; on any job's last event, whatever is left."""
+        if event.text:
+            self.texts[event.choice].append(event.text)
+        if event.text and not event.choice:
+            emit(event.text)
+            sys.stdout.flush()
+        elif event.name in FINAL:
+            for choice, parts in sorted(self.texts.items()):
+                emit("\n\n" + "".join(parts) if choice else "")
+            sys.stdout.write("\n")
+
+    def begin_again(self, reset: StreamReset) -> None:
+        """Another text follows. Raises Problem if the first one stands where nobody can tell them apart."""
+        if self.text and not sys.stdout.isatty():
+            sys.stdout.write("\n")
+            raise Problem(
+                "the answer was cut off",
+                cause="the store lost part of it, and it was written again from its beginning",
+                next_step=f"penstock jobs result {reset.job_id}",
+                code="stream_reset",
+            )
+        if self.text:
+            note("\n(the answer begins again)")
+        self.texts.clear()
+
+    def waiting(self, say: Callable[[str], object]) -> Callable[[Pause], None]:
+        """A function that says once, in one line, that there is a wait for the server."""
+
+        def tell(pause: Pause) -> None:
+            if self._waits:
+                return
+            self._waits = True
+            cause = pause.cause if pause.status else f"the connection to {pause.url} broke"
+            say(("\n" if self.text and sys.stdout.isatty() else "") + f"({cause.removesuffix('.')}; trying again)")
+
+        return tell
+
+
+def print_answer(
+    client: Client, job_id: str, printer: AnswerPrinter, seen: Callable[[StreamEvent], object], after: str = ""
+) -> None:
+    """Print a job's answer to its end; `seen` gets every event first. Raises Problem."""
+    while True:
+        try:
+            for event in client.stream(job_id, after):
+                after = event.id
+                seen(event)
+                printer.take(event)
+        except StreamReset as reset:
+            printer.begin_again(reset)
+            after = reset.cursor
+        except JobFailed as failed:
+            raise ended_badly(failed.job) from None
+        except Problem as problem:
+            if problem.exit_code == UNREACHABLE:
+                problem.next_step = f"the job goes on: penstock jobs result {job_id}"
+            raise
+        else:
+            return
+
+
 def follow(client: Client, job_id: str, *, as_json: bool, after: str = "") -> int:
     """Print a job's tokens, or with `as_json` its events, from `after` on. Ctrl-C stops watching, not the job."""
+    printer = _JsonPrinter() if as_json else AnswerPrinter()
+    client.on_retry(printer.waiting(note))
     try:
-        end = _watch(client, job_id, as_json=as_json, after=after)
+        print_answer(client, job_id, printer, lambda event: None if as_json else _note(event), after)
     except KeyboardInterrupt:
         note(f"\nnot watching any more; the job goes on: penstock jobs events {job_id}")
         return INTERRUPTED
-    if end["status"] != "completed":
-        raise ended_badly(end)
     return DONE
 
 
-def _watch(client: Client, job_id: str, *, as_json: bool, after: str) -> dict[str, Any]:
-    """Print the events until the last. Returns the job's final state from it."""
-    with client.events("GET", f"/v1/jobs/{job_id}/events", after=after) as events:
-        for event in events:
-            if event.name == "ping":
-                continue
-            data: dict[str, Any] = json.loads(event.data)
-            if as_json:
-                print_json({"event": event.name, "id": event.id, "data": job_timed(data)})
-                sys.stdout.flush()
-            else:
-                _show(event, data)
-            if event.name in FINAL:
-                return data
-    raise Problem(
-        "the events were cut off",
-        cause="the connection ended before the job did",
-        next_step=f"penstock jobs events {job_id}",
-    )
+class _JsonPrinter(AnswerPrinter):
+    """Prints each event as one line of JSON."""
+
+    def take(self, event: StreamEvent) -> None:
+        print_json({"event": event.name, "id": event.id, "data": job_timed(event.data)})
+        sys.stdout.flush()
+
+    def begin_again(self, reset: StreamReset) -> None:
+        self.take(reset.event)
 
 
-def _show(event: ServerSentEvent, data: dict[str, Any]) -> None:
-    """Print an event: tokens to stdout, all others as notes to stderr."""
+def _note(event: StreamEvent) -> None:
+    """Print an event that brings no text as a note to stderr."""
     match event.name:
-        case "delta":
-            emit(data["text"])
-            sys.stdout.flush()
         case "queued" | "queue.position":
-            if data["position"] is not None:
-                note(f"queued, {data['position']} ahead")
+            if event.data["position"] is not None:
+                note(f"queued, {event.data['position']} ahead")
         case "started":
-            note(f"started on {data['worker']}, attempt {data['attempt']}")
-        case "stream.reset":
-            note("\n(the answer begins again)")
-        case name if name in FINAL:
-            sys.stdout.write("\n")
+            note(f"started on {event.data['worker']}, attempt {event.data['attempt']}")

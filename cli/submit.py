@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
-import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import click
 
 from cli.client import Client
 from cli.errors import DONE, STILL_RUNNING, USAGE, Problem
-from cli.job import FINAL, answer_of, ended_badly, follow, job_timed
+from cli.job import AnswerPrinter, answer_of, ended_badly, follow, job_timed
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, emit, line_result, note, print_json
 from cli.progress import ProgressLine
+from penstock.client import JobFailed, WaitTimeout
 
-LONG_POLL_S = 30.0
+SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 class SubmitCommand(Command):
-    """Accepts `--wait` without a value (no time limit): a word after it is TEXT, and only `--wait=5` sets seconds."""
+    """Accepts `--wait` without a value (no time limit), or with one: `--wait 5` or `--wait=5`. A word after it that is
+    no number is TEXT."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _spelled_out(args))
@@ -31,7 +34,7 @@ class SubmitCommand(Command):
 @click.command(cls=SubmitCommand)
 @click.argument("text")
 @click.option("--priority", type=click.Choice(["interactive", "standard", "batch"]), help="Lane [standard].")
-@click.option("--wait", type=click.FloatRange(0), metavar="[=SECONDS]", help="Wait for the end, and print the answer.")
+@click.option("--wait", type=click.FloatRange(0), metavar="[SECONDS]", help="Wait for the end, and print the answer.")
 @click.option("--follow", "following", is_flag=True, help="Print the tokens as they come; Ctrl-C only stops watching.")
 @click.option("--idempotency-key", help="Repeating the command with the same key creates no second job.")
 @click.option("--deadline-ms", type=click.IntRange(1), help="Time limit from now to the last token.")
@@ -52,17 +55,23 @@ def submit(
 
     With --wait the answer goes to stdout instead. Exit code 5: the job ended without an answer. Exit code 6: the
     seconds of --wait are over, the job continues, and its id is on stdout.
+
+    \b
+      penstock submit "Write a haiku." --priority batch
+      penstock submit "Write a haiku." --wait 30
+      id=$(penstock submit - < prompt.txt) && penstock jobs result "$id"
     """
-    client = Client.find(where)
-    headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-    job = client.post("/v1/jobs", _body(client, sys.stdin.read() if text == "-" else text, **asked), **headers)
-    if following:
-        note(f"job {job['id']}")
-        return follow(client, job["id"], as_json=as_json)
-    if wait is None:
-        _found(job).print(as_json=as_json)
-        return DONE
-    return _wait(client, job, wait, as_json=as_json)
+    with Client.find(where) as client:
+        client.on_retry(AnswerPrinter().waiting(note))
+        body = _body(client, sys.stdin.read() if text == "-" else text, **asked)
+        job = client.submit(body, idempotency_key or "")
+        if following:
+            note(f"job {job['id']}")
+            return follow(client, job["id"], as_json=as_json)
+        if wait is None:
+            _found(job).print(as_json=as_json)
+            return DONE
+        return _wait(client, job, wait, as_json=as_json)
 
 
 def _body(
@@ -87,20 +96,24 @@ def _body(
 
 
 def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool) -> int:
-    deadline = time.monotonic() + seconds
     with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
-        while job["status"] not in FINAL and (left := deadline - time.monotonic()) > 0:
-            progress.phase(f"job {job['id']}: {job['status']}")
-            job = client.get(f"/v1/jobs/{job['id']}", wait=min(left, LONG_POLL_S))
-    if job["status"] not in FINAL:
-        _found(job).print(as_json=as_json)
-        raise Problem(
-            f"the job is still {job['status']}",
-            cause=f"--wait={seconds:g} is over; the work goes on",
-            next_step=f"penstock jobs show {job['id']}",
-            exit_code=STILL_RUNNING,
-            code="wait_timeout",
-        )
+        client.on_retry(AnswerPrinter().waiting(progress.say))
+        progress.phase(f"waiting for {job['id']}")
+        try:
+            job = client.wait(job["id"], seconds)
+        except JobFailed as failed:
+            job = failed.job
+        except WaitTimeout as timeout:
+            job = timeout.job or job
+            progress.end()
+            _found(job).print(as_json=as_json)
+            raise Problem(
+                f"the job is still {job['status']}",
+                cause=f"--wait {seconds:g} is over; the work goes on",
+                next_step=f"penstock jobs events {job['id']}",
+                exit_code=STILL_RUNNING,
+                code="wait_timeout",
+            ) from None
     if as_json:
         print_json(job_timed(job))
     if job["status"] != "completed":
@@ -116,4 +129,8 @@ def _found(job: dict[str, Any]) -> CommandResult:
 
 def _spelled_out(args: Sequence[str]) -> list[str]:
     end = args.index("--") if "--" in args else len(args)
-    return [f"--wait={math.inf}" if word == "--wait" and place < end else word for place, word in enumerate(args)]
+    words = [f"--wait={math.inf}" if word == "--wait" and place < end else word for place, word in enumerate(args)]
+    for place, (word, following) in enumerate(pairwise(args[:end])):
+        if word == "--wait" and SECONDS.fullmatch(following):
+            words[place : place + 2] = ["--wait", following]
+    return words

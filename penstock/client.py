@@ -13,6 +13,7 @@ has the same methods for asyncio.
 
 The methods raise these errors, all of them a PenstockError:
 
+- InvalidAddress: the client was given something else as the address of a server
 - NoAnswer: no server answered for `patience_s`
 - ApiRefusal: the server refused the request (`status`, `code`, `message`)
 - JobFailed: the job ended in any state but completed
@@ -38,6 +39,7 @@ from penstock.client_connection import AsyncCallConnection, CallConnection
 from penstock.client_messages import (
     ApiRefusal,
     EventsUnreadable,
+    InvalidAddress,
     JobFailed,
     Json,
     NoAnswer,
@@ -62,6 +64,7 @@ __all__ = [
     "ApiRefusal",
     "AsyncPenstockClient",
     "EventsUnreadable",
+    "InvalidAddress",
     "JobFailed",
     "NoAnswer",
     "Pause",
@@ -102,7 +105,7 @@ class _Client:
         key = os.environ.get(KEY, "") if key is None else key
         self._servers = ServerList(urls or os.environ.get(URL) or DEFAULT_URL, key)
         first_s = patience_s if first_patience_s is None else first_patience_s
-        self._calls, self._on_retry = Calls(self._servers, Patience(patience_s, first_s)), on_retry
+        self._calls, self.on_retry = Calls(self._servers, Patience(patience_s, first_s)), on_retry
 
     @property
     def url(self) -> str:
@@ -160,7 +163,7 @@ class PenstockClient(_Client):
         JobFailed (after the last event)."""
         call = self._calls.stream(job_id, after)
         outcome: Outcome = None
-        with CallConnection(self.http, self._on_retry) as connection:
+        with CallConnection(self.http, self.on_retry) as connection:
             while True:
                 try:
                     act = call.send(outcome)
@@ -187,7 +190,7 @@ class PenstockClient(_Client):
 
     def _run(self, call: Call[Result]) -> Result:
         outcome: Outcome = None
-        with CallConnection(self.http, self._on_retry) as connection:
+        with CallConnection(self.http, self.on_retry) as connection:
             while True:
                 try:
                     act = call.send(outcome)
@@ -234,7 +237,7 @@ class AsyncPenstockClient(_Client):
         """See PenstockClient. Where you leave the loop early, close it (`contextlib.aclosing`)."""
         call = self._calls.stream(job_id, after)
         outcome: Outcome = None
-        async with AsyncCallConnection(self.http, self._on_retry) as connection:
+        async with AsyncCallConnection(self.http, self.on_retry) as connection:
             while True:
                 try:
                     act = call.send(outcome)
@@ -260,7 +263,7 @@ class AsyncPenstockClient(_Client):
 
     async def _run(self, call: Call[Result]) -> Result:
         outcome: Outcome = None
-        async with AsyncCallConnection(self.http, self._on_retry) as connection:
+        async with AsyncCallConnection(self.http, self.on_retry) as connection:
             while True:
                 try:
                     act = call.send(outcome)

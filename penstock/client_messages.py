@@ -14,6 +14,10 @@ class PenstockError(Exception):
     """Base class of this client's errors."""
 
 
+class InvalidAddress(PenstockError, ValueError):
+    """Raised when an address of a server is none."""
+
+
 class NoAnswer(PenstockError):
     """Raised when no server has answered for as long as the client was told to try."""
 
@@ -47,9 +51,9 @@ class StreamReset(PenstockError):
     Discard what came before. `stream(job_id, after=error.cursor)` then has all events from the new beginning.
     """
 
-    def __init__(self, job_id: str, cursor: str) -> None:
+    def __init__(self, job_id: str, event: StreamEvent) -> None:
         super().__init__(f"the store lost part of the stream of {job_id}, which begins again")
-        self.job_id, self.cursor = job_id, cursor
+        self.job_id, self.event, self.cursor = job_id, event, event.id
 
 
 class EventsUnreadable(PenstockError):
@@ -61,11 +65,11 @@ class EventsUnreadable(PenstockError):
 
 
 class WaitTimeout(PenstockError):
-    """Raised when the time of a wait is over; the job goes on."""
+    """Raised when the time of a wait is over; the job goes on. `job` is the job object as last seen, if it was."""
 
-    def __init__(self, job_id: str, timeout_s: float) -> None:
+    def __init__(self, job_id: str, timeout_s: float, job: Json | None) -> None:
         super().__init__(f"{job_id} has not ended after {timeout_s:g} s; it goes on")
-        self.job_id = job_id
+        self.job_id, self.job = job_id, job
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from penstock.client_messages import (
     ApiRefusal,
     EventParser,
     EventsUnreadable,
+    InvalidAddress,
     JobFailed,
     Json,
     NoAnswer,
@@ -77,6 +78,8 @@ class Pause(NamedTuple):
     url: str
     """The server that failed."""
     cause: str
+    status: int = 0
+    """Of its refusal; 0: the connection broke."""
 
 
 class HttpAnswer(NamedTuple):
@@ -119,7 +122,7 @@ class ServerList:
         self.urls = [url.strip().rstrip("/") for url in (urls.split(",") if isinstance(urls, str) else urls)]
         for url in self.urls:
             if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
+                raise InvalidAddress(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
         self.key, self.reached = key, False
         self._at = 0
 
@@ -168,7 +171,7 @@ class RetryState:
         self._servers.reached |= broken.reached
         self._servers.leave(self._url)
         delay_s = self._delay(broken.at, 0.0, all_alike=False)
-        return self._pause(delay_s, broken.at, broken.cause, NoAnswer(self._url, broken.cause))
+        return self._pause(Pause(delay_s, self._url, broken.cause), broken.at, NoAnswer(self._url, broken.cause))
 
     def after_refusal(self, answer: HttpAnswer) -> Pause:
         """Return the delay before the next try. Raises ApiRefusal, TimeoutError."""
@@ -179,7 +182,7 @@ class RetryState:
         if answer.status in ELSEWHERE:
             self._servers.leave(self._url)
         delay_s = self._delay(answer.at, retry_after_s(answer.headers), all_alike=answer.status not in ELSEWHERE)
-        return self._pause(delay_s, answer.at, refusal.message, refusal)
+        return self._pause(Pause(delay_s, self._url, refusal.message, answer.status), answer.at, refusal)
 
     def _delay(self, at: float, asked_s: float, *, all_alike: bool) -> float:
         """Return a random delay. It grows, and honours `asked_s`, once every server has failed or if all are alike."""
@@ -192,13 +195,14 @@ class RetryState:
         longest_s = min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** min(rounds, 10))
         return max(longest_s * self._chance(), asked_s * (1 + RETRY_AFTER_SPREAD * self._chance()))
 
-    def _pause(self, delay_s: float, at: float, cause: str, error: ApiRefusal | NoAnswer) -> Pause:
+    def _pause(self, pause: Pause, at: float, error: ApiRefusal | NoAnswer) -> Pause:
+        """Return the pause, or raise if it would last too long."""
         patience_s = self._patience.s if self._servers.reached else self._patience.first_s
-        if at + delay_s >= self._until:
+        if at + pause.seconds >= self._until:
             raise TimeoutError from error
-        if at + delay_s - self._since >= patience_s:
+        if at + pause.seconds - self._since >= patience_s:
             raise error
-        return Pause(delay_s, self._url, cause)
+        return pause
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float:
@@ -235,19 +239,19 @@ class Calls:
 
     def wait(self, job_id: str, timeout_s: float, now: float) -> Call[Json]:
         """Return the job once it has ended. Raises WaitTimeout."""
-        until = now + timeout_s
+        until, job = now + timeout_s, None
         while True:
             poll_s = max(0.0, min(LONG_POLL_S, until - now))
             path = f"{_job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
             try:
                 answer = yield from self._answer(self._retry(until=until), "GET", path, timeout_s=poll_s + LATE_S)
             except TimeoutError:
-                raise WaitTimeout(job_id, timeout_s) from None
+                raise WaitTimeout(job_id, timeout_s, job) from None
             job, now = self._json(answer), answer.at
             if job["status"] in FINAL:
                 return job
             if now >= until:
-                raise WaitTimeout(job_id, timeout_s)
+                raise WaitTimeout(job_id, timeout_s, job)
 
     def stream(self, job_id: str, after: str) -> Call[None]:
         """Yield the job's events after a cursor to its end, whatever connection brings them."""
@@ -340,7 +344,7 @@ def _event(job_id: str, sent: ServerSentEvent, cursor: str) -> StreamEvent:
     """Raises StreamReset, EventsUnreadable."""
     data = json.loads(sent.data)
     if sent.name == "stream.reset":
-        raise StreamReset(job_id, cursor)
+        raise StreamReset(job_id, StreamEvent(sent.name, cursor, data))
     if sent.name == "error":
         error = data.get("error") or {}
         raise EventsUnreadable(str(error.get("code")), str(error.get("message")))

@@ -122,7 +122,7 @@ TERMINALS = (
     Bug(
         "a chat as it comes",
         "A model moves the cursor and writes to the clipboard of whoever chats with it.",
-        (Edit("cli/chat.py", "emit(text)", "sys.stdout.write(text)"),),
+        (Edit("cli/job.py", "emit(event.text)", "sys.stdout.write(event.text)"),),
         (TERMINAL + "a_model_cannot_drive_the_terminal",),
     ),
     Bug(

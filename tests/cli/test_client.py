@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,11 +15,9 @@ from typing import Any, ClassVar
 
 import pytest
 from http_serving import serving_http
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cli.__main__ import main
-from cli.client import ServerSentEvent, parse_events
+from cli.client import PATIENCE_S
 from cli.instance import DataDir, Instance
 from streaming.fleet.process import Process
 
@@ -33,11 +34,19 @@ JOB = {
 WAITING = JOB | {"status": "queued", "result": None, "completed_at": None, "usage": None}
 FAILED = JOB | {"status": "failed", "result": None, "error": {"code": "worker_lost", "message": "three workers died"}}
 ERROR = {"error": {"message": "no", "type": "t", "param": None, "code": "some_code"}}
-STREAM = "/v1/chat/completions"
+STREAM = "/v1/jobs/job_1/events"
 
 
-def chunk(text: str) -> str:
-    return "data: " + json.dumps({"choices": [{"delta": {"content": text}}]}, ensure_ascii=False) + "\n\n"
+def said(name: str, event_id: str = "0:1", **data: Any) -> str:
+    """One event as it is sent."""
+    return f"event: {name}\nid: {event_id}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def told(text: str, index: int = 0) -> str:
+    return said("delta", index=index, text=text, tokens=1)
+
+
+COMPLETED = said("completed", **(JOB | {"result": None}))
 
 
 class Door:
@@ -47,7 +56,7 @@ class Door:
         "/v1/models": (200, {"data": [{"id": "sim"}]}),
         "/v1/jobs": (202, WAITING),
         "/v1/jobs/job_1": (200, JOB),
-        STREAM: (200, ": ping\n" + chunk("the\u2028") + chunk("answer") + "data: [DONE]\n\n"),
+        STREAM: (200, ": ping\n" + told("the\u2028") + told("answer") + COMPLETED),
     }
 
     def __init__(self) -> None:
@@ -61,11 +70,14 @@ class Door:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 door.requests.append((self.path, headers, json.loads(body) if body else None))
                 status, said = door.answers[self.path.partition("?")[0]]
+                said = said() if callable(said) else said
                 data = said if isinstance(said, str) else json.dumps(said)
                 self.send_response(status)
                 self.send_header("x-request-id", "req_1")
                 if door.ignored:
                     self.send_header("x-ignored-fields", door.ignored)
+                if self.path.endswith("/events"):
+                    self.send_header("content-type", "text/event-stream")
                 self.end_headers()
                 self.wfile.write(data.encode())
 
@@ -80,7 +92,10 @@ class Door:
 
 @pytest.fixture
 def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+    """Commands find it by PENSTOCK_URL; their stdin is empty, and they give up when it fails them."""
     door = Door()
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("cli.client.PATIENCE_S", 0.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_URL", door.url)
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
@@ -88,59 +103,98 @@ def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
         yield door
 
 
-@given(st.lists(st.integers(1, 7)))
-def test_events_do_not_depend_on_the_pieces(sizes: list[int]) -> None:
-    """However the bytes are cut, the same events come out; other line separators stay in the text."""
-    stream = (
-        ': ping\nevent: delta\r\nid: 1:2\ndata: {"a":\ndata: "\u2028\u0085"}\n\n: x\n\nid: 1:3\ndata:{}\n\n'.encode()
-    )
-    pieces = []
-    for size in sizes:
-        pieces.append(stream[:size])
-        stream = stream[size:]
-    assert list(parse_events([*pieces, stream])) == [
-        ServerSentEvent("delta", "1:2", '{"a":\n"\u2028\u0085"}'),
-        ServerSentEvent("message", "1:3", "{}"),
-    ]
-
-
 def test_chat_prints_the_answer_alone(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """stdout is the answer alone, with what a terminal would obey shown; the model is the first one served."""
     assert main(["chat", "a question", "--system", "be brief", "--max-tokens", "9"]) == 0
     assert capsys.readouterr().out == r"the\u2028answer" + "\n"
-    assert door.requests[-1][2] == {
+    (path, headers, body), (events, *_) = door.requests[-2:]
+    assert (path, events) == ("/v1/jobs", STREAM) and len(headers["idempotency-key"]) == 32
+    assert body == {
         "model": "sim",
         "max_tokens": 9,
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a question"}],
-        "stream": True,
+        "queue": {"priority": "interactive"},
     }
 
 
-def test_chat_takes_its_prompt_from_a_pipe(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an argument and a terminal stdin is the prompt."""
-    import io  # noqa: PLC0415
+@pytest.mark.parametrize(
+    ("words", "piped", "asked"),
+    [
+        ([], "from a pipe\n", "from a pipe\n"),
+        (["-"], "from a pipe", "from a pipe"),
+        (["summarize:"], "a text\n", "summarize:\n\na text\n"),
+        (["summarize:"], " \n", "summarize:"),
+    ],
+)
+def test_chat_appends_what_is_piped(
+    door: Door, monkeypatch: pytest.MonkeyPatch, words: list[str], piped: str, asked: str
+) -> None:
+    """Without an argument and a terminal stdin is the prompt; with one, it follows behind it."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(piped))
+    assert main(["chat", *words, "--model", "other"]) == 0
+    assert door.requests[-2][2]["messages"] == [{"role": "user", "content": asked}]
+    assert door.requests[-2][2]["model"] == "other"
 
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
-    assert main(["chat", "--model", "other"]) == 0
-    assert door.requests[-1][2]["messages"] == [{"role": "user", "content": "from a pipe"}]
-    assert door.requests[-1][2]["model"] == "other"
+
+def test_chat_of_nothing_or_of_no_text_is_wrong_usage(
+    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stdin in (io.StringIO(" "), None, io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8")):
+        monkeypatch.setattr("sys.stdin", stdin)
+        assert main(["chat", "--model", "sim"]) == 2
+    assert "stdin is no UTF-8 text" in capsys.readouterr().err and door.requests == []
 
 
 @pytest.mark.parametrize(
-    ("answer", "code"),
+    ("answer", "code", "words"),
     [
-        ((200, chunk("the") + "data: " + json.dumps(ERROR) + "\n\n"), 5),
-        ((200, chunk("the")), 1),
-        ((400, ERROR), 1),
-        ((401, ERROR), 4),
-        ((403, ERROR), 4),
-        ((503, "busy"), 1),
+        ((200, told("the") + said("failed", **FAILED)), 5, "cause: three workers died"),
+        ((200, told("the") + said("stream.reset", epoch=1)), 1, "next:  penstock jobs result job_1"),
+        ((200, told("the") + said("error", **ERROR)), 1, "error: no"),
+        ((200, told("the")), 3, "next:  the job goes on: penstock jobs result job_1"),
+        ((400, ERROR), 1, "error: no"),
+        ((401, ERROR), 4, "error: no"),
+        ((403, ERROR), 4, "error: no"),
+        ((503, "busy"), 1, "error: the server answered 503"),
     ],
 )
-def test_chat_that_fails(door: Door, answer: tuple[int, Any], code: int) -> None:
-    """A job that failed, a connection that broke, a refusal, a key that is not allowed."""
+def test_chat_that_fails(
+    door: Door, capsys: pytest.CaptureFixture[str], answer: tuple[int, Any], code: int, words: str
+) -> None:
+    """A job that failed, an answer that must not be joined to another, a server that stays away, a refusal."""
     door.answers[STREAM] = answer
     assert main(["chat", "a question", "--model", "sim"]) == code
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.out in ("the\n", "the", "")
+
+
+def test_chat_outlives_a_connection_with_one_plain_line(
+    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes on behind the last event, as often as it must."""
+    monkeypatch.setattr("cli.client.PATIENCE_S", PATIENCE_S)
+    parts = [told("the"), "", told(" answer"), COMPLETED]
+    door.answers[STREAM] = (200, lambda: parts.pop(0))
+    assert main(["chat", "a question", "--model", "sim"]) == 0
+    captured = capsys.readouterr()
+    assert captured == ("the answer\n", f"(the connection to {door.url} broke; trying again)\n")
+    cursors = [headers.get("last-event-id") for path, headers, _ in door.requests if path == STREAM]
+    assert cursors == [None, "0:1", "0:1", "0:1"]
+
+
+def test_leaving_a_chat_cancels_its_job(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, a closed terminal, a closed pipe: nobody reads the rest."""
+
+    def leave() -> str:
+        os.kill(os.getpid(), signals.pop())
+        return told("x")
+
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    door.answers |= {STREAM: (200, leave), "/v1/jobs/job_1/cancel": (200, JOB)}
+    for _ in range(3):
+        assert main(["chat", "a question", "--model", "sim"]) == 130
+        assert door.requests[-1][0] == "/v1/jobs/job_1/cancel"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_error_names_the_request(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
@@ -365,12 +419,23 @@ def test_submit_prints_the_id(door: Door, capsys: pytest.CaptureFixture[str]) ->
     }
 
 
-@pytest.mark.parametrize("words", [["--wait", "a text"], ["a text", "--wait"], ["a text", "--wait=30"]])
-def test_submit_and_wait_prints_the_answer(door: Door, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """--wait alone takes no value, wherever it stands."""
+@pytest.mark.parametrize(
+    ("words", "text", "polled"),
+    [
+        (["--wait", "a text"], "a text", "30"), (["a text", "--wait"], "a text", "30"),
+        (["a text", "--wait=20"], "a text", "20"), (["a text", "--wait", "5"], "a text", "5"),
+        (["--wait", "2.5", "a text"], "a text", "2.5"), (["--wait", "--", "5"], "5", "30"),
+        (["5", "--wait"], "5", "30"),
+    ],
+)  # fmt: skip
+def test_submit_and_wait_prints_the_answer(
+    door: Door, words: list[str], text: str, polled: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--wait takes a number of seconds, or none, wherever it stands."""
     assert main(["submit", *words]) == 0
     assert capsys.readouterr().out == "the answer\n"
-    assert "wait=" in door.requests[-1][0]
+    assert door.requests[-2][2]["messages"][0]["content"] == text
+    assert float(door.requests[-1][0].partition("wait=")[2]) == float(polled)
 
 
 def test_submit_and_wait_as_json(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,12 +447,14 @@ def test_submit_and_wait_as_json(door: Door, capsys: pytest.CaptureFixture[str])
 
 
 def test_wait_that_runs_out_is_code_6(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
-    """The id is on stdout, and the next step on stderr."""
+    """The id is on stdout, and on stderr how to go on."""
     door.answers["/v1/jobs/job_1"] = (200, WAITING)
-    assert main(["submit", "a text", "--wait=0.05"]) == 6
+    assert main(["submit", "a text", "--wait", "0.05"]) == 6
     captured = capsys.readouterr()
     assert captured.out == "job_1\n"
-    assert "penstock jobs show job_1" in captured.err
+    assert "error: the job is still queued" in captured.err and "next:  penstock jobs events job_1" in captured.err
+    assert main(["submit", "a text", "--wait", "0.05", "--json"]) == 6
+    assert json.loads(capsys.readouterr().out)["status"] == "queued"
 
 
 @pytest.mark.parametrize("command", [["submit", "a text", "--wait"], ["jobs", "result", "job_1"]])
@@ -411,7 +478,25 @@ def test_events_are_followed_to_the_end(door: Door, capsys: pytest.CaptureFixtur
     assert names == ["started", "delta", "completed"]
 
 
-@pytest.mark.parametrize(("end", "code"), [("completed", 0), ("cancelled", 5), ("", 1)])
+def test_choices_of_a_followed_job_stand_one_behind_the_other(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their tokens come mixed; `jobs result` prints the same."""
+    door.answers[STREAM] = (200, told("a") + told("x", 1) + told("b") + told("z", 2) + told("y", 1) + COMPLETED)
+    assert main(["jobs", "events", "job_1"]) == 0
+    assert capsys.readouterr().out == "ab\n\nxy\n\nz\n"
+
+
+def test_a_job_that_begins_again_is_told_so(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json as an event. Without: nothing was shown yet, so nothing is joined to anything."""
+    parts = [said("started", worker="w", attempt=1) + said("stream.reset", "1:0:-", epoch=1), told("new") + COMPLETED]
+    for words, shown in ((["--json"], "stream.reset"), ([], "new\n")):
+        left = list(parts)
+        door.answers[STREAM] = (200, lambda left=left: left.pop(0))
+        assert main(["jobs", "events", "job_1", *words]) == 0
+        assert shown in capsys.readouterr().out
+        assert door.requests[-1][1]["last-event-id"] == "1:0:-"
+
+
+@pytest.mark.parametrize(("end", "code"), [("completed", 0), ("cancelled", 5), ("", 3)])
 def test_end_of_a_followed_job(door: Door, end: str, code: int) -> None:
     """The exit code tells how it ended; a connection that broke before is a failure."""
     door.answers["/v1/jobs/job_1/events"] = (200, _events(end))
@@ -456,11 +541,6 @@ def test_jobs_show_result_cancel(door: Door, capsys: pytest.CaptureFixture[str])
 
 
 def _events(end: str) -> str:
-    said = [
-        ("ping", {}),
-        ("started", {"worker": "w1", "attempt": 1}),
-        ("delta", {"index": 0, "text": "the answer", "tokens": 2}),
-    ]
-    if end:
-        said.append((end, JOB | {"status": end, "result": None}))
-    return "".join(f"event: {name}\nid: 0:1\ndata: {json.dumps(data)}\n\n" for name, data in said)
+    events = said("ping") + said("started", worker="w1", attempt=1)
+    events += said("delta", index=0, text="the answer", tokens=2)
+    return events + (said(end, **(JOB | {"status": end, "result": None})) if end else "")

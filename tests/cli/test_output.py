@@ -270,12 +270,16 @@ class Hostile(http.server.BaseHTTPRequestHandler):
         if self.path.endswith("/output"):
             self._send(200, WRITABLE, "application/jsonl")
             return
+        if self.path.endswith("/events"):
+            delta = {"index": 0, "text": HOSTILE, "tokens": 1}
+            events = f"event: delta\ndata: {json.dumps(delta)}\n\nevent: completed\ndata: {{}}\n\n"
+            self._send(200, events, "text/event-stream")
+            return
         self._send(404, json.dumps({"error": {"message": HOSTILE, "code": HOSTILE, "param": None, "type": "x"}}))
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        chunk = {"choices": [{"index": 0, "delta": {"content": HOSTILE}}]}
-        self._send(200, f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", "text/event-stream")
+        self._send(202, json.dumps({"id": "job_x", "status": "queued"}))
 
     def _send(self, status: int, text: str, kind: str = "application/json") -> None:
         self.send_response(status)
@@ -320,8 +324,9 @@ def test_what_a_server_says_of_its_steps_cannot_drive_the_terminal() -> None:
     assert r"\u001b]52;c;aGk=\u0007" in stream.getvalue() and f"{ESC}]52" not in stream.getvalue()
 
 
-def test_a_model_cannot_drive_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_cannot_drive_the_terminal(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """`penstock chat` shows what the model said; `penstock jobs show` what the server complains of."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     with serving_http(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hostile)) as server:
         url = f"http://127.0.0.1:{server.server_port}"
         assert main(["chat", "hello", "--model", "m", "--url", url]) == 0

@@ -203,7 +203,7 @@ def test_a_wait_polls_to_the_end_and_within_its_time() -> None:
     assert played.result == done
     assert [send.url.partition("=")[2] for send in played.sent] == ["30.000", "10.000", "10.000"]
     played = Played(calls().wait("job_1", 40.0, now=0.0), [ok(running, 30.0), ok(running, 40.0)])
-    assert isinstance(played.error, WaitTimeout) and played.error.job_id == "job_1"
+    assert isinstance(played.error, WaitTimeout) and (played.error.job_id, played.error.job) == ("job_1", running)
     played = Played(calls().wait("job_1", 0.0, now=5.0), [ok(running, 5.0)])
     assert isinstance(played.error, WaitTimeout) and played.sent[0].url.endswith("=0.000")
 

@@ -71,7 +71,7 @@ def scale(gate: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     def run(*words: str, url: str = gate.url) -> Told:
         code = main(["scale", *words, "--url", url])
         while opened:
-            opened.pop()._http.close()
+            opened.pop()._api.close()
         return Told(code, *capsys.readouterr())
 
     return run

@@ -1,0 +1,118 @@
+"""Conversation of `penstock chat` in a terminal: answers lines, and obeys its commands, which /help lists."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cli.chat import Turns, ask
+from cli.client import Client
+from cli.errors import DONE, Problem
+from cli.output import complain, note
+from runtime.files import write_file
+
+PROMPT = ">>> "
+
+HELP = """\
+  /model [NAME]   show the models, or ask NAME from now on
+  /system [TEXT]  show the system prompt, or set it; /system - removes it
+  /retry          answer the last question again
+  /save FILE      write the conversation to FILE: as JSON if it ends in .json, else as text
+  /help           this list
+  Ctrl-C stops an answer, Ctrl-D ends. A line that begins with a space is a question, whatever follows."""
+
+
+class Conversation:
+    """One conversation: its model, its system prompt, and the turns so far."""
+
+    def __init__(self, client: Client, options: dict[str, Any], system: str) -> None:
+        import readline  # noqa: F401, PLC0415 - its import gives `input` line editing
+
+        self._client, self._options, self._system = client, options, system
+        self._turns: Turns = []
+        self._question = ""
+        """The last question, answered or not."""
+        self._saved: set[Path] = set()
+        self._commands = {
+            "/help": lambda _: note(HELP),
+            "/model": self._model,
+            "/system": self._set_system,
+            "/retry": self._retry,
+            "/save": self._save,
+        }
+
+    def run(self) -> int:
+        """Read and answer lines until Ctrl-D. What fails is told, and the conversation goes on."""
+        note(f"{self._options['model']} at {self._client.url}   /help: commands, Ctrl-C: stop an answer, Ctrl-D: end")
+        while True:
+            try:
+                line = input(PROMPT)
+            except EOFError:
+                note("")
+                return DONE
+            except KeyboardInterrupt:
+                note("\n(Ctrl-D ends)")
+                continue
+            try:
+                self._obey(line)
+            except KeyboardInterrupt:
+                note("\n(stopped)")
+            except Problem as problem:
+                complain(problem, as_json=False)
+
+    def _obey(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if not line.strip():
+            return
+        if not line.startswith("/"):
+            self._answer(line)
+        elif word in self._commands:
+            self._commands[word](rest.strip())
+        else:
+            note(f"there is no command {word}; /help lists them, and a space before it makes it a question")
+
+    def _answer(self, question: str) -> None:
+        self._question = question
+        asked: Turns = [*self._turns, {"role": "user", "content": question}]
+        system: Turns = [{"role": "system", "content": self._system}] if self._system else []
+        answer = ask(self._client, self._options, system + asked)
+        self._turns = [*asked, {"role": "assistant", "content": answer}]
+
+    def _retry(self, _: str) -> None:
+        if not self._question:
+            note("nothing has been asked yet")
+            return
+        if len(self._turns) > 1 and self._turns[-2]["content"] == self._question:  # it was answered
+            del self._turns[-2:]
+        self._answer(self._question)
+
+    def _model(self, name: str) -> None:
+        served = [str(model["id"]) for model in self._client.get("/v1/models")["data"]]
+        if name and name not in served:
+            note(f"no model {name} is served here: {', '.join(served)}")
+            return
+        self._options["model"] = name or self._options["model"]
+        note("\n".join(("* " if each == self._options["model"] else "  ") + each for each in served))
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = "" if text == "-" else text
+        note(f"system prompt: {self._system or '(none)'}")
+
+    def _save(self, name: str) -> None:
+        path = Path(name).expanduser().absolute()
+        if not name or (path.exists() and path not in self._saved):
+            note(f"{name} exists already; choose another name" if name else "say where: /save FILE")
+            return
+        system: Turns = [{"role": "system", "content": self._system}] if self._system else []
+        turns = system + self._turns
+        as_json = json.dumps(turns, ensure_ascii=False, indent=1)
+        as_text = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+        try:
+            write_file(path, ((as_json if path.suffix == ".json" else as_text) + "\n").encode())
+        except OSError as error:
+            raise Problem(f"cannot write {path}", cause=os.strerror(error.errno or 0)) from None
+        self._saved.add(path)
+        note(f"saved {len(self._turns)} turns to {path}")
