@@ -48,6 +48,8 @@ RESET_DELAY_S = 0.1
 """Delay before a reader gets the log of a new epoch, so that a log that changes constantly cannot spin."""
 ROWS_PER_WRITE = 200
 """Deltas rendered and written before the event loop runs other tasks: a few milliseconds."""
+DRAIN_MARGIN_S = 1.0
+"""How long before the end of drain_s an open stream ends by itself: the server then cuts what is left."""
 POSITION_INTERVAL_S = 0.5
 """Interval between look-ups of a waiting job's place in its lane."""
 
@@ -75,6 +77,7 @@ async def events(request: Request) -> EventSourceResponse:
         ping_message_factory=lambda: ServerSentEvent(data="{}", event="ping"),
         sep="\n",
         send_timeout=services.settings.send_timeout_s,
+        shutdown_grace_period=max(0.0, services.settings.drain_s - DRAIN_MARGIN_S),
     )
 
 

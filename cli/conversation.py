@@ -19,9 +19,9 @@ HELP = """\
   /model [NAME]   show the models, or ask NAME from now on
   /system [TEXT]  show the system prompt, or set it; /system - removes it
   /retry          answer the last question again
-  /save FILE      write the conversation to FILE: as JSON if it ends in .json, else as text
+  /save FILE      write the conversation to FILE; as JSON if it ends in .json
   /help           this list
-  Ctrl-C stops an answer, Ctrl-D ends. A line that begins with a space is a question, whatever follows."""
+  Ctrl-C stops an answer, Ctrl-D ends. A space before a / makes it a question."""
 
 
 class Conversation:
@@ -45,7 +45,7 @@ class Conversation:
 
     def run(self) -> int:
         """Read and answer lines until Ctrl-D. What fails is told, and the conversation goes on."""
-        note(f"{self._options['model']} at {self._client.url}   /help: commands, Ctrl-C: stop an answer, Ctrl-D: end")
+        note(f"{self._options['model']} at {self._client.url}   /help lists commands, Ctrl-D ends")
         while True:
             try:
                 line = input(PROMPT)
@@ -71,7 +71,7 @@ class Conversation:
         elif word in self._commands:
             self._commands[word](rest.strip())
         else:
-            note(f"there is no command {word}; /help lists them, and a space before it makes it a question")
+            note(f"there is no command {word}; /help lists them")
 
     def _answer(self, question: str) -> None:
         self._question = question

@@ -49,7 +49,7 @@ def two_doors(folder: Path, *, keys: bool = False, partitions: int = 1) -> Itera
         ))  # fmt: skip
     with redis_process(folder, None, "--appendonly", "yes") as url:
         house = House(url, folder)
-        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": str(partitions), "PENSTOCK_SIM_STEP_MS": "4"}
+        house.environ |= {"PENSTOCK_REDIS_PARTITIONS": str(partitions), "PENSTOCK_SIM_STEP_MS": "6"}
         try:
             house.start("workers")
             ports = [house.port, free_port()]
@@ -197,17 +197,18 @@ def test_a_dead_store_is_waited_for(tmp_path: Path) -> None:
         house.close()
 
 
-def test_a_process_that_drains_sends_its_readers_elsewhere(tmp_path: Path) -> None:
-    """SIGTERM: its open stream is cut at its drain limit, and goes on at the other process."""
+@pytest.mark.parametrize("drain_s", [0, 30])
+def test_a_process_that_drains_ends_its_streams_or_sends_them_elsewhere(drain_s: int, tmp_path: Path) -> None:
+    """SIGTERM: its open streams end within its drain time, and go on at the other process if that is too short."""
     with two_doors(tmp_path) as (house, doors, urls), PenstockClient(urls) as client:
         killed(doors[0])
-        doors[0] = house.start_api(PENSTOCK_API_DRAIN_S="0")
+        doors[0] = house.start_api(PENSTOCK_API_DRAIN_S=str(drain_s))
         job, text = client.submit(chat("drain")), ""
         for event in client.stream(job["id"]):
             if event.text and not text:
                 doors[0].send_signal(signal.SIGTERM)
             text += event.text
-        assert text == said("drain", TOKENS) and client.url == urls[1]
+        assert text == said("drain", TOKENS) and client.url == urls[0 if drain_s else 1]
         assert doors[0].wait(30) == 0
 
 

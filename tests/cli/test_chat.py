@@ -1,0 +1,182 @@
+"""`penstock chat` against real processes: a conversation in a terminal, and API processes that die in mid-answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from batching import said
+from house import House
+
+from penstock.engine import ChatTurn
+from workers.engines.sim.text import prompt_text, token_text
+
+pytestmark = pytest.mark.slow
+
+CHAT = [sys.executable, "-m", "cli", "chat"]
+CONTROLLED = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+"""Runs a command under the control of its terminal, whose Ctrl-C is then an interrupt."""
+
+
+def answer(*turns: tuple[str, str], tokens: int) -> str:
+    """What the simulated engine says to these turns."""
+    prompt = prompt_text(tuple(ChatTurn(role, text) for role, text in turns))
+    return "".join(token_text(prompt, index) for index in range(tokens))
+
+
+class Typed:
+    """A conversation typed at a terminal of 80 columns; `seen` is all that it showed, without line ends."""
+
+    def __init__(self, process: subprocess.Popen[bytes], leader: int) -> None:
+        self.process, self._leader = process, leader
+        self._shown, self._from = "", 0
+
+    def until(self, words: str, seconds: float = 30) -> str:
+        """Wait until the terminal shows these words behind what was waited for before. Returns what came till then."""
+        deadline = time.monotonic() + seconds
+        while (found := self._shown.find(words, self._from)) < 0:
+            ready, _, _ = select.select([self._leader], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{words!r} is not in {self._shown[self._from :]!r}"
+            try:
+                data = os.read(self._leader, 65536)
+            except OSError as error:  # how a terminal says that nobody is there any more
+                raise AssertionError(f"it ended before {words!r}: {self._shown[self._from :]!r}") from error
+            self._shown += data.decode().replace("\r\n", "\n")
+        came, self._from = self._shown[self._from : found], found + len(words)
+        return came
+
+    def type(self, keys: str) -> None:
+        os.write(self._leader, keys.encode())
+
+    def say(self, line: str, prompt: str = ">>> ") -> str:
+        """Type a line and return what is shown up to the next prompt."""
+        self.type(f"{line}\r")
+        self.until(f"{line}\n")
+        return self.until(prompt)
+
+
+@contextmanager
+def typing(house: House, *words: str) -> Iterator[Typed]:
+    leader, follower = pty.openpty()
+    environ = {**os.environ, **house.environ, "PENSTOCK_URL": house.url, "TERM": "dumb"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", CONTROLLED, *CHAT, *words],
+        stdin=follower, stdout=follower, stderr=follower,
+        env=environ, cwd=house.folder, start_new_session=True,
+    )  # fmt: skip
+    os.close(follower)
+    try:
+        typed = Typed(process, leader)
+        typed.until(">>> ")
+        yield typed
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
+
+
+def test_the_commands_of_a_conversation(house: House) -> None:
+    with typing(house, "--max-tokens", "5", "--system", "be brief") as typed:
+        assert "/save FILE" in typed.say("/help")
+        assert "nothing has been asked yet" in typed.say("/retry")
+        briefly = answer(("system", "be brief"), ("user", "hello"), tokens=5)
+        assert briefly in typed.say("hello") and briefly in typed.say("/retry")
+        assert "no model x is served here: sim" in typed.say("/model x")
+        assert "* sim" in typed.say("/model") and "* sim" in typed.say("/model sim")
+        assert "system prompt: (none)" in typed.say("/system -")
+        plainly = answer(("user", "hello"), tokens=5)
+        assert plainly in typed.say("/retry")
+        third = answer(("user", "hello"), ("assistant", plainly), ("user", " /why"), tokens=5)
+        assert third in typed.say(" /why")
+        assert "there is no command /why" in typed.say("/why")
+        assert "system prompt: (none)" in typed.say("/system")
+        assert "system prompt: be long" in typed.say("/system be long")
+        assert "saved 4 turns" in typed.say("/save talk.json") and "saved 4 turns" in typed.say("/save talk.txt")
+        assert "saved 4 turns" in typed.say("/save talk.json") and "say where" in typed.say("/save")
+        (house.folder / "mine").write_text("keep")
+        assert "mine exists already" in typed.say("/save mine") and (house.folder / "mine").read_text() == "keep"
+        assert "error: cannot write" in typed.say("/save none/such")
+        typed.type("\x03")
+        typed.until("(Ctrl-D ends)\n>>> ")
+        typed.type("\x04")
+        assert typed.process.wait(30) == 0
+    turns = [("system", "be long"), ("user", "hello"), ("assistant", plainly), ("user", " /why"), ("assistant", third)]
+    saved = json.loads((house.folder / "talk.json").read_text())
+    assert saved == [{"role": role, "content": text} for role, text in turns]
+    assert (house.folder / "talk.txt").read_text() == "\n\n".join(f"{role}: {text}" for role, text in turns) + "\n"
+
+
+def test_a_stopped_answer_is_cancelled_and_asked_again(house: House) -> None:
+    with typing(house) as typed:
+        typed.type("a long one\r")
+        typed.until(answer(("user", "a long one"), tokens=3))
+        typed.type("\x03")
+        typed.until("(stopped)\n>>> ")
+        status, body = house.get("/v1/jobs?limit=1")
+        assert status == 200 and json.loads(body)["data"][0]["status"] == "cancelled"
+        typed.type("/retry\r")
+        typed.until(answer(("user", "a long one"), tokens=3))
+
+
+def test_a_refusal_does_not_end_the_conversation(house: House) -> None:
+    with typing(house, "--max-tokens", "9000") as typed:
+        assert "error:" in typed.say("too much") and "error:" in typed.say("/retry")
+
+
+def test_an_answer_outlives_the_api_process(empty_house: House, tmp_path: Path) -> None:
+    """kill -9 in mid-answer, and a new process at the same address: one line on stderr, and not a token twice."""
+    house = empty_house
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+    house.start("workers")
+    doors = [house.start_api()]
+    house.wait_ready()
+
+    def restart() -> None:
+        for door in doors:
+            door.kill()
+            door.wait()
+        doors[:] = [house.start_api()]
+
+    with typing(house, "--max-tokens", "300") as typed:
+        typed.type("in a terminal\r")
+        start = answer(("user", "in a terminal"), tokens=5)
+        typed.until(start)
+        restart()
+        rest = typed.until(">>> ")
+        (line,) = re.findall(r"\n\(.*\)\n", rest)
+        assert line == f"\n(the connection to {house.url} broke; trying again)\n"
+        assert start + rest.replace(line, "", 1).rstrip("\n") == said("in a terminal", 300)
+    environ = {**os.environ, **house.environ, "PENSTOCK_URL": house.url}
+    command = [*CHAT, "in a pipe", "--max-tokens", "300"]
+    with (tmp_path / "stderr").open("w+b") as notes, subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=notes, env=environ
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        first = process.stdout.read(20)
+        restart()
+        text = (first + process.stdout.read()).decode()
+        assert process.wait(30) == 0 and text == said("in a pipe", 300) + "\n"
+        assert (tmp_path / "stderr").read_text() == f"(the connection to {house.url} broke; trying again)\n"
+
+
+def test_what_is_piped_follows_the_message(house: House) -> None:
+    environ = {**os.environ, **house.environ, "PENSTOCK_URL": house.url}
+    done = subprocess.run(
+        [*CHAT, "summarize", "--max-tokens", "5"],
+        input="a text\n",
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == (said("summarize\n\na text\n", 5) + "\n", "")
