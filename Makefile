@@ -45,7 +45,7 @@ check: $(VENV)/.dev ## style, types, import rules, and all of docker/
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.tensorrt-llm
-	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose/compose.yaml
+	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose/compose.yaml examples/compose.yaml
 	@$(BIN)/kubernetes-validate --strict --quiet $(MANIFESTS)
 	@$(BIN)/python -m pytest --quiet tests/docker
 

@@ -106,6 +106,16 @@ def _contents(wheel: Path) -> dict[str, int]:
         return {entry.filename: entry.CRC for entry in archive.infolist()}
 
 
+def test_the_examples_are_in_the_sdist_alone(built: Path) -> None:
+    """With the tests that run them; the wheel puts nothing of that name anywhere."""
+    (source,), (wheel,) = built.glob("*.tar.gz"), built.glob("*.whl")
+    with tarfile.open(source) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    programs = {f"examples/{path.name}" for path in (ROOT / "examples").iterdir() if path.is_file()}
+    assert "examples/job.py" in programs and programs <= packed and "tests/examples/test_examples.py" in packed
+    assert not [name for name in _contents(wheel) if "examples" in name]
+
+
 def test_an_editable_install_adds_this_folder_alone(tmp_path: Path) -> None:
     """That is what `make up` makes: all packages are imported from the checkout."""
     editable = "import sys; from hatchling.build import build_editable; build_editable(sys.argv[1])"
@@ -133,6 +143,12 @@ print(penstock.__file__, penstock.__version__, names, [path for path in sys.path
         str(installation.packages / "penstock" / "__init__.py"),
         f"{penstock.__version__} [] []\n",
     ]
+
+
+def test_the_client_is_imported_without_the_bundle(installation: Installation) -> None:
+    """It is for other people's programs, which have packages called `api` or `workers` of their own."""
+    found = f"import sys, penstock.client; print([name for name in {BUNDLED} if name in sys.modules])"
+    assert installation.run("python", "-P", "-c", found) == "[]\n"
 
 
 def test_it_serves_and_measures_from_the_wheel(installation: Installation) -> None:

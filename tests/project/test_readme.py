@@ -67,6 +67,15 @@ def test_the_readmes_penstock_lines_work(served: House) -> None:
             penstock(served, line)
 
 
+def test_the_readmes_program_works(served: House) -> None:
+    """As it stands there, but for the address."""
+    (program,) = blocks(ROOT / "README.md", "python")
+    program = program.replace("http://127.0.0.1:8000", served.url)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) > 4
+
+
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/configuration.md", "docs/operations.md", "docs/models.md", "docs/events.md"]
 )

@@ -1,0 +1,165 @@
+"""Every program of examples/ as a reader would run it, against real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import said
+from house import House, eventually, free_port, redis_process
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
+OF_OTHERS = {"engine"}
+"""Folders of examples that have their own tests."""
+
+
+def environ_of(house: House, **more: str) -> dict[str, str]:
+    return {**os.environ, "PENSTOCK_URL": house.url, "PYTHONPATH": str(ROOT), **more}
+
+
+def run(house: House, name: str, **environ: str) -> str:
+    """A program to its end. Returns what it printed."""
+    command = [sys.executable, EXAMPLES / name]
+    done = subprocess.run(
+        command, env=environ_of(house, **environ), cwd=house.folder, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextmanager
+def running(house: House, name: str, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that is ended with the block; its stdout is a pipe."""
+    command = [sys.executable, EXAMPLES / name]
+    with (house.folder / f"{name}.stderr").open("wb") as errors, subprocess.Popen(
+        command, env=environ_of(house, **environ), cwd=house.folder, stdout=subprocess.PIPE, stderr=errors
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def settings(house: House, text: str) -> None:
+    (house.folder / "penstock.toml").write_text(text)
+
+
+def start(house: House, *roles: str) -> subprocess.Popen[bytes]:
+    """The roles, and an API process, which is returned."""
+    for role in ("workers", *roles):
+        house.start(role)
+    door = house.start_api()
+    house.wait_ready()
+    return door
+
+
+def test_every_example_is_tested_and_listed() -> None:
+    """Here by its name, and in the README of the folder."""
+    names = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml")}
+    tested = set(re.findall(r'"(\w+\.(?:py|yaml))"', Path(__file__).read_text(encoding="utf-8")))
+    listed = set(re.findall(r"^\| \[([\w.]+)\]", (EXAMPLES / "README.md").read_text(encoding="utf-8"), re.MULTILINE))
+    of_others = {name for name in names if name.startswith(tuple(OF_OTHERS))}
+    assert names - of_others == listed - of_others == tested
+
+
+def test_a_chat(house: House) -> None:
+    assert run(house, "chat.py") == said("What is the capital of France?", 64) + "\n"
+
+
+def test_a_stream_that_survives_the_api_process(empty_house: House) -> None:
+    """Killed in the middle of the text, and started again."""
+    house = empty_house
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+    door = start(house)
+    with running(house, "resume.py") as process:
+        assert process.stdout is not None
+        first = process.stdout.read(20)
+        door.kill()
+        door.wait()
+        house.start_api()
+        text = (first + process.stdout.read()).decode()
+        assert process.wait(60) == 0 and text == said("Tell me about rivers.", 200) + "\n"
+    assert "[" in (house.folder / "resume.py.stderr").read_text()
+
+
+def test_jobs(house: House) -> None:
+    """Run twice, it leads to the same jobs."""
+    before = number_of_jobs(house)
+    lines = [f"{river}: {said(f'Where does the {river} end?', 32)}" for river in ("Rhine", "Danube", "Volga")]
+    assert run(house, "job.py") == run(house, "job.py") == "\n".join(lines) + "\n"
+    assert number_of_jobs(house) == before + 3
+
+
+def number_of_jobs(house: House) -> int:
+    return len(json.loads(house.get("/v1/jobs?limit=100")[1])["data"])
+
+
+def test_a_batch(empty_house: House) -> None:
+    start(empty_house, "offline")
+    first, *lines = run(empty_house, "batch.py").strip().split("\n")
+    assert ": completed, " in first
+    assert lines == [f"river-{number} {said(f'Name river {number}.', 8)!r}" for number in range(20)]
+
+
+def test_a_receiver_of_webhooks(empty_house: House) -> None:
+    """Of what it is sent it believes only what is signed."""
+    house, port = empty_house, free_port()
+    settings(
+        house,
+        f"""
+[webhooks.example]
+url = "http://127.0.0.1:{port}/"
+secret = "{SECRET}"
+events = ["job.completed"]
+allow_http = true
+networks = ["127.0.0.1/32"]
+""",
+    )
+    start(house, "offline")
+    with running(house, "webhook_receiver.py", PENSTOCK_WEBHOOK_SECRET=SECRET, PORT=str(port)) as receiver:
+        forged = {"webhook-id": "m", "webhook-timestamp": "1", "webhook-signature": "v1,x"}
+        eventually(lambda: house.request("POST", "/", {"data": {"id": "job_1"}}, forged, port)[0] == 401, OSError)
+        body = {"model": "sim", "messages": [{"role": "user", "content": "hook"}], "max_tokens": 4}
+        job = json.loads(house.post("/v1/jobs", body)[2])
+        assert receiver.stdout is not None
+        kind, name, result = receiver.stdout.readline().decode().split(" ", 2)
+        assert (kind, name) == ("job.completed", job["id"])
+        assert json.loads(result)["choices"][0]["message"]["content"] == said("hook", 4)
+
+
+def test_a_broker(empty_house: House, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with redis_process(tmp_path_factory.mktemp("broker")) as url:
+        settings(empty_house, f'[events]\ntake_url = "{url}"\npublish_url = "{url}"\nresults = true\n')
+        start(empty_house, "offline")
+        *told, result = run(empty_house, "broker.py", PENSTOCK_BROKER_URL=url).strip().split("\n")
+    assert [line.split()[0] for line in told] == [f"penstock.job.{end}" for end in ("accepted", "started", "completed")]
+    assert answer(json.loads(result)) == said("Name a river.", 8)
+
+
+def answer(result: dict[str, Any]) -> str:
+    return str(result["choices"][0]["message"]["content"])
+
+
+def test_the_compose_file_has_the_form_of_one() -> None:
+    """No more than that: it is not run. What it includes and starts exists."""
+    path = EXAMPLES / "compose.yaml"
+    command = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    done = subprocess.run([Path(sys.executable).parent / command[0], *command[1:]], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
+    text = path.read_text(encoding="utf-8")
+    (included,) = re.findall(r"- (\.\./\S+)", text)
+    (program,) = re.findall(r"python, /examples/(\S+)\]", text)
+    assert (EXAMPLES / included).is_file() and (EXAMPLES / program).is_file()
