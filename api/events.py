@@ -13,7 +13,6 @@ import dataclasses
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
-from msgspec.structs import replace
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 
@@ -37,11 +36,11 @@ from api.services import Services
 from penstock.engine import Failure
 from streaming.errors import NewerMessage, UnknownJob
 from streaming.jobs.frames import Delta
-from streaming.jobs.history import History
 from streaming.jobs.job import JobState
 from streaming.jobs.records import MALFORMED, NEWER, JobRecord
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
+from streaming.jobs.salvage import was_cut_short
 from streaming.jobs.terminal import Terminal
 
 RESET_DELAY_S = 0.1
@@ -147,15 +146,11 @@ class EventReader:
             return
         async for rendered in self._before_start():
             yield rendered
-        terminal = self._record.terminal
-        if not _was_cut_short(self._record):
-            async for rendered in self._deltas():
-                yield rendered
-            terminal = self._ended
-        record = await self._at_end(terminal)
-        if _was_cut_short(record):
-            async for rendered in self._logged(record):
-                yield rendered
+        async for rendered in self._deltas():
+            yield rendered
+        record = await self._at_end(self._ended)
+        if was_cut_short(record):  # its tokens could not be read
+            raise NewerMessage(b"")
         yield [*self._starts(record, len(record.runs)), terminal_event(await view_of(self._services, record))]
 
     async def _at_end(self, terminal: Terminal | None) -> JobRecord:
@@ -219,19 +214,6 @@ class EventReader:
         finally:
             services.relay.close(buffer)
 
-    async def _logged(self, record: JobRecord) -> AsyncIterator[Iterable[JobEvent]]:
-        """Yield the remaining deltas of a job that was cut short, as far as its log still has them."""
-        assert record.terminal is not None
-        history = await self._services.job_reader.history(record.job.id, record.runs)
-        buffer = ReorderBuffer(record.job.id, self._seq, runs=self._last)
-        buffer.end(_with_history(record.terminal, history))
-        if buffer.rewound:
-            raise HistoryChanged
-        self._record, self._runs = record, [logged.run for logged in record.runs]
-        rows, _ = await buffer.take(0)
-        async for rendered in self._rendered(rows, buffer):
-            yield rendered
-
     async def _rendered(self, rows: Sequence[Delta], buffer: ReorderBuffer) -> AsyncIterator[Iterable[JobEvent]]:
         """Render the events of these deltas, in parts, so that a long list does not block the event loop."""
         for first in range(0, len(rows), ROWS_PER_WRITE):
@@ -283,14 +265,3 @@ class EventReader:
         terminal = Terminal(self._record.job.id, JobState.FAILED, 0, failure=GONE)
         lost = dataclasses.replace(self._record, state=JobState.FAILED, terminal=terminal)
         return terminal_event(await view_of(self._services, lost))
-
-
-def _was_cut_short(record: JobRecord) -> bool:
-    """Whether a script ended the job after a worker had started it: it has no stored result, only deltas in the log."""
-    return record.terminal is not None and not record.terminal.sections and bool(record.runs)
-
-
-def _with_history(terminal: Terminal, history: History) -> Terminal:
-    """Return the terminal record with the deltas that the job's log still holds."""
-    rows = tuple(history.rows) if history.whole else ()
-    return replace(terminal, seq=len(rows), sections=history.sections if rows else (), rows=rows)

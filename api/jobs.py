@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import time
 from typing import Any
@@ -188,7 +189,7 @@ def _listed(services: Services, record: JobRecord) -> JobView:
         created_ms=record.created_ms,
         fingerprint=fingerprint(card) if card else None,
     )
-    return JobView.of(record, facts)
+    return dataclasses.replace(JobView.of(record, facts), attempt_log=None)
 
 
 def job_headers(record: JobRecord) -> dict[str, str]:

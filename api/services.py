@@ -168,7 +168,7 @@ class Services:
     async def _sweep(self) -> None:
         """Sweep expired leases, once the store is known to be this deployment's."""
         await self.store.entered.wait()
-        await Reaper(self.store_client, self.metrics).keep_sweeping(SWEEP_INTERVAL_S)
+        await Reaper(self.store_client, self.metrics, salvager=self.job_reader).keep_sweeping(SWEEP_INTERVAL_S)
 
     async def _refresh_cards(self) -> None:
         async def refresh() -> None:

@@ -25,12 +25,13 @@ CATALOGUE = (
         "job",
         "job:{}",
         "hash",
-        "put; claim, restart, checkpoint, finish, cancel, reap, reset, deliver, follow, unfollow",
+        "put; claim, restart, checkpoint, finish, cancel, reap, salvage, reset, deliver, follow, unfollow",
         "until retention after its end",
-        "the record of one job: state, body, attempt, worker, run, lane, entry, times (ms, with decimals where they "
-        "divide its timing), reply addresses, runs, resets (epoch), record, when its answer was delivered, its "
-        "idempotency key, whether a request that did not wait was told its id (pinned); for lists its metadata, and a "
-        "summary: the record without its rows; the bytes of its request with the span they are counted in (size)",
+        "the record of one job: state, body, attempt, worker, its name, run, earlier attempts (past), lane, entry, "
+        "times (ms, with decimals where they divide its timing), reply addresses, runs, resets (epoch), record, when "
+        "its answer was delivered, its idempotency key, whether a request that did not wait was told its id (pinned); "
+        "for lists its metadata, and a summary: the record without its rows; the bytes of its request with the span "
+        "they are counted in (size)",
     ),
     Key(
         "lane",
@@ -54,7 +55,8 @@ CATALOGUE = (
         "hash",
         "register; append",
         "an hour after its end",
-        "one worker's lease: state (live, dead, left), model, number of its last frame, the end it was spared until",
+        "one worker's lease: state (live, dead, left), model, name, number of its last frame, the end it was spared "
+        "until",
     ),
     Key(
         "leases",
@@ -177,6 +179,14 @@ CATALOGUE = (
         "RedisClient, at D3",
         "for ever",
         "written before each WAIT for a replica, which counts only what its own connection wrote",
+    ),
+    Key(
+        "cut",
+        "cut",
+        "set",
+        "reap, release, cancel, claim, decline; salvage",
+        "an entry until the job's tokens are stored, seconds",
+        "jobs that a script ended after a worker had begun them, whose tokens are only in logs",
     ),
     Key(
         "dead",

@@ -174,7 +174,7 @@ class WorkerProcess:
     async def _work(self, client: RedisClient, card: ModelCard, recorder: Recorder) -> int:
         settings = self._config.section("worker", WorkerSettings)
         collect_rarely()
-        self._worker = Worker(client, self._engine, card, settings, recorder, self._on_cordon)
+        self._worker = Worker(client, self._engine, card, settings, recorder, self._on_cordon, self._me.id)
         run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
         watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
         self._state = "ready"

@@ -18,7 +18,7 @@ from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Chat, Job, JobState, Text, prompt_count
 from streaming.jobs.lease import SILENT, Claim
-from streaming.jobs.terminal import Generated, Terminal, Usage
+from streaming.jobs.terminal import Generated, Terminal, Usage, total_usage
 from streaming.redis.clock import Clock
 from workers.engines.constraint import complete_texts
 
@@ -73,6 +73,7 @@ class Attempt:
         self.job = claim.job
         self.partition = claim.partition
         self._history, self._sections = history.rows, history.sections
+        self._past_tokens, self._first_ms = history.tokens, history.first_ms
         self.opening = Opening(claim.job.id, len(history.rows) + 1, history.last_run)
         self._record = bytearray(b"".join([encode_delta(replace(row, stream=claim.number)) for row in history.rows]))
         """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
@@ -144,6 +145,10 @@ class Attempt:
     def constrained(self) -> bool:
         """Whether its complete texts must be JSON."""
         return self.job.sampling.json_schema is not None and not self.stopped
+
+    def note_start(self, at_us: int) -> None:
+        """Note the Redis time of the run's first token (0: not known), which its opening tells to a later attempt."""
+        self.opening = replace(self.opening, at_ms=at_us // 1000)
 
     def follow(self, address: str) -> None:
         """Add a reply address."""
@@ -303,22 +308,15 @@ class Attempt:
             self._usage(),
             failure,
             worker,
-            generated.first // 1000,
+            self._first_ms or generated.first // 1000,
             (*self._sections, Section(self.opening.first, Run(worker, self.number))),
             packed(self.seq, self._record),
             generated,
+            (*self._past_tokens, self._completion - sum(self._past_tokens)) if self._sections else (),
         )
 
     def _usage(self) -> Usage:
-        """Each prompt counts once, whatever `n`; tokens of earlier attempts are included."""
-        counts = [self._prompts.get(index, (0, 0)) for index in range(self._choices)]
-        prompt, cached = [size for size, _ in counts], [hits for _, hits in counts]
-        return Usage(self._sum_per_prompt(prompt), self._completion, self._sum_per_prompt(cached))
-
-    def _sum_per_prompt(self, tokens: Sequence[int]) -> int:
-        """Sum over prompts of the largest count among the prompt's choices."""
-        n = self.job.sampling.n
-        return sum(tokens) if n == 1 else sum([max(tokens[at : at + n]) for at in range(0, self._choices, n)])
+        return total_usage(self._prompts, self._completion, self._choices, self.job.sampling.n)
 
 
 def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:

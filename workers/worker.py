@@ -56,9 +56,11 @@ class Worker:
         settings: WorkerSettings,
         recorder: Recorder,
         on_cordon: Callable[[str], None] = lambda _: None,
+        name: str = "",
     ) -> None:
+        """`name`: of this process in `penstock ps`."""
         self._on_cordon = on_cordon
-        self.lease = Lease(client, card.name)
+        self.lease = Lease(client, card.name, name)
         self._client, self._engine, self._card, self._settings, self._recorder = (
             client,
             engine,
@@ -86,7 +88,8 @@ class Worker:
             for partition in client.partitions
         ]
         self._checks = AnswerChecks(self._held, on_refused=self._starter.stop, on_checked=self._end_and_send)
-        self._claimer = Claimer(self.lease, JobReader(client), settings, self._starter, self, self._room)
+        self._reader = JobReader(client)
+        self._claimer = Claimer(self.lease, self._reader, settings, self._starter, self, self._room)
         self._heartbeat = Heartbeat(
             self.lease,
             self._held,
@@ -130,7 +133,8 @@ class Worker:
         if not await self._registered(stop):
             return
         claiming = asyncio.create_task(self._claimer.run(self._client.partitions))
-        sweeping = Reaper(self._client, self._recorder.metrics).keep_sweeping(SWEEP_S)
+        reaper = Reaper(self._client, self._recorder.metrics, salvager=self._reader)
+        sweeping = reaper.keep_sweeping(SWEEP_S)
         interval_s = self._client.settings.lease_ms / 3000
         checking = run_periodically(self._check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True)
         loops = [self._keep_obeying(), checking, sweeping, watch_lag(), self._clock.keep()]
@@ -253,6 +257,8 @@ class Worker:
 
     def _name(self, attempt: Attempt) -> None:
         attempt.unnamed = False
+        if not attempt.opening.at_ms:
+            attempt.note_start(self._clock.at(attempt.stamps.first, attempt.partition))
         self._writers[attempt.partition].open(attempt.number, attempt.opening, attempt.addresses)
 
     def _end_if_over(self, attempt: Attempt) -> None:

@@ -290,11 +290,24 @@ def _job(fault: Schema) -> Schema:
         queue_position=_maybe(INTEGER),
         eta_ms=_maybe(INTEGER),
         attempts=INTEGER,
+        attempt_log=_maybe(_list(_attempt())),
         last_event_id=_maybe(STRING | {"description": "Id of the newest event; null while the job runs."}),
         usage=_maybe(schema("Usage")),
         result=_maybe(schema("Answer")),
         error=_maybe(fault),
         metadata={"type": "object", "additionalProperties": STRING},
+    )
+
+
+def _attempt() -> Schema:
+    time = _maybe(NUMBER | {"description": "Unix seconds"})
+    outcome = _word("lost", "handed_back", *(state.value for state in JobState if state.final))
+    return _object(
+        worker=STRING | {"description": "As `penstock ps` names it."},
+        started_at=time,
+        ended_at=time,
+        tokens=_maybe(INTEGER | {"description": "Tokens that it generated; null while the job runs."}),
+        outcome=_maybe(outcome | {"description": "null while it runs."}),
     )
 
 

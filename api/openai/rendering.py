@@ -21,7 +21,7 @@ from api.openai.logprobs import chat_logprobs, text_logprobs
 from penstock.engine import Logprob, ModelCard
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.jobs.frames import Delta
-from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.job import Chat, Job, JobState, PastAttempt
 from streaming.jobs.records import JobRecord
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
@@ -241,6 +241,8 @@ class JobView:
     """Jobs ahead of it in its lane, while it waits."""
     eta_ms: int | None = None
     attempts: int = 0
+    attempt_log: Sequence[PastAttempt] | None = ()
+    """What became of each attempt, oldest first; None in a list, which does not read it."""
     epoch: int = 0
     latest: Cursor | None = None
     """Id of the newest event; None while the job runs."""
@@ -260,6 +262,7 @@ class JobView:
             position=position,
             eta_ms=eta_ms,
             attempts=record.attempt,
+            attempt_log=record.attempts,
             epoch=record.epoch,
             latest=cursor.latest_of(record),
             metadata=record.job.metadata,
@@ -285,11 +288,22 @@ def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str,
         "queue_position": view.position,
         "eta_ms": view.eta_ms,
         "attempts": view.attempts,
+        "attempt_log": None if view.attempt_log is None else [_attempt(each) for each in view.attempt_log],
         "last_event_id": str(view.latest) if view.latest else None,
         "usage": usage_object(terminal.usage) if terminal else None,
         "result": result,
         "error": from_terminal(terminal).body["error"] if terminal and failed else None,
         "metadata": dict(view.metadata),
+    }
+
+
+def _attempt(attempt: PastAttempt) -> dict[str, Any]:
+    return {
+        "worker": attempt.worker,
+        "started_at": _seconds(attempt.started_ms),
+        "ended_at": _seconds(attempt.ended_ms),
+        "tokens": attempt.tokens,
+        "outcome": attempt.outcome or None,
     }
 
 

@@ -11,7 +11,7 @@ READERS = (
     Bug(
         "a cut job's log is not read at its end",
         "Whoever reads a job that is cancelled between two workers loses the deltas that only the log has.",
-        (Edit("api/events.py", "if _was_cut_short(record):", "if False:"),),
+        (Edit("streaming/jobs/reader.py", "if record is not None and was_cut_short(record):", "if False:"),),
         (
             EVENTS + "a_reader_that_comes_while_a_job_waits_again_misses_nothing_of_its_log",
             EVENTS + "the_end_of_a_cut_job_comes_behind_deltas_that_only_its_log_has",
@@ -20,8 +20,8 @@ READERS = (
     Bug(
         "a log with a hole is shown as the text",
         "Of a job that was cancelled the reader gets a text from which a part is missing.",
-        (Edit("api/events.py", "rows = tuple(history.rows) if history.whole else ()", "rows = tuple(history.rows)"),),
-        (EVENTS + "a_cut_job_whose_log_has_a_hole_shows_none_of_it",),
+        (Edit("streaming/jobs/salvage.py", "record.job, history.intact", "record.job, history"),),
+        (EVENTS + "a_cut_job_whose_log_has_a_hole_ends_before_it",),
     ),
     Bug(
         "retention that passes is a loss",
@@ -86,13 +86,7 @@ READERS = (
     Bug(
         "a cut job's end hides what was lost",
         "Whoever comes back to a cancelled job keeps a text that nobody else is shown.",
-        (
-            Edit(
-                "api/events.py",
-                "history))\n        if buffer.rewound:\n            raise HistoryChanged\n",
-                "history))\n",
-            ),
-        ),
+        (Edit("streaming/jobs/salvage.py", "        history.sections,\n", "        (),\n"),),
         (EVENTS + "who_comes_back_to_a_cut_job_is_told_that_what_it_saw_was_lost",),
     ),
     Bug(

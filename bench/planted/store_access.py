@@ -14,8 +14,8 @@ STORE_ACCESS = (
         (
             Edit(
                 "streaming/store/acl.py",
-                '"put", "cancel", "record", "usage", "ended"',
-                '"put", "cancel", "record", "ended"',
+                '"put", "cancel", "record", "salvage", "usage", "ended"',
+                '"put", "cancel", "record", "salvage", "ended"',
             ),
         ),
         (ACCESS + "jobs_are_put_under_a_quota",),

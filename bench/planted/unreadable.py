@@ -39,7 +39,7 @@ UNREADABLE = (
         "a lease that goes before its jobs",
         "A sweep that breaks off leaves the rest of a dead worker's jobs to no sweep.",
         (
-            lua("reap", "  requeued_ids = {}\n", "  redis.call('ZREM', leases_key(), worker)\n  requeued_ids = {}\n"),
+            lua("reap", "  lost = {requeued", "  redis.call('ZREM', leases_key(), worker)\n  lost = {requeued"),
             lua(
                 "reap",
                 "  redis.call('ZREM', leases_key(), worker) -- after its jobs: if the server refuses one, the next "

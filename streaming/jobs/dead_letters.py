@@ -14,6 +14,7 @@ from streaming.ids import replay_job_id
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
@@ -74,7 +75,7 @@ class DeadLetters:
         record = await self._reader.record(letter.job)
         if record.fault:
             raise MalformedJob(record.fault)
-        accepted = await self._queue.put(_again(record.job, replay_job_id(letter_id, letter.job)))
+        accepted = await self._queue.put(_again(record, replay_job_id(letter_id, letter.job)))
         with contextlib.suppress(UnknownJob):  # a concurrent replay, which gives the same job, has dropped it
             await self.drop(letter_id)
         return accepted
@@ -98,8 +99,16 @@ def _letter(partition: int, entry: bytes, fields: dict[bytes, bytes]) -> DeadLet
     )
 
 
-def _again(job: Job, job_id: str) -> Job:
+def _again(record: JobRecord, job_id: str) -> Job:
+    """The job as a new one, which remembers the attempts at the old one."""
     fresh: Job = msgspec.structs.replace(
-        job, id=job_id, reply_to="", stream=False, deadline_ms=None, max_queue_ms=None, received_us=0
+        record.job,
+        id=job_id,
+        reply_to="",
+        stream=False,
+        deadline_ms=None,
+        max_queue_ms=None,
+        received_us=0,
+        past=record.attempts,
     )
     return fresh

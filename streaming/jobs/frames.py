@@ -52,6 +52,8 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, gc=False):
     parent: Run | None = None
     copied: tuple[Section, ...] = ()
     """Not empty: deltas under this run number, negated, are copies of these runs' deltas, logged again after a loss."""
+    at_ms: int = 0
+    """Redis time of the run's first token; 0: not known."""
 
 
 def openings_of(job: str, sections: Sequence[Section]) -> list[tuple[Run, Opening]]:

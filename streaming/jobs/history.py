@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from runtime.rounds import Rounds
@@ -45,6 +46,22 @@ class History:
 
     rows: Sequence[Delta] = ()
     sections: tuple[Section, ...] = ()
+    first_ms: int = 0
+    """Redis time of the job's first token; 0: not known."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens of each section."""
+        firsts = [section.first for section in self.sections]
+        bounds = zip(firsts, [*firsts[1:], len(self.rows) + 1], strict=False)
+        return tuple([sum([row.n for row in self.rows[first - 1 : end - 1]]) for first, end in bounds])
+
+    @property
+    def intact(self) -> History:
+        """The deltas before the first that is missing."""
+        count = next((place for place, row in enumerate(self.rows) if row.seq != place + 1), len(self.rows))
+        sections = [replace(each, first=min(each.first, count + 1)) for each in self.sections]
+        return History(self.rows[:count], tuple(sections), self.first_ms if count else 0)
 
     @property
     def whole(self) -> bool:
@@ -73,6 +90,8 @@ class Logged:
 
     own: dict[int, Delta] = field(default_factory=dict)
     copies: dict[int, Delta] = field(default_factory=dict)
+    at_ms: int = 0
+    """When its first token came, as its opening says; 0: not known."""
 
 
 class Histories:
@@ -122,6 +141,9 @@ def by_log(asked: Iterable[HistoryRequest]) -> dict[str, int]:
 
 def deal(frame: Frame, logged: Mapping[Run, Logged]) -> None:
     """Add the rows of a frame to the runs that were requested."""
+    for number, opening in frame.openings.items():
+        if opening.at_ms and (found := logged.get(Run(frame.worker, number))) is not None:
+            found.at_ms = opening.at_ms
     for row in frame.rows:
         found = logged.get(Run(frame.worker, abs(row.stream)))
         if found is not None:
@@ -136,7 +158,8 @@ def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> Histo
         own, copies = logged[run].own, logged[run].copies
         rows |= {seq: row for seq, row in copies.items() if seq not in rows} | own
         sections.append(Section(min(own, default=max(rows, default=0) + 1), run))
-    return History([rows[seq] for seq in sorted(rows)], tuple(sections))
+    first_ms = next((at_ms for each in runs if (at_ms := logged[each.run].at_ms)), 0)
+    return History([rows[seq] for seq in sorted(rows)], tuple(sections), first_ms)
 
 
 async def read_log(client: RedisClient, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:

@@ -62,6 +62,20 @@ JOB_VERSION = 1
 """Version of a job's body. A worker puts a job of a greater version back for a newer worker."""
 
 
+class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of one attempt at a job. Times are Redis milliseconds, 0 for "not yet"."""
+
+    worker: str
+    """As `penstock ps` names it; its lease if it has no name."""
+    started_ms: int
+    ended_ms: int = 0
+    tokens: int | None = None
+    """Tokens that it generated; None while that is not known: only the job's end says it of each attempt."""
+    outcome: str = ""
+    """"lost" with its worker, "handed_back" by one that drained, or the state in which it ended the job; "" while it
+    runs."""
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="v", tag=JOB_VERSION):
     """One accepted request, as the queue stores it. Time limits are relative milliseconds, counted by Redis's clock."""
 
@@ -89,6 +103,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     clock_us: int = 0
     events: str = ""
     """Recipients of its events, as letters: "b" the broker, "w" webhooks; "": none."""
+    past: tuple[PastAttempt, ...] = ()
+    """Attempts at the job of which this one is a replay, oldest first."""
 
     @property
     def choices(self) -> int:

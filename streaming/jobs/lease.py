@@ -7,6 +7,7 @@ worker; from then on every call raises Fenced, and the worker must stop. Its id 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Job
 from streaming.jobs.records import parse_runs
-from streaming.jobs.terminal import Generated, Terminal
+from streaming.jobs.terminal import Terminal, without_rows
 from streaming.keys import channel
 from streaming.redis.client import Call, RedisClient
 
@@ -39,6 +40,11 @@ LOG_KEEP_S = 86_400
 
 MAX_RENEWALS = 20
 """Renewals by steps in the length of a lease: each costs the server a tenth of a step."""
+
+
+MAX_NAME = 64
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._@/-]")
+"""Characters that would end a name in a job's record."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -107,8 +113,10 @@ class Finish(msgspec.Struct, frozen=True):
 class Lease:
     """Lease of one worker in every partition. `id` is new at every start of a worker process."""
 
-    def __init__(self, client: RedisClient, model: str) -> None:
+    def __init__(self, client: RedisClient, model: str, name: str = "") -> None:
+        """`name`: of its process in `penstock ps`, for people."""
         self.id = f"{secrets.token_hex(6)}"
+        self.name = _NOT_IN_NAMES.sub("_", name)[:MAX_NAME] or self.id
         self._client = client
         self._model = model
         self._lease_ms = client.settings.lease_ms
@@ -121,7 +129,7 @@ class Lease:
     async def register(self) -> None:
         """Register the worker and take its lease. Raises Unavailable."""
         await self._client.calls(
-            [("register", p, (self.id, self._model, self._lease_ms)) for p in self._client.partitions]
+            [("register", p, (self.id, self._model, self._lease_ms, self.name)) for p in self._client.partitions]
         )
 
     async def claim(self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
@@ -285,8 +293,3 @@ def _readable(job: Job, item: Sequence[bytes], partition: int, now: int, frame: 
         past=parse_runs(runs.decode()) if runs else (),
         first_frame=frame + 1,
     )
-
-
-def without_rows(end: Terminal) -> Terminal:
-    """Copy a terminal without its rows: for job lists, and for readers that have received the rows."""
-    return msgspec.structs.replace(end, rows=(), generated=Generated())

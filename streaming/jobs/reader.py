@@ -1,6 +1,7 @@
 """Job reader: reads the records of jobs, and their tokens from the workers' logs.
 
-It only writes if a record is unreadable: it then fails the job, so that no client waits for it.
+It writes only in two cases: if a record is unreadable, it fails the job, so that no client waits for it; and it stores
+the logged tokens of a job that a script ended (`streaming/jobs/salvage.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from collections.abc import AsyncGenerator, Container, Sequence
 from dataclasses import replace
 from functools import partial
 
-from streaming.errors import MalformedJob, UnknownJob
+from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
+from streaming.jobs.codec import encode
 from streaming.jobs.frames import Frame
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, read_log
 from streaming.jobs.job import JobState
 from streaming.jobs.records import LONG_BYTES, JobRecord, malformed_record, parse_record, read_end
+from streaming.jobs.salvage import salvaged, was_cut_short
+from streaming.jobs.terminal import without_rows
 from streaming.keys import partition_key
 from streaming.redis.batcher import ScriptBatcher
 from streaming.redis.client import Call, RedisClient
@@ -102,9 +106,35 @@ class JobReader:
         if result := _long_result(fields):
             end = await self._client.turns.run(read_end(job_id, result, rows=rows))
         try:
-            return parse_record(job_id, fields, epoch, bodies=bodies, end=end)
+            record = parse_record(job_id, fields, epoch, bodies=bodies, end=end)
         except MalformedJob as error:
             return malformed_record(job_id, fields, await fail_malformed(self._client, job_id, error))
+        if record is not None and was_cut_short(record):
+            return await self._salvaged(record, fields, epoch, bodies=bodies)
+        return record
+
+    async def _salvaged(
+        self, record: JobRecord, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool
+    ) -> JobRecord | None:
+        """Store the logged tokens of a job that a script ended, and return its record with them; without them if a
+        worker of a newer version wrote them. Raises Unavailable."""
+        job_id, raw = record.job.id, dict(zip(fields[::2], fields[1::2], strict=True))
+        try:
+            history = await self.history(job_id, record.runs)
+        except NewerMessage as error:
+            log.debug("the tokens of an ended job are left to a newer version: %s", error, extra={"job": job_id})
+            return record
+        whole = record if bodies else await self._with_body(record)
+        end = salvaged(whole, history)
+        args = (job_id, record.state, raw[b"runs"], encode(end), encode(without_rows(end)))
+        await self._client.call("salvage", partition_of(job_id) or 0, *args)
+        return parse_record(job_id, fields, epoch, bodies=bodies, end=end)
+
+    async def _with_body(self, record: JobRecord) -> JobRecord:
+        """The record with its job as it was put; as it is if the job is no longer kept. Raises Unavailable."""
+        _, partition, args = _record_call(record.job.id)
+        found = parse_record(record.job.id, *await self._records.call(partition, *args))
+        return found or record
 
     async def history(self, job_id: str, runs: Sequence[LoggedRun]) -> History:
         """Read what these runs of a job have logged; concurrent calls share one pass over each log.

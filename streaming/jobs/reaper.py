@@ -6,11 +6,15 @@ Any process may sweep at any time: each sweep is one atomic script per partition
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
+from streaming.ids import partition_of
 from streaming.jobs.lease import LOG_KEEP_S
+from streaming.jobs.reader import JobReader
+from streaming.jobs.salvage import was_cut_short
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 
@@ -39,8 +43,11 @@ class Swept:
 class Reaper:
     """Reaper of one process; remembers each partition's count of sweeps, to detect that the store lost data."""
 
-    def __init__(self, client: RedisClient, metrics: Metrics | None = None) -> None:
-        self._client, self._metrics = client, metrics
+    def __init__(
+        self, client: RedisClient, metrics: Metrics | None = None, *, salvager: JobReader | None = None
+    ) -> None:
+        """`salvager`: stores the tokens of jobs that scripts ended; None in a process that may not read them."""
+        self._client, self._metrics, self._salvager = client, metrics, salvager
         self._ticks = dict.fromkeys(client.partitions, 0)
 
     async def sweep(self, *, ended: str = "") -> Swept:
@@ -52,24 +59,30 @@ class Reaper:
         settings = self._client.settings
         args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms, ended)
         answers = await self._client.calls([("reap", p, args) for p in self._client.partitions])
-        for partition, answer in zip(self._client.partitions, answers, strict=True):
-            await self._compare(partition, answer[-1])
-        swept = Swept(*(sum(column) for column in zip(*(answer[:-1] for answer in answers), strict=True)))
+        for partition, (*_, tick, _, _) in zip(self._client.partitions, answers, strict=True):
+            await self._compare(partition, tick)
+        swept = Swept(*(sum(column) for column in zip(*(answer[:5] for answer in answers), strict=True)))
         if swept:
             self._report(swept)
+        for *_, lapses, cut_short in answers:
+            for lapse in lapses:
+                _log_lapse(*lapse)
+            if cut_short and self._salvager is not None:
+                await self._salvage(self._salvager, [job_id.decode() for job_id in cut_short])
         return swept
+
+    async def _salvage(self, reader: JobReader, job_ids: Sequence[str]) -> None:
+        """Store the logged tokens of these jobs, which reading their records does. Raises Unavailable."""
+        records = await reader.records(job_ids, bodies=False)
+        for job_id, record in zip(job_ids, records, strict=True):
+            if record is None or not was_cut_short(record):  # stored, or lost with its record
+                await self._client.call("salvage", partition_of(job_id) or 0, job_id, "", "", "", "")
 
     def _report(self, swept: Swept) -> None:
         if swept.spared:
             log.warning("the store was away: %d workers keep their jobs for one more lease", swept.spared)
-        if swept.lapsed_workers or swept.expired:
-            log.warning(
-                "%d workers lapsed: %d jobs back in the queue, %d given up; %d jobs expired in the queue",
-                swept.lapsed_workers,
-                swept.requeued,
-                swept.given_up,
-                swept.expired,
-            )
+        if swept.expired:
+            log.warning("%d jobs expired in the queue", swept.expired)
         if self._metrics is not None:
             self._metrics.lapsed_workers.inc(swept.lapsed_workers)
             self._metrics.lease_reclaims.inc(swept.requeued)
@@ -91,3 +104,20 @@ class Reaper:
         every_s = min(every_s, self._client.settings.lease_ms / 4000)
         expected = ExpectedErrors(Unavailable, log.debug, "no sweep: %s")
         await run_periodically(self.sweep, every_s, expected, wait_first=True)
+
+
+def _log_lapse(name: bytes, requeued: Sequence[bytes], given_up: Sequence[bytes], cancelled: Sequence[bytes]) -> None:
+    """Log that a worker's lease has lapsed, and what becomes of its jobs."""
+    worker = name.decode(errors="replace")
+    jobs = [job_id.decode() for job_id in requeued]
+    log.warning(
+        "worker %s lapsed: %d jobs back in the queue, %d given up",
+        worker,
+        len(requeued),
+        len(given_up),
+        extra={"worker": worker, "jobs": jobs},
+    )
+    for job_id in given_up:
+        log.error("a job is given up: its workers were lost", extra={"job": job_id.decode(), "worker": worker})
+    for job_id in cancelled:
+        log.info("a cancelled job ends with its lost worker", extra={"job": job_id.decode(), "worker": worker})

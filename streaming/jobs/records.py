@@ -14,11 +14,12 @@ from dataclasses import dataclass, field, replace
 from penstock.engine import Failure
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage
+from streaming.jobs.attempts import attempt_log
 from streaming.jobs.codec import decode_in_slices, decode_job, decode_metadata, decode_rowless, decode_terminal
 from streaming.jobs.deliveries import Delivered, decode_delivered
 from streaming.jobs.frames import Run
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.job import Job, JobState, Text
+from streaming.jobs.job import Job, JobState, PastAttempt, Text
 from streaming.jobs.terminal import Generated, Terminal
 from streaming.keys import parse_lane
 from streaming.priority import Priority
@@ -74,10 +75,14 @@ class JobRecord:
     """The job's own part of it."""
     keep_s: int
     runs: tuple[LoggedRun, ...] = ()
+    attempts: tuple[PastAttempt, ...] = ()
+    """What became of each attempt, oldest first; the newest twenty."""
     addresses: tuple[str, ...] = ()
     """Where its tokens are sent to."""
     terminal: Terminal | None
     """How it ended; None while it has not."""
+    unrecorded: bool = False
+    """A script ended it, and its tokens are not in its record."""
     stamps: Stamps = field(default_factory=Stamps)
     """Microseconds of Redis time; without those in `delivered`."""
     delivered: Delivered | None = None
@@ -135,6 +140,7 @@ def _parsed(
 
     terminal = end or end_of(job_id, state, raw.get("record") or raw.get("summary"), word("reason"))
     job, fault = _job(job_id, body, raw) if bodies else (_beside(job_id, raw), "")
+    runs = parse_runs(word("runs"))
     return JobRecord(
         job=job,
         state=state,
@@ -150,9 +156,11 @@ def _parsed(
         epoch=int(epoch or 0) + 1 + number("epoch"),
         resets=number("epoch"),
         keep_s=number("keep"),
-        runs=parse_runs(word("runs")),
+        runs=runs,
+        attempts=attempt_log(raw, runs[-1].run if runs else None, terminal, job.past),
         addresses=tuple(word("reply").split(",")) if raw.get("reply") else (),
         terminal=terminal,
+        unrecorded=state.final and end is None and not (raw.get("record") or raw.get("summary")),
         stamps=stamps_of(job, state, raw, terminal),
         delivered=_delivered(raw.get("delivered")),
         fault=fault,

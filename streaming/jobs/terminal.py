@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from penstock.engine import Failure
@@ -15,6 +17,19 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+
+
+def total_usage(prompts: Mapping[int, tuple[int, int]], completion: int, choices: int, n: int) -> Usage:
+    """Compute a job's usage. Each prompt counts once, with the largest count among its `n` choices.
+
+    Args:
+        prompts: By choice: tokens of its prompt, and how many of them were cached.
+        completion: Tokens of all attempts.
+    """
+    counts = [prompts.get(index, (0, 0)) for index in range(choices)]
+    each = [counts[at : at + n] for at in range(0, choices, n)]
+    prompt, cached = (sum([max(count[part] for count in copies) for copies in each]) for part in (0, 1))
+    return Usage(prompt, completion, cached)
 
 
 class Generated(msgspec.Struct, frozen=True, array_like=True):
@@ -42,12 +57,20 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     failure: Failure | None = None
     worker: str = ""
     first_ms: int = 0
-    """Redis time of the first token, or 0."""
+    """Redis time of the first token, whichever attempt gave it, or 0."""
     sections: tuple[Section, ...] = ()
     """Which run wrote which deltas, in order, runs that wrote none included; empty where a script ended the job."""
     rows: tuple[Delta, ...] = ()
     generated: Generated = Generated()
     """Left out of the published form too: readers do not need it."""
+    tokens: tuple[int, ...] = ()
+    """Tokens of each section; empty if there is only one."""
+
+
+def without_rows(end: Terminal) -> Terminal:
+    """Copy a terminal without its rows: for job lists, and for readers that have received the rows."""
+    copy: Terminal = msgspec.structs.replace(end, rows=(), generated=Generated())
+    return copy
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):

@@ -7,7 +7,7 @@
 --                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at, number of its run}...}
 local worker, model, want, lease, alone = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
 local spare, number = tonumber(ARGV[6]) or want, tonumber(ARGV[7])
-local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame')
+local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame', 'name')
 if mine[1] ~= 'live' then return 'fenced' end
 local exact = exact_ms()
 local now = math.floor(exact)
@@ -54,8 +54,8 @@ local function claim_entry(lane, entry, id)
   end
   local attempt, runs = (s[8] or 0) + 1, s[8] and redis.call('HGET', job, 'runs') or ''
   if attempt == 2 then redis.call('HSET', job, 'started', redis.call('HGET', job, 'claimed')) end
-  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'attempt', attempt, 'run', run, 'claimed', exact,
-    'runs', runs .. worker .. ':' .. (mine[2] + 1) .. ':' .. run .. ';')
+  redis.call('HSET', job, 'state', 'in_progress', 'worker', worker, 'name', mine[3] or '', 'attempt', attempt, 'run', run,
+    'claimed', exact, 'runs', runs .. worker .. ':' .. (mine[2] + 1) .. ':' .. run .. ';')
   if alone then redis.call('HSET', job, 'alone', 1) end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
   if s[9] and attempt == 1 then emit_event(s[9], id, redis.call('HGET', job, 'tenant') or '', 'job.started') end

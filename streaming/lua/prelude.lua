@@ -306,7 +306,23 @@ local function is_idem_key(key)
   return string.sub(key or '', 1, #start) == start
 end
 
--- End a job that no worker will end: cancelled while queued, expired, or given up. Raises if its record is malformed.
+-- Note how the last attempt at a job ended: 'lost' with its worker, 'handed_back' or 'cancelled'. `finish` needs not: a
+-- reader takes the end of a job's last attempt from its record. Each entry of `past` is
+-- 'name:worker:run:claimed:ended:outcome;', and the newest are kept.
+local MAX_PAST_ATTEMPTS = 20
+local function close_attempt(id, outcome, now)
+  local s = redis.call('HMGET', job_key(id), 'runs', 'name', 'claimed', 'past')
+  local worker, run = string.match(s[1] or '', '([^:;]+):%d+:(%d+);$')
+  if not worker then return end
+  local entry = table.concat({s[2] or '', worker, run, s[3] or 0, now, outcome}, ':')
+  local past = (s[4] or '') .. entry .. ';'
+  local _, count = string.gsub(past, ';', ';')
+  for _ = MAX_PAST_ATTEMPTS + 1, count do past = string.gsub(past, '^[^;]*;', '') end
+  redis.call('HSET', job_key(id), 'past', past)
+end
+
+-- End a job that no worker will end: cancelled while queued, expired, or given up. If a worker had begun it, its tokens
+-- are only in logs: these are kept until `salvage` has stored them. Raises if its record is malformed.
 local function end_job(id, state, reason, now)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
@@ -316,7 +332,7 @@ local function end_job(id, state, reason, now)
   ack_and_delete(s[1], s[2])
   add_reserved_bytes(model, priority, s[8], -1)
   count_ended_job(s[10], s[11], retention_s(s[5]), now, 0)
-  release_logs(id, s[9])
+  if (s[9] or '') ~= '' then redis.call('SADD', cut_key(), id) end
   if s[4] then buffer_write(buffered_releases, s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, retention_s(s[5]))

@@ -2,19 +2,22 @@
 -- Reaper: fences workers whose lease has lapsed, requeues their jobs and expires waiting jobs. Any process may run it.
 -- ARGV: max workers at once, max expired jobs at once, max attempts, seconds to keep a dead worker's log, lease in ms,
 --       a worker whose process is known to have ended ('': none): its lease lapses now
--- Returns: {lapsed workers, jobs requeued, jobs expired, jobs given up, workers whose lease was extended, number of this sweep}
+-- Returns: {lapsed workers, jobs requeued, jobs expired, jobs given up, workers whose lease was extended, number of this
+--          sweep, {name of a lapsed worker, ids requeued, ids given up, ids cancelled}..., ids for `salvage`}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local lease, ended = tonumber(ARGV[5]), ARGV[6]
 local now = now_ms()
 local requeued, expired, given_up, spared = 0, 0, 0, 0
+local MAX_SALVAGED = 16
 
+local lost = {} -- of the worker that lapses now: ids of its jobs by what becomes of them
 local function give_up(id, reason)
   end_job(id, 'failed', reason, now)
   dead_letter('job', id, 'reason', reason)
   given_up = given_up + 1
+  lost.given_up[#lost.given_up + 1] = id
 end
 
-local requeued_ids = {}
 local function recover_job(id, worker)
   local s = redis.call('HMGET', job_key(id), 'state', 'worker', 'cancel', 'alone', 'run')
   if s[1] == 'queued' then
@@ -24,15 +27,18 @@ local function recover_job(id, worker)
   end
   if not holds_job(id, worker, s[5], s[1], s[2], s[5]) then return end
   local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
+  close_attempt(id, 'lost', now)
+  lost.heirs[#lost.heirs + 1] = id
   if s[3] then
     end_job(id, 'cancelled', 'cancelled', now)
+    lost.cancelled[#lost.cancelled + 1] = id
   elseif s[4] == '1' then
     give_up(id, 'poison') -- the worker that died was running this job alone
   elseif losses >= most_attempts then
     give_up(id, 'attempts_exhausted')
   else
     requeue(id, now, losses == most_attempts - 1, worker)
-    requeued_ids[#requeued_ids + 1] = id
+    lost.requeued[#lost.requeued + 1] = id
     requeued = requeued + 1
   end
 end
@@ -59,17 +65,20 @@ end
 
 if ended ~= '' then redis.call('ZADD', leases_key(), 'XX', 0, ended) end
 local lapsed = redis.call('ZRANGE', leases_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_workers)
+local lapses = {}
 for _, worker in ipairs(lapsed) do
   redis.call('HSET', worker_key(worker), 'state', 'dead') -- the fence: from here on every write of this worker is refused
   redis.call('EXPIRE', worker_key(worker), 3600)
-  local model = redis.call('HGET', worker_key(worker), 'model')
+  local known = redis.call('HMGET', worker_key(worker), 'model', 'name')
+  local model = known[1]
   if model then redis.call('ZREM', idle_key(model), worker) end -- first: its jobs must wake a worker that lives
-  requeued_ids = {}
+  lost = {requeued = {}, given_up = {}, cancelled = {}, heirs = {}}
   for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do run_or_fail(id, worker, recover_job) end
   redis.call('ZREM', leases_key(), worker) -- after its jobs: if the server refuses one, the next sweep continues
   redis.call('DEL', claims_key(worker))
-  retain_log(worker, requeued_ids, keep)
+  retain_log(worker, lost.heirs, keep)
   expire_log(worker, keep)
+  lapses[#lapses + 1] = {known[2] or worker, lost.requeued, lost.given_up, lost.cancelled}
   if model then
     if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
     flush_writes() -- a consumer can be deleted only after its entries are acknowledged
@@ -102,4 +111,5 @@ for i = 1, #owed, 2 do
   end
   if unfinished == 0 then redis.call('HDEL', owed_key(), owed[i]) end
 end
-return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key())}
+return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key()), lapses,
+  redis.call('SRANDMEMBER', cut_key(), MAX_SALVAGED)}

@@ -13,11 +13,12 @@ return run_or_fail(id, worker, function()
     return 1
   end
   if not holds_job(id, worker, run, s[1], s[2], s[3]) then return 0 end
+  close_attempt(id, s[4] and 'cancelled' or 'handed_back', now)
   if s[4] then
     end_job(id, 'cancelled', 'cancelled', now)
   else
     requeue(id, now, s[5] == '1', worker)
-    retain_log(worker, {id}, ARGV[4])
   end
+  retain_log(worker, {id}, ARGV[4])
   return 1
 end) or 0

@@ -32,6 +32,7 @@ Admission reserves the memory that the others need (`streaming/store/memory.py`)
 | leave          | worker                 | give up the lease of a worker without jobs                          |
 | reap           | api, worker, scheduler | fence lapsed workers, requeue their jobs, expire waiting jobs       |
 | fail_malformed | any                    | fail a job whose record cannot be decoded                           |
+| salvage        | api, worker, offline   | store the logged tokens of a job that a script ended                |
 | rewound        | api, worker, scheduler | begin a new epoch after the store lost data                         |
 | reset          | api                    | begin a new epoch of one job's events after deltas were lost        |
 | deliver        | api                    | record when answers were delivered, for their timing                |
@@ -95,6 +96,7 @@ NAMES = (
     "decline",
     "leave",
     "reap",
+    "salvage",
     "rewound",
     "reset",
     "deliver",

@@ -22,17 +22,17 @@ SWEEP_SCRIPTS = frozenset({"reap", "rewound"})
 
 SCRIPTS: Mapping[str, frozenset[str]] = {
     "api": EVERY_ROLE | SWEEP_SCRIPTS | {
-        "put", "join", "cancel", "record", "recent", "usage", "stand", "waiting", "lanes", "follow", "reset", "deliver",
-        "put_file", "put_batch", "steer", "forget", "redeliver", "lead", "override",
+        "put", "join", "cancel", "record", "salvage", "recent", "usage", "stand", "waiting", "lanes", "follow", "reset",
+        "deliver", "put_file", "put_batch", "steer", "forget", "redeliver", "lead", "override",
     },
     "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
         "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",
-        "unfollow", "record", "card",
+        "unfollow", "record", "salvage", "card",
     },
     "scheduler": EVERY_ROLE | SWEEP_SCRIPTS | {"lanes", "lead", "plan", "act"},
     "offline": EVERY_ROLE | {
-        "put", "cancel", "record", "usage", "ended", "due", "hold", "reserve", "save", "forget", "collect", "posted",
-        "dispatch", "outgoing", "settle",
+        "put", "cancel", "record", "salvage", "usage", "ended", "due", "hold", "reserve", "save", "forget", "collect",
+        "posted", "dispatch", "outgoing", "settle",
     },
 }  # fmt: skip
 """The scripts that the processes of each role run."""
@@ -87,6 +87,7 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
     "offline": {
         "hvals": frozenset({"owed"}),
+        "xrange": frozenset({"log"}),
         "exists": frozenset({"job", "file"}),
         "expire": frozenset({"job", "redelivery"}),
         "zrangebyscore": frozenset({"expiring"}),

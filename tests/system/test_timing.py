@@ -107,7 +107,7 @@ async def working(wire: RedisClient, recorder: Recorder, slow: str = "", drain_s
         worker.on_step(pieces)
 
     card = await engine.start(on_step, lambda _: None)
-    with patch("workers.worker.Lease", lambda wire, _model: SlowLease(wire, slow)):
+    with patch("workers.worker.Lease", lambda wire, _model, _name: SlowLease(wire, slow)):
         worker = Worker(wire, engine, card, WorkerSettings(poll_ms=1_500, drain_s=drain_s), recorder)
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))

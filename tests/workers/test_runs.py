@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 from flow import append, delta, deltas_of
-from sim_worker import Start, a_job, ended, expected, recorder, start, text_of, until
+from sim_worker import Start, a_job, ended, expected, lose_lease, recorder, start, text_of, until
 
 from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.codec import decode_reply
@@ -209,7 +209,9 @@ async def test_a_run_is_opened_once_to_each_who_listens(wire: RedisClient, start
     for address in ("first", "second"):
         frames = [step[address] for step in steps if address in step]
         (number,) = frames[0].openings
-        assert frames[0].openings == {number: Opening(job.id)} and {row.stream for row in frames[0].rows} == {number}
+        opening = frames[0].openings[number]
+        assert opening == Opening(job.id, at_ms=opening.at_ms) and opening.at_ms > 0
+        assert {row.stream for row in frames[0].rows} == {number}
         again = [frame for frame in frames[1:] if frame.openings]
         assert len(again) == (address == "first"), "the first listener hears it once more when another comes"
         assert {row.stream for frame in frames for row in frame.rows} == {number}
@@ -286,3 +288,32 @@ async def test_the_late_end_of_an_earlier_run_does_not_end_the_run_held_now(wire
     await queue.cancel(job.id)
     record = await ended(wire, job.id)
     assert record.state is JobState.CANCELLED and record.attempt == 1 and running.worker.running == 0
+
+
+async def test_the_first_token_of_a_job_stays_that_of_the_attempt_that_gave_it(wire: RedisClient, start: Start) -> None:
+    """Continued by another worker, and by a third, whose attempts each say how many tokens they gave."""
+    queue, reader = Queue(wire), JobReader(wire)
+    job = a_job(queue, "first", 120, stream=True, reply_to="someone")
+    await queue.put(job)
+    firsts = []
+    for place in (1, 2, 3):
+        running = await start(SimSettings(step_ms=5, prefill_ms=1))
+
+        async def has_tokens(enough: int = 20 * place) -> bool:
+            return len(await deltas_of(reader, await reader.record(job.id))) >= enough
+
+        await until(has_tokens)
+        record = await reader.record(job.id)
+        firsts.append((await reader.history(job.id, record.runs)).first_ms)
+        if place < 3:
+            running.task.cancel()
+            await asyncio.gather(running.task, return_exceptions=True)
+            await lose_lease(wire, running.worker)
+    record = await ended(wire, job.id)
+    assert record.terminal is not None and record.attempt == 3
+    first, second, _ = record.attempts
+    assert {*firsts, record.first_ms} == {record.first_ms}
+    assert first.started_ms <= record.first_ms <= first.ended_ms <= second.started_ms
+    tokens = [each.tokens or 0 for each in record.attempts]
+    assert sum(tokens) == 120 and all(tokens) and record.terminal.tokens == tuple(tokens)
+    assert [each.outcome for each in record.attempts] == ["lost", "lost", "completed"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from house import ADMIN_TOKEN, House, eventually
+from redis import Redis
 
 from cli.__main__ import main
+from streaming.keys import partition_key
 
 pytestmark = pytest.mark.slow
 
@@ -53,10 +56,64 @@ def test_a_poison_request_is_found_and_its_batch_mates_complete(empty_house: Hou
     assert state_of(house, poison["id"])["status"] == "failed"
 
 
+def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(empty_house: House) -> None:
+    """Its stream shows the tokens so far and then the error; its events can be resumed at any of them, long after its
+    workers' logs have gone; its record names the three workers, in the API, in the console and in its replay."""
+    house = empty_house
+    house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_STEP_MS": "5", "PENSTOCK_SIM_AUTHORS": "true"}
+    house.start("scheduler")
+    house.start_api()
+    streamed = {"model": "sim", "messages": [{"role": "user", "content": "[[crash@4]]"}], "max_tokens": 9, "n": 2}
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(house.post, "/v1/chat/completions", streamed | {"stream": True})
+        for number in (1, 2, 3):
+            worker = house.start("workers", "--id", f"worker-{number}")
+            worker.wait(60)
+        status, headers, body = asked.result()
+    chunks = [json.loads(line[6:]) for line in body.decode().splitlines() if line.startswith("data: {")]
+    text: list[str] = ["", ""]
+    for chunk in chunks[:-1]:
+        for choice in chunk["choices"]:
+            text[choice["index"]] += choice["delta"].get("content", "")
+    assert status == 200 and all(text) and chunks[-1]["error"]["code"] == "poison"
+
+    with Redis.from_url(house.redis_url) as redis:  # what a minute does later
+        eventually(lambda: redis.hexists(partition_key(0, "job", headers["x-job-id"]), "record"))
+        for log in redis.scan_iter("*:log:*"):
+            assert redis.ttl(log) > 0
+            redis.delete(log)
+    job = state_of(house, headers["x-job-id"])
+    assert (job["status"], job["error"]["code"], job["attempts"]) == ("failed", "poison", 3)
+    tokens = [attempt["tokens"] for attempt in job["attempt_log"]]
+    assert [attempt["worker"] for attempt in job["attempt_log"]] == ["worker-1", "worker-2", "worker-3"]
+    assert {attempt["outcome"] for attempt in job["attempt_log"]} == {"lost"}
+    assert job["usage"]["completion_tokens"] == sum(tokens) > 0 and job["usage"]["prompt_tokens"] > 0
+    assert job["created_at"] <= job["started_at"] <= job["first_token_at"] <= job["attempt_log"][0]["ended_at"]
+
+    events = events_of(house, job["id"])
+    assert [name for name, _, _ in events].count("started") == 3 and events[-1][:2] == ("failed", job["last_event_id"])
+    deltas = [data for name, _, data in events if name == "delta"]
+    assert ["".join(each["text"] for each in deltas if each["index"] == index) for index in (0, 1)] == text
+    for place, (_, event_id, _) in enumerate(events, 1):
+        assert events_of(house, job["id"], event_id) == events[place:]
+
+    (letter,) = json.loads(house.get("/admin/dlq")[1])["data"]
+    again = json.loads(house.post(f"/admin/dlq/{letter['id']}/replay", {})[2])
+    assert again["attempt_log"] == job["attempt_log"] and again["attempts"] == 0
+
+
+def events_of(house: House, job_id: str, after: str = "") -> list[tuple[str, str, dict[str, Any]]]:
+    """Name, id and data of every event of an ended job, from the start or behind one of them."""
+    found = []
+    for block in house.get(f"/v1/jobs/{job_id}/events?after={after}")[1].decode().strip().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if fields:
+            found.append((fields["event"], fields.get("id", ""), json.loads(fields["data"])))
+    return found
+
+
 def test_dead_letters_can_be_dropped_and_absent_ones_are_404(house: House) -> None:
     """A letter that is no job can only be dropped."""
-    from redis import Redis  # noqa: PLC0415 - the test plays a stranger who writes into a lane
-
     with Redis.from_url(house.redis_url) as client:
         client.xadd("penstock:{0}:lane:sim:batch", {"alien": "x"})
     (letter,) = eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
@@ -110,8 +167,6 @@ def test_the_command_line_looks_after_dead_letters(
     house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`penstock dlq`: list, show and drop, for people and for programs."""
-    from redis import Redis  # noqa: PLC0415 - as above
-
     with Redis.from_url(house.redis_url) as client:
         client.xadd("penstock:{0}:lane:sim:batch", {"alien": "y"})
     eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])

@@ -63,7 +63,7 @@ SENT: Mapping[str, Calls] = {
         Files(wire).expired(5), Queue(wire, Headroom(wire)).known([JOB]),
         Queue(wire, Headroom(wire)).shorten_retention([JOB], 5),
         Batches(wire).forget_expired(5), Batches(wire).states([BATCH]), wire.memory(), Fleet(wire).processes(),
-        Fleet(wire).cards(), read_identity(wire),
+        Fleet(wire).cards(), read_identity(wire), drained(JobReader(wire).frames(0, "w", 1)),
     ],
 }  # fmt: skip
 """What processes of a role ask without a script: the methods that api/, workers/, scheduler/ and offline/ call."""

@@ -1,0 +1,64 @@
+"""Attempt log: what became of each attempt at a job, from the fields of its record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from streaming.jobs.frames import Run
+from streaming.jobs.job import PastAttempt
+from streaming.jobs.terminal import Terminal
+
+MAX_ATTEMPTS = 20
+"""The newest attempts, which are kept."""
+
+_ENTRY = re.compile(r"([^:;]*):([^:;]+):([0-9]{1,15}):([0-9.]{1,24}):([0-9]{1,15}):([a-z_]+);")
+"""name:worker:run:claimed:ended:outcome; as the scripts write it. Anything else in the field is passed over: nothing
+but this log depends on it."""
+
+
+def attempt_log(
+    fields: Mapping[str, bytes], last: Run | None, terminal: Terminal | None, earlier: tuple[PastAttempt, ...] = ()
+) -> tuple[PastAttempt, ...]:
+    """Build the log, oldest attempt first. The scripts note attempts that did not end the job; the last one's end is
+    that of the job.
+
+    Args:
+        last: The run of the last attempt; None before the first.
+        earlier: Attempts at the job of which this one is a replay.
+    """
+    tokens = _tokens(terminal)
+    found, noted = list(earlier), set[Run]()
+    for name, worker, number, started, ended, outcome in _ENTRY.findall(_word(fields, "past")):
+        run = Run(worker, int(number))
+        noted.add(run)
+        found.append(PastAttempt(name or worker, _ms(started), int(ended), tokens.get(run), outcome))
+    if last is not None and last not in noted:
+        started_ms, name = _ms(_word(fields, "claimed")), _word(fields, "name") or last.worker
+        if terminal is None:
+            found.append(PastAttempt(name, started_ms))
+        else:
+            found.append(
+                PastAttempt(name, started_ms, _ms(_word(fields, "done")), tokens.get(last), str(terminal.state))
+            )
+    return tuple(found[-MAX_ATTEMPTS:])
+
+
+def _tokens(terminal: Terminal | None) -> dict[Run, int]:
+    """The tokens of each run, once the job has ended."""
+    if terminal is None:
+        return {}
+    tokens = terminal.tokens or (terminal.usage.completion,)
+    return dict(zip((section.run for section in terminal.sections), tokens, strict=False))
+
+
+def _word(fields: Mapping[str, bytes], name: str) -> str:
+    return fields.get(name, b"").decode(errors="replace")
+
+
+def _ms(text: str) -> int:
+    """A time of a record; 0 if it is malformed."""
+    try:
+        return int(float(text or 0))
+    except (ValueError, OverflowError):
+        return 0

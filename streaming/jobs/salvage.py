@@ -1,0 +1,51 @@
+"""Salvage: builds the terminal record of a job that a script ended after a worker had begun it, from its logs.
+
+Scripts cannot decode tokens, so a job that they end (given up, cancelled or expired after its worker was lost) has none
+in its record at first. Any process that reads the record, or sweeps, stores them there; its logs are kept until then.
+"""
+
+from __future__ import annotations
+
+from streaming.jobs.history import History
+from streaming.jobs.job import Job
+from streaming.jobs.records import MALFORMED, JobRecord
+from streaming.jobs.terminal import Terminal, total_usage
+
+
+def was_cut_short(record: JobRecord) -> bool:
+    """Whether a script ended the job after a worker had begun it, and its tokens are only in logs."""
+    end = record.terminal
+    return record.unrecorded and end is not None and end.failure is not MALFORMED and bool(record.runs)
+
+
+def salvaged(record: JobRecord, history: History) -> Terminal:
+    """Build the terminal record of a job that was cut short, as a worker would have written it. If the store has lost
+    deltas in the middle, those before them count."""
+    assert record.terminal is not None
+    job, history = record.job, history.intact
+    finishes = [""] * (job.choices if not record.fault else 0)
+    prompts: dict[int, tuple[int, int]] = {}
+    for row in history.rows:
+        if row.index >= len(finishes):
+            finishes += [""] * (row.index + 1 - len(finishes))
+        finishes[row.index] = row.finish or finishes[row.index]
+        if row.prompt is not None:
+            prompts.setdefault(row.index, row.prompt)
+    completion = sum([row.n for row in history.rows])
+    return Terminal(
+        job.id,
+        record.state,
+        len(history.rows),
+        tuple(finishes),
+        total_usage(prompts, completion, len(finishes), _copies(job)),
+        record.terminal.failure,
+        record.runs[-1].run.worker,
+        history.first_ms,
+        history.sections,
+        tuple(history.rows),
+        tokens=history.tokens if len(history.sections) > 1 else (),
+    )
+
+
+def _copies(job: Job) -> int:
+    return max(1, job.sampling.n)
