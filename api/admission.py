@@ -150,6 +150,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     quota = services.quotas(caller)
     put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card)
     accepted, buffer = await _accept(services, job, put, waits=waits)
+    state["job"] = accepted.id
     eta_ms = None if accepted.joined else services.eta_ms(job.model, job.priority, accepted.waiting)
     return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
 

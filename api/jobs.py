@@ -15,6 +15,7 @@ from starlette.responses import Response
 from api.admission import Admitted, admit, caller_of, services_of
 from api.openai import errors
 from api.openai.errors import ApiError
+from api.openai.job_input import input_object
 from api.openai.rendering import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
 from api.query import page_limit
 from api.services import Services
@@ -71,7 +72,8 @@ def _accepted_view(services: Services, admitted: Admitted) -> JobView:
 
 
 async def show(request: Request) -> Response:
-    """GET /v1/jobs/{id}[?wait=seconds]: show the job, once it ended or after that time."""
+    """GET /v1/jobs/{id}[?wait=seconds&include=input]: show the job, once it ended or after that time."""
+    with_input = _includes_input(request.query_params.get("include"))
     services, record = services_of(request), await own_record(request)
     wait_s = _seconds(request.query_params.get("wait"))
     if wait_s and not record.state.final:
@@ -81,7 +83,10 @@ async def show(request: Request) -> Response:
         record = await _with_rows(services, record)
     if record.completed:
         result = await _result(request, record)
-    return as_json(job_object(await view_of(services, record), result), headers=job_headers(record))
+    shown = job_object(await view_of(services, record), result)
+    if with_input:
+        shown["input"] = input_object(record.job) if not record.fault else None
+    return as_json(shown, headers=job_headers(record))
 
 
 async def _with_rows(services: Services, record: JobRecord) -> JobRecord:
@@ -149,6 +154,7 @@ async def own_record(request: Request) -> JobRecord:
     with contextlib.suppress(UnknownJob):
         record = await services.job_reader.outline(job_id, caller.tenant)
         if record.job.tenant == caller.tenant:
+            request.scope["state"]["job"] = job_id
             return record
         raise errors.job_not_found()
     if await services.job_reader.was_known(caller.tenant, job_id):
@@ -226,6 +232,12 @@ def _seconds(text: str | None) -> float:
     if not 0 <= seconds <= MAX_WAIT_S:
         raise errors.invalid_request(f"wait must be a number of seconds from 0 to {MAX_WAIT_S:g}.", "wait")
     return seconds
+
+
+def _includes_input(text: str | None) -> bool:
+    if text not in (None, "", "input"):
+        raise errors.invalid_request("include must be input, or left out.", "include")
+    return text == "input"
 
 
 def _status(text: str | None) -> JobState | None:

@@ -1,4 +1,7 @@
-"""Request middleware: gives every request an id and a trace, and times and counts it. Plain ASGI, cheap for streams."""
+"""Request middleware: gives every request an id and a trace, and times, counts and logs it.
+
+Plain ASGI, cheap for streams.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,20 @@ import re
 import time
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.auth.hosts import PROBES
 from api.services import Services
+from telemetry.logs import EventLog
+from telemetry.redaction import redact
 from telemetry.tracing import TRACEPARENT, TRACESTATE, Attributes, extract
 
+ACCESS = EventLog("api.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+OWN_ID = re.compile(r"req_[0-9a-f]{24}")
+"""A request id that was made here."""
 
 ENDPOINTS = re.compile(
     r"/v1/(chat/completions|completions|models|jobs|files|batches)|/(healthz|readyz|version|metrics|openapi\.json)$"
@@ -22,10 +32,13 @@ ENDPOINTS = re.compile(
 
 class Observed:
     """Sets in `scope["state"]`: `request_id`, `headers` (raw, by name), `trace` (W3C context of the server span),
-    `received` (monotonic seconds), and `status` once the answer has started."""
+    `received` (monotonic seconds), and `status` once the answer has started.
 
-    def __init__(self, app: ASGIApp, services: Services) -> None:
-        self._app, self._services = app, services
+    With `access_log` it writes a log line at the end of each request, except for health probes.
+    """
+
+    def __init__(self, app: ASGIApp, services: Services, *, access_log: bool = False) -> None:
+        self._app, self._services, self._access_log = app, services, access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,6 +76,24 @@ class Observed:
             attributes: Attributes = {"http.response.status_code": status, "http.route": endpoint}
             span.end(error=f"HTTP {status}" if status >= 500 else None, attributes=attributes)
             self._services.metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()
+            if self._access_log and scope["path"] not in PROBES:
+                self._log(scope["method"], status, state)
+
+    @staticmethod
+    def _log(method: str, status: int, state: Mapping[str, Any]) -> None:
+        """Write the log line. The route is that of the table: a path may hold anything, as may an id that a client
+        chose."""
+        request_id, caller = state["request_id"], state.get("caller")
+        ACCESS.write(
+            "request",
+            method=method,
+            route=state.get("route"),
+            status=status,
+            ms=round((time.monotonic() - state["received"]) * 1000, 1),
+            request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),
+            tenant=caller.tenant if caller is not None else None,
+            job=state.get("job"),
+        )
 
 
 @lru_cache(maxsize=64)

@@ -195,6 +195,7 @@ def _parameters() -> dict[str, Any]:
         param("cursor", "query", STRING | {"pattern": CURSOR}, "`next_cursor` of the page before."),
         param("limit", "query", INTEGER | {"minimum": 1, "maximum": 100}, "Rows on a page."),
         param("wait", "query", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
+        param("include", "query", STRING | {"enum": ["input"]}, "`input`: show the request, too."),
         param("after", "query", STRING, "Continue after this: events as Last-Event-ID, lists after this id."),
         param("Last-Event-ID", "header", STRING, "Resume after this event."),
         param("Prefer", "header", STRING, "`respond-async`: answer 202 with the job at once."),

@@ -50,6 +50,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Who may read /metrics: anyone, or an admin key. None: anyone without keys, an admin key with keys."""
     admin_token_sha256: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?$", extra={MISTAKE: NO_HASH})] = ""
     """SHA-256 of the token that /admin requires while there are no keys; `penstock up` creates one."""
+    access_log: bool = True
+    """Write a line to the log for each request, without its query, its headers and its body."""
     max_header_bytes: Annotated[int, msgspec.Meta(ge=1024, le=128 * 1024)] = 16 * 1024
     """Bytes of one request's head, request line included, and of the framing around the chunks of a body."""
     max_headers: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100

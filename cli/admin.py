@@ -9,8 +9,10 @@ import click
 
 from cli.api_command import api_command, limit_option
 from cli.client import Client
+from cli.errors import Problem
 from cli.help_text import Group
-from cli.output import CommandResult, fields_result, line_result, list_result, print_rows, rfc3339, timed
+from cli.job import print_attempts, print_input
+from cli.output import CommandResult, fields_result, line_result, list_result, note, print_rows, rfc3339, timed
 
 LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
 MESSAGE_COLUMNS = ("id", "endpoint", "type", "subject", "status", "attempts", "at", "next_attempt_at", "last_error")
@@ -35,12 +37,27 @@ def list_letters(client: Client, limit: int) -> CommandResult:
 @api_command("show", dlq)
 @click.argument("letter_id")
 def show_letter(client: Client, letter_id: str) -> CommandResult:
-    """Show one: why it became a dead letter, and its job."""
+    """Show one, by its id or by its job's: why it became a dead letter, the attempts at its job, and the request, if
+    your key may read the job."""
     letter = timed(client.get(f"/admin/dlq/{letter_id}"), ("at",))
     job = letter.get("job") or {}
     fields = {name: value for name, value in letter.items() if name != "job"}
     fields |= {f"job {name}": job.get(name) for name in ("status", "model", "priority", "attempts")}
-    return fields_result(letter, fields.items())
+    refused = ""
+    if job:
+        try:
+            job["input"] = client.get(f"/v1/jobs/{job['id']}", include="input").get("input")
+        except Problem as problem:
+            refused = f"the request is not shown: {problem.message}"
+
+    def shown() -> None:
+        fields_result(letter, fields.items()).show()
+        print_attempts(job)
+        print_input(job)
+        if refused:
+            note(refused)
+
+    return CommandResult(letter, shown)
 
 
 @api_command("replay", dlq)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -9,15 +10,43 @@ from typing import Any
 
 from cli.client import Client
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, UNREACHABLE, Problem
-from cli.output import emit, note, print_json, timed
+from cli.output import emit, note, print_json, print_table, rfc3339, timed
 from penstock.client import FINAL, JobFailed, Pause, StreamEvent, StreamReset
 
+ATTEMPT_COLUMNS = ("WORKER", "STARTED", "SECONDS", "TOKENS", "OUTCOME")
 TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_at")
 
 
 def job_timed(job: dict[str, Any]) -> dict[str, Any]:
     """The job object with its Unix times as RFC 3339."""
     return timed(job, TIMES)
+
+
+def print_attempts(job: dict[str, Any]) -> None:
+    """Print what became of each attempt at a job, if it has more to say than the job itself."""
+    attempts = job.get("attempt_log") or []
+    if attempts:
+        emit("\n")
+        print_table(ATTEMPT_COLUMNS, [_attempt_row(each) for each in attempts])
+
+
+def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:
+    began, ended = attempt["started_at"], attempt["ended_at"]
+    return (
+        attempt["worker"],
+        rfc3339(began) if began else "-",
+        f"{ended - began:.1f}" if began and ended else "-",
+        "-" if attempt["tokens"] is None else str(attempt["tokens"]),
+        (attempt["outcome"] or "running").replace("_", " "),
+    )
+
+
+def print_input(job: dict[str, Any]) -> None:
+    """Print the request of a job as JSON, if it was asked for."""
+    if job.get("input"):
+        emit(f"\n{json.dumps(job['input'], ensure_ascii=False, indent=2)}\n")
+    elif "input" in job:
+        note("the request cannot be read any more")
 
 
 def answer_of(result: dict[str, Any]) -> str:

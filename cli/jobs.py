@@ -13,7 +13,7 @@ from cli.client import Client
 from cli.errors import STILL_RUNNING, Problem
 from cli.help_text import Group
 from cli.ids import whole_id
-from cli.job import answer_of, ended_badly, follow, job_timed
+from cli.job import answer_of, ended_badly, follow, job_timed, print_attempts, print_input
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table, terminal_width
 from telemetry.latency import EGRESS_FIRST, PARTS
@@ -43,10 +43,17 @@ def ls(client: Client, status: str | None, limit: int) -> CommandResult:
 
 @api_command("show", jobs)
 @click.argument("job_id")
-def show(client: Client, job_id: str) -> CommandResult:
-    """Show one job: its state, times, place in the lane, and how it ended."""
-    job = job_timed(client.get(f"/v1/jobs/{job_id}"))
-    return fields_result(job, _fields(job))
+@click.option("--input", "with_input", is_flag=True, help="Show its request, too, while its record is kept.")
+def show(client: Client, job_id: str, with_input: bool) -> CommandResult:
+    """Show one job: its state, times, place in the lane, how it ended, and what became of each attempt."""
+    job = job_timed(client.get(f"/v1/jobs/{job_id}", include="input" if with_input else None))
+
+    def shown() -> None:
+        fields_result(job, _fields(job)).show()
+        print_attempts(job)
+        print_input(job)
+
+    return CommandResult(job, shown)
 
 
 @api_command("result", jobs)
@@ -110,7 +117,7 @@ def _row(job: dict[str, Any]) -> dict[str, Any]:
 def _fields(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in job.items():
         match value:
-            case _ if value in (None, "", {}):
+            case _ if value in (None, "", {}) or name in ("attempt_log", "input"):
                 continue
             case {"message": message, "code": code}:
                 yield name, f"{code}: {message}"

@@ -18,10 +18,12 @@ from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
+from telemetry.logs import EventLog
 from workers.choices import ChoiceStarter
 from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
+events = EventLog(__name__)
 
 KV_BATCH = 4
 """Batch size of a claim for an engine limited by its KV cache, whose free space is known only after a submit."""
@@ -29,6 +31,10 @@ KV_BATCH = 4
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 """Backoff after a claim that brought jobs which only a newer version can read: doubled while claims bring nothing
 else. These jobs wait for a newer worker without being claimed over and over."""
+
+
+CLAIMED_ALONE = "a job runs alone, for it may have ended workers"
+"""Log message of a claim of a suspect. The supervisor of a worker that then dies looks for it."""
 
 
 class ClaimTarget(Protocol):
@@ -207,6 +213,7 @@ class Claimer:
             claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest)
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
+            self._log_claims(claimed.jobs, alone=alone)
             await self._begin_jobs(partition, claimed.jobs)
         except Fenced:
             self._target.lose(partition)
@@ -225,6 +232,13 @@ class Claimer:
             await asyncio.sleep(self._settings.poll_ms / 1000)
             return False
         return len(claimed.jobs) == want or (claimed.suspects and not alone)
+
+    def _log_claims(self, jobs: Sequence[Claim | UnreadableClaim], *, alone: bool) -> None:
+        ids = [each.job.id if isinstance(each, Claim) else each.id for each in jobs]
+        if ids and alone:
+            events.write(CLAIMED_ALONE, job=ids[0], worker=self._lease.name)
+        elif ids:
+            events.write("jobs claimed", jobs=ids, worker=self._lease.name)
 
     async def _begin_jobs(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
         """Begin readable jobs, fail unreadable ones, put back those of a newer version. Raises Unavailable."""
@@ -266,7 +280,15 @@ class Claimer:
             elif isinstance(history, BaseException):
                 raise history
             else:
-                self._target.begin(claim, await self._continuable(claim, history))
+                past = await self._continuable(claim, history)
+                events.write(
+                    "a job is continued",
+                    job=claim.job.id,
+                    worker=self._lease.name,
+                    attempt=claim.attempt,
+                    tokens=sum(past.tokens),
+                )
+                self._target.begin(claim, past)
                 await asyncio.sleep(0)  # a long history takes a while: let the engine's next step through
         return newer
 

@@ -38,6 +38,8 @@ class RouteMatch(NamedTuple):
 
     rule: Rule
     params: Mapping[str, str]
+    path: str
+    """The path as the table has it, with the names of its parameters."""
 
 
 class AccessTable:
@@ -45,10 +47,12 @@ class AccessTable:
 
     def __init__(self, rules: Mapping[str, Mapping[str, Rule]]) -> None:
         self._fixed = {path: rows for path, rows in rules.items() if "{" not in path}
-        self._patterns = [(compile_path(path)[0], rows) for path, rows in rules.items() if "{" in path]
+        self._patterns = [(compile_path(path)[0], rows, path) for path, rows in rules.items() if "{" in path]
         # Nearly all requests have a fixed path: one dictionary look-up.
         self._exact = {
-            (method, path): RouteMatch(rule, {}) for path, rows in self._fixed.items() for method, rule in rows.items()
+            (method, path): RouteMatch(rule, {}, path)
+            for path, rows in self._fixed.items()
+            for method, rule in rows.items()
         }
 
     def methods(self, path: str) -> Mapping[str, Rule]:
@@ -59,14 +63,14 @@ class AccessTable:
         """Return the row of a request; None if there is none. HEAD has the row of GET."""
         if (found := self._exact.get((method, path))) is not None:
             return found
-        rows, params = self._rows(path)
+        rows, params, listed = self._rows(path)
         rule = rows.get("GET" if method == "HEAD" else method)
-        return None if rule is None else RouteMatch(rule, params)
+        return None if rule is None else RouteMatch(rule, params, listed)
 
-    def _rows(self, path: str) -> tuple[Mapping[str, Rule], Mapping[str, str]]:
+    def _rows(self, path: str) -> tuple[Mapping[str, Rule], Mapping[str, str], str]:
         if (rows := self._fixed.get(path)) is not None:
-            return rows, {}
-        for pattern, rows in self._patterns:
+            return rows, {}, path
+        for pattern, rows, listed in self._patterns:
             if match := pattern.match(path):
-                return rows, match.groupdict()
-        return {}, {}
+                return rows, match.groupdict(), listed
+        return {}, {}, ""

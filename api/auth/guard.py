@@ -64,6 +64,7 @@ class RequestGuard:
             self._check_sender(scope)
             if found is None:
                 return self._unlisted(scope)
+            scope["state"]["route"] = found.path
             if (caller := self._caller(found.rule.access, scope)) is not None:
                 scope["state"]["caller"] = caller
         except ApiError as error:

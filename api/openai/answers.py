@@ -276,7 +276,7 @@ def _model() -> Schema:
 
 def _job(fault: Schema) -> Schema:
     time = _maybe(NUMBER | {"description": "Unix seconds"})
-    return _object(
+    job = _object(
         id=STRING,
         object=_word("job"),
         status=_word(*(state.value for state in JobState)),
@@ -297,6 +297,9 @@ def _job(fault: Schema) -> Schema:
         error=_maybe(fault),
         metadata={"type": "object", "additionalProperties": STRING},
     )
+    asked = {"type": "object", "description": "The request, with `include=input`; null if it cannot be read."}
+    job["properties"]["input"] = _maybe(asked)
+    return job
 
 
 def _attempt() -> Schema:

@@ -314,7 +314,7 @@ TOKENS = (
     Bug(
         "a worker that forgets what was said",
         "It begins a lost job anew, and its readers see other tokens under the same numbers.",
-        (Edit("workers/claimer.py", "await self._continuable(claim, history))", "NOTHING)"),),
+        (Edit("workers/claimer.py", "past = await self._continuable(claim, history)", "past = NOTHING"),),
         (RUNS_TESTS + "the_next_worker_numbers_on_where_the_log_ends",),
     ),
     Bug(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from streaming.errors import MalformedJob, UnknownJob
-from streaming.ids import replay_job_id
+from streaming.ids import partition_of, replay_job_id
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
@@ -19,6 +19,7 @@ from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
 
+LETTERS_PER_READ = 500
 LETTER_ID = re.compile(r"([0-9]{1,3})-([0-9]{1,15}-[0-9]{1,10})")
 
 
@@ -50,7 +51,9 @@ class DeadLetters:
         return sorted(found, key=lambda letter: letter.at_ms, reverse=True)[:limit]
 
     async def get(self, letter_id: str) -> DeadLetter:
-        """Read one dead letter. Raises UnknownJob."""
+        """Read one dead letter, by its id or by that of its job. Raises UnknownJob."""
+        if (partition := partition_of(letter_id)) is not None and partition in self._client.partitions:
+            return await self._of_job(partition, letter_id)
         partition, entry = self._place(letter_id)
         with translated():
             entries: Any = await self._client.redis.xrange(partition_key(partition, "dead"), entry, entry)
@@ -58,8 +61,22 @@ class DeadLetters:
             raise UnknownJob(letter_id)
         return _letter(partition, *entries[0])
 
+    async def _of_job(self, partition: int, job_id: str) -> DeadLetter:
+        """The newest letter of a job. Raises UnknownJob."""
+        last = "+"
+        while last:
+            with translated():
+                entries: Any = await self._client.redis.xrevrange(
+                    partition_key(partition, "dead"), last, count=LETTERS_PER_READ
+                )
+            for entry, fields in entries:
+                if fields.get(b"job") == job_id.encode():
+                    return _letter(partition, entry, fields)
+            last = f"({entries[-1][0].decode()}" if len(entries) == LETTERS_PER_READ else ""
+        raise UnknownJob(job_id)
+
     async def drop(self, letter_id: str) -> None:
-        """Delete a dead letter. Raises UnknownJob."""
+        """Delete a dead letter by its id. Raises UnknownJob."""
         partition, entry = self._place(letter_id)
         with translated():
             dropped = await self._client.redis.xdel(partition_key(partition, "dead"), entry)
@@ -75,9 +92,9 @@ class DeadLetters:
         record = await self._reader.record(letter.job)
         if record.fault:
             raise MalformedJob(record.fault)
-        accepted = await self._queue.put(_again(record, replay_job_id(letter_id, letter.job)))
+        accepted = await self._queue.put(_again(record, replay_job_id(letter.id, letter.job)))
         with contextlib.suppress(UnknownJob):  # a concurrent replay, which gives the same job, has dropped it
-            await self.drop(letter_id)
+            await self.drop(letter.id)
         return accepted
 
     def _place(self, letter_id: str) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from api.admission import header
 from api.app import _bug
+from api.auth.keys import LOCAL_CALLER
 from api.middleware import Observed
 from api.services import Services
 from telemetry.tracing import Tracing
@@ -114,3 +115,27 @@ async def test_a_bug_is_answered_with_the_id_that_its_line_in_the_log_has(caplog
     assert response.status_code == 500 and b"r-7" in response.body and b"secret" not in response.body
     (record,) = [each for each in caplog.records if each.message == "request failed"]
     assert vars(record)["request_id"] == "r-7" and record.exc_info is not None
+
+
+async def test_a_request_leaves_one_line_without_what_its_client_wrote(caplog: pytest.LogCaptureFixture) -> None:
+    """The route of the table instead of the path; a client's own id is searched for secrets; no probe is logged."""
+    given = [(b"x-request-id", b"sk-ant-api03-" + b"a" * 40), (b"authorization", b"Bearer sk-secret")]
+    services = cast(Services, SimpleNamespace(tracing=Tracing.start("api", ""), metrics=Mock()))
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"].update(route="/v1/jobs/{job_id}", caller=LOCAL_CALLER, job="job_1")
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+
+    async def ask(path: str, headers: list[tuple[bytes, bytes]], *, access_log: bool = True) -> None:
+        exchange = Exchange(headers)
+        exchange.scope |= {"path": path, "query_string": b"token=sk-query"}
+        await Observed(app, services, access_log=access_log)(exchange.scope, exchange.receive, exchange.send)
+
+    with caplog.at_level("INFO"):
+        await ask("/v1/jobs/sk-path", given)
+        await ask("/healthz", given)
+        await ask("/v1/jobs/x", [], access_log=False)
+    (line,) = [vars(record) for record in caplog.records if record.name == "api.access"]
+    fields = ("method", "route", "status", "tenant", "job")
+    assert [line[name] for name in fields] == ["GET", "/v1/jobs/{job_id}", 404, "local", "job_1"]
+    assert line["ms"] >= 0 and "aaaa" not in str([line[name] for name in (*fields, "request_id", "message")])

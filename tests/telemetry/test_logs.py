@@ -7,12 +7,14 @@ import json
 import logging
 import os
 import sys
+import time
 import warnings
+from datetime import datetime
 from typing import Any
 
 import pytest
 
-from telemetry.logs import JsonLines, setup
+from telemetry.logs import EventLog, JsonLines, setup
 from telemetry.redaction import HIDDEN, clean, redact
 from telemetry.tracing import Tracing
 
@@ -165,3 +167,24 @@ def test_the_default_stream_is_stderr(capsys: pytest.CaptureFixture[str], lines:
     captured = capsys.readouterr()
     assert json.loads(captured.err)["message"] == "here"
     assert captured.out == "" and lines.getvalue() == ""
+
+
+def test_an_event_line_has_the_form_of_every_other(lines: io.StringIO) -> None:
+    """What is written once per request: the same fields in the same order, the level's rule, and one line."""
+    events = EventLog("api.access")
+    events.write("request", route="/v1/jobs/{job_id}", note="a\nb", status=200)
+    event = logged(lines)
+    assert list(event) == ["time", "level", "service", "pid", "logger", "message", "route", "note", "status"]
+    assert event["pid"] == os.getpid() and abs(datetime.fromisoformat(event["time"]).timestamp() - time.time()) < 60
+    assert len(event["time"]) == len("2025-11-21T01:46:36.123Z")
+    logging.getLogger().setLevel(logging.WARNING)
+    events.write("request")
+    assert len(lines.getvalue().splitlines()) == 1
+
+
+def test_events_go_to_other_handlers_where_there_are_no_json_lines(caplog: pytest.LogCaptureFixture) -> None:
+    root = logging.getLogger()
+    root.handlers[:] = [caplog.handler]
+    with caplog.at_level("INFO"):
+        EventLog("x").write("claimed", job="j")
+    assert [(each.message, vars(each)["job"]) for each in caplog.records] == [("claimed", "j")]

@@ -27,7 +27,7 @@ from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from workers.choices import reserved_slots
-from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, room, room_for_batch
+from workers.claimer import CLAIMED_ALONE, MAX_PAUSE_S, MIN_PAUSE_S, Claimer, room, room_for_batch
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
@@ -369,3 +369,31 @@ async def test_a_job_that_ends_between_its_claim_and_its_reading_is_not_begun(
     claimer, hands = a_claimer(wire, second)
     assert await claimer._begin_continued([claim]) == []
     assert hands.begun == ([] if has_ended else [job.id])
+
+
+async def test_claims_are_logged_with_job_and_worker(wire: RedisClient, caplog: pytest.LogCaptureFixture) -> None:
+    """All claims of a call in one line, a continuation with what there is to continue, and a suspect by itself."""
+    queue, job = Queue(wire), None
+    for name in ("worker-1", "worker-2", "worker-3"):
+        lease = Lease(wire, "m", name)
+        await lease.register()
+        if job is None:
+            job = a_job(queue)
+            await queue.put(job)
+        claimer, _ = a_claimer(wire, lease)
+        with caplog.at_level("INFO"):
+            for _ in range(2):  # the first says whether suspects wait
+                await claimer._claim(0, 1)
+        await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+        await Reaper(wire).sweep()
+    found = [vars(each) for each in caplog.records if each.name == "workers.claimer" and "worker" in vars(each)]
+    assert job is not None
+    assert [(each["worker"], each["message"]) for each in found] == [
+        ("worker-1", "jobs claimed"),
+        ("worker-2", "jobs claimed"),
+        ("worker-2", "a job is continued"),
+        ("worker-3", CLAIMED_ALONE),
+        ("worker-3", "a job is continued"),
+    ]
+    assert all(job.id in (each.get("job"), *each.get("jobs", ())) for each in found)
+    assert (found[2]["attempt"], found[2]["tokens"]) == (2, 0)

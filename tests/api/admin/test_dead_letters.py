@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,9 @@ def test_a_poison_request_is_found_and_its_batch_mates_complete(empty_house: Hou
     assert state_of(house, poison["id"])["status"] == "failed"
 
 
-def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(empty_house: House) -> None:
+def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(
+    empty_house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its stream shows the tokens so far and then the error; its events can be resumed at any of them, long after its
     workers' logs have gone; its record names the three workers, in the API, in the console and in its replay."""
     house = empty_house
@@ -97,7 +100,14 @@ def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(empty_house: Ho
     for place, (_, event_id, _) in enumerate(events, 1):
         assert events_of(house, job["id"], event_id) == events[place:]
 
+    monkeypatch.chdir(house.folder)
+    monkeypatch.setenv("PENSTOCK_API_KEY", ADMIN_TOKEN)
     (letter,) = json.loads(house.get("/admin/dlq")[1])["data"]
+    for words in (["jobs", "show", job["id"], "--input"], ["dlq", "show", job["id"]], ["dlq", "show", letter["id"]]):
+        assert main([*words, "--url", house.url]) == 0
+        shown = capsys.readouterr().out
+        assert all(re.search(rf"worker-{number}  .* {tokens[number - 1]} +lost\n", shown) for number in (1, 2, 3))
+        assert '"content": "[[crash@4]]"' in shown
     again = json.loads(house.post(f"/admin/dlq/{letter['id']}/replay", {})[2])
     assert again["attempt_log"] == job["attempt_log"] and again["attempts"] == 0
 
@@ -149,6 +159,10 @@ def test_keys_say_who_may_come_in_how_high_and_who_may_administer(empty_house: H
     assert ask("POST", "/v1/jobs", "sk-high", body)[1]["priority"] == "interactive"
     assert ask("GET", f"/v1/jobs/{job['id']}", "sk-low")[0] == 200
     assert ask("GET", f"/v1/jobs/{job['id']}", "sk-high")[0] == 404
+    assert ask("GET", f"/v1/jobs/{job['id']}?include=input", "sk-low")[1]["input"]["messages"] == body["messages"]
+    for stranger in ("sk-high", "sk-root"):
+        assert ask("GET", f"/v1/jobs/{job['id']}?include=input", stranger)[0] == 404
+    assert ask("GET", f"/v1/jobs/{job['id']}?include=body", "sk-low")[0] == 400
     assert ask("GET", f"/v1/jobs/{job['id']}/timing", "sk-low")[0] == 200
     assert ask("GET", f"/v1/jobs/{job['id']}/timing", "sk-high")[0] == 404
     assert ask("POST", f"/v1/jobs/{job['id']}/cancel", "sk-high")[0] == 404

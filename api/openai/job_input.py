@@ -1,0 +1,45 @@
+"""Job input: renders the request of a job again, as `POST /v1/jobs` accepts it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streaming.jobs.job import Chat, Job, Text
+
+SAME = ("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
+"""Fields of a request that a job keeps under the same name."""
+
+
+def input_object(job: Job) -> dict[str, Any]:
+    """Render a job's request. Fields without effect, and those left at their defaults, are not kept."""
+    sampling, prompt = job.sampling, job.prompt
+    chat = isinstance(prompt, Chat)
+    endpoint = "/v1/chat/completions" if chat else "/v1/completions"
+    found: dict[str, Any] = {"endpoint": endpoint, "model": job.model}
+    match prompt:
+        case Chat(turns):
+            found["messages"] = [{"role": turn.role, "content": turn.content} for turn in turns]
+        case Text(texts):
+            found["prompt"] = list(texts) if len(texts) > 1 else texts[0]
+        case _:
+            found["prompt"] = [list(ids) for ids in prompt.ids]
+    found |= {name: value for name in SAME if (value := getattr(sampling, name)) is not None}
+    if sampling.n > 1:
+        found["n"] = sampling.n
+    if sampling.stop:
+        found["stop"] = list(sampling.stop)
+    if sampling.logprobs is not None:
+        found |= {"logprobs": True, "top_logprobs": sampling.logprobs} if chat else {"logprobs": sampling.logprobs}
+    if sampling.json_schema is not None:
+        found["response_format"] = _response_format(sampling.json_schema)
+    if job.user is not None:
+        found["user"] = job.user
+    queue = {"priority": job.priority.value, "deadline_ms": job.deadline_ms, "max_queue_ms": job.max_queue_ms}
+    found["queue"] = {name: value for name, value in queue.items() if value is not None}
+    return found
+
+
+def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
+    if not schema:
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": "schema", "schema": schema}}
