@@ -21,6 +21,7 @@ class LazyGroup(Group):
         "chat": ("cli.chat:chat", "Ask the model; the answer streams to stdout."),
         "submit": ("cli.submit:submit", "Put a job in the queue; its id goes to stdout."),
         "jobs": ("cli.jobs:jobs", "List, show, follow and cancel jobs."),
+        "logs": ("cli.logs:logs", "Show what the processes have logged, about one job or all."),
         "batch": ("cli.batch:batch", "Run files of prompts, and manage batches."),
         "dlq": ("cli.admin:dlq", "List, show, replay and drop dead letters."),
         "webhooks": ("cli.admin:webhooks", "List, show and replay webhook messages."),

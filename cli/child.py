@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from cli.bounds import ProcessLimits, bind
 from cli.instance import ProcessEntry
+from cli.log_lines import ran_alone, text_of
 from runtime import lifeline
 from runtime.loops import wait
 
@@ -207,6 +208,11 @@ class Child:
             self._set(detail=f"says what nobody understands: {message[:80]!r}")
 
     def _cause(self, code: int) -> str:
+        cause = self._ending(code)
+        job = ran_alone(_tail(self.program.log, self._log_start)) if code else ""
+        return f"{cause}, running only {job}: penstock dlq show {job}" if job else cause
+
+    def _ending(self, code: int) -> str:
         if self.status.state == "failed" and self.status.detail:
             return self.status.detail
         ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
@@ -227,13 +233,17 @@ def backoff_s(failures: int) -> float:
 
 def last_words(log: Path, start: int = 0) -> str:
     """The last line of a log after byte `start`, or its message if it is a JSON record; "" if there is none."""
+    return message_of(_tail(log, start)[-1])[:200]
+
+
+def _tail(log: Path, start: int) -> list[str]:
+    """The last lines of a log after byte `start`, at least one."""
     try:
         with log.open("rb") as file:
             file.seek(max(start, log.stat().st_size - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").strip().split("\n")
+            return file.read().decode(errors="replace").strip().split("\n")
     except OSError:
-        return ""
-    return message_of(lines[-1])[:200]
+        return [""]
 
 
 def message_of(line: str) -> str:
@@ -242,7 +252,7 @@ def message_of(line: str) -> str:
         record = json.loads(line)
     except ValueError:
         return line.strip()
-    return str(record.get("message", line)) if isinstance(record, dict) else line.strip()
+    return text_of(record) or line.strip() if isinstance(record, dict) else line.strip()
 
 
 def _kill_group(pid: int) -> None:

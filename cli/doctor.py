@@ -6,6 +6,7 @@ The checks are one function each. They change nothing, download nothing and need
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -14,10 +15,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import click
 
@@ -35,11 +37,15 @@ from cli.screen import place
 from runtime.config import ConfigError
 from runtime.plurals import counted
 from streaming.batches.file_store import FileStore
-from streaming.errors import Unavailable
+from streaming.errors import MalformedJob, Unavailable
 from streaming.fleet.plans import pool_name
+from streaming.ids import partition_of
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.records import parse_record
+from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability, RedisSettings
 from streaming.store.durability import shortfalls
-from streaming.store.identity import Identity, check_identity, disagreement, read_identity
+from streaming.store.identity import FORMAT, Identity, check_identity, disagreement, read_identity
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import is_plugin
 from workers.engines.weights import SMOLLM2, file_sha256
@@ -53,7 +59,18 @@ ENGINES = {
 GGUF = b"GGUF"
 SPARE, LEAST = 2 * 10**9, 2 * 10**8
 CLOCK_MS = 1000
+GIVEN_UP = ("poison", "attempts_exhausted")
+"""Reasons of dead letters whose jobs have ended their workers."""
+MAX_LETTERS, MAX_NAMED = 50, 3
+"""Dead letters read, and jobs named."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+
+
+class GivenUp(NamedTuple):
+    """A job that was given up, and the workers that were lost with it, as `penstock ps` names them."""
+
+    job: str
+    workers: Sequence[str]
 
 
 @click.command(cls=Command)
@@ -243,7 +260,7 @@ def redis(settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
     """Whether the configured or running Redis is reachable and belongs to the folder of files."""
     where = place(settings.url)
     try:
-        facts, identity = asyncio.run(_inspect(settings))
+        facts, identity, given_up = asyncio.run(_inspect(settings))
     except (Unavailable, ValueError) as error:
         yield Check("redis", "fail", f"{where}: {error}", "start it, or mend PENSTOCK_REDIS_URL")
         return
@@ -251,6 +268,18 @@ def redis(settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
     yield from judge_redis(settings.durability, facts)
     if identity is not None:
         yield from judge_store(identity, settings, file_store)
+    yield from judge_jobs(given_up)
+
+
+def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
+    """Name each job that ended its workers, and these."""
+    for job, workers in given_up[:MAX_NAMED]:
+        died = ", ".join(f"{name} died {counted(times, 'time')}" for name, times in Counter(workers).items())
+        detail = f"{job} was given up: {died or 'its workers died'} running it"
+        yield Check("job", "warn", detail, f"penstock dlq show {job}")
+    if len(given_up) > MAX_NAMED:
+        more = counted(len(given_up) - MAX_NAMED, "more job")
+        yield Check("jobs", "warn", f"{more} given up", "penstock dlq ls")
 
 
 def judge_store(identity: Identity, settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
@@ -319,6 +348,20 @@ def proxies(environ: Mapping[str, str]) -> Check:
     return Check("proxy", "ok", "none in the way")
 
 
-async def _inspect(settings: RedisSettings) -> tuple[dict[str, str], Identity | None]:
+async def _inspect(settings: RedisSettings) -> tuple[dict[str, str], Identity | None, list[GivenUp]]:
     async with connected(settings) as store_client:
-        return await store_client.inspect(), await read_identity(store_client)
+        facts, identity = await store_client.inspect(), await read_identity(store_client)
+        known = identity is not None and identity.format == FORMAT and identity.partitions == settings.partitions
+        return facts, identity, await _given_up(store_client) if known else []
+
+
+async def _given_up(store_client: RedisClient) -> list[GivenUp]:
+    """The jobs among the newest dead letters whose workers were lost, newest first."""
+    letters = await DeadLetters(store_client).recent(MAX_LETTERS)
+    found = []
+    for job_id in dict.fromkeys(letter.job for letter in letters if letter.reason in GIVEN_UP):
+        fields, epoch = await store_client.call("record", partition_of(job_id) or 0, job_id, "1", 0, "")
+        with contextlib.suppress(MalformedJob):
+            if record := parse_record(job_id, fields, epoch, bodies=False):
+                found.append(GivenUp(job_id, [each.worker for each in record.attempts if each.outcome == "lost"]))
+    return found

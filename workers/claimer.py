@@ -33,10 +33,6 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 else. These jobs wait for a newer worker without being claimed over and over."""
 
 
-CLAIMED_ALONE = "a job runs alone, for it may have ended workers"
-"""Log message of a claim of a suspect. The supervisor of a worker that then dies looks for it."""
-
-
 class ClaimTarget(Protocol):
     """The worker as the claimer sees it: callbacks for what was claimed."""
 
@@ -235,10 +231,10 @@ class Claimer:
 
     def _log_claims(self, jobs: Sequence[Claim | UnreadableClaim], *, alone: bool) -> None:
         ids = [each.job.id if isinstance(each, Claim) else each.id for each in jobs]
-        if ids and alone:
-            events.write(CLAIMED_ALONE, job=ids[0], worker=self._lease.name)
-        elif ids:
-            events.write("jobs claimed", jobs=ids, worker=self._lease.name)
+        if ids:
+            # If the worker dies, its supervisor finds here what it ran alone (cli/log_lines.py).
+            message = "a job runs alone, for it may have ended workers" if alone else "jobs claimed"
+            events.write(message, jobs=ids, worker=self._lease.name, alone=alone)
 
     async def _begin_jobs(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
         """Begin readable jobs, fail unreadable ones, put back those of a newer version. Raises Unavailable."""

@@ -207,7 +207,7 @@ ENDS = (
         (
             Edit(
                 "streaming/jobs/dead_letters.py",
-                "replay_job_id(letter_id, letter.job)",
+                "replay_job_id(letter.id, letter.job)",
                 "self._queue.new_id(record.job.tenant)",
             ),
         ),

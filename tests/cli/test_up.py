@@ -609,3 +609,24 @@ def test_a_typed_password_is_not_passed_on(tmp_path: Path, redis_url: str) -> No
                 run("down", "--now", *where, env=environ, cwd=tmp_path)
         finally:
             admin.execute_command("ACL", "DELUSER", "typed")
+
+
+def test_a_crash_loop_names_the_job_and_its_dead_letter(tmp_path: Path) -> None:
+    """By the screen, by the doctor, and in the log of that job: from its request to the end of its third worker."""
+    up = Up(tmp_path, PENSTOCK_SIM_FAULTS="true", PENSTOCK_REDIS_LEASE_MS="1000").ready()
+    try:
+        job = up.run("submit", "[[crash@3]]").stdout.strip()
+        eventually(lambda: json.loads(up.run("jobs", "show", job, "--json").stdout)["status"] == "failed")
+        eventually(lambda: f"killed by SIGKILL, running only {job}: penstock dlq show {job}" in up.said())
+        found = up.run("doctor").stdout
+        assert f"{job} was given up: worker-1 died 3 times running it\n      penstock dlq show {job}" in found
+        assert job in up.run("dlq", "show", job).stdout
+        lines = [json.loads(line) for line in up.run("logs", "--job", job).stdout.splitlines()]
+        kinds = {"worker": ["jobs claimed", "a job is continued", "a job runs alone"], "api": ["request"]}
+        for role, messages in kinds.items():
+            said = [line["message"] for line in lines if line["service"] == role]
+            assert all(any(each.startswith(message) for each in said) for message in messages), (role, said)
+        assert [line["worker"] for line in lines if "is given up" in line["message"]] == ["worker-1"]
+        assert "crash@3" not in "".join(path.read_text() for path in (up.data_dir / "logs").iterdir())
+    finally:
+        up.close()

@@ -27,7 +27,7 @@ from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from workers.choices import reserved_slots
-from workers.claimer import CLAIMED_ALONE, MAX_PAUSE_S, MIN_PAUSE_S, Claimer, room, room_for_batch
+from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, room, room_for_batch
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
@@ -392,8 +392,9 @@ async def test_claims_are_logged_with_job_and_worker(wire: RedisClient, caplog: 
         ("worker-1", "jobs claimed"),
         ("worker-2", "jobs claimed"),
         ("worker-2", "a job is continued"),
-        ("worker-3", CLAIMED_ALONE),
+        ("worker-3", "a job runs alone, for it may have ended workers"),
         ("worker-3", "a job is continued"),
     ]
     assert all(job.id in (each.get("job"), *each.get("jobs", ())) for each in found)
     assert (found[2]["attempt"], found[2]["tokens"]) == (2, 0)
+    assert [each.get("alone") for each in found] == [False, False, None, True, None]

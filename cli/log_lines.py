@@ -1,0 +1,111 @@
+"""Log lines: parses the lines that processes write into the log files of a data folder, and formats them for people.
+
+Penstock's processes write JSON lines; Redis, and a program that crashes, write text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+REDIS_LINE = re.compile(r"[0-9]+:[A-Z] ([0-9]{1,2} [A-Z][a-z]{2} [0-9]{4} [0-9:]{8}\.[0-9]{3}) ([.*#-]) (.*)")
+REDIS_LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
+CLAIM = '"alone":'
+"""In the log line of a claim, and in no other."""
+HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exception", "stack")
+"""Fields of a record that `pretty` does not show as `name=value`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One record of a process's log, in the form of its JSON."""
+
+    time: str
+    """RFC 3339 in UTC, by which lines are ordered."""
+    process: str
+    """The process's name in `penstock ps`."""
+    role: str
+    fields: dict[str, Any]
+
+
+def parse_line(process: str, line: str, before: str) -> LogLine:
+    """Parse a line. `before`: the time of the line before it, which counts for a text without a time."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        fields = _of_text(line, before)
+    time = str(fields.get("time") or before)
+    role = str(fields.get("service") or process.partition("-")[0])
+    return LogLine(time, process, role, {"process": process, **fields})
+
+
+def _of_text(line: str, before: str) -> dict[str, Any]:
+    """The record of a line that is not JSON."""
+    match = REDIS_LINE.fullmatch(line)
+    if match is None:
+        return {"time": before, "level": "info", "message": line}
+    local = datetime.strptime(match[1], "%d %b %Y %H:%M:%S.%f").astimezone(UTC)
+    time = local.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {"time": time, "level": REDIS_LEVELS[match[2]], "message": match[3]}
+
+
+def concerns(line: LogLine, raw: str, *, job: str, role: str, process: str) -> bool:
+    """Whether a line passes the filters; "": any. A line concerns a job if it names it anywhere."""
+    return job in raw and role in ("", line.role) and process in ("", line.process)
+
+
+def ran_alone(lines: Iterable[str]) -> str:
+    """The job that a worker ran alone when its log ended, by its last claim; "" if it ran several, or none."""
+    for line in reversed(list(lines)):
+        if CLAIM in line:
+            fields = parse_line("", line, "").fields
+            if fields.get("alone") in (True, False):
+                return str(fields["jobs"][0]) if fields["alone"] and fields.get("jobs") else ""
+    return ""
+
+
+def text_of(fields: dict[str, Any]) -> str:
+    """What a record says, in one line: its message, or of a request what was asked and answered."""
+    if fields.get("logger") == "api.access" and "status" in fields:
+        return f"{fields.get('method')} {fields.get('route') or '(no route)'} {fields['status']} {fields.get('ms')} ms"
+    return str(fields.get("message", ""))
+
+
+def pretty(line: LogLine) -> str:
+    """Format a line for a terminal: local time, process, message, and the fields that the message does not contain."""
+    fields, said = line.fields, text_of(line.fields)
+    shown = [said, *(f"{name}={_value(value)}" for name, value in fields.items() if _adds(name, value, said, fields))]
+    text = "  ".join(part for part in (" ".join(shown), *_traces(fields)) if part)
+    level = str(fields.get("level", ""))
+    if level in ("warning", "error", "critical"):
+        text = f"{level}: {text}"
+    return f"{_clock(line.time)} {line.process:<12} {text}"
+
+
+def _adds(name: str, value: Any, said: str, fields: dict[str, Any]) -> bool:
+    """Whether a field says something that the message does not."""
+    if fields.get("logger") == "api.access" and name in ("method", "route", "status", "ms"):
+        return False
+    return name not in HEAD and value not in (None, "", [], {}) and str(value) not in said
+
+
+def _value(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _traces(fields: dict[str, Any]) -> list[str]:
+    return ["\n" + str(fields[name]).rstrip() for name in ("exception", "stack") if fields.get(name)]
+
+
+def _clock(time: str) -> str:
+    """A time as this machine's clock shows it."""
+    try:
+        return datetime.fromisoformat(time).astimezone().strftime("%m-%d %H:%M:%S.%f")[:-3]
+    except ValueError:
+        return "-" * len("11-24 02:12:13.123")

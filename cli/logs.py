@@ -1,0 +1,135 @@
+"""`penstock logs`: the log files of a data folder's processes, merged in the order of time."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from cli.errors import DONE, INTERRUPTED, UNREACHABLE, Problem
+from cli.log_lines import LogLine, concerns, parse_line, pretty
+from cli.options import Command, Where, json_option
+from cli.output import print_json, styled, visible
+from cli.ps import ORDER
+
+FOLLOW_INTERVAL_S = 0.2
+COLOURS = {"warning": 33, "error": 31, "critical": 31}
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class Filters:
+    """Which lines to show; "": any."""
+
+    job: str = ""
+    role: str = ""
+    process: str = ""
+
+
+@dataclass(slots=True)
+class LogFile:
+    """One process's log, read once from its start and then on. A file that was begun anew is read from its start."""
+
+    path: Path
+    offset: int = 0
+    inode: int = 0
+    before: str = ""
+    rest: bytes = field(default=b"", repr=False)
+    """The last line, while its end is not written."""
+
+    @property
+    def process(self) -> str:
+        return self.path.name.partition(".log")[0]
+
+    def lines(self, filters: Filters) -> Iterator[LogLine]:
+        """Yield the lines that pass, from where the last call ended."""
+        try:
+            with self.path.open("rb") as file:
+                yield from self._of(file, filters)
+        except FileNotFoundError:
+            return
+
+    def _of(self, file: BinaryIO, filters: Filters) -> Iterator[LogLine]:
+        now = os.fstat(file.fileno())
+        if now.st_ino != self.inode or now.st_size < self.offset:
+            self.inode, self.offset, self.rest = now.st_ino, 0, b""
+        file.seek(self.offset)
+        while block := file.read(BLOCK_BYTES):
+            self.offset += len(block)
+            *whole, self.rest = (self.rest + block).split(b"\n")
+            for raw in whole:
+                text = raw.decode(errors="replace")
+                line = parse_line(self.process, text, self.before)
+                self.before = line.time
+                if text and concerns(line, text, job=filters.job, role=filters.role, process=filters.process):
+                    yield line
+
+
+@click.command(cls=Command)
+@click.option("-f", "--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
+@click.option("--job", default="", help="Only lines that name this job.")
+@click.option("--role", type=click.Choice(ORDER), default=None, help="Only processes of this role.")
+@click.option("--process", default="", help="Only this process, as `penstock ps` names it.")
+@click.option("-n", "--lines", "count", type=click.IntRange(0), help="Only the newest N lines [all].")
+@click.option("--previous", is_flag=True, help="The run of `penstock up` before this one.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
+@json_option
+def logs(
+    follow: bool,
+    job: str,
+    role: str | None,
+    process: str,
+    count: int | None,
+    previous: bool,
+    data_dir: Path | None,
+    as_json: bool,
+) -> int:
+    """Show what the processes of a data folder have logged, in the order of time. Into a pipe: JSON lines."""
+    folder = Where(data_dir).home().logs
+    files: dict[Path, LogFile] = {}
+    filters, as_json = Filters(job, role or "", process), as_json or not sys.stdout.isatty()
+    pattern = "*.log.1" if previous else "*.log"
+    if not any(folder.glob(pattern)):
+        raise Problem(
+            f"there are no logs in {folder}",
+            next_step="penstock up, or name another folder with --data-dir",
+            exit_code=UNREACHABLE,
+            code="no_logs",
+        )
+    try:
+        found: Iterable[LogLine] = _merged(folder, pattern, files, filters)
+        _show(found if count is None else deque(found, count), as_json=as_json)
+        while follow and not previous:
+            time.sleep(FOLLOW_INTERVAL_S)
+            _show(_merged(folder, pattern, files, filters), as_json=as_json)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return DONE
+
+
+def _merged(folder: Path, pattern: str, files: dict[Path, LogFile], filters: Filters) -> Iterator[LogLine]:
+    """Merge what is new in all files, by time. Each file is in that order already, nearly."""
+    for path in sorted(folder.glob(pattern)):
+        files.setdefault(path, LogFile(path))
+    return heapq.merge(*(file.lines(filters) for file in files.values()), key=attrgetter("time"))
+
+
+def _show(found: Iterable[LogLine], *, as_json: bool) -> None:
+    colour = styled(sys.stdout, os.environ)
+    for line in found:
+        if as_json:
+            print_json(line.fields)
+            continue
+        text = visible(pretty(line))
+        code = COLOURS.get(str(line.fields.get("level"))) if colour else None
+        sys.stdout.write(f"\x1b[{code}m{text}\x1b[0m\n" if code else f"{text}\n")
+    sys.stdout.flush()

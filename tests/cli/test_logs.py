@@ -1,0 +1,142 @@
+"""`penstock logs`: the files of one run in the order of time, whole or about one job, and what the lines say."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import eventually
+
+from cli.__main__ import main
+from cli.errors import INTERRUPTED, UNREACHABLE
+from cli.log_lines import parse_line, pretty, ran_alone
+
+JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
+Logs = Callable[..., list[dict[str, Any]]]
+
+
+def record(time: str, message: str, service: str = "worker", **fields: Any) -> str:
+    level = fields.pop("level", "info")
+    head = {"time": f"2026-11-24T02:00:{time}Z", "level": level, "service": service, "pid": 7, "logger": "x"}
+    return json.dumps(head | {"message": message} | fields) + "\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The data folder of a run that has ended: two processes of Penstock, and Redis."""
+    folder = tmp_path / "data" / "logs"
+    folder.mkdir(parents=True)
+    (folder / "worker-1.log").write_text(
+        record("01.000", "one", jobs=[JOB])
+        + "Traceback: not JSON\n"
+        + record("05.000", "five", level="error", exception="Boom\n  at x")
+        + record("06.000", "not yet whole")[:-1]
+    )
+    (folder / "api-1.log").write_text(
+        record("02.000", "two", "api", job=JOB) + record("04.000", "four\u001b[2J", "api", level="warning")
+    )
+    (folder / "redis-1.log").write_text("12:M 24 Nov 2026 02:00:03.000 # three\n")
+    (folder / "worker-1.log.1").write_text(record("00.000", "zero"))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def logs(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Logs:
+    """Runs the command into a pipe; its lines."""
+    monkeypatch.setenv("TZ", "UTC")
+
+    def run(*words: str) -> list[dict[str, Any]]:
+        assert main(["logs", "--data-dir", str(home), *words]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
+def test_all_files_are_merged_in_the_order_of_time(logs: Logs) -> None:
+    """A text without a time stands where it was written; a line whose end is not written yet is left for later."""
+    found = logs()
+    said = ["one", "Traceback: not JSON", "two", "three", "four\u001b[2J", "five"]
+    assert [line["message"] for line in found] == said
+    assert [line["process"] for line in found] == ["worker-1", "worker-1", "api-1", "redis-1", "api-1", "worker-1"]
+    assert found[3]["level"] == "warning" and found[0]["jobs"] == [JOB]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--job", JOB], ["one", "two"]),
+        (["--job", JOB[:12]], ["one", "two"]),
+        (["--role", "redis"], ["three"]),
+        (["--role", "worker", "-n", "1"], ["five"]),
+        (["--process", "api-1"], ["two", "four\u001b[2J"]),
+        (["-n", "0"], []),
+        (["--previous"], ["zero"]),
+    ],
+)
+def test_what_is_asked_for_is_shown(logs: Logs, words: list[str], said: list[str]) -> None:
+    assert [line["message"] for line in logs(*words)] == said
+
+
+def test_a_folder_without_logs_is_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "--data-dir", str(tmp_path)]) == UNREACHABLE
+    assert "there are no logs in" in capsys.readouterr().err
+
+
+def test_a_terminal_is_shown_lines_for_people(home: Path) -> None:
+    """Time, process, level and message, with control codes as text; with colour if the terminal takes it."""
+    for options, wanted in (
+        ({"NO_COLOR": "1"}, "11-24 02:00:04.000 api-1        warning: four\\u001b[2J\r\n"),
+        ({}, "\x1b[33m11-24 02:00:04.000 api-1        warning: four\\u001b[2J\x1b[0m\r\n"),
+    ):
+        ours, theirs = pty.openpty()
+        environ = {**os.environ, "TZ": "UTC", "TERM": "xterm", **options}
+        command = [sys.executable, "-m", "cli", "logs", "--data-dir", str(home)]
+        subprocess.run(command, env=environ, stdout=theirs, check=True, timeout=60)
+        shown = os.read(ours, 65_536).decode()
+        assert wanted in shown and "error: five  \r\nBoom\r\n  at x" in shown
+        for handle in (ours, theirs):
+            os.close(handle)
+
+
+@pytest.mark.slow
+def test_new_lines_are_followed_until_ctrl_c(home: Path) -> None:
+    """Of files that grow, that are begun anew by the next run, and that are new."""
+    command = [sys.executable, "-m", "cli", "logs", "-f", "-n", "1", "--data-dir", str(home)]
+    folder, seen = home / "logs", home / "seen"
+    with seen.open("wb") as output, subprocess.Popen(command, stdout=output) as process:
+
+        def said() -> list[str]:
+            return [json.loads(line)["message"] for line in seen.read_text().splitlines()]
+
+        try:
+            eventually(lambda: said() == ["five"])
+            with (folder / "worker-1.log").open("a") as file:
+                file.write("\n")
+            eventually(lambda: said() == ["five", "not yet whole"])
+            (folder / "worker-1.log").replace(folder / "worker-1.log.1")
+            (folder / "worker-1.log").write_text(record("08.000", "anew"))
+            (folder / "offline-1.log").write_text(record("09.000", "another", "offline"))
+            eventually(lambda: sorted(said()[2:]) == ["anew", "another"])
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(60) == INTERRUPTED
+
+
+def test_a_request_is_shown_as_what_was_asked_and_answered() -> None:
+    fields = {"method": "GET", "route": "/v1/jobs/{job_id}", "status": 200, "ms": 1.5, "tenant": "t", "job": None}
+    line = parse_line("api-1", record("01.000", "request", "api", **fields).replace('"x"', '"api.access"'), "")
+    assert pretty(line).endswith("api-1        GET /v1/jobs/{job_id} 200 1.5 ms tenant=t")
+
+
+def test_the_last_claim_says_what_a_worker_ran_alone() -> None:
+    alone, several = record("01.000", "a", jobs=[JOB], alone=True), record("02.000", "b", jobs=["j"], alone=False)
+    assert ran_alone([alone, record("03.000", 'said "alone":')]) == JOB
+    assert ran_alone([alone, several]) == ran_alone([several]) == ran_alone(["", "{}"]) == ""
