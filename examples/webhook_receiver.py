@@ -17,7 +17,7 @@ import hmac
 import json
 import os
 import time
-from collections.abc import Mapping
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from penstock.client import PenstockClient
@@ -31,7 +31,7 @@ seen: set[str] = set()
 """Ids of the messages so far: one may come twice. A real receiver stores them."""
 
 
-def is_genuine(headers: Mapping[str, str], body: bytes) -> bool:
+def is_genuine(headers: Message, body: bytes) -> bool:
     """Whether somebody who knows the secret signed exactly this body, a moment ago."""
     name, sent = headers.get("webhook-id", ""), headers.get("webhook-timestamp", "")
     if not sent.isdecimal() or abs(time.time() - int(sent)) > MAX_AGE_S:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bench.planted import tenants
 from bench.planted.channels import CALLERS, CHANNELS, LOOKS
+from bench.planted.clients import CLIENTS
 from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
 from bench.planted.fencing import ENDS, FENCING
@@ -47,4 +48,5 @@ BUGS = (
     *ROOM_BUGS,
     *SURVIVORS,
     *MEASUREMENTS,
+    *CLIENTS,
 )

@@ -20,7 +20,7 @@ class Strayed(Exception):
 def copy_tree(source: Path, target: Path) -> None:
     """Packages, tests and their settings, and the docs and the deployment files that tests hold against the code."""
     ignore = shutil.ignore_patterns("__pycache__", "results")
-    for name in (*PACKAGES, "tests", "docs", "docker"):
+    for name in (*PACKAGES, "tests", "docs", "docker", "examples"):
         shutil.copytree(source / name, target / name, ignore=ignore)
     for path in source.iterdir():
         if path.is_file() and not path.name.startswith("."):

@@ -50,7 +50,7 @@ COMPLETED = said("completed", **(JOB | {"result": None}))
 
 
 class Door:
-    """A server with one canned answer per path, and the requests it got."""
+    """A server with one canned answer per path (a list: one after the other), and the requests it got."""
 
     ANSWERS: ClassVar[dict[str, tuple[int, Any]]] = {
         "/v1/models": (200, {"data": [{"id": "sim"}]}),
@@ -70,7 +70,7 @@ class Door:
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 door.requests.append((self.path, headers, json.loads(body) if body else None))
                 status, said = door.answers[self.path.partition("?")[0]]
-                said = said() if callable(said) else said
+                said = said.pop(0) if isinstance(said, list) else said() if callable(said) else said
                 data = said if isinstance(said, str) else json.dumps(said)
                 self.send_response(status)
                 self.send_header("x-request-id", "req_1")
@@ -149,7 +149,7 @@ def test_chat_of_nothing_or_of_no_text_is_wrong_usage(
     ("answer", "code", "words"),
     [
         ((200, told("the") + said("failed", **FAILED)), 5, "cause: three workers died"),
-        ((200, told("the") + said("stream.reset", epoch=1)), 1, "next:  penstock jobs result job_1"),
+        ((200, [told("the") + said("stream.reset", epoch=1), COMPLETED]), 1, "next:  penstock jobs result job_1"),
         ((200, told("the") + said("error", **ERROR)), 1, "error: no"),
         ((200, told("the")), 3, "next:  the job goes on: penstock jobs result job_1"),
         ((400, ERROR), 1, "error: no"),
@@ -173,8 +173,7 @@ def test_chat_outlives_a_connection_with_one_plain_line(
 ) -> None:
     """It goes on behind the last event, as often as it must."""
     monkeypatch.setattr("cli.client.PATIENCE_S", PATIENCE_S)
-    parts = [told("the"), "", told(" answer"), COMPLETED]
-    door.answers[STREAM] = (200, lambda: parts.pop(0))
+    door.answers[STREAM] = (200, [told("the"), "", told(" answer"), COMPLETED])
     assert main(["chat", "a question", "--model", "sim"]) == 0
     captured = capsys.readouterr()
     assert captured == ("the answer\n", f"(the connection to {door.url} broke; trying again)\n")
@@ -489,8 +488,7 @@ def test_a_job_that_begins_again_is_told_so(door: Door, capsys: pytest.CaptureFi
     """With --json as an event. Without: nothing was shown yet, so nothing is joined to anything."""
     parts = [said("started", worker="w", attempt=1) + said("stream.reset", "1:0:-", epoch=1), told("new") + COMPLETED]
     for words, shown in ((["--json"], "stream.reset"), ([], "new\n")):
-        left = list(parts)
-        door.answers[STREAM] = (200, lambda left=left: left.pop(0))
+        door.answers[STREAM] = (200, list(parts))
         assert main(["jobs", "events", "job_1", *words]) == 0
         assert shown in capsys.readouterr().out
         assert door.requests[-1][1]["last-event-id"] == "1:0:-"
