@@ -14,7 +14,9 @@ from typing import cast
 import pytest
 
 from bench.processes import Processes
+from bench.recovery import restart
 from bench.recovery.probe import GOOD, Watch, longest_ms, own_ms
+from bench.recovery.restart import Round, of_rounds, one_round
 from bench.recovery.shows import (
     QUICK,
     Reader,
@@ -168,4 +170,44 @@ async def test_readers_go_on_with_every_token_once(
     seen = await shown(show, tmp_path, QUICK)
     assert seen.goals[-1].value == 0
     assert {row["what"]: row["value"] for row in seen.rows}["answers that did not complete"] == 0
+    assert all(row["value"] is not None for row in seen.rows)
+
+
+def a_round(start_s: float, silence_s: float | None, *, attempts: int = 1, restarts: int = 1) -> Round:
+    return Round(start_s, silence_s, a_reader(0, 1), a_reader(0, 1), attempts, restarts)
+
+
+def test_the_silence_of_a_restart_is_judged_beside_a_bare_start() -> None:
+    """By the medians of one run; one reader who heard nothing more misses the goal."""
+    good = of_rounds([a_round(1.0, 1.5), a_round(2.0, 2.25), a_round(1.0, 9.0)])
+    beyond, *others = good.goals
+    assert (beyond.value, beyond.rounds, beyond.verdict) == (1.25, (0.5, 0.25, 8.0), "missed")
+    assert {goal.verdict for goal in others} == {"reached"} and len(others) == 4
+    assert of_rounds([a_round(1.0, 1.5)]).goals[0].verdict == "reached"
+    silent = of_rounds([a_round(1.0, 1.5), a_round(1.0, None)])
+    assert (silent.goals[0].value, silent.goals[0].verdict) == (None, "missed")
+    as_json(silent.rows)
+
+
+@pytest.mark.parametrize("fault", ["reset", "lost", "doubled", "cut", "taken", "killed"])
+def test_what_must_not_be_after_a_restart_is_a_goal_that_was_missed(fault: str) -> None:
+    """Of both readers: of the killed worker's stream, and of the stopped one's job."""
+    for name in ("killed", "stopped"):
+        seen = a_round(1.0, 1.0, attempts=1 + (fault == "taken"), restarts=1 + (fault == "killed"))
+        reader = getattr(seen, name)
+        reader.resets += fault == "reset"
+        if fault == "lost":
+            reader.text = reader.text[:-4]
+        elif fault == "doubled":
+            reader.text += reader.text[-4:]
+        elif fault == "cut":
+            reader.ended = ""
+        assert [goal.verdict for goal in of_rounds([seen]).goals].count("missed") == 1
+
+
+async def test_a_round_of_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real processes at default settings: nothing is lost, doubled or taken; times are the full form's."""
+    monkeypatch.setattr(restart, "STOPPED_S", 0.5)
+    seen = of_rounds([await one_round(tmp_path)])
+    assert [goal.value for goal in seen.goals[1:]] == [0, 0, 0, 0]
     assert all(row["value"] is not None for row in seen.rows)
