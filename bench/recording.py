@@ -49,6 +49,8 @@ TIME_DIGITS = 1
 END_S = 3.0
 """How long the end is shown before the picture begins again."""
 CONTROL = re.compile(rb"\x1b\[([0-9;?]*)([A-Za-z])")
+MOVES = {"A": (-1, 0), "B": (1, 0), "C": (0, 1), "D": (0, -1)}
+"""Rows and columns by which a control moves the cursor."""
 CHARACTER_PX, LINE_PX, MARGIN_PX, TITLE_PX = 8.43, 19, 14, 30
 
 
@@ -88,9 +90,13 @@ class Screen:
         self._print(text[at:].decode(errors="replace"), now)
 
     def _obey(self, numbers: str, letter: str, now: float) -> None:
-        if letter == "K" and numbers in ("", "0"):
-            for column in range(self._column, COLUMNS):
+        if letter == "K" and numbers in ("", "0", "2"):
+            for column in range(0 if numbers == "2" else self._column, COLUMNS):
                 self._hide((self._row, column), now)
+        elif letter in MOVES:
+            rows, columns = MOVES[letter]
+            steps = int(numbers or 1)
+            self._row, self._column = self._row + rows * steps, max(0, self._column + columns * steps)
         elif letter not in ("m", "h", "l"):
             raise ValueError(f"unknown control {numbers}{letter}")
 

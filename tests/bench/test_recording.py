@@ -47,6 +47,13 @@ def test_a_control_that_comes_in_two_pieces_is_none_of_the_text() -> None:
     assert "".join(run.text for run in shown(screen)) == "ab"
 
 
+def test_the_cursor_moves_and_a_line_is_erased() -> None:
+    screen = Screen()
+    screen.feed(b"old\r\nx", 0.0)
+    screen.feed(b"\x1b[A\x1b[2K\x1b[Dnew", 1.0)
+    assert shown(screen) == [Glyph(0, 0, "old", 0.0, 1.0), Glyph(0, 0, "new", 1.0), Glyph(1, 0, "x", 0.0)]
+
+
 def test_a_control_that_it_does_not_know_is_no_part_of_a_picture() -> None:
     with pytest.raises(ValueError, match="unknown control 2J"):
         Screen().feed(b"\x1b[2J", 0.0)
