@@ -314,13 +314,14 @@ def as_svg(terminals: Sequence[Terminal], note: str, seconds: float) -> str:
         body.append(f'<text x="{MARGIN_PX}" y="{top + 20}" class="title">{escape(terminal.title)}</text>')
         body += [_text(run, top + TITLE_PX, styles, seconds) for run in terminal.screen.runs()]
         top += height + 6
-    body.append(f'<text x="{MARGIN_PX}" y="{top + 14}" class="note">{escape(note)}</text>')
-    moving = "".join(styles.values())
+    body.append(f'<rect y="{top}" width="{width}" height="{TITLE_PX}" class="pane"/>')
+    body.append(f'<text x="{MARGIN_PX}" y="{top + 20}" class="note">{escape(note)}</text>')
+    height = top + TITLE_PX
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top + 22}" width="{width}" role="img" '
-        f'aria-label="{escape(note)}">\n<style>text{{font:14px ui-monospace,Menlo,Consolas,monospace;fill:#e6edf3;'
-        "white-space:pre}.pane{fill:#0d1117}.title,.note{font:12px system-ui,sans-serif;fill:#8b949e}"
-        f".note{{fill:#57606a}}.gone{{opacity:0}}\n@media (prefers-reduced-motion:no-preference){{{moving}}}</style>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        f'role="img" aria-label="{escape(note)}">\n<style>text{{font:14px ui-monospace,Menlo,Consolas,monospace;'
+        "fill:#e6edf3;white-space:pre}.pane{fill:#0d1117}.title,.note{font:12px system-ui,sans-serif;fill:#8b949e}"
+        f".gone{{opacity:0}}\n@media (prefers-reduced-motion:no-preference){{{''.join(styles.values())}}}</style>\n"
         + "\n".join(body)
         + "\n</svg>\n"
     )
