@@ -35,7 +35,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock jobs ls --status failed --limit 100",
         "penstock jobs ls --json",
     ),
-    "penstock jobs show": ("penstock jobs show job_0074d316", "penstock jobs show job_0074d316 --json"),
+    "penstock jobs show": (
+        "penstock jobs show job_0074d316",
+        "penstock jobs show job_0074d316 --input",
+        "penstock jobs show job_0074d316 --json",
+    ),
+    "penstock logs": ("penstock logs -f", "penstock logs --job job_0074d316", "penstock logs --role worker -n 100"),
     "penstock jobs result": ("penstock jobs result job_0074d316",),
     "penstock jobs events": (
         "penstock jobs events job_0074d316",

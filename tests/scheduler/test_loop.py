@@ -253,7 +253,7 @@ async def test_a_dry_run_says_and_does_nothing(hand: Hand, caplog: pytest.LogCap
     assert (await hand.plan()).pool == "dry-run"
     assert [
         record.message.partition(" (")[0] for record in caplog.records if record.name == "scheduler.pools.base"
-    ] == ["m: would have 1 workers"]
+    ] == ["m: would have 1 worker"]
 
 
 # --- who leads -------------------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ async def test_a_dry_run_tells_no_worker_anything(hand: Hand, caplog: pytest.Log
     await hand.put()
     with caplog.at_level(logging.INFO, "scheduler.pools.base"):
         heard = await _heard(hand, ["n"], hand.loop(limits=SHAPED, pool=DryRunPool()).tick)
-    assert "would have 1 wide workers and 1 narrow workers, new jobs with narrow" in caplog.text
+    assert "would have 1 wide worker and 1 narrow worker, new jobs with narrow" in caplog.text
     assert heard == {"n": []}
 
 
