@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from penstock.client import (
     Pause,
     PenstockClient,
     StreamEvent,
+    StreamReset,
     WaitTimeout,
 )
 
@@ -255,3 +257,30 @@ def test_the_environment_says_where_and_who(house: House, monkeypatch: pytest.Mo
     monkeypatch.setenv("PENSTOCK_URL", house.url)
     with PenstockClient() as client:
         assert client.wait(client.submit(chat("env", 2))["id"])["result"]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_text_that_begins_again_is_told_and_never_joined(empty_house: House, real_model: Path) -> None:
+    """The worker and the API process are killed in the middle of JSON, which the engine cannot continue."""
+    pytest.importorskip("xllamacpp")
+    house = empty_house
+    (house.folder / "penstock.toml").write_text(
+        f'[models.small]\nengine = "llamacpp"\noptions.path = "{real_model}"\noptions.context = 1024\n'
+    )
+    doomed = [house.start("workers"), house.start_api()]
+    house.wait_ready()
+    schema = {"type": "array", "items": {"enum": ["weir", "dam"]}, "minItems": 12, "maxItems": 12}
+    wanted = {"type": "json_schema", "json_schema": {"name": "names", "schema": schema}}
+    body = chat("List names.", 300, response_format=wanted, temperature=0) | {"model": "small"}
+    with PenstockClient(house.url) as client:
+        job, text = client.submit(body), ""
+        with pytest.raises(StreamReset) as reset:
+            for event in client.stream(job["id"]):
+                text += event.text
+                if len(text) > 12 and doomed:
+                    killed(doomed.pop(0))
+                    killed(doomed.pop(0))
+                    house.start("workers")
+                    house.start_api()
+        again = "".join(event.text for event in client.stream(job["id"], after=reset.value.cursor))
+        assert json.loads(again) and again == answers(client.wait(job["id"]))[0]
+    assert not doomed and len(text) < len(again)
