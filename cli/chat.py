@@ -19,8 +19,11 @@ from cli.progress import ProgressLine
 
 Turns: TypeAlias = list[dict[str, str]]
 
-LEAVING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that end the chat as Ctrl-C does, so that its job ends too."""
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Leaving(KeyboardInterrupt):
+    """Raised by signals that end the chat, so that its job ends too."""
 
 
 @click.command(cls=Command)
@@ -39,7 +42,7 @@ def chat(message: str | None, model: str | None, system: str | None, max_tokens:
 
     In a loop that reads stdin itself, add < /dev/null.
     """
-    with Client.find(where) as client, ended_by_signals():
+    with Client.find(where) as client:
         options: dict[str, Any] = {"model": model or client.default_model()}
         if max_tokens is not None:
             options["max_tokens"] = max_tokens
@@ -55,11 +58,11 @@ def chat(message: str | None, model: str | None, system: str | None, max_tokens:
 def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
     """Stream one answer to stdout, with control characters escaped. Returns the original text.
 
-    The job is cancelled when its reader leaves: with Ctrl-C, or by closing the pipe.
+    The job is cancelled when its reader leaves: with Ctrl-C, or by closing the terminal or the pipe.
     """
     body = {**options, "messages": turns, "queue": {"priority": "interactive"}}
     printer = AnswerPrinter()
-    with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
+    with ended_by_signals(), ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
         progress.phase("waiting for the first token")
         client.on_retry(printer.waiting(progress.say))
         job_id = client.submit(body)["id"]
@@ -75,11 +78,15 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt for LEAVING within the block, unless they are ignored (nohup)."""
-    before = {each: signal.getsignal(each) for each in LEAVING}
+    """Raise Leaving at the signals that end a process within the block, unless they are ignored (nohup)."""
+
+    def leave(*_: object) -> None:
+        raise Leaving
+
+    before = {each: signal.getsignal(each) for each in ENDING}
     for each, handler in before.items():
         if handler is signal.SIG_DFL:
-            signal.signal(each, signal.default_int_handler)
+            signal.signal(each, leave)
     try:
         yield
     finally:

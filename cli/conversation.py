@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cli.chat import Turns, ask
+from cli.chat import Leaving, Turns, ask
 from cli.client import Client
 from cli.errors import DONE, Problem
 from cli.output import complain, note
@@ -57,6 +57,8 @@ class Conversation:
                 continue
             try:
                 self._obey(line)
+            except Leaving:
+                raise
             except KeyboardInterrupt:
                 note("\n(stopped)")
             except Problem as problem:

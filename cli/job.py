@@ -144,7 +144,8 @@ def print_answer(
 def follow(client: Client, job_id: str, *, as_json: bool, after: str = "") -> int:
     """Print a job's tokens, or with `as_json` its events, from `after` on. Ctrl-C stops watching, not the job."""
     printer = _JsonPrinter() if as_json else AnswerPrinter()
-    client.on_retry(printer.waiting(note))
+    if not as_json:
+        client.on_retry(printer.waiting(note))
     try:
         print_answer(client, job_id, printer, lambda event: None if as_json else _note(event), after)
     except KeyboardInterrupt:

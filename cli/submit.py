@@ -62,7 +62,8 @@ def submit(
       id=$(penstock submit - < prompt.txt) && penstock jobs result "$id"
     """
     with Client.find(where) as client:
-        client.on_retry(AnswerPrinter().waiting(note))
+        if not as_json:
+            client.on_retry(AnswerPrinter().waiting(note))
         body = _body(client, sys.stdin.read() if text == "-" else text, **asked)
         job = client.submit(body, idempotency_key or "")
         if following:
@@ -97,7 +98,8 @@ def _body(
 
 def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool) -> int:
     with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
-        client.on_retry(AnswerPrinter().waiting(progress.say))
+        if not as_json:
+            client.on_retry(AnswerPrinter().waiting(progress.say))
         progress.phase(f"waiting for {job['id']}")
         try:
             job = client.wait(job["id"], seconds)

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -126,6 +127,19 @@ def test_a_stopped_answer_is_cancelled_and_asked_again(house: House) -> None:
         assert status == 200 and json.loads(body)["data"][0]["status"] == "cancelled"
         typed.type("/retry\r")
         typed.until(answer(("user", "a long one"), tokens=3))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_conversation_ends_when_it_is_told_to(house: House, number: signal.Signals, answers: bool) -> None:
+    """At its prompt, or in an answer, whose job ends too."""
+    with typing(house) as typed:
+        if answers:
+            typed.type("a long one\r")
+            typed.until(answer(("user", "a long one"), tokens=3))
+        typed.process.send_signal(number)
+        assert typed.process.wait(30) == (130 if answers else -number)
+    assert not answers or json.loads(house.get("/v1/jobs?limit=1")[1])["data"][0]["status"] == "cancelled"
 
 
 def test_a_refusal_does_not_end_the_conversation(house: House) -> None:
