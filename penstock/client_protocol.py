@@ -170,8 +170,10 @@ class RetryState:
         """Return the delay before the next try, at the next server. Raises NoAnswer, TimeoutError."""
         self._servers.reached |= broken.reached
         self._servers.leave(self._url)
-        delay_s = self._delay(broken.at, 0.0, all_alike=False)
-        return self._pause(Pause(delay_s, self._url, broken.cause), broken.at, NoAnswer(self._url, broken.cause))
+        pause = Pause(self._delay(broken.at, 0.0, all_alike=False), self._url, broken.cause)
+        if not broken.reached and self._failures < len(self._servers.urls) and broken.at + pause.seconds < self._until:
+            return pause  # every server is tried once, however short the patience
+        return self._pause(pause, broken.at, NoAnswer(self._url, broken.cause))
 
     def after_refusal(self, answer: HttpAnswer) -> Pause:
         """Return the delay before the next try. Raises ApiRefusal, TimeoutError."""

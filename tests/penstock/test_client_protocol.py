@@ -185,9 +185,12 @@ def test_two_calls_that_lose_a_server_go_to_the_same_next_one() -> None:
 
 
 def test_a_request_that_must_not_be_repeated_is_tried_once() -> None:
-    for outcome in (broken(), broken(reached=False), refused(503, retry_after="1")):
+    """Where no server had accepted the connection, at each server."""
+    for outcome in (broken(), refused(503, retry_after="1")):
         played = Played(calls(A, B).request("POST", "/x", {}, {}, tries_again=False), [outcome])
         assert len(played.sent) == 1 and played.error is not None
+    played = Played(calls(A, B).request("POST", "/x", {}, {}, tries_again=False), [broken(reached=False)] * 2)
+    assert len(played.sent) == 2 and isinstance(played.error, NoAnswer)
     assert Played(calls().request("GET", "/x", None, {}, tries_again=True), [broken(), ok({})]).error is None
 
 
