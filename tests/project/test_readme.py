@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click import Context, Group
 from commands import ROOT, blocks, commands, curl, penstock, served_by
 from house import House
 
 from api.settings import ApiSettings, KeySettings
+from cli.app import app
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
 from runtime.config import build, load
@@ -112,6 +114,21 @@ def test_links_between_pages_lead_somewhere() -> None:
             or (heading and heading not in anchors(target))
         ]
         assert missing == [], page
+
+
+def test_every_command_that_a_page_names_exists() -> None:
+    """`penstock jobs show` and the like: the command, and the one below it."""
+    named = set()
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        named |= set(re.findall(r"(?:`|\$ |/)penstock ([a-z][a-z-]*)(?: ([a-z][a-z0-9-]*))?", text))
+    assert len(named) > 20
+    context = Context(app)
+    for name, below in named:
+        command = app.get_command(context, name)
+        assert command is not None, name
+        if isinstance(command, Group) and below:
+            assert command.get_command(context, below) is not None, (name, below)
 
 
 def test_the_index_has_every_page() -> None:
