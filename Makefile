@@ -18,8 +18,29 @@ if [ -z "$$python" ]; then \
 fi
 endef
 
+# `quietly "what it does" command...`: one line with a clock on a terminal, one plain line elsewhere. What the command says
+# is shown only if it fails.
+define QUIETLY
+quietly() { \
+	what=$$1; shift; said=$$(mktemp); began=$$(date +%s); \
+	"$$@" >"$$said" 2>&1 & job=$$!; \
+	trap 'kill $$job 2>/dev/null; rm -f "$$said"; exit 130' INT TERM; \
+	if [ -t 2 ]; then \
+		while kill -0 $$job 2>/dev/null; do \
+			printf '\r  %s  %d s ' "$$what" $$(($$(date +%s) - began)) >&2; sleep 0.2; \
+		done; \
+		printf '\r%*s\r' $$(($${#what} + 12)) '' >&2; \
+	else echo "penstock: $$what" >&2; fi; \
+	if ! wait $$job; then \
+		cat "$$said" >&2; rm -f "$$said"; \
+		echo "error: this failed: $$what" >&2; exit 1; \
+	fi; \
+	rm -f "$$said"; trap - INT TERM; \
+}
+endef
+
 # Every package is checked by hash, and nothing is compiled here.
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --require-hashes --only-binary :all:
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --require-hashes --only-binary :all:
 
 # What kubectl is given; the kustomizations and KEDA's object have no schema among Kubernetes' own.
 MANIFESTS = $(filter-out %/kustomization.yaml,$(wildcard docker/kubernetes/base/*.yaml docker/kubernetes/overlays/*/*.yaml))
@@ -64,16 +85,15 @@ COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3
 	--only-binary :all: --no-emit-index-url --no-header
 
 $(VENV)/.runtime: requirements.lock pyproject.toml
-	@$(FIND_PYTHON); \
-	echo "penstock: making an environment in $(VENV) with $$($$python --version), once"; \
-	$$python -m venv --clear $(VENV)
-	@$(INSTALL) --requirement requirements.lock
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@$(FIND_PYTHON); $(QUIETLY); \
+	quietly "once: making an environment in $(VENV) with $$($$python --version)" $$python -m venv --clear $(VENV); \
+	quietly "once: installing $$(grep -c == requirements.lock) packages" $(INSTALL) --requirement requirements.lock; \
+	quietly "once: installing penstock" $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps \
+		--no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime requirements-dev.lock
-	@echo "penstock: adding the tools for tests and checks, once"
-	@$(INSTALL) --quiet --requirement requirements-dev.lock
+	@$(QUIETLY); quietly "once: installing the tools for tests and checks" $(INSTALL) --requirement requirements-dev.lock
 	@touch $@
 
 # The tools that look for known vulnerabilities, secrets and faults see the project's packages from outside.

@@ -109,7 +109,7 @@ def _row(job: dict[str, Any]) -> dict[str, Any]:
     began, ended = job["started_at"], job["completed_at"]
     usage = job.get("usage") or {}
     return job_timed(job) | {
-        "took": f"{ended - began:.1f} s" if began and ended else "",
+        "took": f"{ended - began:.1f}s" if began and ended else "",
         "tokens": usage.get("completion_tokens", ""),
     }
 

@@ -517,7 +517,7 @@ def test_jobs_ls_as_a_table(door: Door, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["jobs", "ls"]) == 0
     head, row = capsys.readouterr().out.strip().split("\n")
     assert head.split() == ["ID", "STATUS", "PRIORITY", "MODEL", "CREATED", "AT", "TOOK", "TOKENS"]
-    assert row.split() == ["job_1", "completed", "standard", "sim", "1970-01-01T00:00:01Z", "1.0", "s", "2"]
+    assert row.split() == ["job_1", "completed", "standard", "sim", "1970-01-01T00:00:01Z", "1.0s", "2"]
 
 
 def test_empty_list_is_no_error(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
