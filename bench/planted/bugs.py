@@ -20,6 +20,7 @@ from bench.planted.room import ROOM_BUGS
 from bench.planted.security import SECURITY
 from bench.planted.store_access import STORE_ACCESS
 from bench.planted.survivors import SURVIVORS
+from bench.planted.terminal import TERMINAL
 from bench.planted.tokens import TOKENS
 from bench.planted.unreadable import UNREADABLE
 from bench.planted.upkeep import LINES, STORE
@@ -49,4 +50,5 @@ BUGS = (
     *SURVIVORS,
     *MEASUREMENTS,
     *CLIENTS,
+    *TERMINAL,
 )
