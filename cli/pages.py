@@ -37,6 +37,13 @@ ELSEWHERE = {
 """Variables that are no settings: what each is, and what counts without it."""
 
 
+UP_SETS = {
+    ("redis", "url"): "a server of its own in `penstock up`, else redis://127.0.0.1:6379/0",
+    ("files", "dir"): "files in the data folder",
+}
+"""Settings whose default `penstock up` replaces."""
+
+
 @click.command("version", cls=Command)
 @json_option
 def show_version(as_json: bool) -> int:
@@ -87,7 +94,8 @@ def environment_page() -> str:
         for key, default in zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True):
             if typing.get_origin(hints[key]) is not dict:  # a table has no variable
                 name = short.get((section, key), f"{ENV_PREFIX}{section}_{key}".upper())
-                rows.append((name, describe(hints[key]), _default(default)))
+                shown = UP_SETS.get((section, key)) or _default(default)
+                rows.append((name, describe(hints[key]), shown))
     rows += [("", "", ""), *((name, text, default) for name, (text, default) in ELSEWHERE.items())]
     width = max(len(name) for name, _, _ in rows)
     return "\n".join(

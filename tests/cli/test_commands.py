@@ -173,6 +173,7 @@ def test_help_pages(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  PENSTOCK_DATA_DIR                         a path [.penstock]\n" in page
     assert "  PENSTOCK_SIM_FAULTS                       true or false [false]\n" in page
     assert "  PENSTOCK_EVENTS_TAKE_PRIORITY             one of interactive, standard, batch [standard]\n" in page
+    assert "  PENSTOCK_FILES_DIR                        a path [files in the data folder]\n" in page
     variables = [line for line in page.split("\n") if line.startswith("  ")]
     assert all(re.fullmatch(r"  [A-Z0-9_]+ +\S.* \[[^\[\]]+\]", line) for line in variables), variables
     for command in LazyGroup.COMMANDS:

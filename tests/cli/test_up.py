@@ -494,7 +494,7 @@ def test_detach_and_down(tmp_path: Path) -> None:
     here: dict[str, Any] = {"cwd": tmp_path, "env": environ | {"PYTHONPATH": path()}}
     done = run("up", "--engine", "sim", "--port", "0", "--detach", **here)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().endswith("penstock down")
+    assert done.stdout.rstrip().endswith("-m cli down")
     again = run("up", "--engine", "sim", "--port", "0", "--detach", **here)
     assert again.returncode == 1
     assert "already running" in again.stderr
