@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -33,6 +34,8 @@ from telemetry import logs
 from workers.engines.registry import is_plugin
 
 POLL_INTERVAL_S = 0.05
+ERROR_BLOCK = re.compile(r"^error: .*\n(?:(?:cause|next): .*\n)*", re.MULTILINE)
+"""An error in the output of `up`."""
 
 
 @click.command(cls=Command)
@@ -146,23 +149,29 @@ def start_detached(
             env=environ,
             start_new_session=True,
         )
+    told: list[str] = []
     try:
-        instance = _wait(process, home, progress)
+        instance = _wait(process, home, progress, output, told)
     except KeyboardInterrupt:
         process.terminate()
         process.wait()
         raise
     progress.end()
     if instance is None:
-        sys.stderr.write(_after_first_line(output))
+        sys.stderr.write(_not_told(output, told))
         return process.returncode
     sys.stdout.write("\n".join(ready_block(instance, detached=True, keyed=keyed, command=own_command())) + "\n")
     return DONE
 
 
-def _wait(process: subprocess.Popen[bytes], home: DataDir, progress: ProgressLine) -> Instance | None:
-    """The instance once it is ready; None if the process has exited."""
+def _wait(
+    process: subprocess.Popen[bytes], home: DataDir, progress: ProgressLine, output: Path, told: list[str]
+) -> Instance | None:
+    """The instance once it is ready; None if the process has exited. Adds the errors that it shows to `told`."""
     while process.poll() is None:
+        for block in ERROR_BLOCK.findall(output.read_text(errors="replace"))[len(told) :]:
+            progress.say(block.rstrip())
+            told.append(block)
         instance = home.read()
         if instance is not None and instance.pid == process.pid:
             if instance.state == "ready":
@@ -172,6 +181,9 @@ def _wait(process: subprocess.Popen[bytes], home: DataDir, progress: ProgressLin
     return None
 
 
-def _after_first_line(output: Path) -> str:
-    """The output of `up` without its first line, the version, which was printed before."""
-    return output.read_text(errors="replace").partition("\n")[2]
+def _not_told(output: Path, told: Sequence[str]) -> str:
+    """The output of `up`, without the errors that were shown and its first line, the version, which was, too."""
+    text = output.read_text(errors="replace").partition("\n")[2]
+    for block in told:
+        text = text.replace(block, "", 1)
+    return text

@@ -553,6 +553,18 @@ def test_redis_that_is_down_is_waited_for(start: Any) -> None:
     assert time.monotonic() - began < 30
 
 
+def test_redis_that_is_down_is_told_of_by_a_detached_start(start: Any) -> None:
+    """The command that waits for it shows the error once, and Ctrl-C ends the whole start."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    up = start("--detach", "--redis-url", f"redis://127.0.0.1:{port}/0")
+    eventually(lambda: "next:  start it, which penstock waits for" in up.said())
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 130
+    assert up.said().count("error: no Redis can be used") == 1
+    assert not (up.data_dir / "run").exists()
+
+
 # --- passwords -------------------------------------------------------------------------------------------------------
 
 
