@@ -65,13 +65,13 @@ def fleet_row(process: Process) -> dict[str, Any]:
 
 
 def verdict(instance: Instance) -> str:
-    """The summary line: whether the instance serves requests, and its URL."""
+    """The summary line: whether the instance serves requests, its URL, and its engines."""
     if instance.state != "ready":
         return f"{instance.state}: {instance.phase}" if instance.phase else instance.state
     workers = [entry for entry in instance.processes if entry.role == "worker"]
     if workers and not any(entry.state == "ready" for entry in workers):
         return f"no worker is ready: {workers[0].detail or workers[0].state}"
-    return f"ready at {instance.url}"
+    return f"ready at {instance.url}, engine {instance.engine}"
 
 
 def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
