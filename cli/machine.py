@@ -35,6 +35,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
+from telemetry.metrics import Metrics
 
 COUNT_TIMEOUT_S = 0.5
 RELEASE_TIMEOUT_S = 1.0
@@ -54,6 +55,7 @@ class Machine:
         self._supervisor = Supervisor(self._changed)
         self._pools: list[PoolSupervisor] = []
         self._store_client: RedisClient | None = None
+        self._metrics: Metrics | None = None
         self._lease_release: LeaseRelease | None = None
         self._embedded: Embedded | None = None
         self._began = time.monotonic()
@@ -89,6 +91,8 @@ class Machine:
             await self._stop()
             if self._store_client is not None:
                 await self._store_client.close()
+            if self._metrics is not None:
+                self._metrics.close()
             if tailing is not None:
                 tailing.cancel()
         return DONE if self._interrupts < 2 else INTERRUPTED
@@ -100,7 +104,8 @@ class Machine:
         if self._interrupts:
             return
         self._store_client = self._open(redis_url)
-        self._lease_release = LeaseRelease(Reaper(self._store_client))
+        self._metrics = Metrics.start(str(self._home.metrics), "up")
+        self._lease_release = LeaseRelease(Reaper(self._store_client, self._metrics))
         try:
             await enter_store(self._store_client)
         except Unavailable as error:  # the processes wait for Redis themselves, and check it too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import http.client
 import io
 import json
 import os
@@ -346,11 +347,14 @@ LONG_LEASE = {"PENSTOCK_REDIS_LEASE_MS": "600000"}
 """Longer than any test may take: what waits for the lease to lapse fails it."""
 
 
+def port_of(up: Up) -> int:
+    return int(up.block[1].split(":")[-1].removesuffix("/v1"))
+
+
 async def streaming(up: Up, tokens: int = 150) -> tuple[Reader, asyncio.Task[None]]:
     """A chat that some tokens have come of."""
     reader = Reader("hello", tokens)
-    port = int(up.block[1].split(":")[-1].removesuffix("/v1"))
-    task = asyncio.create_task(reader.chat(port))
+    task = asyncio.create_task(reader.chat(port_of(up)))
     while len(reader.came) < 5:
         assert not task.done(), reader
         await asyncio.sleep(0.01)
@@ -367,7 +371,7 @@ def holder(up: Up) -> str:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_a_killed_workers_jobs_wait_for_no_lease(start: Any, workers: str) -> None:
-    """The stream goes on with each token once, by the worker's restart or by another worker."""
+    """The stream goes on with each token once, by the worker's restart or by another worker; the loss is counted."""
     up = start("--model", MODEL, "--workers", workers, "--sim-step-ms", "20", **LONG_LEASE).ready()
     pids = up.pids()
     reader, task = await streaming(up)
@@ -375,6 +379,11 @@ async def test_a_killed_workers_jobs_wait_for_no_lease(start: Any, workers: str)
     async with asyncio.timeout(120):
         await task
     assert reader.is_exact and reader.ended == "completed" and reader.resets == 0
+    page = http.client.HTTPConnection("127.0.0.1", port_of(up), timeout=60)
+    page.request("GET", "/metrics")
+    counted = page.getresponse().read().decode()
+    page.close()
+    assert "penstock_lapsed_workers_total 1.0" in counted and "penstock_lease_reclaims_total 1.0" in counted
 
 
 async def test_a_stopped_worker_keeps_its_lease(start: Any) -> None:
