@@ -194,8 +194,11 @@ def plugins(deployment: Deployment) -> Iterator[Check]:
         home.run.mkdir()
         deployment.config.save(home.settings)
         for found in check_plugins(deployment, home):
-            detail = found.problem or f"{found.pool}: can be built"
-            yield Check(f"engine {found.engine}", "fail" if found.problem else "ok", detail)
+            name, error = f"engine {found.engine}", found.error
+            if error is None:
+                yield Check(name, "ok", f"{found.pool}: can be built")
+            else:
+                yield Check(name, "fail", f"{error.key}: {error.problem}", error.hint)
 
 
 def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:

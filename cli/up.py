@@ -20,7 +20,7 @@ from api.auth.keys import Keyring, check_exposure, check_keyless
 from cli import ports
 from cli.deployment import Deployment, environment, load_deployment
 from cli.engine_check import check_plugins
-from cli.errors import DONE, USAGE, Problem
+from cli.errors import DONE, Problem
 from cli.instance import DataDir, Instance
 from cli.machine import Machine
 from cli.options import Command, redis_url_option
@@ -92,20 +92,15 @@ def _run(
 
 
 def _check_engines(deployment: Deployment, home: DataDir, screen: Screen) -> None:
-    """Raises Problem for a plug-in that no worker could build."""
+    """Raises ConfigError for a plug-in that no worker could build."""
     if not any(is_plugin(model.engine) for model in deployment.models.values()):
         return
     screen.phase("checking the engines")
     deployment.config.save(home.settings)
-    for found in check_plugins(deployment, home):
-        if found.problem:
-            raise Problem(
-                f"model {found.pool} cannot be served",
-                cause=found.problem,
-                next_step="correct the settings, or see docs/engines.md",
-                exit_code=USAGE,
-                code="engine",
-            )
+    with deployment.config.naming_sources():
+        for found in check_plugins(deployment, home):
+            if found.error is not None:
+                raise found.error
     screen.phase("")
 
 

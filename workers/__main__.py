@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import os
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +77,7 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     model, settings = _choose(served_models(config.table("models", ModelSettings)), options.model)
     settings = _shaped(model, settings, options.shape)
     telemetry = None if options.check else Telemetry(launch, "worker")
-    with needed_to_start(EngineDead, exit_code=2):
+    with needed_to_start(EngineDead, exit_code=2), _written(options.check):
         engine = build(model, settings, config, options.data_dir)
     if telemetry is None:
         return _checked()
@@ -87,6 +89,17 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
 
 async def _checked() -> int:
     return 0
+
+
+@contextlib.contextmanager
+def _written(check: bool) -> Iterator[None]:
+    """With --check, write a ConfigError as JSON behind an empty line: `penstock up` also says what set the key."""
+    try:
+        yield
+    except ConfigError as error:
+        if check:
+            sys.stdout.write(f"\n\n{json.dumps([error.key, error.problem, error.hint])}")
+        raise
 
 
 def _choose(models: dict[str, ModelSettings], wanted: str | None) -> tuple[str, ModelSettings]:

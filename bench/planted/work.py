@@ -286,4 +286,28 @@ WORK = (
         ),
         (QUOTA + "what_is_left_is_what_has_no_answer",),
     ),
+    Bug(
+        "a plug-in's piece for a request that does not run",
+        "An engine that mixes up its requests leaves the right one waiting for ever.",
+        (
+            Edit(
+                "workers/engines/checked_engine.py",
+                'return f"a piece for request {piece.id!r}, which does not run: unknown, or it has ended"',
+                "continue",
+            ),
+        ),
+        ("tests/workers/engines/test_checked_engine.py::test_nonsense_ends_the_worker",),
+    ),
+    Bug(
+        "a plug-in that raises is well",
+        "An error in a plug-in's own method is raised to nobody, and its worker holds its jobs for ever.",
+        (
+            Edit(
+                "workers/engines/checked_engine.py",
+                "problem := self._broken or self._overdue",
+                "problem := self._overdue",
+            ),
+        ),
+        ("tests/workers/engines/test_checked_engine.py::test_nonsense_ends_the_worker",),
+    ),
 )

@@ -49,23 +49,26 @@ def test_doctor_builds_a_plug_in(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("engine", "cause"),
+    ("engine", "problem"),
     [
-        ("no_such:Echo", "models.m.engine: there is no module 'no_such'"),
-        ("killed:Echo", "its process was killed by SIGKILL"),
-        ("exits:Echo", "its process exited with 3"),
+        ("no_such:Echo", "there is no module 'no_such'"),
+        ("killed:Echo", "the process that built the engine was killed by SIGKILL"),
+        ("exits:Echo", "the process that built the engine exited with 3"),
+        ("talks:Echo", "talks has no 'Echo'"),
     ],
 )
 def test_up_starts_nothing_without_its_engine(
-    engine: str, cause: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    engine: str, problem: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever the plug-in does to its process; no server and no process is left, or was there."""
     (folder / "killed.py").write_text(KILLED)
     (folder / "exits.py").write_text("raise SystemExit(3)")
+    (folder / "talks.py").write_text("print('loading')")
     configure(folder, engine)
     assert main(["up", "--port", "0"]) == 2
     errors = capsys.readouterr().err
-    assert "error: model m cannot be served" in errors and f"cause: {cause}" in errors and "next:  " in errors
+    assert f"error: models.m.engine: {problem}" in errors
+    assert "cause: set in penstock.toml, line 2" in errors and "next:  " in errors
     assert not list((folder / ".penstock").glob("logs/redis-1.log"))
 
 
@@ -76,7 +79,7 @@ def test_a_plug_in_that_does_not_come_back_is_not_waited_for(
     (folder / "hangs.py").write_text("import time\ntime.sleep(600)")
     configure(folder, "hangs:Echo")
     assert main(["up", "--port", "0"]) == 2
-    assert "cause: it was not built within" in capsys.readouterr().err
+    assert "error: models.m.engine: the engine was not built within" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "key"), [(["--engine", "smi"], "up.engine"), ([], "models.m.engine")])
@@ -89,6 +92,13 @@ def test_a_misspelt_engine_names_the_nearest(
     assert main(["up", *words]) == 2
     errors = capsys.readouterr().err
     assert f"error: {key}: no engine 'smi' is installed" in errors and "did you mean 'sim'" in errors
+
+
+def test_a_flag_at_fault_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no model is configured, the setting is that of `up`."""
+    assert main(["up", "--port", "0", "--engine", "no_such:Echo"]) == 2
+    errors = capsys.readouterr().err
+    assert "error: up.engine: there is no module" in errors and "cause: set by the flag --engine" in errors
 
 
 def test_the_model_of_a_plug_in_is_named_by_its_class(folder: Path) -> None:
