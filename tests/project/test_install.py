@@ -113,7 +113,7 @@ def test_the_examples_are_in_the_sdist_alone(built: Path) -> None:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     programs = {f"examples/{path.name}" for path in (ROOT / "examples").iterdir() if path.is_file()}
     assert "examples/job.py" in programs and programs <= packed and "tests/examples/test_examples.py" in packed
-    assert not [name for name in _contents(wheel) if "examples" in name]
+    assert not [name for name in _contents(wheel) if "examples/" in name]
 
 
 def test_an_editable_install_adds_this_folder_alone(tmp_path: Path) -> None:

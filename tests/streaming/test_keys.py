@@ -177,6 +177,7 @@ def test_the_catalogue_says_how_long_each_key_lives() -> None:
         "leases",
         "claims",
         "idle",
+        "cut",
         "timers",
         "owed",
         "heirs",
