@@ -159,8 +159,8 @@ class PenstockClient(_Client):
         return self.request("POST", f"{_job(job_id)}/cancel", tries_again=True)
 
     def stream(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
-        """Yield the job's events from the beginning, or after the event with this id, to its end. Raises StreamReset,
-        JobFailed (after the last event)."""
+        """Yield the job's events from the beginning, or after the event with this id, to its end. The job goes on if
+        you leave the loop early: see `cancel`. Raises StreamReset, JobFailed (after the last event)."""
         call = self._calls.stream(job_id, after)
         outcome: Outcome = None
         with CallConnection(self.http, self.on_retry) as connection:

@@ -35,7 +35,7 @@ from penstock.client_messages import (
 FINAL = ("completed", "failed", "cancelled", "expired", "incomplete")
 """The states in which a job stays, and the names of its last event."""
 LONG_POLL_S = 30.0
-ANSWER_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
 """How long a server may send nothing before its answer."""
 LATE_S = 15.0
 """The same of a long poll, whose caller has a time limit."""
@@ -52,6 +52,10 @@ RETRIED = frozenset({408, 409, 429, 502, 503, 504})
 """Answers after which another try may help, unless they say `x-should-retry: false`."""
 ELSEWHERE = frozenset({502, 503, 504})
 """Of these, answers that another server may not give."""
+NEWER_VERSION = "newer_version"
+"""Code of a server that cannot read a job: one that is upgraded already may."""
+NO_CAPACITY = "no_capacity"
+"""Code of the answer to a request that must not queue; also of a store that has no room now."""
 
 
 class Send(NamedTuple):
@@ -149,9 +153,16 @@ class RetryState:
     """Decides after each failure of one call whether to try again, when, and at which server."""
 
     def __init__(
-        self, servers: ServerList, patience: Patience, *, until: float = math.inf, chance: Callable[[], float]
+        self,
+        servers: ServerList,
+        patience: Patience,
+        chance: Callable[[], float],
+        *,
+        until: float = math.inf,
+        final_code: str = "",
     ) -> None:
-        self._servers, self._patience, self._until, self._chance = servers, patience, until, chance
+        self._servers, self._patience, self._chance = servers, patience, chance
+        self._until, self._final_code = until, final_code
         self._failures = 0
         self._since = 0.0
         self._url = servers.url
@@ -179,7 +190,8 @@ class RetryState:
         """Return the delay before the next try. Raises ApiRefusal, TimeoutError."""
         refusal = refusal_of(answer.status, answer.body, answer.headers.get("x-request-id", ""))
         self._servers.reached = True
-        if answer.status not in RETRIED or answer.headers.get("x-should-retry") == "false":
+        final = answer.status not in RETRIED or answer.headers.get("x-should-retry") == "false"
+        if refusal.code == self._final_code or (final and refusal.code != NEWER_VERSION):
             raise refusal
         if answer.status in ELSEWHERE:
             self._servers.leave(self._url)
@@ -236,7 +248,8 @@ class Calls:
     def submit(self, body: Mapping[str, Any], idempotency_key: str) -> Call[Json]:
         """Put a job in the queue, once however often it must be sent."""
         headers = {"Idempotency-Key": idempotency_key}
-        answer = yield from self._answer(self._retry(), "POST", "/v1/jobs", dict(body), headers)
+        retry = self._retry(final_code=NO_CAPACITY if (body.get("queue") or {}).get("do_not_queue") else "")
+        answer = yield from self._answer(retry, "POST", "/v1/jobs", dict(body), headers)
         return self._json(answer)
 
     def wait(self, job_id: str, timeout_s: float, now: float) -> Call[Json]:
@@ -261,29 +274,27 @@ class Calls:
         while True:
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
             got = yield self._send(retry, "GET", f"{_job_path(job_id)}/events", b"", headers, SILENCE_S, streamed=True)
-            if isinstance(got, HttpAnswer) and got.status >= 400:
-                yield retry.after_refusal(got)
-                continue
-            if isinstance(got, HttpAnswer):
+            if isinstance(got, HttpAnswer) and got.status < 400:
                 if not got.headers.get("content-type", "").startswith("text/event-stream"):
                     raise NoAnswer(self._servers.url, "its answer is no event stream")
-                broken, after, ended = yield from self._events(job_id, after, retry)
-                if ended:
+                got, after = yield from self._events(job_id, after, retry)
+                if got is None:
                     return
-            else:
-                broken = _broken(got)
-            yield retry.after_break(broken)
+            yield retry.after_refusal(got) if isinstance(got, HttpAnswer) else retry.after_break(_broken(got))
 
-    def _events(self, job_id: str, after: str, retry: RetryState) -> Call[tuple[Broken, str, bool]]:
-        """Yield the events of one connection. Returns why it broke, the new cursor, and whether the job has ended."""
+    def _events(self, job_id: str, after: str, retry: RetryState) -> Call[tuple[HttpAnswer | Broken | None, str]]:
+        """Yield the events of one connection. Returns why another one is needed, None if none is, and the new
+        cursor."""
         parser = EventParser()
         while True:
             got = yield Read()
             if not isinstance(got, BodyPiece):
-                return _broken(got), after, False
+                return _broken(got), after
             if not got.data:
-                return Broken("the server ended the stream", reached=True, at=got.at), after, False
+                return Broken("the server ended the stream", reached=True, at=got.at), after
             for sent in parser.feed(got.data):
+                if sent.name == "error" and refusal_of(503, sent.data.encode(), "").code == NEWER_VERSION:
+                    return HttpAnswer(503, EMPTY, sent.data.encode(), got.at), after
                 retry.progress()
                 after = sent.id or after
                 if sent.name == "ping":
@@ -293,7 +304,7 @@ class Calls:
                 if event.name in FINAL:
                     if event.name != "completed":
                         raise JobFailed(event.data)
-                    return Broken("", reached=True, at=got.at), after, True
+                    return None, after
 
     def _answer(
         self,
@@ -338,8 +349,8 @@ class Calls:
             raise NoAnswer(self._servers.url, "its answer is no JSON object")
         return value
 
-    def _retry(self, patience: Patience | None = None, until: float = math.inf) -> RetryState:
-        return RetryState(self._servers, patience or self._patience, until=until, chance=self._chance)
+    def _retry(self, patience: Patience | None = None, **limits: Any) -> RetryState:
+        return RetryState(self._servers, patience or self._patience, self._chance, **limits)
 
 
 def _event(job_id: str, sent: ServerSentEvent, cursor: str) -> StreamEvent:

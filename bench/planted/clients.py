@@ -27,8 +27,8 @@ CLIENTS = (
         (
             Edit(
                 "penstock/client_protocol.py",
-                'return Broken("the server ended the stream", reached=True, at=got.at), after, False',
-                'return Broken("the server ended the stream", reached=True, at=got.at), after, True',
+                'return Broken("the server ended the stream", reached=True, at=got.at), after',
+                "return None, after",
             ),
         ),
         (PROTOCOL + "a_stream_goes_on_behind_its_last_whole_event",),

@@ -262,6 +262,29 @@ def test_each_end_of_a_stream_is_told_as_what_it_is() -> None:
     assert isinstance(played.error, ApiRefusal) and played.sent[0].url == f"{A}/v1/jobs/job%2F1/events"
 
 
+def test_a_server_that_is_too_old_for_a_job_sends_its_readers_to_another() -> None:
+    """In an upgrade: by its answer, or by the last event of a stream, as long as the patience lasts."""
+    old = {"message": "the reason", "code": "newer_version"}
+    outcomes = [refused(503, "newer_version", x_should_retry="false"), ok({"status": "completed"})]
+    played = Played(calls(A, B).wait("job_1", 60.0, now=0.0), outcomes)
+    assert played.error is None and played.sent[1].url.startswith(B)
+    outcomes = [STREAMED, BodyPiece(event("queued", "0:1:-") + event("error", error=old), 0)]
+    ended = [STREAMED, BodyPiece(event("completed", "0:2:-"), 0)]
+    played = Played(calls(A, B).stream("job_1", ""), [*outcomes, *ended])
+    assert [event.name for event in played.events] == ["queued", "completed"] and played.sent[1].url.startswith(B)
+    late = [STREAMED, BodyPiece(event("error", error=old), 61)]
+    played = Played(calls(A).stream("job_1", ""), [*outcomes, *late])
+    assert isinstance(played.error, ApiRefusal) and played.error.code == "newer_version"
+
+
+def test_a_request_that_must_not_queue_is_not_tried_again() -> None:
+    """Where it is refused for that; a connection that breaks is another matter."""
+    body = BODY | {"queue": {"do_not_queue": True}}
+    played = Played(calls().submit(body, "k"), [broken(), refused(503, "no_capacity", retry_after="1")])
+    assert isinstance(played.error, ApiRefusal) and len(played.sent) == 2
+    assert Played(calls().submit(BODY, "k"), [refused(503, "no_capacity", retry_after="1"), ok({})]).error is None
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [
