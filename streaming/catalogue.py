@@ -183,10 +183,11 @@ CATALOGUE = (
     Key(
         "cut",
         "cut",
-        "set",
+        "zset",
         "reap, release, cancel, claim, decline; salvage",
         "an entry until the job's tokens are stored, seconds",
-        "jobs that a script ended after a worker had begun them, whose tokens are only in logs",
+        "jobs that a script ended after a worker had begun them, whose tokens are only in logs, by the Redis time (ms) "
+        "from which on a sweeping process may store them",
     ),
     Key(
         "dead",

@@ -11,7 +11,7 @@ READERS = (
     Bug(
         "a cut job's log is not read at its end",
         "Whoever reads a job that is cancelled between two workers loses the deltas that only the log has.",
-        (Edit("streaming/jobs/reader.py", "if record is not None and was_cut_short(record):", "if False:"),),
+        (Edit("streaming/jobs/reader.py", "if record is None or not was_cut_short(record):", "if True:"),),
         (
             EVENTS + "a_reader_that_comes_while_a_job_waits_again_misses_nothing_of_its_log",
             EVENTS + "the_end_of_a_cut_job_comes_behind_deltas_that_only_its_log_has",

@@ -19,7 +19,7 @@ from streaming.ids import partition_of
 from streaming.jobs.codec import encode
 from streaming.jobs.frames import Frame
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, read_log
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Job, JobState
 from streaming.jobs.records import LONG_BYTES, JobRecord, malformed_record, parse_record, read_end
 from streaming.jobs.salvage import salvaged, was_cut_short
 from streaming.jobs.terminal import without_rows
@@ -62,7 +62,7 @@ class JobReader:
         record = await self._read(str(args[0]), *await self._records.call(partition, *args), rows=rows)
         if record is None:
             raise UnknownJob(str(args[0]))
-        return record
+        return await self._with_tokens(record) or record
 
     async def ended(self, job_id: str) -> JobRecord:
         """Read the record of a job that the caller knows to have ended. Raises UnknownJob, Unavailable."""
@@ -89,8 +89,10 @@ class JobReader:
             calls = [_record_call(job_id, bodies=bodies, results=job_id not in resultless) for job_id in part]
             answers = await self._client.calls(calls)
             rows = 0
-            for job_id, answer in zip(part, answers, strict=True):
-                record = await self._read(job_id, *answer, bodies=bodies)
+            answered = zip(part, answers, strict=True)
+            read = [await self._read(job_id, *answer, bodies=bodies) for job_id, answer in answered]
+            # Together: they share one pass over each log.
+            for record in await asyncio.gather(*(self._with_tokens(each, bodies=bodies) for each in read)):
                 found.append(record)
                 rows += len(record.terminal.rows) if record is not None and record.terminal is not None else 0
                 if rows >= ROWS_AT_ONCE:
@@ -106,35 +108,35 @@ class JobReader:
         if result := _long_result(fields):
             end = await self._client.turns.run(read_end(job_id, result, rows=rows))
         try:
-            record = parse_record(job_id, fields, epoch, bodies=bodies, end=end)
+            return parse_record(job_id, fields, epoch, bodies=bodies, end=end)
         except MalformedJob as error:
             return malformed_record(job_id, fields, await fail_malformed(self._client, job_id, error))
-        if record is not None and was_cut_short(record):
-            return await self._salvaged(record, fields, epoch, bodies=bodies)
-        return record
 
-    async def _salvaged(
-        self, record: JobRecord, fields: Sequence[bytes], epoch: bytes | None, *, bodies: bool
-    ) -> JobRecord | None:
-        """Store the logged tokens of a job that a script ended, and return its record with them; without them if a
-        worker of a newer version wrote them. Raises Unavailable."""
-        job_id, raw = record.job.id, dict(zip(fields[::2], fields[1::2], strict=True))
+    async def _with_tokens(self, record: JobRecord | None, *, bodies: bool = True) -> JobRecord | None:
+        """The record as it is; but of a job that a script ended, store the logged tokens, and return its record with
+        them. If a worker of a newer version wrote them, they are left to a process of that version. Raises
+        Unavailable."""
+        if record is None or not was_cut_short(record):
+            return record
+        job_id = record.job.id
         try:
             history = await self.history(job_id, record.runs)
         except NewerMessage as error:
             log.debug("the tokens of an ended job are left to a newer version: %s", error, extra={"job": job_id})
             return record
-        whole = record if bodies else await self._with_body(record)
-        end = salvaged(whole, history)
-        args = (job_id, record.state, raw[b"runs"], encode(end), encode(without_rows(end)))
+        job = record.job if bodies else await self._job(record)
+        end = salvaged(replace(record, job=job), history)
+        named = "".join([f"{each.run.worker}:{each.frame}:{each.run.number};" for each in record.runs])
+        args = (job_id, record.state, named, encode(end), encode(without_rows(end)))
         await self._client.call("salvage", partition_of(job_id) or 0, *args)
-        return parse_record(job_id, fields, epoch, bodies=bodies, end=end)
+        _, partition, args = _record_call(job_id, bodies=bodies)
+        return await self._read(job_id, *await self._records.call(partition, *args), bodies=bodies)
 
-    async def _with_body(self, record: JobRecord) -> JobRecord:
-        """The record with its job as it was put; as it is if the job is no longer kept. Raises Unavailable."""
+    async def _job(self, record: JobRecord) -> Job:
+        """The job as it was put; only what is known beside it, if that can be read no more. Raises Unavailable."""
         _, partition, args = _record_call(record.job.id)
-        found = parse_record(record.job.id, *await self._records.call(partition, *args))
-        return found or record
+        found = await self._read(record.job.id, *await self._records.call(partition, *args))
+        return record.job if found is None or found.fault else found.job
 
     async def history(self, job_id: str, runs: Sequence[LoggedRun]) -> History:
         """Read what these runs of a job have logged; concurrent calls share one pass over each log.

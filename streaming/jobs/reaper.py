@@ -5,6 +5,7 @@ Any process may sweep at any time: each sweep is one atomic script per partition
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ log = logging.getLogger(__name__)
 MAX_WORKERS = 4
 MAX_JOBS = 256
 """Per sweep, because a script blocks the server."""
+MAX_SALVAGED = 64
+"""Jobs whose tokens one process stores at a time, with one pass over each log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,8 @@ class Reaper:
         """`salvager`: stores the tokens of jobs that scripts ended; None in a process that may not read them."""
         self._client, self._metrics, self._salvager = client, metrics, salvager
         self._ticks = dict.fromkeys(client.partitions, 0)
+        self._cut_short = list[str]()
+        """Jobs that a script ended, whose tokens this process is to store."""
 
     async def sweep(self, *, ended: str = "") -> Swept:
         """Sweep all partitions once. Raises Unavailable.
@@ -57,7 +62,8 @@ class Reaper:
             ended: lease of a worker whose process has ended, as its supervisor has seen: the lease lapses now.
         """
         settings = self._client.settings
-        args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms, ended)
+        wanted = MAX_SALVAGED if self._salvager is not None and not self._cut_short else 0
+        args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms, ended, wanted)
         answers = await self._client.calls([("reap", p, args) for p in self._client.partitions])
         for partition, (*_, tick, _, _) in zip(self._client.partitions, answers, strict=True):
             await self._compare(partition, tick)
@@ -67,16 +73,22 @@ class Reaper:
         for *_, lapses, cut_short in answers:
             for lapse in lapses:
                 _log_lapse(*lapse)
-            if cut_short and self._salvager is not None:
-                await self._salvage(self._salvager, [job_id.decode() for job_id in cut_short])
+            self._cut_short += [job_id.decode() for job_id in cut_short]
         return swept
 
-    async def _salvage(self, reader: JobReader, job_ids: Sequence[str]) -> None:
-        """Store the logged tokens of these jobs, which reading their records does. Raises Unavailable."""
-        records = await reader.records(job_ids, bodies=False)
-        for job_id, record in zip(job_ids, records, strict=True):
-            if record is None or not was_cut_short(record):  # stored, or lost with its record
-                await self._client.call("salvage", partition_of(job_id) or 0, job_id, "", "", "", "")
+    async def salvage(self) -> None:
+        """Store the logged tokens of the jobs that sweeps have found, which reading their records does. Another process
+        tries again with those of an interrupted call. Raises Unavailable."""
+        if self._salvager is None or not self._cut_short:
+            return
+        job_ids = list(self._cut_short)
+        try:
+            records = await self._salvager.records(job_ids, bodies=False)
+            for job_id, record in zip(job_ids, records, strict=True):
+                if record is None or not was_cut_short(record):  # stored, or lost with its record
+                    await self._client.call("salvage", partition_of(job_id) or 0, job_id, "", "", "", "")
+        finally:
+            self._cut_short.clear()
 
     def _report(self, swept: Swept) -> None:
         if swept.spared:
@@ -103,7 +115,11 @@ class Reaper:
         outage of the store."""
         every_s = min(every_s, self._client.settings.lease_ms / 4000)
         expected = ExpectedErrors(Unavailable, log.debug, "no sweep: %s")
-        await run_periodically(self.sweep, every_s, expected, wait_first=True)
+        # Apart: a long log takes longer to read than a sweep may wait.
+        await asyncio.gather(
+            run_periodically(self.sweep, every_s, expected, wait_first=True),
+            run_periodically(self.salvage, every_s, expected, wait_first=True),
+        )
 
 
 def _log_lapse(name: bytes, requeued: Sequence[bytes], given_up: Sequence[bytes], cancelled: Sequence[bytes]) -> None:

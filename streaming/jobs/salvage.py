@@ -11,6 +11,9 @@ from streaming.jobs.job import Job
 from streaming.jobs.records import MALFORMED, JobRecord
 from streaming.jobs.terminal import Terminal, total_usage
 
+MAX_CHOICES = 1024
+"""The most that a request may ask for."""
+
 
 def was_cut_short(record: JobRecord) -> bool:
     """Whether a script ended the job after a worker had begun it, and its tokens are only in logs."""
@@ -26,9 +29,10 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
     finishes = [""] * (job.choices if not record.fault else 0)
     prompts: dict[int, tuple[int, int]] = {}
     for row in history.rows:
-        if row.index >= len(finishes):
+        if len(finishes) <= row.index < MAX_CHOICES:  # of a job whose body cannot be read
             finishes += [""] * (row.index + 1 - len(finishes))
-        finishes[row.index] = row.finish or finishes[row.index]
+        if row.finish and 0 <= row.index < len(finishes):
+            finishes[row.index] = row.finish
         if row.prompt is not None:
             prompts.setdefault(row.index, row.prompt)
     completion = sum([row.n for row in history.rows])

@@ -332,7 +332,7 @@ local function end_job(id, state, reason, now)
   ack_and_delete(s[1], s[2])
   add_reserved_bytes(model, priority, s[8], -1)
   count_ended_job(s[10], s[11], retention_s(s[5]), now, 0)
-  if (s[9] or '') ~= '' then redis.call('SADD', cut_key(), id) end
+  if (s[9] or '') ~= '' then redis.call('ZADD', cut_key(), now, id) end
   if s[4] then buffer_write(buffered_releases, s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, retention_s(s[5]))

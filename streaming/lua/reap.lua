@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
 -- Reaper: fences workers whose lease has lapsed, requeues their jobs and expires waiting jobs. Any process may run it.
 -- ARGV: max workers at once, max expired jobs at once, max attempts, seconds to keep a dead worker's log, lease in ms,
---       a worker whose process is known to have ended ('': none): its lease lapses now
+--       a worker whose process is known to have ended ('': none): its lease lapses now; max jobs whose tokens the caller
+--       stores (`salvage`): for a lease no other caller gets the same ones
 -- Returns: {lapsed workers, jobs requeued, jobs expired, jobs given up, workers whose lease was extended, number of this
 --          sweep, {name of a lapsed worker, ids requeued, ids given up, ids cancelled}..., ids for `salvage`}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local lease, ended = tonumber(ARGV[5]), ARGV[6]
 local now = now_ms()
 local requeued, expired, given_up, spared = 0, 0, 0, 0
-local MAX_SALVAGED = 16
 
 local lost = {} -- of the worker that lapses now: ids of its jobs by what becomes of them
 local function give_up(id, reason)
@@ -111,5 +111,9 @@ for i = 1, #owed, 2 do
   end
   if unfinished == 0 then redis.call('HDEL', owed_key(), owed[i]) end
 end
-return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key()), lapses,
-  redis.call('SRANDMEMBER', cut_key(), MAX_SALVAGED)}
+local most_salvaged, cut = tonumber(ARGV[7]), {}
+if most_salvaged > 0 then
+  cut = redis.call('ZRANGE', cut_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_salvaged)
+  for _, id in ipairs(cut) do redis.call('ZADD', cut_key(), now + lease, id) end
+end
+return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key()), lapses, cut}

@@ -5,7 +5,7 @@
 -- Returns: 1 | 0 (not kept, or it has a record, or another state or other runs than these)
 local id, state, runs, record, summary = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local s = redis.pcall('HMGET', job_key(id), 'state', 'runs', 'record', 'keep', 'tenant', 'size')
-redis.call('SREM', cut_key(), id)
+redis.call('ZREM', cut_key(), id)
 if s.err or s[1] ~= state or s[2] ~= runs or s[3] then return 0 end
 redis.call('HSET', job_key(id), 'record', record, 'summary', summary)
 if s[5] and (s[6] or '') ~= '' then

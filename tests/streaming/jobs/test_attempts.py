@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from flow import append
@@ -52,9 +53,9 @@ async def wrote(lease: Lease, claim: Claim, rows: Sequence[Delta], parent: Run |
     await lease.calls([append(lease, {"-": rows}, (claim.number, opening), oldest=claim.first_frame)])
 
 
-async def lapse(wire: RedisClient, lease: Lease, *, salvager: JobReader | None = None) -> Swept:
+async def lapse(wire: RedisClient, lease: Lease) -> Swept:
     await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
-    return await Reaper(wire, salvager=salvager).sweep()
+    return await Reaper(wire).sweep()
 
 
 async def given_up(wire: RedisClient, job: Job, rows: Sequence[Sequence[tuple[int, tuple[int, int] | None]]]) -> None:
@@ -69,6 +70,12 @@ async def given_up(wire: RedisClient, job: Job, rows: Sequence[Sequence[tuple[in
         await lapse(wire, lease)
 
 
+async def salvaged_by(reaper: Reaper) -> None:
+    """As each process that sweeps does, one beside the other."""
+    await reaper.sweep()
+    await reaper.salvage()
+
+
 async def stored(wire: RedisClient, job: Job) -> bool:
     return bool(await wire.redis.hexists(partition_key(0, "job", job.id), "record"))
 
@@ -80,7 +87,7 @@ async def test_a_job_that_is_given_up_keeps_its_tokens_its_usage_and_its_attempt
     await queue.put(job)
     await given_up(wire, job, [[(0, (7, 2)), (0, None)], [], [(0, None)]])
     assert not await stored(wire, job)
-    await Reaper(wire, salvager=reader).sweep()
+    await salvaged_by(Reaper(wire, salvager=reader))
     assert await stored(wire, job) and not await wire.redis.exists(partition_key(0, "cut"))
     async for log in wire.redis.scan_iter("*:log:*"):
         assert 0 < await wire.redis.ttl(log) <= 60
@@ -174,9 +181,9 @@ async def test_a_job_that_the_store_has_lost_is_looked_at_once(wire: RedisClient
     job = a_job(queue)
     await queue.put(job)
     await given_up(wire, job, [[(0, None)], [], []])
-    assert await wire.redis.smembers(partition_key(0, "cut")) == {job.id.encode()}
+    assert await wire.redis.zrange(partition_key(0, "cut"), 0, -1) == [job.id.encode()]
     await wire.redis.delete(partition_key(0, "job", job.id))
-    await Reaper(wire, salvager=reader).sweep()
+    await salvaged_by(Reaper(wire, salvager=reader))
     assert not await wire.redis.exists(partition_key(0, "cut"))
 
 
@@ -246,3 +253,50 @@ async def test_what_a_sweep_finds_is_logged_with_job_and_worker(
     found = [vars(each) for each in caplog.records if each.name == "streaming.jobs.reaper"]
     assert [each["worker"] for each in found] == ["worker-1", "worker-2", "worker-3", "worker-3"]
     assert [each.get("jobs") for each in found] == [[job.id], [job.id], [], None] and found[-1]["job"] == job.id
+
+
+async def test_one_process_at_a_time_stores_a_jobs_tokens(wire: RedisClient) -> None:
+    """And another one a lease later, if the first has not; one that may not read tokens is given none."""
+    queue, reader = Queue(wire), JobReader(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await given_up(wire, job, [[(0, None)], [], []])
+    key = partition_key(0, "cut")
+    await Reaper(wire).sweep()
+    (_, before) = (await wire.redis.zrange(key, 0, -1, withscores=True))[0]
+    died, other = Reaper(wire, salvager=reader), Reaper(wire, salvager=reader)
+    await died.sweep()
+    (_, after) = (await wire.redis.zrange(key, 0, -1, withscores=True))[0]
+    assert after >= before + wire.settings.lease_ms
+    await salvaged_by(other)
+    assert not await stored(wire, job)
+    await wire.redis.zadd(key, {job.id: before})
+    await salvaged_by(other)
+    assert await stored(wire, job) and not await wire.redis.exists(key)
+
+
+async def test_very_many_jobs_of_a_dead_worker_read_its_log_together(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their readers look at all records at once: the log is not read again for each of them."""
+    queue, reader, lease = Queue(wire), JobReader(wire), Lease(wire, "m")
+    jobs = [a_job(queue) for _ in range(40)]
+    await queue.put_parts(jobs)
+    await lease.register()
+    for claim in (await lease.claim(0, 40)).jobs:
+        assert isinstance(claim, Claim)
+        await wrote(lease, claim, [row(claim, 1, prompt=(4, 0))])
+    await lapse(wire, lease)
+    await queue.stop([job.id for job in jobs], waiting_only=False)
+    reads = 0
+    xrange = wire.redis.xrange
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await xrange(*args, **options)
+
+    monkeypatch.setattr(wire.redis, "xrange", counted)
+    records = await reader.records([job.id for job in jobs], bodies=False)
+    assert {record.terminal.usage for record in records if record and record.terminal} == {Usage(4, 1, 0)}
+    assert 0 < reads <= 3
