@@ -6,6 +6,7 @@ Each test is chosen to show its bug in seconds; the whole suite has slower ones 
 from __future__ import annotations
 
 from bench.planted import tenants
+from bench.planted.attempts import ATTEMPTS
 from bench.planted.channels import CALLERS, CHANNELS, LOOKS
 from bench.planted.clients import CLIENTS
 from bench.planted.connections import CONNECTIONS
@@ -51,4 +52,5 @@ BUGS = (
     *MEASUREMENTS,
     *CLIENTS,
     *TERMINAL,
+    *ATTEMPTS,
 )

@@ -199,6 +199,8 @@ async def test_the_log_holds_the_newest_twenty_attempts(wire: RedisClient) -> No
     assert waiting.attempt == MAX_ATTEMPTS + 4 and len(waiting.attempts) == MAX_ATTEMPTS
     assert [each.worker for each in waiting.attempts] == [f"worker-{5 + place}" for place in range(MAX_ATTEMPTS)]
     assert {each.outcome for each in waiting.attempts} == {"handed_back"}
+    kept = await wire.redis.hget(partition_key(0, "job", job.id), "past")
+    assert kept.count(b";") == MAX_ATTEMPTS, "of the others nothing is stored"
     lease, claim = await claimed(wire, "last;one:\N{BULLET}")
     running = (await reader.record(job.id)).attempts[-1]
     assert running == PastAttempt("last_one__", claim.claimed_ms)
@@ -300,3 +302,15 @@ async def test_very_many_jobs_of_a_dead_worker_read_its_log_together(
     records = await reader.records([job.id for job in jobs], bodies=False)
     assert {record.terminal.usage for record in records if record and record.terminal} == {Usage(4, 1, 0)}
     assert 0 < reads <= 3
+
+
+async def test_the_logs_of_a_job_are_kept_until_its_tokens_are_stored(wire: RedisClient) -> None:
+    """Of each worker that ran it, for longer than the minute that running readers are given."""
+    queue, reader = Queue(wire), JobReader(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await given_up(wire, job, [[(0, None)], [(0, None)], [(0, None)]])
+    logs = [log async for log in wire.redis.scan_iter("*:log:*")]
+    assert len(logs) == 3 and all([await wire.redis.ttl(log) > 3600 for log in logs])
+    await salvaged_by(Reaper(wire, salvager=reader))
+    assert all([await wire.redis.ttl(log) <= 60 for log in logs])
