@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
+import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
@@ -34,7 +38,8 @@ from api.openai.rendering import (
 )
 from api.services import Services
 from penstock.engine import Failure
-from streaming.errors import NewerMessage, UnknownJob
+from runtime.loops import ExpectedErrors, retry
+from streaming.errors import NewerMessage, Unavailable, UnknownJob
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
 from streaming.jobs.records import MALFORMED, NEWER, JobRecord
@@ -42,6 +47,10 @@ from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.salvage import was_cut_short
 from streaming.jobs.terminal import Terminal
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RESET_DELAY_S = 0.1
 """Delay before a reader gets the log of a new epoch, so that a log that changes constantly cannot spin."""
@@ -51,6 +60,8 @@ DRAIN_MARGIN_S = 1.0
 """How long before the end of drain_s an open stream ends by itself: the server then cuts what is left."""
 POSITION_INTERVAL_S = 0.5
 """Interval between look-ups of a waiting job's place in its lane."""
+STORE_RETRY_DELAY_S = 0.5
+"""Delay before a read of a store that did not answer is tried again."""
 
 
 EXPIRED = Failure(
@@ -60,6 +71,14 @@ EXPIRED = Failure(
 
 class HistoryChanged(Exception):
     """Raised when the job's history no longer holds deltas that the reader already has."""
+
+
+async def patiently(read: Callable[[], Awaitable[T]]) -> T:
+    """Return what `read` returns, once the store answers. The response has begun and can no longer be refused, so its
+    reader waits (pings go on). `read` must be safe to repeat."""
+    # The relay of this process logs that the store is away, once for all readers.
+    expected = ExpectedErrors(Unavailable, log.debug, "a reader of events waits for the store: %s")
+    return await retry(read, expected, itertools.repeat(STORE_RETRY_DELAY_S))
 
 
 async def events(request: Request) -> EventSourceResponse:
@@ -109,10 +128,12 @@ async def _new_epoch(services: Services, record: JobRecord, seen: Cursor | None)
 
     A cursor without a run (an earlier version wrote it) was never an id of this log, so no new epoch is begun for it.
     """
-    record = await services.job_reader.outline(record.job.id)
+    job_id = record.job.id
+    record = await patiently(lambda: services.job_reader.outline(job_id))
     if seen is None or (seen.run and seen.epoch == record.epoch):
-        await services.queue.reset(record.job.id, record.resets)
-        record = await services.job_reader.outline(record.job.id)
+        resets = record.resets
+        await patiently(lambda: services.queue.reset(job_id, resets))
+        record = await patiently(lambda: services.job_reader.outline(job_id))
     return record
 
 
@@ -157,7 +178,7 @@ class EventReader:
         """Return the record of the ended job. If its retention passed meanwhile, use the terminal record that the
         buffer delivered. Raises UnknownJob, HistoryChanged."""
         try:
-            record = await self._services.job_reader.outline(self._record.job.id)
+            record = await self._outline()
         except UnknownJob:
             if terminal is None or terminal.failure is GONE:
                 raise
@@ -173,13 +194,12 @@ class EventReader:
         services, record = self._services, self._record
         position: int | None = None
         if not self._place.queued:
-            position = await services.job_reader.position(record, POSITION_INTERVAL_S)
+            position = await self._position(record)
             yield [queued_event(await view_of(services, record, position=position))]
         buffer = services.relay.open(record.job.id, rowless=True)
         try:
             while record.state is JobState.QUEUED and not record.runs:
-                now = await services.job_reader.position(record, POSITION_INTERVAL_S)
-                view = await view_of(services, record, position=now)
+                view = await view_of(services, record, position=await self._position(record))
                 if view.position != position:
                     position = view.position
                     yield [position_event(view)]
@@ -187,11 +207,17 @@ class EventReader:
                 await buffer.take(POSITION_INTERVAL_S)
                 if time.monotonic() - started_s < POSITION_INTERVAL_S and buffer.terminal is not None:
                     return
-                record = await services.job_reader.again(record)
+                record = await patiently(partial(services.job_reader.again, record))
         finally:
             services.relay.close(buffer)
         if not self._started and record.runs and record.epoch == self._record.epoch:
             yield list(self._starts(record, 1))
+
+    async def _outline(self) -> JobRecord:
+        return await patiently(lambda: self._services.job_reader.outline(self._record.job.id))
+
+    async def _position(self, record: JobRecord) -> int:
+        return await patiently(lambda: self._services.job_reader.position(record, POSITION_INTERVAL_S))
 
     async def _deltas(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the deltas of each run, after its `started`, until the job's end."""
@@ -199,7 +225,7 @@ class EventReader:
         buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
         buffer.accepted = True
         try:
-            await services.relay.follow(buffer)
+            await patiently(lambda: services.relay.follow(buffer))
             while True:
                 rows, terminal = await buffer.take(services.settings.keep_alive_s)
                 if buffer.rewound:
@@ -242,7 +268,7 @@ class EventReader:
 
     async def _reload_record(self) -> None:
         """Read the job's record again, because another worker has started the job. Raises HistoryChanged."""
-        record = await self._services.job_reader.outline(self._record.job.id)
+        record = await self._outline()
         if record.epoch != self._record.epoch:
             raise HistoryChanged
         self._record, self._runs = record, [logged.run for logged in record.runs]

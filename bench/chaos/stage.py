@@ -117,6 +117,10 @@ class FaultTestbed:
             found += bool(times) and times[0] <= fault < times[-1]
         return found
 
+    def waiting(self, reqs: Iterable[int]) -> list[int]:
+        """Those of these readers of events whose stream is open now and had no token yet."""
+        return [life.ask["req"] for life in self.lives(reqs) if life.of("event") and not life.of("token", "end")]
+
     def moved(self, reqs: Iterable[int]) -> int:
         """How many of these requests' jobs were begun more than once."""
         lives = lives_of(self.history.events)

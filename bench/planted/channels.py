@@ -158,8 +158,8 @@ LOOKS = (
         (
             Edit(
                 "api/events.py",
-                "record = await services.job_reader.again(record)",
-                "record = await services.job_reader.record(record.job.id)",
+                "partial(services.job_reader.again, record)",
+                "partial(services.job_reader.record, record.job.id)",
             ),
         ),
         (LISTS + "readers_who_wait_share_one_look_at_their_lane",),

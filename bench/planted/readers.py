@@ -95,4 +95,13 @@ READERS = (
         (Edit("api/openai/cursor.py", "in (MALFORMED.code, GONE.code):", "in (MALFORMED.code,):"),),
         (EVENTS + "the_end_of_a_lost_job_comes_behind_all_that_was_told",),
     ),
+    Bug(
+        "a stream of events breaks off with the store",
+        "A store that is away for two seconds ends every stream of a waiting job, and no event says why.",
+        (Edit("api/events.py", "itertools.repeat(STORE_RETRY_DELAY_S)", "()"),),
+        (
+            EVENTS + "readers_wait_while_the_store_is_away",
+            EVENTS + "each_read_of_a_stream_that_has_begun_is_tried_again",
+        ),
+    ),
 )

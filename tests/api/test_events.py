@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import http.client
 import json
+import os
+import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -21,16 +23,21 @@ from house import House, eventually, redis_process
 from starlette.requests import Request
 
 from api import events as events_endpoint
+from api.openai.cursor import Cursor
 from api.settings import ApiSettings
+from streaming.errors import Unavailable
+from streaming.ids import new_job_id
 from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.relay import Relay
 from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
+from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
@@ -610,3 +617,81 @@ async def test_the_end_of_a_lost_job_comes_behind_all_that_was_told(
     assert [event.name for event in whole] == ["queued", "started", *["delta"] * len(written), "failed"]
     numbers = [int(event.id.split(":")[1]) for event in whole]
     assert numbers == sorted(set(numbers))
+
+
+async def test_readers_wait_while_the_store_is_away(door: House, door_wire: RedisClient) -> None:
+    """The server stands still for longer than any command may take: the readers of a waiting and of a running job lose
+    nothing, nobody is told an error, and the log has no traceback."""
+    running, waiting = await put(door), await put(door)
+    hand = await Hand.claiming(door_wire)
+    await hand.write("ab")
+    readers = [Listener(door, job_id) for job_id in (running, waiting) for _ in range(3)]
+    for reader in readers[:3]:
+        await reader.until("delta", 2)
+    for reader in readers[3:]:
+        await reader.until("queued")
+    pid = int((await door_wire.redis.info("server"))["process_id"])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # Each is refused after the time that a command may take, and readers ask more often.
+        refused = [await asyncio.to_thread(door.get, f"/v1/jobs/{waiting}") for _ in range(2)]
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert [status for status, _ in refused] == [503, 503]
+    await hand.write("c")
+    await hand.finish()
+    second = await Hand.claiming(door_wire)
+    await second.write("d")
+    await second.finish()
+    for reader in readers:
+        names = [event.name for event in await reader.ended()]
+        deltas = ["delta"] * (3 if reader in readers[:3] else 1)
+        assert names == ["queued", "started", *deltas, "completed"]
+    assert b'code="internal_error"' not in (await asyncio.to_thread(door.get, "/metrics"))[1]
+    assert "Traceback" not in door.log("api")
+
+
+class Absent:
+    """A client of the store whose first call of each kind finds it away."""
+
+    def __init__(self, client: object) -> None:
+        self._client, self.refused = client, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("again", "follow", "outline", "position", "reset"):
+            return getattr(self._client, name)
+
+        async def call(*args: object) -> object:
+            if name not in self.refused:
+                self.refused.add(name)
+                raise Unavailable("away")
+            return await getattr(self._client, name)(*args)
+
+        return call
+
+
+@pytest.mark.parametrize("seen", [None, Cursor(1, 3, "nobody-1")])
+async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
+    door_wire: RedisClient, monkeypatch: pytest.MonkeyPatch, seen: Cursor | None
+) -> None:
+    monkeypatch.setattr(events_endpoint, "STORE_RETRY_DELAY_S", 0.0)
+    relay, queue, reader = (Absent(client) for client in (Relay(door_wire), Queue(door_wire), JobReader(door_wire)))
+    await relay.start()
+    services = SimpleNamespace(
+        settings=ApiSettings(), store_client=door_wire, cards={}, relay=relay, queue=queue, job_reader=reader
+    )
+    services.eta_ms = lambda *_: None
+    job = Job(id=new_job_id(0), model="sim", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
+    await Queue(door_wire).put(job)
+    record = await JobReader(door_wire).outline(job.id)
+    names = []
+    async for rendered in events_endpoint._events(services, record, seen):  # type: ignore[arg-type]
+        names += [event.name for event in rendered]
+        if names[-1] == "queued":
+            hand = await Hand.claiming(door_wire)
+            await hand.write("a")
+            await hand.finish()
+    await relay.stop()
+    assert names == [*(["stream.reset"] if seen else []), "queued", "started", "delta", "completed"]
+    assert relay.refused == {"follow"} and reader.refused >= {"outline", "position"}
+    assert queue.refused == ({"reset"} if seen else set())

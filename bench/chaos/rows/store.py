@@ -14,7 +14,7 @@ from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import of_kind
 from bench.chaos.http import Cut, Exchange, answered
 from bench.chaos.processes import RedisServer, becomes
-from bench.chaos.rows.workers import asks, requests
+from bench.chaos.rows.workers import STREAMS, asks, requests
 from bench.chaos.stage import FaultRow, FaultTestbed
 
 RETENTION_S = 3
@@ -98,31 +98,37 @@ async def _is_gone(port: int, job: str, tenant: str) -> bool:
         return exchange.status in (404, 410)
 
 
+WORKERS = 3
 ENDLESS = resource.RLIM_INFINITY
 MIN_STORM_KILLS = 20
 """Subscriptions that the quick kills must have met, in 4 s: two processes come back every 250 ms at the latest."""
 
 
 async def f04(stage: FaultTestbed) -> None:
-    """kill -9 of the server, up to 3 s down, back from its file."""
+    """kill -9 of the server, up to 3 s down, back from its file. Streams fill every slot, so that other jobs wait."""
     late: list[float] = []
-    async with stage.cluster() as cluster:
+    environ = {"PENSTOCK_SIM_SLOTS": str(STREAMS // WORKERS), "PENSTOCK_WORKER_PREFETCH": "0"}
+    async with stage.cluster(workers=WORKERS, environ=environ) as cluster:
         server = cluster.server
         for trial in stage.tries():
             begun = cluster.begin(asks(stage.row.id, trial, tokens=160))
+            await cluster.all_begun(begun)
+            queued = cluster.begin(Ask(f"{stage.row.id} waits {trial} {n}", 20, chat=False) for n in range(4))
             await asyncio.sleep(stage.rng.uniform(0.1, 1.2))
             stage.fault("kill -9")
-            readers = requests(begun)
+            readers, waiting = requests(begun), stage.waiting(requests(queued))
             down = asyncio.create_task(server.down(3.0 if trial % 4 == 0 else stage.rng.uniform(0.2, 2.0)))
-            begun += cluster.begin(asks(f"{stage.row.id} meanwhile", trial, 2, 20))
+            queued += cluster.begin(asks(f"{stage.row.id} meanwhile", trial, 2, 20))
             await down
             before = [told.shown for told, _ in begun]
             began = asyncio.get_running_loop().time()
             grown = await becomes(lambda b=before, told=begun: _all_grew(told, b), 20)  # type: ignore[misc]
             late.append(asyncio.get_running_loop().time() - began)
             stage.must(grown, f"trial {trial}: some stream did not go on within 20 s")
-            await cluster.finish(begun)
-            stage.bit(stage.across(readers), "nobody read across it")
+            await cluster.finish([*begun, *queued])
+            stage.bit(stage.across(readers) and waiting, "nobody read across it, or nobody waited")
+            broken = [life.name for life in stage.lives(waiting) if life.of("cut")]
+            stage.must(not broken, f"readers of waiting jobs were broken off: {broken}")
             await cluster.ready()
     stage.figures["all streams went on after s, worst"] = round(max(late), 2)
     stage.must(max(late) <= 5.0, f"streams went on {max(late):.1f} s after the server answered, allowed: 5 s")
