@@ -14,6 +14,19 @@ STARTER = "workers/choices.py"
 
 WORK = (
     Bug(
+        "a cancel waits for the twentieth step",
+        "A slot that a client has left computes on, unseen, and the next request waits for it.",
+        (
+            Edit(
+                "workers/engines/sim/engine.py",
+                "for sequence in batch.cancelled]\n        batch.cancelled.clear()",
+                "for sequence in batch.cancelled if self._steps % 20 == 0]\n"
+                "        batch.cancelled = batch.cancelled if self._steps % 20 else []",
+            ),
+        ),
+        ("tests/workers/engines/sim/test_engine.py::test_cancel_frees_the_slot_in_a_step",),
+    ),
+    Bug(
         "a list of prompts is one prompt",
         "A request of 128 prompts is counted as one of them: the store fills beyond what was reserved.",
         (

@@ -35,6 +35,12 @@ class Bench:
             by_id[piece.id].append(piece)
         return by_id
 
+    async def until_step(self, number: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.steps) < number:
+                self._news.clear()
+                await self._news.wait()
+
     def pieces(self) -> list[Piece]:
         return [piece for step in self.steps for piece in step]
 
@@ -132,14 +138,19 @@ async def test_what_can_never_fit_is_refused_at_once(start: Start) -> None:
 
 
 async def test_cancel_frees_the_slot_in_a_step(start: Start) -> None:
-    """Running or waiting: the last piece says cancelled; twice does no harm."""
+    """Running or waiting: the next step ends it, the last piece says cancelled, and the one after it begins in the step
+    behind. A second cancel does no harm."""
     bench = await start(slots=1)
-    bench.engine.submit(Request("a", "a", Sampling(max_tokens=5000)))
-    bench.engine.submit(Request("b", "b", Sampling(max_tokens=5000)))
+    for name in "abc":
+        bench.engine.submit(Request(name, name, Sampling(max_tokens=5000 if name < "c" else 1)))
+    await bench.until_step(3)
+    before = bench.engine.stats().steps
     for name in "abab":
         bench.engine.cancel(name)
-    by_id = await bench.until_ended("a", "b")
-    assert [by_id[name][-1].finish for name in "ab"] == ["cancelled"] * 2
+    by_id = await bench.until_ended(*"abc")
+    assert [by_id[name][-1].finish for name in "abc"] == ["cancelled", "cancelled", "length"]
+    assert {piece.id for piece in bench.steps[-2]} == {"a", "b"}
+    assert bench.engine.stats().steps == before + 2
     assert bench.engine.stats().running == bench.engine.stats().waiting == 0
 
 
