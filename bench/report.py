@@ -127,7 +127,12 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         rounds: Sequence[float] = (),
         interval: tuple[float, float] | None = None,
     ) -> Ratio:
-        """A figure against a goal of `bench/goals.toml`; only shown, if there is no name."""
+        """A figure against a goal of `bench/goals.toml`; only shown, if there is no name.
+
+        Raises ValueError for a figure beyond the rounds that stand beside it: it is not their median.
+        """
+        if rounds and value is not None and not min(rounds) <= value <= max(rounds):
+            raise ValueError(f"{what}: {value} is not between the least and the most of its rounds, {rounds}")
         goal = goals()[name] if name else None
         bounds = {"at_most": goal.at_most, "at_least": goal.at_least, "before": goal.before} if goal else {}
         return cls(what=what, value=value, digits=digits, rounds=tuple(rounds), interval=interval, **bounds)  # type: ignore[arg-type]
@@ -139,12 +144,12 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def figure(self) -> str:
-        """As it is shown: with its interval, or else with the least and the most of the rounds; and what it was in the
-        runs before."""
+        """As it is shown: with its confidence interval, or else with the least and the most of the rounds; and what it
+        was in the runs before."""
         shown, beside = cell(self.value, self.digits), []
         if self.interval is not None or len(self.rounds) > 1:
-            low, high = self.interval or (min(self.rounds), max(self.rounds))
-            beside.append(f"{cell(low, self.digits)} to {cell(high, self.digits)}")
+            kind, low, high = ("interval", *self.interval) if self.interval else _extremes(self.rounds)
+            beside.append(f"{kind} {cell(low, self.digits)} to {cell(high, self.digits)}")
         if self.earlier:
             last = ", ".join(cell(value, self.digits) for value in self.earlier[-MAX_EARLIER:])
             more = len(self.earlier) - MAX_EARLIER
@@ -170,6 +175,10 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if bound is None:
             return ""
         return f"{side} {bound:g}" + (f" ({self.before})" if self.before else "")
+
+
+def _extremes(rounds: Sequence[float]) -> tuple[str, float, float]:
+    return "rounds", min(rounds), max(rounds)
 
 
 def _today() -> str:

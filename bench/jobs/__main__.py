@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from redis import Redis
@@ -148,18 +149,23 @@ def ratios(found: Sequence[Row]) -> list[Ratio]:
         what = f"CPU per job without the callers, {rival}'s / Penstock's, one request each"
         cost = over(_least(costs, names), _least(costs, (CHAT, STREAM)))
         rounds = _rounds(found, COSTS, min, names, (CHAT, STREAM))
-        judged.append(Ratio.held(f"jobs.{rival}_cpu", what, cost, rounds=rounds))
+        judged.append(_held(f"jobs.{rival}_cpu", what, cost, rounds))
         what = f"Penstock's jobs/s, one request each / {rival}'s"
         rounds = _rounds(found, RATES, max, (CHAT, STREAM), names)
-        judged.append(Ratio.held(f"jobs.{rival}", what, over(ours, theirs), rounds=rounds))
+        judged.append(_held(f"jobs.{rival}", what, over(ours, theirs), rounds))
         if JOBS in rates:
             what = f"Penstock's jobs/s, put and wait / {rival}'s"
             rounds = _rounds(found, RATES, max, (JOBS,), names)
-            judged.append(Ratio.held(f"jobs.{rival}_put", what, over(rates[JOBS], theirs), rounds=rounds))
+            judged.append(_held(f"jobs.{rival}_put", what, over(rates[JOBS], theirs), rounds))
     alone = next((row["alone_p50_ms"] for row in found if row["system"] == STREAM), None)
     if STREAM in rates:
         judged.append(Ratio.held("jobs.alone", "one request alone: request to first token, p50 ms", alone))
     return judged
+
+
+def _held(goal: str, what: str, of_medians: float | None, rounds: Sequence[float]) -> Ratio:
+    """The median of the rounds' ratios; the ratio of the medians only if a row lacks a round."""
+    return Ratio.held(goal, what, median(rounds) if rounds else of_medians, rounds=rounds)
 
 
 def _rounds(

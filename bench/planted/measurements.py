@@ -18,6 +18,12 @@ MEASUREMENTS = (
         ("tests/bench/test_report.py::test_what_is_undecided_is_said_to_be_so",),
     ),
     Bug(
+        "a ratio of medians beside the rounds' ratios",
+        "The figure that is judged may lie beyond every round that it stands for.",
+        (Edit("bench/jobs/__main__.py", "median(rounds) if rounds else of_medians", "of_medians"),),
+        ("tests/bench/test_jobs.py::test_a_ratio_shows_what_it_was_in_each_round",),
+    ),
+    Bug(
         "chats before the large request runs",
         "The time beside a large request is measured while the engine is still free.",
         (Edit("bench/abuse/__main__.py", "                await bodies[0].begun.wait()\n", ""),),

@@ -65,7 +65,7 @@ def of_rounds(rounds: Sequence[Round]) -> RecoverySample:
         "longest start, s": max(starts),
     }
     rows: list[Row] = [{"show": show, "what": what, "value": value} for what, value in figures.items()]
-    value = median(heard) - median(starts) if whole else None
+    value = median(beyond) if beyond else None
     goal = Ratio.held("recovery.restart", f"{show}: silence beyond a bare start, p50, s", value, rounds=beyond)
     return RecoverySample(rows, [goal, *_nothing_wrong(show, rounds)])
 

@@ -62,6 +62,7 @@ def test_a_ratio_shows_what_it_was_in_each_round() -> None:
     }
     cost, rate, alone = ratios(rows(crowd, {}))
     assert rate.rounds == pytest.approx((3.0, 8.0)) and cost.rounds == pytest.approx((3.0, 8.0)) and not alone.rounds
+    assert rate.value == pytest.approx(5.5) and cost.value == pytest.approx(5.5), "the median of the rounds"
     crowd["arq"].append(reading(1000))
     assert [ratio.rounds for ratio in ratios(rows(crowd, {}))] == [(), (), ()]
 

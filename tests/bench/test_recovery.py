@@ -178,10 +178,10 @@ def a_round(start_s: float, silence_s: float | None, *, attempts: int = 1, resta
 
 
 def test_the_silence_of_a_restart_is_judged_beside_a_bare_start() -> None:
-    """By the medians of one run; one reader who heard nothing more misses the goal."""
-    good = of_rounds([a_round(1.0, 1.5), a_round(2.0, 2.25), a_round(1.0, 9.0)])
+    """By the median of the rounds' differences; one reader who heard nothing more misses the goal."""
+    good = of_rounds([a_round(1.0, 1.5), a_round(2.0, 3.25), a_round(1.0, 9.0)])
     beyond, *others = good.goals
-    assert (beyond.value, beyond.rounds, beyond.verdict) == (1.25, (0.5, 0.25, 8.0), "missed")
+    assert (beyond.value, beyond.rounds, beyond.verdict) == (1.25, (0.5, 1.25, 8.0), "missed")
     assert {goal.verdict for goal in others} == {"reached"} and len(others) == 4
     assert of_rounds([a_round(1.0, 1.5)]).goals[0].verdict == "reached"
     silent = of_rounds([a_round(1.0, 1.5), a_round(1.0, None)])

@@ -74,7 +74,7 @@ def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) 
     for value in (4.0, 3.2, None, 2.9):
         told.tell(run(value, lost=value or 0.0), tmp_path / "example.json")
     cost, shown, lost = load(tmp_path / "example.json").ratios
-    assert cost.figure == "2.90 (2.50 to 3.50; before: 4.00, 3.20, -)" and cost.verdict == "reached"
+    assert cost.figure == "2.90 (rounds 2.50 to 3.50; before: 4.00, 3.20, -)" and cost.verdict == "reached"
     assert shown.earlier == lost.earlier == ()
     told.tell(REPORT, tmp_path / "example.json")  # some other systems
     for value in range(6):
@@ -120,7 +120,18 @@ def test_a_goal_is_reached_at_its_limit_and_never_without_a_figure(ratio: Ratio,
 def test_an_interval_that_contains_the_goal_decides_nothing(low: float, high: float, verdict: str) -> None:
     ratio = Ratio(what="this / base", value=1.05, at_most=1.03, interval=(low, high), rounds=(0.5, 1.05, 2.0))
     assert ratio.verdict == verdict
-    assert ratio.figure == f"1.05 ({low:.2f} to {high:.2f})"
+    assert ratio.figure == f"1.05 (interval {low:.2f} to {high:.2f})"
+
+
+def test_a_figure_beyond_its_rounds_is_no_median_of_them() -> None:
+    """A file that holds such a one can still be read."""
+    for value in (2.9, 3.1, None):
+        assert Ratio.held(None, "ours / theirs", value, rounds=(3.1, 2.9)).value == value
+    for value in (2.8, 3.2):
+        with pytest.raises(ValueError, match="ours / theirs"):
+            Ratio.held(None, "ours / theirs", value, rounds=(3.1, 2.9))
+        old = Ratio(what="ours / theirs", value=value, rounds=(3.1, 2.9))
+        assert msgspec.json.decode(as_json(old), type=Ratio) == old
 
 
 def test_what_is_undecided_is_said_to_be_so() -> None:
