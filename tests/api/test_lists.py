@@ -62,8 +62,8 @@ def store(empty_house: House) -> Any:
 
 
 def test_a_list_reads_summaries(empty_house: House, store: Redis) -> None:
-    """A page of jobs with large prompts costs the store a few kB, and shows what each job shows itself, except its result
-    and attempts."""
+    """A page of jobs with large prompts costs the store a few kB, and shows what each job shows itself, but neither
+    result nor attempts."""
     house = empty_house
     house.start("workers")
     house.start_api()
