@@ -23,8 +23,8 @@ from api.jobs import as_json
 from api.openai import errors
 from api.openai.batch_lines import so_far
 from api.openai.batch_schemas import WINDOWS, BatchRequest
+from api.openai.json_body import read_object
 from api.openai.rendering import usage_object
-from api.openai.schemas import read_object
 from api.openai.validation import explained
 from api.query import page_limit
 from api.services import Services

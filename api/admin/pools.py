@@ -16,7 +16,7 @@ from api.auth import audit
 from api.jobs import as_json
 from api.openai import errors
 from api.openai.answers import MAX_OVERRIDE_S
-from api.openai.schemas import read_object
+from api.openai.json_body import read_object
 from api.services import Services
 from streaming.fleet.overrides import Override
 from streaming.fleet.plans import Noted, Plan, Prospect

@@ -5,7 +5,7 @@ The cost depends on the number of values, not of bytes. Measured with
 pydantic-core 2.50 on one core, parsing and checking took about 80 ns for each unit of the weights below, so that
 MAX_JSON_WEIGHT units are about 5 ms. The weight is counted in slices, with other tasks in between.
 
-Every parser calls `check_weight`, so that no body is parsed unchecked (api/openai/schemas.py, read_object). Code that
+Every parser calls `check_weight`, so that no body is parsed unchecked (api/openai/json_body.py, read_object). Code that
 receives a body on the event loop calls `weighed` first, which counts it in slices, once.
 """
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
-import pydantic_core
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from api.openai.errors import invalid_request
@@ -27,10 +26,9 @@ from api.openai.fields import (
     StreamOptions,
     StrictBody,
     TokenLimit,
-    depth,
     refusal,
 )
-from api.openai.json_weight import check_weight
+from api.openai.json_body import read_object
 from api.openai.validation import explained
 from penstock.engine import Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens
@@ -38,9 +36,6 @@ from streaming.jobs.job import Prompt as JobPrompt
 from streaming.priority import Priority
 
 Kind: TypeAlias = Literal["chat", "completion", "job"]
-
-MAX_DEPTH = 32
-"""Levels of nested JSON."""
 
 MAX_IGNORED = 20
 """Names listed in X-Ignored-Fields."""
@@ -365,20 +360,6 @@ def _extras(part: StrictBody, path: str) -> Iterator[str]:
         elif isinstance(value, list) and value and isinstance(value[0], StrictBody):
             for item in value:
                 yield from _extras(item, f"{path}{name}[].")
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object of bounded weight and depth. Raises ApiError (400)."""
-    check_weight(body)
-    try:
-        fields = pydantic_core.from_json(body, allow_inf_nan=False)
-    except ValueError as error:  # its text says what was expected, at which line and column
-        raise invalid_request(f"The body is not valid JSON: {error}.") from None
-    if not isinstance(fields, dict):
-        raise invalid_request("The body must be a JSON object.")
-    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and depth(fields) > MAX_DEPTH:  # cheap check first
-        raise invalid_request(f"The body is nested more than {MAX_DEPTH} levels deep.")
-    return fields
 
 
 def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:

@@ -23,8 +23,9 @@ from api.openai import json_weight
 from api.openai.batch_schemas import BatchRequest
 from api.openai.errors import ApiError
 from api.openai.fields import StrictBody
+from api.openai.json_body import read_object
 from api.openai.json_weight import MAX_JSON_WEIGHT, Weighed, check_weight, is_heavy, nested_beyond, weighed
-from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest, parse, read_object
+from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest, parse
 from api.openapi import document
 from api.settings import ApiSettings
 from offline.broker.intake import Intake, Rejected
