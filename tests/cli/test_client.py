@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from house import free_port
 from http_serving import serving_http
 
 from cli.__main__ import main
@@ -179,6 +180,23 @@ def test_chat_outlives_a_connection_with_one_plain_line(
     assert captured == ("the answer\n", f"(the connection to {door.url} broke; trying again)\n")
     cursors = [headers.get("last-event-id") for path, headers, _ in door.requests if path == STREAM]
     assert cursors == [None, "0:1", "0:1", "0:1"]
+
+
+def test_only_an_instance_that_runs_is_waited_for(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its API process may be starting again; an address that was typed may be wrong."""
+    monkeypatch.setattr("cli.client.PATIENCE_S", 0.3)
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    assert main(["chat", "a question", "--model", "sim", "--url", nowhere]) == 3
+    assert "trying again" not in capsys.readouterr().err
+    monkeypatch.delenv("PENSTOCK_URL")
+    with running_at(nowhere, tmp_path / ".penstock"):
+        assert main(["chat", "a question", "--model", "sim"]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"(the connection to {nowhere} broke; trying again)\nerror: no penstock answers at {nowhere}\n"
+    )
 
 
 def test_leaving_a_chat_cancels_its_job(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
