@@ -127,9 +127,9 @@ class JobReader:
         job = record.job if bodies else await self._job(record)
         end = salvaged(replace(record, job=job), history)
         named = "".join([f"{each.run.worker}:{each.frame}:{each.run.number};" for each in record.runs])
-        stored = (job_id, record.state, named, encode(end), encode(without_rows(end)))
-        await self._client.call("salvage", partition_of(job_id) or 0, *stored)
         _, partition, args = _record_call(job_id, bodies=bodies)
+        stored = (record.state, named, encode(end), encode(without_rows(end)))
+        await self._client.call("salvage", partition, job_id, *stored)
         return await self._read(job_id, *await self._records.call(partition, *args), bodies=bodies)
 
     async def _job(self, record: JobRecord) -> Job:
