@@ -116,10 +116,9 @@ class Reaper:
         every_s = min(every_s, self._client.settings.lease_ms / 4000)
         expected = ExpectedErrors(Unavailable, log.debug, "no sweep: %s")
         # Apart: a long log takes longer to read than a sweep may wait.
-        await asyncio.gather(
-            run_periodically(self.sweep, every_s, expected, wait_first=True),
-            run_periodically(self.salvage, every_s, expected, wait_first=True),
-        )
+        async with asyncio.TaskGroup() as loops:
+            for work in (self.sweep, self.salvage):
+                loops.create_task(run_periodically(work, every_s, expected, wait_first=True))
 
 
 def _log_lapse(name: bytes, requeued: Sequence[bytes], given_up: Sequence[bytes], cancelled: Sequence[bytes]) -> None:
