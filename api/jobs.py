@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import re
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.admission import Admitted, admit, caller_of, services_of
-from api.openai import errors
+from api.openai import errors, job_errors
 from api.openai.errors import ApiError
 from api.openai.job_input import input_object
 from api.openai.rendering import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
@@ -205,7 +206,7 @@ def job_headers(record: JobRecord) -> dict[str, str]:
 async def _wait(request: Request, record: JobRecord, seconds: float) -> JobRecord:
     """Wait up to `seconds` for a job's end, and return its record, without a long result's deltas.
 
-    Raises ClientDisconnect as soon as the client disconnects.
+    Raises ClientDisconnect as soon as the client disconnects, ApiError (503) if this process ends first.
     """
     services = services_of(request)
     buffer = services.relay.open(record.job.id, rowless=True)
@@ -218,6 +219,8 @@ async def _wait(request: Request, record: JobRecord, seconds: float) -> JobRecor
                 not (state.final or buffer.terminal or buffer.hung_up) and (left_s := deadline - time.monotonic()) > 0
             ):
                 await buffer.take(left_s)
+    except asyncio.CancelledError:  # drain_s is over
+        raise job_errors.wait_cut_off(record.job.id, repeatable=True) from None
     finally:
         services.relay.close(buffer)
     client.check()

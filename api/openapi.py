@@ -50,7 +50,8 @@ ERRORS = {
     422: "idempotency_key_reused: an earlier request had the same key and another body.",
     429: "queue_full: the lane holds no more waiting jobs. quota_exceeded: your tenant's storage quota is used up.",
     500: "The job failed (its own code), or internal_error.",
-    503: "no_capacity, draining, store_unavailable or too_many_connections: try again after Retry-After.",
+    503: "no_capacity, draining, store_unavailable or too_many_connections: try again after "
+    "Retry-After, or read the job that X-Job-Id names.",
     504: "wait_timeout: the answer took too long; the job goes on and X-Job-Id names it.",
 }
 
@@ -60,7 +61,7 @@ _ERROR_HEADERS = {
     409: ("Retry-After", "retry-after-ms", "x-should-retry"),
     429: ("Retry-After", "retry-after-ms", "x-should-retry"),
     500: ("x-should-retry",),
-    503: ("Retry-After", "retry-after-ms"),
+    503: ("Retry-After", "retry-after-ms", "X-Job-Id", "Location", "x-should-retry"),
     504: ("X-Job-Id", "Location", "x-should-retry"),
 }
 

@@ -28,6 +28,14 @@ def wait_timeout(job_id: str, waited_s: float) -> ApiError:
     return ApiError(504, "wait_timeout", message, headers=FINAL | headers)
 
 
+def wait_cut_off(job_id: str, *, repeatable: bool) -> ApiError:
+    """The process stops before the job's end. `repeatable`: another try leads to the same job, and computes nothing
+    twice."""
+    message = f"This server is shutting down. The job goes on: read it at /v1/jobs/{job_id}."
+    headers = {"X-Job-Id": job_id, "Location": f"/v1/jobs/{job_id}"}
+    return ApiError(503, "draining", message, headers=(retry_after(1) if repeatable else FINAL) | headers)
+
+
 def stream_reset(job_id: str) -> ApiError:
     """The store lost tokens that were already sent, and others replaced them: the two texts must not be joined."""
     message = f"The store lost part of this stream. Read it again from its start at /v1/jobs/{job_id}/events."

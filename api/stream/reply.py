@@ -86,6 +86,11 @@ class Reply:
                 await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
+        except asyncio.CancelledError:  # drain_s is over; no client has left, so the job goes on
+            if "status" in scope["state"]:
+                raise
+            cut_off = job_errors.wait_cut_off(self._buffer.job_id, repeatable=self._admitted.keyed)
+            await self._send_error(send, cut_off)
         finally:
             self._services.relay.close(self._buffer)
             self._measure_end()

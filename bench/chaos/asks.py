@@ -92,7 +92,9 @@ class Ask:
     prompt: str
     tokens: int = 120
     chat: bool = True
-    """A streamed chat, or else a job."""
+    """A chat, or else a job."""
+    whole: bool = False
+    """The chat's answer comes in one piece, or else as a stream."""
     key: str = ""
     queue: Mapping[str, Any] = field(default_factory=dict)
     may: Sequence[str] = ("completed",)
@@ -117,8 +119,9 @@ class Ask:
     def body(self) -> bytes:
         messages = [{"role": "user", "content": self.prompt}]
         body = {"model": self.model, "messages": messages, "max_tokens": self.tokens, "queue": dict(self.queue)}
-        usage = {"stream_options": {"include_usage": True}} if self.chat else {}
-        return msgspec.json.encode(body | usage | {"stream": self.chat, "metadata": dict(self.metadata)})
+        stream = self.chat and not self.whole
+        usage = {"stream_options": {"include_usage": True}} if stream else {}
+        return msgspec.json.encode(body | usage | {"stream": stream, "metadata": dict(self.metadata)})
 
 
 @dataclass(slots=True)

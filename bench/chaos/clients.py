@@ -142,9 +142,12 @@ class Clients(Readings):
         return float(exchange.headers.get("retry-after-ms", 1000)) / 1000
 
     async def _read_answer(self, told: ClientView, exchange: Exchange) -> None:
-        """The answer to the request itself: a chat's stream, a job's receipt, or an error of an accepted job."""
+        """The answer to the request itself: a chat's stream or its whole answer, a job's receipt, or an error of an
+        accepted job."""
         if exchange.status >= 400:
             self._error(told, msgspec.json.decode(await exchange.body())["error"])
+        elif told.ask.whole:
+            self._take_whole(told, msgspec.json.decode(await exchange.body()))
         elif told.ask.chat:
             told.over = False
             async for block in exchange.blocks():
@@ -152,6 +155,12 @@ class Clients(Readings):
             self._closed(told)
         else:
             await exchange.body()
+
+    def _take_whole(self, told: ClientView, answer: Mapping[str, Any]) -> None:
+        (choice,) = answer["choices"]
+        self._token(told, choice["message"]["content"], "")
+        told.usage, told.finish = usage_of(answer), (choice["finish_reason"],)
+        self._end(told, "completed", "")
 
     def _take_chunk(self, told: ClientView, block: Mapping[str, str]) -> None:
         data = block.get("data", "")

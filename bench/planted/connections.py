@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.planted.bug import Bug, Edit
 
 GUARD = "tests/api/stream/test_connection_guard.py::test_"
+ENDS = "tests/api/test_process.py::test_"
 BOUNDS = "tests/api/test_bounds.py::test_"
 UPLOADS = "tests/api/test_uploads.py::test_"
 SURVEY = "tests/offline/batch/test_survey.py::test_"
@@ -310,5 +311,17 @@ CONNECTIONS = (
         "What it has not taken stays in memory until the operating system gives the connection up.",
         (Edit("api/stream/reply.py", "                self._connection.cut_off()\n", "                pass\n"),),
         (CUT_OFF,),
+    ),
+    Bug(
+        "a drain ends before its answers",
+        "Whoever asked for a whole answer gets a bare 500 after drain_s, and does not learn which job computes it.",
+        (Edit("api/stream/reply.py", 'if "status" in scope["state"]:', "if True:"),),
+        (ENDS + "whoever_still_waits_when_a_process_ends_is_told_where_the_job_is",),
+    ),
+    Bug(
+        "a drain ends before its waits",
+        "Whoever waits for a job gets a bare 500 after drain_s.",
+        (Edit("api/jobs.py", "raise job_errors.wait_cut_off(record.job.id, repeatable=True) from None", "raise"),),
+        (ENDS + "whoever_still_waits_when_a_process_ends_is_told_where_the_job_is",),
     ),
 )

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from house import House
+from house import House, eventually, free_port
+from redis import Redis
 
 from streaming.fleet.processes import Fleet
+from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
+
+BODY = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4000}
 
 
 async def test_a_process_that_lets_its_streams_end_is_shown_as_draining(empty_house: House) -> None:
@@ -19,7 +24,7 @@ async def test_a_process_that_lets_its_streams_end_is_shown_as_draining(empty_ho
     empty_house.start("workers", PENSTOCK_SIM_STEP_MS="50")
     process = empty_house.start_api()
     empty_house.wait_ready()
-    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4000, "stream": True}
+    body = BODY | {"stream": True}
     wire = RedisClient.open(RedisSettings(url=empty_house.redis_url))
 
     async def states() -> list[str]:
@@ -34,3 +39,36 @@ async def test_a_process_that_lets_its_streams_end_is_shown_as_draining(empty_ho
             while await states() != ["draining"]:
                 await asyncio.sleep(0.01)
     await wire.close()
+
+
+def test_whoever_still_waits_when_a_process_ends_is_told_where_the_job_is(empty_house: House) -> None:
+    """drain_s passes while no worker is there: whole answers, a stream without a first token, and a wait get a 503 that
+    names the job. Nobody has left, so the jobs go on, and a retry is invited only where it leads to the same job."""
+    house, other = empty_house, free_port()
+    process = house.start_api(PENSTOCK_API_DRAIN_S="1")
+    house.start_api(other)
+    job_id = json.loads(house.post("/v1/jobs", BODY)[2])["id"]
+    key = {"Idempotency-Key": "k"}
+    with Redis.from_url(house.redis_url) as redis, ThreadPoolExecutor() as pool:
+
+        def are_waited_for() -> bool:
+            jobs = [key.decode() for key in redis.keys(partition_key(0, "job", "job_*"))]
+            return len(jobs) == 4 and all(redis.hget(job, "reply") for job in jobs)
+
+        chats = [
+            pool.submit(house.post, "/v1/chat/completions", BODY | {"stream": streams}, headers)
+            for streams, headers in ((False, {}), (False, key), (True, {}))
+        ]
+        wait = pool.submit(house.request, "GET", f"/v1/jobs/{job_id}?wait=60")
+        eventually(are_waited_for)
+        process.terminate()
+        answers = [each.result(60) for each in (wait, *chats)]
+    for status, headers, body in answers:
+        assert status == 503 and json.loads(body)["error"]["code"] == "draining"
+        path = headers["location"]
+        assert path == f"/v1/jobs/{headers['x-job-id']}"
+        shown, _, job = house.request("GET", path, port=other)
+        assert shown == 200 and json.loads(job)["status"] == "queued"
+    assert answers[0][1]["x-job-id"] == job_id
+    assert ["x-should-retry" in headers for _, headers, _ in answers] == [False, True, False, True]
+    assert process.wait(30) == 0 and "Traceback" not in house.log("api")

@@ -138,6 +138,23 @@ async def test_why_a_text_ended_reaches_the_judge(
     assert found & {"wrong_end", "error"} == wrong
 
 
+def whole(status: int, body: bytes) -> bytes:
+    return http(status, body).replace(b"\r\n", b"\r\nX-Job-Id: job_1\r\n", 1)
+
+
+async def test_a_whole_answer_is_read_and_one_that_a_drain_cuts_off_is_read_on(stage: FaultTestbed) -> None:
+    """F18: the second is told where its job is, and follows the events."""
+    message = b'{"choices": [{"message": {"content": "ab"}, "finish_reason": "length"}], "usage": %b}'
+    usage = b'{"prompt_tokens": 1, "completion_tokens": 2}'
+    cut_off = whole(503, b'{"error": {"code": "draining"}}')
+    async with answering(whole(200, message % usage), cut_off, stream(END)) as port:
+        clients = Clients(stage.history, [port], patience_s=10.0)
+        told = [await clients.run(clients.tell(Ask("p", whole=True))) for _ in range(2)]
+    assert [(view.state, view.usage) for view in told] == [("completed", (1, 2)), ("completed", (1, 1))]
+    assert [event["text"] for event in of_kind(stage.history.events, "token")] == ["ab"]
+    assert [event["why"] for event in of_kind(stage.history.events, "cut")] == ["draining"]
+
+
 async def test_fifty_ends_without_an_end_are_more_than_a_row_allows(stage: FaultTestbed) -> None:
     async with answering(*[stream(SOME), stream(END)] * 50) as port:
         clients = Clients(stage.history, [port], patience_s=10.0)

@@ -19,7 +19,7 @@ from bench.chaos.cluster import Begun, PenstockCluster
 from bench.chaos.history import Life, lives_of, of_kind
 from bench.chaos.http import Exchange
 from bench.chaos.processes import ManagedProcess, becomes
-from bench.chaos.rows.workers import asks
+from bench.chaos.rows.workers import asks, requests
 from bench.chaos.stage import PASSES, FaultRow, FaultTestbed, yardstick
 from bench.stats import percentile
 
@@ -70,16 +70,21 @@ async def _stop(stage: FaultTestbed, child: ManagedProcess, within_s: float) -> 
 
 
 async def f18(stage: FaultTestbed) -> None:
-    """Every process restarted, one by one, again and again, under load, with readers that have stalled."""
+    """Every process restarted, one by one, again and again, under load, with readers that have stalled, and with
+    requests for whole answers that take longer than an API process has to drain."""
     environ = {"PENSTOCK_API_DRAIN_S": "3", "PENSTOCK_WORKER_DRAIN_S": "1"}
     async with stage.cluster(environ=environ) as cluster:
         running, numbers = asyncio.Event(), count()
         running.set()
         load = [asyncio.create_task(_load(cluster, running, numbers)) for _ in range(6)]
+        whole: list[Begun] = []
         await asyncio.sleep(1.0)
         while stage.trials < stage.wanted and stage.missed <= stage.row.most_missed:
             for child in cluster.children:
                 stalled = [await _stalled(port) for port in cluster.ports]
+                if child in cluster.apis:
+                    port = cluster.ports[cluster.apis.index(child)]
+                    whole += cluster.begin([Ask(f"whole {len(whole)}", WHOLE_TOKENS, whole=True)], port=port)
                 held = await becomes(partial(is_at_work, cluster, child), CLAIM_TIMEOUT_S, 0.02)
                 readers = readers_of(cluster, child)
                 stage.fault(f"SIGTERM {child.name}")
@@ -91,10 +96,19 @@ async def f18(stage: FaultTestbed) -> None:
                 stage.bit(held and read, "nobody read across it" if held else f"{child.name} had nothing to do")
         running.clear()
         await asyncio.gather(*load)
+        await cluster.finish(whole)
+    lives = stage.lives(requests(whole))
+    cut_off = sum(event["why"] == "draining" for life in lives for event in life.of("cut"))
+    stage.figures["whole answers cut off by the end of a drain"] = cut_off
+    stage.must(cut_off > 0, "no whole answer outlasted the drain of its process")
     refused = of_kind(stage.history.events, "refused", "unknown")
     stage.figures["requests"] = len(of_kind(stage.history.events, "ask"))
     stage.must(not refused, f"{len(refused)} requests were refused or not answered: {refused[:2]}")
     stage.stalled_at_most(MAX_GAP_MS)
+
+
+WHOLE_TOKENS = 600
+"""Twice as many as a process has time for while it drains."""
 
 
 async def is_at_work(cluster: PenstockCluster, child: ManagedProcess) -> bool:

@@ -86,10 +86,11 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "acceptance_unknown": (errors.acceptance_unknown(), 503, "store_unavailable"),
     "job_unreadable": (job_errors.job_unreadable("j1"), 503, "store_unavailable"),
     "wait_timeout": (job_errors.wait_timeout("j1", 600.0), 504, "wait_timeout"),
+    "wait_cut_off": (job_errors.wait_cut_off("j1", repeatable=False), 503, "draining"),
 }
 NOT_TO_BE_RETRIED = {
     "deadline_exceeded_in_queue", "deadline_exceeded", "job_cancelled", "batch_not_steered", "nothing_to_replay",
-    "quota_exceeded", "stream_reset", "resume_impossible", "wait_timeout",
+    "quota_exceeded", "stream_reset", "resume_impossible", "wait_timeout", "wait_cut_off",
 }  # fmt: skip
 
 
@@ -148,13 +149,15 @@ def test_whoever_is_not_known_is_told_how_to_say_who_it_is(name: str) -> None:
     assert error.headers.get("WWW-Authenticate") == ("Bearer" if error.status == 401 else None)
 
 
-@pytest.mark.parametrize("name", ["stream_reset", "resume_impossible", "job_unreadable", "wait_timeout"])
+@pytest.mark.parametrize(
+    "name", ["stream_reset", "resume_impossible", "job_unreadable", "wait_timeout", "wait_cut_off"]
+)
 def test_an_error_whose_job_goes_on_says_where_it_is(name: str) -> None:
     """In its words and its headers: a retry could compute it a second time."""
     error = EVERY[name][0]
     assert "/v1/jobs/j1" in error.message
     assert error.headers["X-Job-Id"] == "j1"
-    if name in ("job_unreadable", "wait_timeout"):
+    if name in ("job_unreadable", "wait_timeout", "wait_cut_off"):
         assert error.headers["Location"] == "/v1/jobs/j1"
 
 
