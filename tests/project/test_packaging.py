@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,19 @@ def test_all_packages_share_one_root() -> None:
     specs = [find_spec(name) for name in NAMES]
     roots = {Path(spec.origin or "").parent.parent for spec in specs if spec}
     assert len(specs) == len(NAMES) and len(roots) == 1
+
+
+def test_the_contract_of_offline_work_names_the_whole_frontend() -> None:
+    """A module that is added to `api` is forbidden to `offline` too, unless it is one of the two that it may import."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    name = "of the frontend, offline work knows only the dialect"
+    (contract,) = [each for each in settings["tool"]["importlinter"]["contracts"] if each["name"] == name]
+    found = {
+        f"api.{path.stem}"
+        for path in (ROOT / "api").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert set(contract["forbidden_modules"]) == found - {"api.__init__", "api.openai", "api.settings"}
 
 
 def test_only_the_catalogue_spells_a_redis_name() -> None:
