@@ -241,7 +241,10 @@ def _from_file(path: Path | None) -> dict[str, dict[str, Any]]:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(str(path), "no such file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        hint = "write the file as UTF-8 TOML, as in docs/configuration.md"
+        raise ConfigError(str(path), f"cannot be read: {error}", hint) from None
+    except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error}") from None
     for section, values in raw.items():
         if section not in SECTIONS:

@@ -45,7 +45,7 @@ class Launch:
 
 def argument_parser(package: str, description: str | None, process_id: str) -> argparse.ArgumentParser:
     """Parser of the arguments that all processes have. `process_id` is the default of --id."""
-    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=description)
+    parser = argparse.ArgumentParser(prog=f"python -m penstock.run {package}", description=description)
     parser.add_argument("--settings", type=Path, help="merged settings as written by `penstock up`")
     parser.add_argument("--config", type=Path, help=f"settings file (default: {FILE} in this folder, if there is one)")
     parser.add_argument("--id", default=process_id, help="this process's name in `penstock ps`")

@@ -341,4 +341,4 @@ def _prospect(outlook: LaneOutlook, decision: SwitchDecision, *, wakes: bool) ->
 
 def _succession(before: Mapping[str, Plan], lead: Lead) -> str:
     former = max((plan.epoch for plan in before.values()), default=0)
-    return f"after epoch {former}" if former not in (0, lead.epoch) else "nobody led"
+    return f"after epoch {former}" if former not in (0, lead.epoch) else "no scheduler led before"

@@ -178,12 +178,12 @@ def needed(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, now: f
     if not snapshot.waiting and not snapshot.running and (quiet_s >= limits.sleep_s or not have):
         return [Need(0, f"no job for {quiet_s:.0f} s")]
     if not demand.capacity:
-        return [Need(1, f"{_jobs(snapshot)}, and what a worker can do is not known yet")]
+        return [Need(1, f"{_jobs(snapshot)}; how much work a worker does is not measured yet")]
     if snapshot.running and not snapshot.ready and not snapshot.elsewhere:
         # Jobs run on workers that do not report themselves: do not shrink.
         return [Need(max(have, 1), f"{snapshot.running} running with workers that are silent")]
     awake = Need(
-        1, _jobs(snapshot) if snapshot.running + snapshot.waiting else f"no job for only {quiet_s:.0f} s", True
+        1, _jobs(snapshot) if snapshot.running + snapshot.waiting else f"the last job ended {quiet_s:.0f} s ago", True
     )
     return [awake, *_for_load(snapshot, limits, demand), *_for_targets(snapshot, limits, demand)]
 
@@ -280,7 +280,7 @@ def _outlook(
 
 def _jobs(snapshot: Snapshot) -> str:
     if not snapshot.waiting:
-        return f"{snapshot.running} running"
+        return f"{snapshot.running} running" if snapshot.running else "no jobs"
     waiting = f"{snapshot.waiting} waiting (oldest {snapshot.oldest_s:.1f} s)"
     return f"{waiting} and {snapshot.running} running" if snapshot.running else waiting
 
