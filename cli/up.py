@@ -1,4 +1,7 @@
-"""`penstock up`: starts and supervises Redis, API, workers and scheduler on this machine, also in the background."""
+"""`penstock up`: starts and supervises the processes of one machine, also in the background.
+
+They are Redis, API, workers, scheduler and the offline process.
+"""
 
 from __future__ import annotations
 
