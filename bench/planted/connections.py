@@ -230,7 +230,7 @@ CONNECTIONS = (
     Bug(
         "only the door weighs",
         "What is refused at the door comes in by a file or a broker, and holds up all batches.",
-        (Edit("api/openai/schemas.py", "    check_weight(body)\n", ""),),
+        (Edit("api/openai/json_body.py", "    check_weight(body)\n", ""),),
         (BOUNDS + "nothing_is_parsed_that_was_not_weighed",),
     ),
     Bug(
