@@ -309,7 +309,10 @@ def _attempt() -> Schema:
         worker=STRING | {"description": "As `penstock ps` names it."},
         started_at=time,
         ended_at=time,
-        tokens=_maybe(INTEGER | {"description": "Tokens that it generated; null while the job runs."}),
+        tokens=_maybe(
+            INTEGER
+            | {"description": "Tokens that it generated; null while the job runs, and if the job began anew since."}
+        ),
         outcome=_maybe(outcome | {"description": "null while it runs."}),
     )
 

@@ -70,7 +70,8 @@ class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
     started_ms: int
     ended_ms: int = 0
     tokens: int | None = None
-    """Tokens that it generated; None while that is not known: only the job's end says it of each attempt."""
+    """Tokens that it generated; None while that is not known: only the job's end says it of each attempt, and not of
+    attempts before the job began anew."""
     outcome: str = ""
     """"lost" with its worker, "handed_back" by one that drained, or the state in which it ended the job; "" while it
     runs."""
