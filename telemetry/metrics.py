@@ -128,7 +128,9 @@ class Metrics:
             LabelledCounter, "penstock_jobs_total", "Jobs that reached a final state.", ("model", "state")
         )
         self.job_failures = self._counter(
-            "penstock_job_failures_total", "Jobs that ended with an error, by its code.", ("code",)
+            "penstock_job_failures_total",
+            "Jobs that failed, by the code of their error; neither cancelled nor expired ones.",
+            ("code",),
         )
         self.claims = self._later(
             LabelledCounter, "penstock_claims_total", "Jobs taken from a lane.", ("model", "priority")

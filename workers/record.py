@@ -107,8 +107,8 @@ class Recorder:
             metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - cancelled_at)
         if end.state is JobState.EXPIRED:
             metrics.deadline_misses.labels("running").inc()
-        if end.failure is not None:
-            metrics.job_failures.labels(end.failure.code).inc()
+        if end.state is JobState.FAILED:
+            self.failed(end)
         if span := self._spans.pop(attempt.job.id, None):
             span.end(
                 error=end.failure.code if end.failure else None,
@@ -118,6 +118,10 @@ class Recorder:
                     tracing.OUTPUT_TOKENS: end.usage.completion,
                 },
             )
+
+    def failed(self, end: Terminal) -> None:
+        """Count a failed job by its reason, also one that could not begin."""
+        self.metrics.job_failures.labels(end.failure.code if end.failure else "job_failed").inc()
 
     def released(self, job_id: str) -> None:
         """Record that the worker put a job back unfinished."""

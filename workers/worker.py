@@ -215,6 +215,7 @@ class Worker:
         log.error("job %s cannot be read and fails: %s", broken.id, broken.problem)
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, JobState.FAILED, 0, failure=failure, worker=self.lease.id)
+        self._recorder.failed(end)
         finish = Finish(end, broken.number, True, dead=f"unreadable: {broken.problem}")
         writer = self._writers[partition_of(broken.id) or 0]
         writer.finish(finish)

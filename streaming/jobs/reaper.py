@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from runtime.loops import ExpectedErrors, run_periodically
@@ -73,6 +73,7 @@ class Reaper:
         for *_, lapses, cut_short in answers:
             for lapse in lapses:
                 _log_lapse(*lapse)
+                self._count_failures(reason.decode() for _, reason in lapse[2])
             self._cut_short += [job_id.decode() for job_id in cut_short]
         return swept
 
@@ -101,6 +102,11 @@ class Reaper:
             self._metrics.given_up.inc(swept.given_up)
             self._metrics.deadline_misses.labels("queue").inc(swept.expired)
 
+    def _count_failures(self, reasons: Iterable[str]) -> None:
+        if self._metrics is not None:
+            for reason in reasons:
+                self._metrics.job_failures.labels(reason).inc()
+
     async def _compare(self, partition: int, tick: int) -> None:
         """Begin a new epoch of the partition if its tick is not later than the last one seen: the store lost data."""
         seen = self._ticks[partition]
@@ -121,8 +127,10 @@ class Reaper:
                 loops.create_task(run_periodically(work, every_s, expected, wait_first=True))
 
 
-def _log_lapse(name: bytes, requeued: Sequence[bytes], given_up: Sequence[bytes], cancelled: Sequence[bytes]) -> None:
-    """Log that a worker's lease has lapsed, and what becomes of its jobs."""
+def _log_lapse(
+    name: bytes, requeued: Sequence[bytes], given_up: Sequence[tuple[bytes, bytes]], cancelled: Sequence[bytes]
+) -> None:
+    """Log that a worker's lease has lapsed, and what becomes of its jobs. `given_up`: ids and reasons."""
     worker = name.decode(errors="replace")
     jobs = [job_id.decode() for job_id in requeued]
     log.warning(
@@ -132,7 +140,7 @@ def _log_lapse(name: bytes, requeued: Sequence[bytes], given_up: Sequence[bytes]
         len(given_up),
         extra={"worker": worker, "jobs": jobs},
     )
-    for job_id in given_up:
+    for job_id, _ in given_up:
         log.error("a job is given up: its workers were lost", extra={"job": job_id.decode(), "worker": worker})
     for job_id in cancelled:
         log.info("a cancelled job ends with its lost worker", extra={"job": job_id.decode(), "worker": worker})

@@ -4,7 +4,8 @@
 --       a worker whose process is known to have ended ('': none): its lease lapses now; max jobs whose tokens the caller
 --       stores (`salvage`): for a lease no other caller gets the same ones
 -- Returns: {lapsed workers, jobs requeued, jobs expired, jobs given up, workers whose lease was extended, number of this
---          sweep, {name of a lapsed worker, ids requeued, ids given up, ids cancelled}..., ids for `salvage`}
+--          sweep, {name of a lapsed worker, ids requeued, {id, reason} of those given up, ids cancelled}...,
+--          ids for `salvage`}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local lease, ended = tonumber(ARGV[5]), ARGV[6]
 local now = now_ms()
@@ -15,7 +16,7 @@ local function give_up(id, reason)
   end_job(id, 'failed', reason, now)
   dead_letter('job', id, 'reason', reason)
   given_up = given_up + 1
-  lost.given_up[#lost.given_up + 1] = id
+  lost.given_up[#lost.given_up + 1] = {id, reason}
 end
 
 local function recover_job(id, worker)

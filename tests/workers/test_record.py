@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.engine import ChatTurn, Sampling
-from streaming.jobs.job import Chat, Job
+from penstock.engine import ChatTurn, Failure, Sampling
+from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim
+from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, Kind, RecordedTracing, Span, Tracing
@@ -83,6 +84,16 @@ def test_jobs_are_counted_by_how_often_they_were_begun(metrics: Metrics) -> None
     assert shown(metrics, "penstock_claims_total") == {("m", "batch"): 5}
     assert shown(metrics, "penstock_queue_time_seconds_count") == {("m", "batch"): 1}
     assert shown(metrics, "penstock_queue_time_seconds_sum") == {("m", "batch"): 2}
+
+
+def test_failed_jobs_alone_are_counted_as_failures(metrics: Metrics) -> None:
+    """By their reasons; the codes of cancelled and expired ones are no failures."""
+    recorder = Recorder("m", metrics, Tracing())
+    for state, code in ((JobState.FAILED, "engine_error"), (JobState.CANCELLED, "c"), (JobState.EXPIRED, "e")):
+        recorder.ended(attempt(1), Terminal(JOB.id, state, 0, failure=Failure(code, "", 500)))
+    recorder.ended(attempt(1), Terminal(JOB.id, JobState.COMPLETED, 0))
+    assert shown(metrics, "penstock_job_failures_total") == {("engine_error",): 1}
+    assert shown(metrics, "penstock_jobs_total").keys() == {("m", str(state)) for state in JobState if state.final}
 
 
 def test_the_queue_span_is_as_long_as_the_job_has_waited(metrics: Metrics) -> None:

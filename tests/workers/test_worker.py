@@ -17,6 +17,7 @@ from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import token_text
+from workers.record import Recorder
 
 pytestmark = pytest.mark.slow
 
@@ -170,8 +171,8 @@ async def test_a_deadline_is_as_far_off_as_the_store_says(wire: RedisClient, sta
         assert deadline is not None and before + in_s <= deadline.when() <= loop.time() + in_s
 
 
-async def test_an_unreadable_body_fails_its_job_alone(wire: RedisClient, start: Start) -> None:
-    """Garbage in the record becomes a failed job; the worker lives on."""
+async def test_an_unreadable_body_fails_its_job_alone(wire: RedisClient, start: Start, recorder: Recorder) -> None:
+    """Garbage in the record becomes a failed job, which is counted; the worker lives on."""
     queue = Queue(wire)
     broken, fine = a_job(queue), a_job(queue)
     await queue.put(broken)
@@ -184,6 +185,7 @@ async def test_an_unreadable_body_fails_its_job_alone(wire: RedisClient, start: 
     assert record.state is JobState.FAILED and record.job.tenant == "t"
     (letter,) = await DeadLetters(wire).recent(10)
     assert letter.job == broken.id and "unreadable" in letter.reason
+    assert b'penstock_job_failures_total{code="malformed_job"} 1.0' in recorder.metrics.expose()
 
 
 # --- several shapes --------------------------------------------------------------------------------------------------

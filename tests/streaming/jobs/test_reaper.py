@@ -11,6 +11,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
+from telemetry.metrics import Metrics
 
 LEASES, IDLE = partition_key(0, "leases"), partition_key(0, "idle", "m")
 
@@ -59,7 +60,8 @@ async def test_no_other_worker_is_touched(wire: RedisClient) -> None:
 
 async def test_it_counts_as_a_lost_worker(wire: RedisClient) -> None:
     """A job that kills its worker is given up after as many losses as if each lease had lapsed."""
-    reaper, given_up = Reaper(wire), 0
+    metrics = Metrics.start("", "worker")
+    reaper, given_up = Reaper(wire, metrics), 0
     await Queue(wire).put(a_job(Queue(wire)))
     for _ in range(wire.settings.max_attempts + 1):
         lease = await a_lease(wire)
@@ -68,6 +70,7 @@ async def test_it_counts_as_a_lost_worker(wire: RedisClient) -> None:
             await lease.claim(0, 1, alone=True)
         given_up += (await reaper.sweep(ended=lease.id)).given_up
     assert given_up == 1
+    assert b'penstock_job_failures_total{code="poison"} 1.0' in metrics.expose()
 
 
 async def test_an_outage_of_the_store_extends_no_lease_of_a_dead_process(wire: RedisClient) -> None:
