@@ -33,11 +33,11 @@ class Supervisor:
         return child
 
     def guard(self, task: asyncio.Task[None]) -> None:
-        """Make `until` raise what this task raises, so that an error in the supervisor itself is not lost."""
+        """Watch a task of the supervisor's own: if it fails, `until` raises its error."""
         task.add_done_callback(self._ended)
 
     def of(self, *roles: str) -> list[Child]:
-        """The children of these roles, oldest first."""
+        """Return the child processes that run one of these roles, oldest first."""
         return [child for child in self.children.values() if child.program.role in roles]
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -52,7 +52,8 @@ class Settings(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, config: Config) -> Settings:
-        """Without any configured model it is the simulated one, as for a worker. Raises ConfigError."""
+        """Read the scheduler's sections of the settings. Without a configured model, it scales the simulated one, which
+        a worker then serves. Raises ConfigError."""
         models = served_models(config.table("models", ModelSettings))
         own = config.section("scheduler", SchedulerSettings)
         kubernetes = config.section("kubernetes", KubernetesSettings)

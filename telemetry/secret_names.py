@@ -47,6 +47,7 @@ _LAST = frozenset({"key", "token", "auth", "pass"})
 """As the last of several words: the value is a secret."""
 _FORMS = frozenset({"base", "bytes", "data", "hex", "pem", "text", "value", "b"})
 """Suffixes that do not change what a name denotes."""
+# By last word, the words before it that make an ordinary name: `cache_key` and `max_token` are no secrets.
 _ORDINARY = {
     "key": frozenset(
         {

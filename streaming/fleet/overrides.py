@@ -35,7 +35,10 @@ class Overrides(ClientUser):
     """Overrides in the store. Every method raises Unavailable."""
 
     async def put(self, model: str, want: int | None, by: str, hold_ms: int | None = None) -> Override:
-        """Fix the number of workers, or with None change nothing, for `hold_ms` or until it is ended."""
+        """Write a model's override, in place of an earlier one: `want` workers, or a pause of scaling if that is None.
+
+        It expires after `hold_ms`; without `hold_ms`, it lasts until `end`.
+        """
         now = await self._client.now_ms()
         override = Override(want=want, by=by, at_ms=now, until_ms=None if hold_ms is None else now + hold_ms)
         action = Action(model=model, kind="pause" if want is None else "set", reason="by hand", by=by, want=want)

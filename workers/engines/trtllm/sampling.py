@@ -1,4 +1,4 @@
-"""Sampling parameters for TensorRT-LLM: validates a request's and builds the keyword arguments of SamplingParams.
+"""Sampling parameters for TensorRT-LLM: checks those of a request, and builds the arguments of its `SamplingParams`.
 
 Pure. It refuses inputs on which the engine would fail every running request.
 """
