@@ -1,6 +1,7 @@
--- Shared functions of all scripts; streaming/redis/scripts.py puts those that a script names in front of it. Time is
--- Redis server time in milliseconds, never a client's clock; it does not advance while a script runs. One EVALSHA runs a
--- batch of calls, and each Redis command has a fixed cost, so the tables below cache what an earlier call has read.
+-- Shared functions of the Lua scripts: streaming/redis/scripts.py puts those that a script uses in front of its text.
+-- Time is Redis server time in milliseconds, never a client's clock; it does not advance while a script runs. One
+-- EVALSHA runs a batch of calls, and each Redis command has a fixed cost, so the tables below cache what an earlier
+-- call has read.
 local CLOCK = nil
 local function exact_ms()
   CLOCK = CLOCK or redis.call('TIME')
