@@ -25,9 +25,9 @@ from workers.engines import weights
 
 def pytest_configure(config: pytest.Config) -> None:
     """A hanging test ends the run. Properties are tried on the same examples in every run (`make properties`: on new
-    ones), and no slow machine fails them. A suite begun in a shell's background ignores Ctrl-C, and so would every
-    process it starts: not here. Nor does a shell's variable forbid to keep what source files are compiled to: every
-    process of the run would compile them anew."""
+    ones), and no slow machine fails them. A suite begun in a shell's background or by nohup ignores signals, and so
+    would every process it starts: not here. Nor does a shell's variable forbid to keep what source files are compiled
+    to: every process of the run would compile them anew."""
     config.pluginmanager.register(Watchdog(os.dup(2)))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
@@ -35,8 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("steady", steady)
     settings.register_profile("random", steady, derandomize=False, print_blob=True)
     settings.load_profile(os.environ.get("PENSTOCK_TEST_PROPERTIES", "steady"))
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.hookimpl(wrapper=True)

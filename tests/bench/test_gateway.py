@@ -115,7 +115,7 @@ def test_costs_are_compared_round_by_round() -> None:
     names = ["penstock", "router"]
     ratio = Goals(rows(readings, names), names).of_sweep(15.0)[0]
     assert ratio.rounds == pytest.approx((0.6, 0.6, 2.0)) and ratio.value == pytest.approx(0.6)
-    assert ratio.figure == "0.60 (0.60 to 2.00)"
+    assert ratio.figure == "0.60 (rounds 0.60 to 2.00)"
     readings["router", 256].pop()  # it failed once: medians, then
     left = Goals(rows(readings, names), names).of_sweep(15.0)[0]
     assert left.rounds == () and left.value == pytest.approx(12 / 15)

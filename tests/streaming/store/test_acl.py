@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from batching import answers_are_right, begin, client, content, ended, line
 from guarded import PASSWORD, GuardedHouse, as_user, guarded
-from house import eventually
+from house import eventually, free_port
 from receiver import Receiver, receiving
 from redis import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
@@ -267,6 +267,7 @@ def looked_after(house: GuardedHouse) -> None:
     (message, *_) = json.loads(house.get("/admin/webhooks")[1])["data"]
     assert house.post(f"/admin/webhooks/{message['id']}/replay", {})[0] == 202
     environ = {**house.environ, "PENSTOCK_REDIS_URL": as_user(house.redis_url, "operator")}
+    environ["PENSTOCK_API_PORT"] = str(free_port())  # doctor complains of one that is taken
     for code, *words in ((0, "ps"), (0, "store", "show"), (2, "store", "reset"), (0, "doctor")):
         command = [sys.executable, "-m", "cli", *words]
         done = subprocess.run(command, env=environ, cwd=house.folder, capture_output=True, text=True, check=False)
