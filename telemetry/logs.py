@@ -43,6 +43,7 @@ def setup(service: str, level: str, stream: TextIO | None = None) -> None:
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request of this process at info
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = lambda end: _uncaught(end.exc_type, end.exc_value, end.exc_traceback)

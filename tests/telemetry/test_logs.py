@@ -12,6 +12,7 @@ import warnings
 from datetime import datetime
 from typing import Any
 
+import httpx2
 import pytest
 
 from telemetry.logs import EventLog, JsonLines, setup
@@ -59,6 +60,13 @@ def test_levels_below_the_set_one_are_not_written(lines: io.StringIO) -> None:
     logging.getLogger("x").debug("quiet")
     logging.getLogger("x").info("loud")
     assert logged(lines)["message"] == "loud"
+
+
+def test_requests_of_the_http_client_are_not_written(lines: io.StringIO) -> None:
+    """It logs each at info, such as each count of a prompt's tokens."""
+    with httpx2.Client(transport=httpx2.MockTransport(lambda _: httpx2.Response(200))) as client:
+        client.get("http://localhost/")
+    assert lines.getvalue() == ""
 
 
 def test_setup_twice_writes_once(lines: io.StringIO) -> None:

@@ -178,6 +178,8 @@ class LlamacppEngine:
             slot.inbox.put(None)
         await asyncio.to_thread(self._join, time.monotonic() + STOP_TIMEOUT_S)
         self._threads.clear()
+        if self._tokenizer is not None:
+            await self._tokenizer.close()
         self._server = self._tokenizer = None
         self._deliver()
         if self._folder is not None:

@@ -5,9 +5,9 @@ The library itself has no call for that. The engine asks only when it must know 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
@@ -15,7 +15,7 @@ import httpx2
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
-"""For one reply; counting takes a few milliseconds per megabyte."""
+"""For the whole reply; counting takes a few milliseconds per megabyte."""
 ADDED_TOKENS = 2
 """The begin and end tokens that a model's tokenizer may add to a text."""
 
@@ -25,12 +25,21 @@ def max_tokens_of(prompt: Sequence[str | int]) -> int:
     return ADDED_TOKENS + sum(len(part.encode()) + 1 if isinstance(part, str) else 1 for part in prompt)
 
 
-@dataclass(frozen=True, slots=True)
 class Tokenizer:
     """Client of llama.cpp's listener: its Unix socket and its API key."""
 
-    socket: Path
-    key: str
+    def __init__(self, socket: Path, key: str) -> None:
+        self.socket, self.key = socket, key
+        # A connection that stays open would hold one of llama.cpp's threads.
+        transport = httpx2.AsyncHTTPTransport(
+            uds=str(socket), verify=False, limits=httpx2.Limits(max_keepalive_connections=0)
+        )
+        self._client = httpx2.AsyncClient(
+            transport=transport, headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
 
     async def count(self, prompt: Sequence[str | int]) -> int | None:
         """Count the tokens of a prompt of texts and ids, as a completion does. Returns None on an error: the prompt is
@@ -39,12 +48,10 @@ class Tokenizer:
         if isinstance(content, int):
             return 1
         body = {"content": content, "add_special": True, "parse_special": True}
-        transport = httpx2.AsyncHTTPTransport(uds=str(self.socket), verify=False)
-        headers = {"Authorization": f"Bearer {self.key}"}
         try:
-            async with httpx2.AsyncClient(transport=transport, headers=headers, timeout=TIMEOUT_S) as client:
-                answer = await client.post("http://localhost/tokenize", json=body)
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.post("http://localhost/tokenize", json=body)
             return len(answer.json()["tokens"])
-        except (httpx2.HTTPError, ValueError, KeyError) as error:
+        except (httpx2.HTTPError, TimeoutError, ValueError, KeyError) as error:
             log.warning("llama.cpp does not count tokens: %s %s", type(error).__name__, error)
             return None

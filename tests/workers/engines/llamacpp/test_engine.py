@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import pytest_asyncio
 
 from penstock.engine import ChatTurn, EngineDead, Failure, ModelCard, Piece, Refused, Request, Sampling
+from workers.engines.llamacpp import tokenizer as tokenizer_module
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.tokenizer import Tokenizer
@@ -374,7 +376,37 @@ async def test_a_prompt_is_checked_before_it_is_given(desk: Desk) -> None:
 
 async def test_where_tokens_cannot_be_counted_nothing_is_refused(tmp_path: Path) -> None:
     """The slot that takes the prompt counts it."""
-    assert await Tokenizer(tmp_path / "no.sock", "key").count(["text"]) is None
+    tokenizer = Tokenizer(tmp_path / "no.sock", "key")
+    assert await tokenizer.count(["text"]) is None
+    await tokenizer.close()
+
+
+async def test_all_counts_share_one_client(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client and its transport cost more than the count."""
+    tokenizer = desk.engine._tokenizer
+    assert tokenizer is not None
+    monkeypatch.setattr(httpx2, "AsyncClient", None)
+    monkeypatch.setattr(httpx2, "AsyncHTTPTransport", None)
+    assert [await tokenizer.count(["river"]) for _ in range(3)] == [1] * 3
+
+
+async def test_a_count_whose_reply_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes in time, and the whole does not."""
+    monkeypatch.setattr(tokenizer_module, "TIMEOUT_S", 0.2)
+    gone = asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b" ")
+            await asyncio.sleep(0.01)
+        gone.set()
+
+    async with await asyncio.start_unix_server(drip, tmp_path / "slow.sock"):
+        tokenizer = Tokenizer(tmp_path / "slow.sock", "key")
+        assert await tokenizer.count(["text"]) is None
+        await gone.wait()
+    await tokenizer.close()
 
 
 async def test_no_tcp_port_is_opened(desk: Desk) -> None:
@@ -394,13 +426,14 @@ async def test_an_engine_ends_its_requests_and_leaves_nothing_behind(real_model:
     """stop() cancels what runs and what waits, removes its folder, and may be called twice."""
     desk = Desk(LlamacppEngine("m", LlamacppSettings(slots=1, context=256), real_model))
     await desk.start()
-    folder = desk.engine._folder
-    assert folder is not None
+    folder, tokenizer = desk.engine._folder, desk.engine._tokenizer
+    assert folder is not None and tokenizer is not None
     running = desk.send(STORY, **GREEDY)
     waiting = desk.send(STORY, **GREEDY)
     await until(lambda: desk.pieces(running))
     await desk.engine.stop()
     await desk.engine.stop()
+    assert tokenizer._client.is_closed
     assert [(await desk.result(request_id)).finish for request_id in (running, waiting)] == ["cancelled"] * 2
     assert not folder.exists()
     with pytest.raises(EngineDead):
