@@ -273,19 +273,17 @@ class BoundedProtocol(HttpToolsProtocol):
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _refuse(self, error: ApiError) -> None:
-        """Send the error as the answer, and end the connection. If an earlier request is still being answered, only
-        end the connection after that answer."""
+        """Send the error as the answer, and end the connection. If another answer is under way, the client is not told
+        the error, which is not counted: end the connection after that answer, or at once in the middle of a body."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             self.transport.write(answer_of(error, self._guard.count))
             self._linger()
         elif not self._in_body:
-            self._guard.count(error.code)
             cycle.keep_alive = False
             self._dropping = True
             self._leave()
         elif cycle.response_started or self.pipeline:
-            self._guard.count(error.code)
             self.transport.close()
         else:
             cycle.disconnected = True
