@@ -57,7 +57,11 @@ class HeldJobs:
 
     def checkpoint(self, partition: int, writer: Writer, at_least: int) -> None:
         """Log the deltas of long jobs again in one piece, so that the older log of the partition can be trimmed.
-        `at_least`: as in `is_due`."""
+
+        Args:
+            at_least: frames since the first one that a job needs (its run's first, or its last checkpoint) after which
+                its deltas are logged again; a quarter of the number of its deltas, if that is more.
+        """
         now = self._lease.next_frame(partition)
         for attempt in self.attempts.values():
             if attempt.partition != partition or attempt.checkpointing or attempt.over:
