@@ -128,9 +128,12 @@ class EventLog:
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and isinstance(handler.formatter, JsonLines):
                 line = handler.formatter.event_line(self._logger.name, message, fields)
-                with handler.lock or contextlib.nullcontext():
-                    handler.stream.write(line)
-                    handler.flush()
+                try:
+                    with handler.lock or contextlib.nullcontext():
+                        handler.stream.write(line)
+                        handler.flush()
+                except Exception:  # noqa: BLE001 - a log that cannot be written ends no work, as in logging.Handler
+                    handler.handleError(logging.makeLogRecord({"name": self._logger.name, "msg": message}))
                 return
         self._logger.info(message, extra=fields)
 

@@ -29,7 +29,6 @@ local function recover_job(id, worker)
   if not holds_job(id, worker, s[5], s[1], s[2], s[5]) then return end
   local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
   close_attempt(id, 'lost', now)
-  lost.heirs[#lost.heirs + 1] = id
   if s[3] then
     end_job(id, 'cancelled', 'cancelled', now)
     lost.cancelled[#lost.cancelled + 1] = id
@@ -42,6 +41,7 @@ local function recover_job(id, worker)
     lost.requeued[#lost.requeued + 1] = id
     requeued = requeued + 1
   end
+  lost.heirs[#lost.heirs + 1] = id -- last: a job that fails here as malformed needs no log
 end
 
 -- No sweep for half a lease: the store was unavailable and workers could not renew leases that were valid before. Each

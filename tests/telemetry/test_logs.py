@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -188,6 +189,19 @@ def test_an_event_line_has_the_form_of_every_other(lines: io.StringIO) -> None:
     logging.getLogger().setLevel(logging.WARNING)
     events.write("request")
     assert len(lines.getvalue().splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), BrokenPipeError(), ValueError("closed file")])
+def test_an_event_that_cannot_be_written_ends_no_work(error: Exception) -> None:
+    """A full disk, a pipe without a reader, a closed file: as with other records."""
+
+    class Broken(io.StringIO):
+        def write(self, _: str) -> int:
+            raise error
+
+    setup("worker", "info", Broken())
+    EventLog("workers.claimer").write("jobs claimed", jobs=["job_1"])
+    logging.getLogger("workers.claimer").info("another")
 
 
 def test_events_go_to_other_handlers_where_there_are_no_json_lines(caplog: pytest.LogCaptureFixture) -> None:
