@@ -239,6 +239,20 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
     assert await wire.redis.keys(partition_key(0, "idem", "*")) == []
 
 
+async def test_a_job_that_is_malformed_as_its_worker_dies_keeps_no_log(wire: RedisClient) -> None:
+    """It fails in the sweep itself: nobody reads the dead worker's log for it any more."""
+    queue, lost = Queue(wire), await a_lease(wire)
+    await queue.put(job := a_job(queue))
+    (claim,) = (await lost.claim(0, 1)).jobs
+    assert isinstance(claim, Claim)
+    await lost.calls([append(lost, {"-": [delta(claim, 1)]}, claim)])
+    await spoil(wire, job.id, "deadline")
+    await Reaper(wire).sweep(ended=lost.id)
+    assert set(await reasons(wire)) == {job.id}
+    assert not await wire.redis.exists(partition_key(0, "heirs", lost.id))
+    assert 0 < await wire.redis.ttl(partition_key(0, "log", lost.id)) <= 60
+
+
 async def test_people_are_told_what_is_wrong_with_a_job_that_could_not_be_given_out(wire: RedisClient) -> None:
     queue, job = Queue(wire), a_job(Queue(wire))
     await queue.put(job)
