@@ -28,7 +28,7 @@ ATTEMPTS = (
     Bug(
         "the logs of a poison job go with its last worker",
         "A minute after it was given up nobody knows what it had generated.",
-        (lua("reap", "  lost.heirs[#lost.heirs + 1] = id\n", ""),),
+        (lua("reap", "  lost.heirs[#lost.heirs + 1] = id -- last", "  -- last"),),
         (JOBS + "the_logs_of_a_job_are_kept_until_its_tokens_are_stored",),
     ),
     Bug(
