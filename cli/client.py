@@ -14,7 +14,7 @@ from urllib.parse import urlencode, urlsplit
 import httpx2
 
 from api.settings import ApiSettings
-from cli.errors import FORBIDDEN, UNREACHABLE, Problem
+from cli.errors import FORBIDDEN, UNREACHABLE, USAGE, Problem
 from cli.instance import DataDir
 from cli.options import Where
 from cli.output import note
@@ -22,6 +22,7 @@ from penstock.client import (
     ApiRefusal,
     EventsUnreadable,
     InvalidAddress,
+    InvalidRequest,
     NoAnswer,
     Pause,
     PenstockClient,
@@ -204,6 +205,8 @@ class Client:
             raise self._refused(error, path) from None
         except EventsUnreadable as error:
             raise Problem(error.message, code=error.code) from None
+        except InvalidRequest as error:
+            raise Problem(str(error), exit_code=USAGE, code="usage") from None
         except InvalidAddress as error:
             raise Problem(
                 f"{self.url} is no address", cause=str(error), next_step="e.g. http://127.0.0.1:8000"

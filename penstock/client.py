@@ -14,11 +14,12 @@ has the same methods for asyncio.
 The methods raise these errors, all of them a PenstockError:
 
 - InvalidAddress: the client was given something else as the address of a server
+- InvalidRequest: the body is no JSON, or a key, an idempotency key or a cursor is not printable ASCII
 - NoAnswer: no server answered for `patience_s`
 - ApiRefusal: the server refused the request (`status`, `code`, `message`)
 - JobFailed: the job ended in any state but completed
 - StreamReset: the store lost part of a stream; discard what came, and go on with `stream(job_id, after=error.cursor)`
-- EventsUnreadable: the server cannot read the job's events to their end
+- EventsUnreadable: the server cannot read the job's events to their end, or sends one that is no JSON object
 - WaitTimeout: the time of `wait` is over; the job goes on
 """
 
@@ -40,6 +41,7 @@ from penstock.client_messages import (
     ApiRefusal,
     EventsUnreadable,
     InvalidAddress,
+    InvalidRequest,
     JobFailed,
     Json,
     NoAnswer,
@@ -65,6 +67,7 @@ __all__ = [
     "AsyncPenstockClient",
     "EventsUnreadable",
     "InvalidAddress",
+    "InvalidRequest",
     "JobFailed",
     "NoAnswer",
     "Pause",

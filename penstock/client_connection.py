@@ -13,7 +13,13 @@ import httpx2
 from penstock.client_protocol import Act, BodyPiece, Broken, HttpAnswer, Outcome, Pause, Read, Send
 
 CONNECT_TIMEOUT_S = 5.0
-BREAKS = (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError, httpx2.ProxyError)
+BREAKS = (
+    httpx2.TimeoutException,
+    httpx2.NetworkError,
+    httpx2.RemoteProtocolError,
+    httpx2.ProxyError,
+    httpx2.DecodingError,  # a compressed body that broke
+)
 UNREACHED = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 """Of these, failures before a server has accepted the connection."""
 

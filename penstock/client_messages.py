@@ -18,6 +18,10 @@ class InvalidAddress(PenstockError, ValueError):
     """Raised when an address of a server is none."""
 
 
+class InvalidRequest(PenstockError, ValueError):
+    """Raised when a request cannot be sent as it is."""
+
+
 class NoAnswer(PenstockError):
     """Raised when no server has answered for as long as the client was told to try."""
 
@@ -57,7 +61,7 @@ class StreamReset(PenstockError):
 
 
 class EventsUnreadable(PenstockError):
-    """Raised when the server cannot read a job's events to their end."""
+    """Raised when the server cannot read a job's events to their end, or sends one that is no JSON object."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -31,6 +31,7 @@ from penstock.client_messages import (
     WaitTimeout,
     refusal_of,
 )
+from penstock.client_request import check_headers, is_address, json_bytes
 
 FINAL = ("completed", "failed", "cancelled", "expired", "incomplete")
 """The states in which a job stays, and the names of its last event."""
@@ -125,7 +126,7 @@ class ServerList:
     def __init__(self, urls: str | Sequence[str], key: str) -> None:
         self.urls = [url.strip().rstrip("/") for url in (urls.split(",") if isinstance(urls, str) else urls)]
         for url in self.urls:
-            if not url.startswith(("http://", "https://")):
+            if not is_address(url):
                 raise InvalidAddress(f"{url!r} is no address of a server; write it as http://127.0.0.1:8000")
         self.key, self.reached = key, False
         self._at = 0
@@ -248,7 +249,9 @@ class Calls:
     def submit(self, body: Mapping[str, Any], idempotency_key: str) -> Call[Json]:
         """Put a job in the queue, once however often it must be sent."""
         headers = {"Idempotency-Key": idempotency_key}
-        retry = self._retry(final_code=NO_CAPACITY if (body.get("queue") or {}).get("do_not_queue") else "")
+        queue = body.get("queue")
+        refuses_to_wait = isinstance(queue, Mapping) and queue.get("do_not_queue")
+        retry = self._retry(final_code=NO_CAPACITY if refuses_to_wait else "")
         answer = yield from self._answer(retry, "POST", "/v1/jobs", dict(body), headers)
         return self._json(answer)
 
@@ -316,7 +319,7 @@ class Calls:
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Call[HttpAnswer]:
         """Return a good answer, after as many tries as it takes and may take."""
-        content = b"" if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
+        content = b"" if body is None else json_bytes(body)
         while True:
             got = yield self._send(retry, method, path, content, headers, timeout_s)
             if isinstance(got, HttpAnswer) and got.status < 400:
@@ -338,7 +341,9 @@ class Calls:
         own = {"Content-Type": "application/json"} if body else {}
         if self._servers.key:
             own["Authorization"] = f"Bearer {self._servers.key}"
-        return Send(method, retry.server() + path, {**own, **headers}, body, timeout_s, streamed)
+        own.update(headers)
+        check_headers(own)
+        return Send(method, retry.server() + path, own, body, timeout_s, streamed)
 
     def _json(self, answer: HttpAnswer) -> Json:
         try:
@@ -355,7 +360,12 @@ class Calls:
 
 def _event(job_id: str, sent: ServerSentEvent, cursor: str) -> StreamEvent:
     """Raises StreamReset, EventsUnreadable."""
-    data = json.loads(sent.data)
+    try:
+        data = json.loads(sent.data)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        raise EventsUnreadable("invalid_event", f"the data of an event {sent.name} is no JSON object")
     if sent.name == "stream.reset":
         raise StreamReset(job_id, StreamEvent(sent.name, cursor, data))
     if sent.name == "error":

@@ -15,6 +15,8 @@ from penstock.client_messages import (
     ApiRefusal,
     EventParser,
     EventsUnreadable,
+    InvalidAddress,
+    InvalidRequest,
     JobFailed,
     NoAnswer,
     ServerSentEvent,
@@ -297,9 +299,41 @@ def test_a_retry_after_is_read_in_seconds(headers: dict[str, str], seconds: floa
     assert retry_after_s(headers) == seconds
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a", ""])
+@pytest.mark.parametrize("queue", ["batch", ["batch"], 7, None])
+def test_what_a_request_may_hold_is_for_the_server_to_say(queue: Any) -> None:
+    played = Played(calls().submit(BODY | {"queue": queue}, "k"), [refused(400, "invalid_request")])
+    assert isinstance(played.error, ApiRefusal) and played.error.code == "invalid_request"
+
+
+@pytest.mark.parametrize("value", ["\u00e9", "a\nb", "a ", "a\r", "\x7f", "\ud800"])
+def test_what_no_header_can_hold_is_refused_before_it_is_sent(value: str) -> None:
+    """The error names the argument, and not its value, which may be the API key."""
+    keyed = Calls(ServerList([A], value), Patience(0, 0)).submit(BODY, "k")
+    each = {"key": keyed, "idempotency_key": calls().submit(BODY, value), "after": calls().stream("job_1", value)}
+    for name, call in each.items():
+        played = Played(call, [])
+        assert isinstance(played.error, InvalidRequest) and not played.acts
+        assert str(played.error) == f"{name} must be printable ASCII, without spaces around it"
+
+
+@pytest.mark.parametrize("value", [math.nan, object(), "\ud800"])
+def test_a_body_that_is_no_json_is_refused_before_it_is_sent(value: object) -> None:
+    played = Played(calls().submit(BODY | {"metadata": value}, "k"), [])
+    assert isinstance(played.error, InvalidRequest) and "the body is no JSON" in str(played.error)
+
+
+@pytest.mark.parametrize("data", ["{", "<html>", "[1]"])
+def test_an_event_that_is_no_json_is_unreadable(data: str) -> None:
+    sent = f"event: delta\nid: 0:1:r\ndata: {data}\n\n".encode()
+    played = Played(calls().stream("job_1", ""), [STREAMED, BodyPiece(sent, 0)])
+    assert isinstance(played.error, EventsUnreadable) and played.error.code == "invalid_event"
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://a", "", "http://", "http://[::1", "http://[x]", "http://a:99999", "http://:80"]
+)
 def test_what_is_no_address_is_refused_at_once(url: str) -> None:
-    with pytest.raises(ValueError, match="is no address of a server; write it as http"):
+    with pytest.raises(InvalidAddress, match="is no address of a server; write it as http"):
         ServerList([url], "")
     assert ServerList("http://a/, http://b", "").urls == [A, B]
 
