@@ -18,19 +18,21 @@ MAX_NAMED = 5
 
 
 class Listing(NamedTuple):
-    """The list that has all ids of one kind. `after` and `following` name the parameter and the field of its pages."""
+    """The list that has all ids of one kind. `after` and `following` name the parameter and the field of its pages;
+    `other` is a field whose ids are taken, too."""
 
     path: str
     noun: str
     plural: str
     after: str = ""
     following: str = ""
+    other: str = ""
 
 
 LISTINGS = {
     "job_id": Listing("/v1/jobs", "job", "jobs", "cursor", "next_cursor"),
     "batch_id": Listing("/v1/batches", "batch", "batches", "after", "last_id"),
-    "letter_id": Listing("/admin/dlq", "dead letter", "dead letters"),
+    "letter_id": Listing("/admin/dlq", "dead letter", "dead letters", other="job_id"),
     "message_id": Listing("/admin/webhooks", "webhook message", "webhook messages"),
 }
 """By the name of a command's argument."""
@@ -42,7 +44,8 @@ def whole_id(client: Client, argument: str, given: str) -> str:
     if not BEGINNING.fullmatch(given):
         return given
     listing = LISTINGS[argument]
-    found = [each["id"] for each in _all(client, listing, given) if each["id"].startswith(given)]
+    ids = (each.get(field) or "" for each in _all(client, listing, given) for field in ("id", listing.other))
+    found = [each for each in dict.fromkeys(ids) if each.startswith(given)]
     if len(found) > 1:
         names = ", ".join(found[:MAX_NAMED]) + (f" and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else "")
         raise Problem(

@@ -18,6 +18,8 @@ JOBS = [f"job_00{number:030x}" for number in range(0xABC000, 0xABC000 + 250)] + 
 BATCHES = [f"batch_00{'1' * 30}", f"batch_00{'2' * 30}"]
 MESSAGES = [f"msg_00{'3' * 30}", f"msg_00{'4' * 30}"]
 LETTERS = ["0-1795486176000-0", "0-1795486176000-1", "0-1795486200000-0"]
+LETTER_JOBS = [JOBS[0], JOBS[-1], None]
+"""One letter is of no job."""
 KINDS = {"/v1/jobs": JOBS, "/v1/batches": BATCHES, "/admin/dlq": LETTERS, "/admin/webhooks": MESSAGES}
 
 
@@ -31,7 +33,9 @@ class Lists(http.server.BaseHTTPRequestHandler):
             return
         ids, limit = KINDS[parts.path], int(query["limit"][0])
         begin = int(query.get("cursor", query.get("after", ["0"]))[0])
-        page = [{"id": each} for each in ids[begin : begin + limit]]
+        page: list[dict[str, Any]] = [{"id": each} for each in ids[begin : begin + limit]]
+        if ids is LETTERS:
+            page = [each | {"job_id": job_id} for each, job_id in zip(page, LETTER_JOBS, strict=True)]
         place = str(begin + limit) if begin + limit < len(ids) else None
         self._send(200, {"data": page, "has_more": place is not None, "next_cursor": place, "last_id": place})
 
@@ -69,6 +73,9 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["webhooks", "show"], "msg_0044", f"/admin/webhooks/{MESSAGES[1]}"),
         (["dlq", "show"], "0-17954862", "/admin/dlq/0-1795486200000-0"),
         (["dlq", "show"], "0-1795486176000-1", "/admin/dlq/0-1795486176000-1"),
+        (["dlq", "show"], "job_00ffff", f"/admin/dlq/{JOBS[-1]}"),  # a letter by its job
+        (["dlq", "show"], "job_00eeee", "/admin/dlq/job_00eeee"),
+        (["webhooks", "show"], "job_00ffff", "/admin/webhooks/job_00ffff"),
         (["jobs", "show"], f"job_00{'e' * 30}", f"/v1/jobs/job_00{'e' * 30}"),  # whole: not looked up
         (["jobs", "show"], "job_00eeee", "/v1/jobs/job_00eeee"),  # nothing begins so: the server says it
         (["jobs", "show"], "job_00f", "/v1/jobs/job_00f"),  # too short to be taken for the one
