@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from cli.bounds import ProcessLimits, bind
 from cli.instance import ProcessEntry
-from cli.log_lines import ran_alone, text_of
+from cli.log_lines import message_of, ran_alone
 from runtime import lifeline
 from runtime.loops import wait
 
@@ -244,15 +244,6 @@ def _tail(log: Path, start: int) -> list[str]:
             return file.read().decode(errors="replace").strip().split("\n")
     except OSError:
         return [""]
-
-
-def message_of(line: str) -> str:
-    """Format a log line for a terminal."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return line.strip()
-    return text_of(record) or line.strip() if isinstance(record, dict) else line.strip()
 
 
 def _kill_group(pid: int) -> None:

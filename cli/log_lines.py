@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from streaming.ids import JOB_ID
+
 REDIS_LINE = re.compile(r"[0-9]+:[A-Z] ([0-9]{1,2} [A-Z][a-z]{2} [0-9]{4} [0-9:]{8}\.[0-9]{3}) ([.*#-]) (.*)")
 REDIS_LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
-CLAIM = '"alone":'
-"""In the log line of a claim, and in no other."""
+CLAIMER = "workers.claimer"
+"""The logger whose records say what a worker runs alone."""
 HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exception", "stack")
 """Fields of a record that `pretty` does not show as `name=value`."""
 
@@ -32,14 +34,25 @@ class LogLine:
     fields: dict[str, Any]
 
 
-def parse_line(process: str, line: str, before: str) -> LogLine:
-    """Parse a line. `before`: the time of the line before it, which counts for a text without a time."""
+def record_of(line: str) -> dict[str, Any] | None:
+    """The record of a JSON line; None for a text, and for JSON that is no record or nested too deeply to be read."""
     try:
         fields = json.loads(line)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        fields = _of_text(line, before)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
+def message_of(line: str) -> str:
+    """What a log line says, which always can be written as UTF-8; the line itself if it says nothing else."""
+    record = record_of(line)
+    said = text_of(record) if record else ""
+    return (said or line.strip()).encode("utf-8", "backslashreplace").decode()
+
+
+def parse_line(process: str, line: str, before: str) -> LogLine:
+    """Parse a line. `before`: the time of the line before it, which counts for a text without a time."""
+    fields = record_of(line) or _of_text(line, before)
     time = str(fields.get("time") or before)
     role = str(fields.get("service") or process.partition("-")[0])
     return LogLine(time, process, role, {"process": process, **fields})
@@ -61,12 +74,22 @@ def concerns(line: LogLine, raw: str, *, job: str, role: str, process: str) -> b
 
 
 def ran_alone(lines: Iterable[str]) -> str:
-    """The job that a worker ran alone when its log ended, by its last claim; "" if it ran several, or none."""
+    """The job that a worker ran alone when its log ended, by its last claim; "" if it ran several, or none.
+
+    The log holds what any library or crash has written: whatever is no record of a claim is passed over.
+    """
     for line in reversed(list(lines)):
-        if CLAIM in line:
-            fields = parse_line("", line, "").fields
-            if fields.get("alone") in (True, False):
-                return str(fields["jobs"][0]) if fields["alone"] and fields.get("jobs") else ""
+        record = record_of(line) if CLAIMER in line else None
+        if record and record.get("logger") == CLAIMER and "alone" in record:
+            return _only_job(record)
+    return ""
+
+
+def _only_job(claim: dict[str, Any]) -> str:
+    """The job of a claim that brought one to run alone; "" for any other record."""
+    match claim:
+        case {"alone": True, "jobs": [str(job)]} if JOB_ID.fullmatch(job):
+            return job
     return ""
 
 

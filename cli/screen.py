@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cli.child import Child, message_of
+from cli.child import Child
 from cli.errors import Problem
 from cli.instance import Instance
+from cli.log_lines import message_of
 from cli.output import error_block
 from cli.progress import ProgressLine
 from cli.settings import UpSettings

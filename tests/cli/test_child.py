@@ -123,6 +123,22 @@ async def test_last_words_of_the_log_are_the_cause(room: Room) -> None:
     assert child.status.cause == "exit 1: out of memory"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"logger": "workers.claimer", "alone": true, "jobs": {"a": 1}}',
+        '{"logger": "workers.claimer", "alone": true, "jobs": 7}',
+        '"workers.claimer" "alone":' + "[" * 5000,
+        "[" * 5000,
+    ],
+    ids=["a dict", "a number", "text", "nested"],
+)
+async def test_a_child_is_started_again_whatever_its_log_holds(line: str, room: Room) -> None:
+    child = room.start(f"print({line!r}); raise SystemExit(3)")
+    await room.until(lambda: child.status.restarts == 1)
+    assert child.status.cause.startswith("exit 3: ")
+
+
 async def test_program_that_is_not_there(room: Room) -> None:
     """A program that cannot be started is a failure like any other."""
     program = Program(role="redis", id="redis-1", argv=("/no/such/server",), log=room.folder / "log", env={})

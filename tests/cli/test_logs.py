@@ -17,7 +17,7 @@ from house import eventually
 
 from cli.__main__ import main
 from cli.errors import INTERRUPTED, UNREACHABLE
-from cli.log_lines import parse_line, pretty, ran_alone
+from cli.log_lines import CLAIMER, message_of, parse_line, pretty, ran_alone
 
 JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
 Logs = Callable[..., list[dict[str, Any]]]
@@ -136,7 +136,33 @@ def test_a_request_is_shown_as_what_was_asked_and_answered() -> None:
     assert pretty(line).endswith("api-1        GET /v1/jobs/{job_id} 200 1.5 ms tenant=t")
 
 
+def claim(time: str, jobs: Any, alone: Any) -> str:
+    return record(time, "a", logger="workers.claimer", jobs=jobs, alone=alone)
+
+
 def test_the_last_claim_says_what_a_worker_ran_alone() -> None:
-    alone, several = record("01.000", "a", jobs=[JOB], alone=True), record("02.000", "b", jobs=["j"], alone=False)
-    assert ran_alone([alone, record("03.000", 'said "alone":')]) == JOB
+    alone, several = claim("01.000", [JOB], True), claim("02.000", [JOB], False)
+    assert ran_alone([alone, record("03.000", 'said workers.claimer "alone":', alone=False, jobs=[])]) == JOB
     assert ran_alone([alone, several]) == ran_alone([several]) == ran_alone(["", "{}"]) == ""
+    assert ran_alone([record("01.000", "of another logger", jobs=[JOB], alone=True)]) == ""
+
+
+HOSTILE_JOBS = [None, 7, 1.5, True, "", JOB, [], {}, {"0": JOB}, [7], [None], [[JOB]], ["j"], [JOB, JOB], [f"{JOB}\n"]]
+HOSTILE_LINES = [
+    *(claim("02.000", jobs, True) for jobs in HOSTILE_JOBS),
+    *(claim("02.000", [JOB], alone) for alone in (1, "true", None, [True])),
+    *(f"{head}{CLAIMER}" for head in ("[" * 5000, '{"a":' * 5000, '{"logger": "', "9" * 5000, "\0", "\ud800")),
+    *(json.dumps(text) for text in (CLAIMER, [CLAIMER], {CLAIMER: 1}, {"logger": [CLAIMER], "alone": True})),
+]
+
+
+@pytest.mark.parametrize("line", HOSTILE_LINES, ids=lambda line: line[-60:].encode("unicode_escape").decode())
+def test_no_line_of_a_log_raises_or_names_a_job(line: str) -> None:
+    assert ran_alone([line]) == ""
+    message_of(line).encode()
+
+
+def test_what_a_line_says_can_be_written() -> None:
+    """A lone surrogate, which JSON may hold, would end the supervisor that writes its state."""
+    assert message_of(record("01.000", "half \ud800")) == "half \\ud800"
+    assert message_of(record("01.000", "")).startswith("{") and message_of(" text\n") == "text"
