@@ -74,7 +74,8 @@ def concerns(line: LogLine, raw: str, *, job: str, role: str, process: str) -> b
 
 
 def ran_alone(lines: Iterable[str]) -> str:
-    """The job that a worker ran alone when its log ended, by its last claim; "" if it ran several, or none.
+    """The job that a worker ran alone when its log ended, by its last claim; "" if it ran several or none, or if that
+    job has ended since.
 
     The log holds what any library or crash has written: whatever is no record of a claim is passed over.
     """

@@ -80,4 +80,5 @@ class Heartbeat:
         taken = {(attempt.job.id, attempt.number) for attempt in lost}
         for job_id, _ in taken & before:
             self._drop(job_id, "the store no longer counts it as this worker's")
+            self._claimer.note_end(job_id)
         return taken - before

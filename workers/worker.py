@@ -290,8 +290,9 @@ class Worker:
     def _on_written(self, finishes: Sequence[Finish]) -> None:
         for finish in finishes:
             held = self._attempts.get(finish.terminal.job)
-            if held is not None and held.number == finish.number:
-                del self._attempts[finish.terminal.job]
+            if held is None or held.number == finish.number:
+                self._attempts.pop(finish.terminal.job, None)
+                self._claimer.note_end(finish.terminal.job)
         if finishes:
             self._room.set()
 

@@ -144,6 +144,8 @@ def test_the_last_claim_says_what_a_worker_ran_alone() -> None:
     alone, several = claim("01.000", [JOB], True), claim("02.000", [JOB], False)
     assert ran_alone([alone, record("03.000", 'said workers.claimer "alone":', alone=False, jobs=[])]) == JOB
     assert ran_alone([alone, several]) == ran_alone([several]) == ran_alone(["", "{}"]) == ""
+    ended = record("02.000", "the job no longer runs alone", logger="workers.claimer", job=JOB, alone=False)
+    assert ran_alone([alone, ended]) == "" and ran_alone([ended, alone]) == JOB
     assert ran_alone([record("01.000", "of another logger", jobs=[JOB], alone=True)]) == ""
 
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
+from cli.log_lines import ran_alone
 from penstock.engine import Capabilities, Stats
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Plans
@@ -26,6 +27,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
+from telemetry.logs import JsonLines
 from workers.choices import reserved_slots
 from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, room, room_for_batch
 from workers.engines.sim.settings import SimSettings
@@ -36,8 +38,11 @@ pytestmark = pytest.mark.slow
 __all__ = ["recorder", "start"]  # fixtures
 
 
-async def test_suspects_run_alone_and_the_innocent_complete(wire: RedisClient, start: Start) -> None:
-    """Jobs that lost two workers are run one at a time; nothing runs beside them."""
+async def test_suspects_run_alone_and_the_innocent_complete(
+    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Jobs that lost two workers are run one at a time; nothing runs beside them. The log names each while it runs."""
+    caplog.set_level("INFO", "workers.claimer")
     queue = Queue(wire)
     jobs = [a_job(queue, f"suspect {number}", 20) for number in range(3)]
     for job in jobs:
@@ -59,6 +64,15 @@ async def test_suspects_run_alone_and_the_innocent_complete(wire: RedisClient, s
         assert record.state is JobState.COMPLETED and text_of(record) == expected(f"suspect {number}", 20)
         assert record.attempt == 3
     assert most == 1
+
+    async def none_is_held() -> bool:
+        return running.worker.running == 0
+
+    await until(none_is_held)
+    lone = [each for each in caplog.records if each.getMessage().startswith(("a job runs alone", "the job no longer"))]
+    lines = [JsonLines("worker").format(each) for each in lone]
+    named = [ran_alone(lines[: end + 1]) for end in range(len(lines))]
+    assert sorted(named[::2]) == sorted(job.id for job in jobs) and named[1::2] == [""] * len(jobs)
     after = a_job(queue, "after", 5)
     await queue.put(after)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED

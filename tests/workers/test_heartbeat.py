@@ -129,13 +129,13 @@ async def test_a_job_that_one_heartbeat_leaves_out_goes_on(wire: RedisClient, st
 
 def test_a_job_whose_end_is_being_written_is_not_dropped() -> None:
     """The store has ended it already, and the answer to that is on its way: it is no job that was taken away."""
-    dropped = list[str]()
+    dropped, ended_alone = list[str](), list[str]()
     ending, running = (
         SimpleNamespace(job=SimpleNamespace(id=name), number=1, over=name == "ending") for name in ("ending", "running")
     )
     held = SimpleNamespace(of=lambda partition: [ending, running])
     heartbeat = Heartbeat(
-        *cast(Any, (None, held, None)),
+        *cast(Any, (None, held, SimpleNamespace(note_end=ended_alone.append))),
         1.0,
         checkpoint=lambda _: None,
         on_cancelled=lambda _: None,
@@ -144,4 +144,4 @@ def test_a_job_whose_end_is_being_written_is_not_dropped() -> None:
     taken = heartbeat._drop_taken(0, set(), {})
     assert taken == {("running", 1)} and dropped == []
     heartbeat._drop_taken(0, taken, {})
-    assert dropped == ["running"]
+    assert dropped == ended_alone == ["running"]
