@@ -7,6 +7,9 @@ import msgspec
 
 from penstock.engine import Capabilities, ChatTurn, EngineHealth, ModelCard, Piece, Request, Stats, Step, task_health
 
+MAX_OUTPUT = 4095
+"""Words of an answer, at most."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Its options in penstock.toml: `options.slots` and `options.step_ms`."""
@@ -35,10 +38,13 @@ class Echo:
         on_phase("loading nothing")
         self._task = asyncio.create_task(self._run(on_step))
         can = Capabilities(logprobs=-1)  # none
-        return ModelCard(name=self._model, engine="echo", context=4096, max_output=4095, capabilities=can, created=0)
+        context = 1 + MAX_OUTPUT  # a prompt counts as one token
+        return ModelCard(
+            name=self._model, engine="echo", context=context, max_output=MAX_OUTPUT, capabilities=can, created=0
+        )
 
     async def check(self, request: Request) -> None:
-        """Every prompt can be echoed."""
+        """Every prompt can be echoed, a long one up to the limit."""
 
     def submit(self, request: Request) -> None:
         parts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
@@ -46,7 +52,9 @@ class Echo:
         for stop in filter(None, request.sampling.stop):
             text = text.partition(stop)[0]
         words, limit = text.split(), request.sampling.max_tokens
-        finish = "stop" if limit is None or len(words) <= limit else "length"
+        if limit is None:
+            limit = MAX_OUTPUT
+        finish = "stop" if len(words) <= limit else "length"
         self._answers[request.id] = Answer(words[request.past_tokens : limit], finish)
 
     def cancel(self, request_id: str) -> None:

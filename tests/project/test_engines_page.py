@@ -46,11 +46,12 @@ def test_the_page_names_every_method_and_every_folder() -> None:
 
 
 async def test_the_example_answers_goes_on_and_cancels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new request, one that an earlier attempt began, a limit, a stop string, and one that is cancelled."""
+    """A new request, one that an earlier attempt began, a limit, a stop string, one that is cancelled, and a prompt
+    that is longer than the longest answer."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
     echo = CheckedEngine(plugin.build_plugin("echo_engine:Echo", "m", {"step_ms": 1}), "echo_engine:Echo", "m")
     pieces: list[Piece] = []
-    ended: dict[str, asyncio.Event] = {name: asyncio.Event() for name in "abcde"}
+    ended: dict[str, asyncio.Event] = {name: asyncio.Event() for name in "abcdef"}
 
     def on_step(step: list[Piece]) -> None:
         pieces.extend(step)
@@ -66,6 +67,7 @@ async def test_the_example_answers_goes_on_and_cancels(monkeypatch: pytest.Monke
         Request("c", "one two three", Sampling(max_tokens=2)),
         Request("d", "one two three", Sampling(stop=("two",))),
         Request("e", "one two three", Sampling()),
+        Request("f", "word " * 5000, Sampling(), past=(("word " * 4000, (), 4000),)),
     ):
         await echo.check(request)
         echo.submit(request)
@@ -76,6 +78,7 @@ async def test_the_example_answers_goes_on_and_cancels(monkeypatch: pytest.Monke
     assert echo.health().ok
     await echo.stop()
     said = {name: "".join(piece.text for piece in pieces if piece.id == name) for name in ended}
+    assert said.pop("f") == "word " * (card.max_output - 4000)
     assert said == {"a": "one two three ", "b": "two three ", "c": "one two ", "d": "one ", "e": ""}
     ends = {piece.id: piece.finish for piece in pieces if piece.last}
-    assert ends == {"a": "stop", "b": "stop", "c": "length", "d": "stop", "e": "cancelled"}
+    assert ends == {"a": "stop", "b": "stop", "c": "length", "d": "stop", "e": "cancelled", "f": "length"}

@@ -219,6 +219,16 @@ def test_a_job_goes_on_at_the_next_word_after_a_kill(tmp_path: Path) -> None:
         assert served.words(job) == words
 
 
+def test_a_long_prompt_without_a_limit_is_answered_up_to_the_longest_answer(tmp_path: Path) -> None:
+    """It must not end its worker, and so become a dead letter."""
+    with plugged(tmp_path, "echo_engine:Echo", "options.step_ms = 0\n") as served:
+        served.work()
+        job = served.job("word " * 5000)
+        state = served.ended(job)
+        assert (state["status"], state["attempts"]) == ("completed", 1)
+        assert served.words(job) == ["word"] * 4095
+
+
 def _steps(served: Served) -> int:
     """Steps of the workers that are in their logs."""
     with Redis.from_url(served.house.redis_url) as client:
