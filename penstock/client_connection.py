@@ -104,7 +104,7 @@ class AsyncCallConnection:
 
 
 def _request_options(act: Send) -> dict[str, Any]:
-    timeout = httpx2.Timeout(act.timeout_s, connect=CONNECT_TIMEOUT_S)
+    timeout = httpx2.Timeout(act.timeout_s, connect=min(CONNECT_TIMEOUT_S, act.timeout_s))
     return {"headers": dict(act.headers), "content": act.body or None, "timeout": timeout}
 
 

@@ -39,7 +39,9 @@ LONG_POLL_S = 30.0
 ANSWER_TIMEOUT_S = 30.0
 """How long a server may send nothing before its answer."""
 LATE_S = 15.0
-"""The same of a long poll, whose caller has a time limit."""
+"""The same of a long poll, after the time that it asks for."""
+OVERTIME_S = 2.0
+"""How long a wait goes on behind its end for an answer that may be on its way."""
 SILENCE_S = 45.0
 """How long a stream may bring nothing: a server sends something every [api] keep_alive_s (10 s)."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 3.0
@@ -178,6 +180,10 @@ class RetryState:
         self._servers.reached = True
         self._failures = 0
 
+    def after(self, failure: Outcome) -> Pause:
+        """Return the delay before the next try. Raises NoAnswer, ApiRefusal, TimeoutError."""
+        return self.after_refusal(failure) if isinstance(failure, HttpAnswer) else self.after_break(_broken(failure))
+
     def after_break(self, broken: Broken) -> Pause:
         """Return the delay before the next try, at the next server. Raises NoAnswer, TimeoutError."""
         self._servers.reached |= broken.reached
@@ -213,9 +219,10 @@ class RetryState:
     def _pause(self, pause: Pause, at: float, error: ApiRefusal | NoAnswer) -> Pause:
         """Return the pause, or raise if it would last too long."""
         patience_s = self._patience.s if self._servers.reached else self._patience.first_s
-        if at + pause.seconds >= self._until:
+        ends = at + pause.seconds
+        if ends >= self._until and self._servers.reached:
             raise TimeoutError from error
-        if at + pause.seconds - self._since >= patience_s:
+        if ends >= self._until or ends - self._since >= patience_s:
             raise error
         return pause
 
@@ -258,18 +265,28 @@ class Calls:
     def wait(self, job_id: str, timeout_s: float, now: float) -> Call[Json]:
         """Return the job once it has ended. Raises WaitTimeout."""
         until, job = now + timeout_s, None
+        retry = self._retry(until=until)
         while True:
-            poll_s = max(0.0, min(LONG_POLL_S, until - now))
+            left_s = max(0.0, until - now)
+            poll_s = min(LONG_POLL_S, left_s)
             path = f"{_job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
+            silence_s = min(poll_s + LATE_S, left_s + OVERTIME_S)
+            got = yield self._send(retry, "GET", path, b"", EMPTY, silence_s)
+            if isinstance(got, HttpAnswer) and got.status < 400:
+                retry.progress()
+                job, now = self._json(got), got.at
+                if job["status"] in FINAL:
+                    return job
+                if now >= until:
+                    raise WaitTimeout(job_id, timeout_s, job)
+                continue
             try:
-                answer = yield from self._answer(self._retry(until=until), "GET", path, timeout_s=poll_s + LATE_S)
+                pause = retry.after(got)
             except TimeoutError:
                 raise WaitTimeout(job_id, timeout_s, job) from None
-            job, now = self._json(answer), answer.at
-            if job["status"] in FINAL:
-                return job
-            if now >= until:
-                raise WaitTimeout(job_id, timeout_s, job)
+            yield pause
+            assert got is not None
+            now = got.at + pause.seconds
 
     def stream(self, job_id: str, after: str) -> Call[None]:
         """Yield the job's events after a cursor to its end, whatever connection brings them."""
@@ -283,7 +300,7 @@ class Calls:
                 got, after = yield from self._events(job_id, after, retry)
                 if got is None:
                     return
-            yield retry.after_refusal(got) if isinstance(got, HttpAnswer) else retry.after_break(_broken(got))
+            yield retry.after(got)
 
     def _events(self, job_id: str, after: str, retry: RetryState) -> Call[tuple[HttpAnswer | Broken | None, str]]:
         """Yield the events of one connection. Returns why another one is needed, None if none is, and the new
@@ -316,16 +333,15 @@ class Calls:
         path: str,
         body: Any = None,
         headers: Mapping[str, str] = EMPTY,
-        timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> Call[HttpAnswer]:
         """Return a good answer, after as many tries as it takes and may take."""
         content = b"" if body is None else json_bytes(body)
         while True:
-            got = yield self._send(retry, method, path, content, headers, timeout_s)
+            got = yield self._send(retry, method, path, content, headers, ANSWER_TIMEOUT_S)
             if isinstance(got, HttpAnswer) and got.status < 400:
                 retry.progress()
                 return got
-            yield retry.after_refusal(got) if isinstance(got, HttpAnswer) else retry.after_break(_broken(got))
+            yield retry.after(got)
 
     def _send(
         self,

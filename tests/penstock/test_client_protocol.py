@@ -206,7 +206,8 @@ def test_a_wait_polls_to_the_end_and_within_its_time() -> None:
     running, done = {"status": "in_progress"}, {"status": "failed"}
     played = Played(calls().wait("job_1", 40.0, now=0.0), [ok(running, 30.0), broken(31.0), ok(done, 39.0)])
     assert played.result == done
-    assert [send.url.partition("=")[2] for send in played.sent] == ["30.000", "10.000", "10.000"]
+    assert [send.url.partition("=")[2] for send in played.sent] == ["30.000", "10.000", "8.900"]
+    assert [round(send.timeout_s, 1) for send in played.sent] == [42.0, 12.0, 10.9]
     played = Played(calls().wait("job_1", 40.0, now=0.0), [ok(running, 30.0), ok(running, 40.0)])
     assert isinstance(played.error, WaitTimeout) and (played.error.job_id, played.error.job) == ("job_1", running)
     played = Played(calls().wait("job_1", 0.0, now=5.0), [ok(running, 5.0)])
@@ -216,6 +217,15 @@ def test_a_wait_polls_to_the_end_and_within_its_time() -> None:
 def test_a_wait_that_meets_a_dead_server_ends_at_its_time() -> None:
     played = Played(calls().wait("job_1", 2.0, now=0.0), [broken(0.5), broken(1.95)])
     assert isinstance(played.error, WaitTimeout)
+    played = Played(calls(A, B).wait("job_1", 50.0, now=0.0), [broken(45.0), broken(49.9)])
+    assert isinstance(played.error, WaitTimeout) and [round(send.timeout_s, 1) for send in played.sent] == [45.0, 6.9]
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 2.0])
+def test_a_wait_that_reaches_no_server_does_not_say_that_the_job_goes_on(timeout_s: float) -> None:
+    outcomes = [broken(0.5, reached=False), broken(1.95, reached=False)][: 1 if not timeout_s else 2]
+    played = Played(calls().wait("job_1", timeout_s, now=0.0), outcomes)
+    assert isinstance(played.error, NoAnswer) and played.error.cause == "cut"
 
 
 def test_a_stream_goes_on_behind_its_last_whole_event() -> None:
