@@ -69,15 +69,16 @@ class Conversation:
         if not line.strip():
             return
         if not line.startswith("/"):
-            self._answer(line)
+            self._answer(line, self._turns)
         elif word in self._commands:
             self._commands[word](rest.strip())
         else:
             note(f"there is no command {word}; /help lists them")
 
-    def _answer(self, question: str) -> None:
+    def _answer(self, question: str, before: Turns) -> None:
+        """Ask behind the turns `before`. What was said stays as it is until the answer is there."""
         self._question = question
-        asked: Turns = [*self._turns, {"role": "user", "content": question}]
+        asked: Turns = [*before, {"role": "user", "content": question}]
         system: Turns = [{"role": "system", "content": self._system}] if self._system else []
         answer = ask(self._client, self._options, system + asked)
         self._turns = [*asked, {"role": "assistant", "content": answer}]
@@ -86,9 +87,8 @@ class Conversation:
         if not self._question:
             note("nothing has been asked yet")
             return
-        if len(self._turns) > 1 and self._turns[-2]["content"] == self._question:  # it was answered
-            del self._turns[-2:]
-        self._answer(self._question)
+        answered = len(self._turns) > 1 and self._turns[-2]["content"] == self._question
+        self._answer(self._question, self._turns[:-2] if answered else self._turns)
 
     def _model(self, name: str) -> None:
         served = [str(model["id"]) for model in self._client.get("/v1/models")["data"]]

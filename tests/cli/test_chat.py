@@ -129,6 +129,21 @@ def test_a_stopped_answer_is_cancelled_and_asked_again(house: House) -> None:
         typed.until(answer(("user", "a long one"), tokens=3))
 
 
+def test_a_retry_that_is_stopped_keeps_the_answer(house: House) -> None:
+    """Until the new one is there, and a third try still replaces it."""
+    with typing(house, "--max-tokens", "600") as typed:
+        spoken = answer(("user", "a question"), tokens=600)
+        assert spoken in typed.say("a question")
+        typed.type("/retry\r")
+        typed.until(spoken[:20])
+        typed.type("\x03")
+        typed.until("(stopped)\n>>> ")
+        assert "saved 2 turns" in typed.say("/save retry.json")
+        assert spoken in typed.say("/retry") and "saved 2 turns" in typed.say("/save retry.json")
+    turns = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": spoken}]
+    assert json.loads((house.folder / "retry.json").read_text()) == turns
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_conversation_ends_when_it_is_told_to(house: House, number: signal.Signals, answers: bool) -> None:
