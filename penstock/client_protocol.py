@@ -43,7 +43,7 @@ LATE_S = 15.0
 OVERTIME_S = 2.0
 """How long a wait goes on behind its end for an answer that may be on its way."""
 SILENCE_S = 45.0
-"""How long a stream may bring nothing: a server sends something every [api] keep_alive_s (10 s)."""
+"""How long a stream may bring nothing: a server sends something every [api] keep_alive_s (10 s, at most 20 s)."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 3.0
 """Limits of the first delay, and of all: each is random, so that clients that were cut off together come back apart."""
 RETRY_AFTER_SPREAD = 0.25

@@ -52,6 +52,7 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
         ("[apy]\nport = 1\n", {}, ("apy", "'api'")),
         ("[api]\nport = 'x'\n", {}, ("api.port", "a whole number")),
         ("[api]\nport = 70000\n", {}, ("api.port", "65535")),
+        ("[api]\nkeep_alive_s = 60\n", {}, ("api.keep_alive_s", "<= 20")),
         ("api = 3\n", {}, ("api", "expected a table")),
         ("[models.m]\nengine = 'my engine'\n", {}, ("models.m.engine", "llamacpp")),
         ("[models.m]\n", {}, ("models.m", "engine")),
