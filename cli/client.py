@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,9 +44,9 @@ SEND_ADMIN_KEY = f"use an admin key, one with admin = true in [keys]: {SEND_A_KE
 OTHER_KEY = (
     f"the key in {KEY} (or {KEY_FILE}) is not in [keys]; check it, or restart the server after changing penstock.toml"
 )
-FIND_TOKEN = (
-    f"drop --url and PENSTOCK_URL and use --data-dir FOLDER, or set {KEY} to the contents of FOLDER/run/admin-token"
-)
+FIND_TOKEN = f"use --data-dir FOLDER, or set {KEY} to the contents of FOLDER/run/admin-token"
+NOT_TO_REDIS = "an admin token is not sent to an address out of Redis"
+NO_URL = "drop --url and PENSTOCK_URL and "
 ADMIN = "/admin/"
 SAME_MACHINE = ("127.0.0.1", "localhost", "::1")
 """Host names of an instance on this machine."""
@@ -56,10 +57,21 @@ class Client:
 
     Args:
         running: the instance is known to run, so its first answer is waited for as well.
+        without_token: why no admin token was found, if the address was not given.
     """
 
-    def __init__(self, url: str, key: str, *, model: str = "", admin_token: str = "", running: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        *,
+        model: str = "",
+        admin_token: str = "",
+        running: bool = False,
+        without_token: str = "",
+    ) -> None:
         self.url, self._key, self._model, self._admin_token = url.rstrip("/"), key, model, admin_token
+        self._without_token = without_token
         with self._explained():
             self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if running else 0.0)
         self._api.http.event_hooks["response"] = [_note_ignored]
@@ -70,9 +82,9 @@ class Client:
 
     @classmethod
     def find(cls, where: Where) -> Client:
-        """Find the API by --url or by the running instance of the data folder. If there is no key, try Redis, then the
-        configured port. Any program may answer there, so a key is never sent to them. Raises Problem,
-        also if other users can read the key's file.
+        """Find the API by --url or by the running instance of the data folder. If the folder was not given and is new,
+        and there is no key, try Redis, then the configured port. Any program may answer there, so a key is never sent
+        to them. Raises Problem, also if other users can read the key's file.
         """
         home, named = where.home(), os.environ.get(KEY, "")
         instance = home.read() if where.url or not where.redis_url else None
@@ -85,12 +97,14 @@ class Client:
             return cls(where.url, named)
         config = where.config()
         by_redis = "url" in config.raw.get("redis", {})
+        if (where.data_dir and not where.redis_url) or (home.was_used() and not by_redis):
+            raise _not_running(home, where.data_dir)
         if named or _kept_key(home.api_key):
             raise _no_trusted_address(home, by_redis=by_redis)
         if by_redis:
-            return cls(_registered(config.section("redis", RedisSettings)), "")
+            return cls(_registered(config.section("redis", RedisSettings)), "", without_token=NOT_TO_REDIS)
         api = config.section("api", ApiSettings)
-        return cls(f"http://{api.host}:{api.port}", "")
+        return cls(f"http://{api.host}:{api.port}", "", without_token=f"nothing is running in {home.path}")
 
     def __enter__(self) -> Self:
         return self
@@ -223,16 +237,34 @@ class Client:
 
     def _refused(self, refusal: ApiRefusal, path: str) -> Problem:
         """The Problem for an error answer of the API."""
-        message = refusal.message
+        message, cause = refusal.message, ""
         if refusal.code == "admin_token_required":  # the server's message addresses people who write requests by hand
-            message = f"/admin of {self._api.url} needs its admin token"
+            message, cause = f"/admin of {self._api.url} needs its admin token", self._without_token
         return Problem(
             message,
-            next_step=_next_step(refusal.code, self._api.url + path, has_key=bool(self._key or self._admin_token)),
+            cause=cause,
+            next_step=self._next_step(refusal.code, self._api.url + path),
             exit_code=FORBIDDEN if refusal.status in (401, 403) else 1,
             code=refusal.code,
             request_id=refusal.request_id,
         )
+
+    def _next_step(self, code: str, url: str) -> str:
+        """What to do about a refusal; "" if its message says so."""
+        has_key = bool(self._key or self._admin_token)
+        match code:
+            case "admin_token_required":
+                return FIND_TOKEN if self._without_token else NO_URL + FIND_TOKEN
+            case "permission_denied":
+                return "use a key with admin = true"
+            case "invalid_api_key":
+                if has_key:
+                    return OTHER_KEY
+                return SEND_ADMIN_KEY if urlsplit(url).path.startswith(ADMIN) else SEND_A_KEY
+            case "misdirected_request" if not has_key:
+                port = urlsplit(url).port or 80
+                return f"use --url http://127.0.0.1:{port} (ssh -L from another machine), or configure a key"
+        return ""
 
 
 def _note_ignored(response: httpx2.Response) -> None:
@@ -254,23 +286,6 @@ class _Counted:
         return data
 
 
-def _next_step(code: str, url: str, *, has_key: bool) -> str:
-    """What to do about a refusal; "" if its message says so."""
-    match code:
-        case "admin_token_required":
-            return FIND_TOKEN
-        case "permission_denied":
-            return "use a key with admin = true"
-        case "invalid_api_key":
-            if has_key:
-                return OTHER_KEY
-            return SEND_ADMIN_KEY if urlsplit(url).path.startswith(ADMIN) else SEND_A_KEY
-        case "misdirected_request" if not has_key:
-            port = urlsplit(url).port or 80
-            return f"use --url http://127.0.0.1:{port} (ssh -L from another machine), or configure a key"
-    return ""
-
-
 def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
     """The error if there is a key but no trusted address: any process that writes to Redis, or listens on the port,
     could obtain the key."""
@@ -286,6 +301,17 @@ def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
         f"nothing is running in {home.path}",
         cause="an API key is not sent to whoever may listen at the configured port",
         next_step="penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)",
+        exit_code=UNREACHABLE,
+        code="not_running",
+    )
+
+
+def _not_running(home: DataDir, given: Path | None) -> Problem:
+    """The error for the folder of an instance that does not run: what answers elsewhere is another instance."""
+    start = f"penstock up --data-dir {shlex.quote(str(given))}" if given else "penstock up"
+    return Problem(
+        f"nothing is running in {home.path}",
+        next_step=f"{start}, or --url http://HOST:8000 (or PENSTOCK_URL)",
         exit_code=UNREACHABLE,
         code="not_running",
     )

@@ -143,6 +143,10 @@ class DataDir:
         except OSError:
             return False
 
+    def was_used(self) -> bool:
+        """Whether an instance has ever run here."""
+        return os.access(self._lock, os.F_OK)
+
     def read(self) -> Instance | None:
         """The state of the running instance; None if none runs here, or it has not published one yet."""
         if not self.locked():

@@ -178,8 +178,8 @@ DOORS = (
             ),
             Edit(
                 "cli/client.py",
-                'return cls(_registered(config.section("redis", RedisSettings)), "")',
-                'return cls(_registered(config.section("redis", RedisSettings)), os.environ.get(KEY, ""))',
+                'return cls(_registered(config.section("redis", RedisSettings)), "", ',
+                'return cls(_registered(config.section("redis", RedisSettings)), os.environ.get(KEY, ""), ',
             ),
         ),
         (CLIENT + "an_address_out_of_the_store_is_sent_no_key",),

@@ -293,6 +293,41 @@ def test_whoever_has_the_port_is_sent_no_key(
     assert len(door.requests) == 1
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_an_instance_that_is_down_is_not_replaced_by_another(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], given: bool
+) -> None:
+    """A prompt for the instance of a folder must not get into the store of whichever one has the configured port."""
+    monkeypatch.delenv("PENSTOCK_URL")
+    (tmp_path / "penstock.toml").write_text(f"[api]\nport = {door.server.server_port}\n")
+    if not given:
+        with running_at(door.url, tmp_path / ".penstock"):
+            pass
+    folder = ["--data-dir", "a b"] if given else []
+    for words in (["chat", "hello"], ["submit", "hello"], ["jobs", "ls"], ["dlq", "ls"]):
+        assert main([*words, *folder]) == 3
+        said = capsys.readouterr().err
+        assert f"error: nothing is running in {tmp_path / ('a b' if given else '.penstock')}\n" in said
+        assert "next:  penstock up" + (" --data-dir 'a b'," if given else ",") in said
+    assert door.requests == []
+
+
+@pytest.mark.parametrize("by_redis", [True, False])
+def test_a_missing_admin_token_names_no_flag_that_nobody_gave(
+    door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by_redis: bool
+) -> None:
+    """The address came from Redis or from the settings."""
+    monkeypatch.delenv("PENSTOCK_URL")
+    (tmp_path / "penstock.toml").write_text(f"[api]\nport = {door.server.server_port}\n")
+    api = Process(role="api", id="api-0", life="l", pid=1, host="h", state="ready", since=1.0, url=door.url)
+    monkeypatch.setattr("cli.registry.processes", lambda _: [api])
+    door.answers["/admin/dlq"] = (401, {"error": {"message": "no", "code": "admin_token_required"}})
+    assert main(["dlq", "ls", *(["--redis-url", "redis://127.0.0.1:1/0"] if by_redis else [])]) == 4
+    said = capsys.readouterr().err
+    cause = "an admin token is not sent" if by_redis else f"nothing is running in {tmp_path / '.penstock'}\n"
+    assert f"cause: {cause}" in said and "next:  use --data-dir FOLDER" in said and "--url" not in said
+
+
 @pytest.mark.parametrize("by", ["variable", "flag"])
 def test_an_address_out_of_the_store_is_sent_no_key(
     door: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by: str
