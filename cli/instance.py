@@ -188,7 +188,7 @@ class DataDir:
             raise Problem(
                 f"{self.path} has other files in it, and other users may enter it",
                 cause="a data folder holds the queue and its password",
-                next_step=f"choose another --data-dir, or chmod 700 {self.path}",
+                next_step=f"choose another --data-dir, such as {self.path / '.penstock'}",
             )
 
     def _make(self, folder: Path) -> None:
