@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TextIO
 
 from cli.errors import Problem
-from cli.tables import table_lines
+from cli.tables import plain_lines, table_lines
 
 WIDTH = 80
 """Columns of a terminal that does not say how many it has."""
@@ -56,16 +56,14 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Non
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: for people on a terminal, plain elsewhere."""
+    """Print a table: for people on a terminal, plain elsewhere, whatever is said of colour."""
     header, *rows = [[visible(cell) for cell in row] for row in (header, *rows)]
     colour = styled(sys.stdout, os.environ)
-    if colour or sys.stdout.isatty():
+    if sys.stdout.isatty():
         lines = table_lines(header, rows, width=terminal_width(sys.stdout), colour=colour, now=time.time())
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        return
-    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        sys.stdout.write("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
+    else:
+        lines = plain_lines(header, rows, colour=colour)
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 class CommandResult(NamedTuple):

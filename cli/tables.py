@@ -41,7 +41,7 @@ def table_lines(
     Args:
         now: Unix time that times are relative to.
     """
-    names = [title.lower().replace(" ", "_") for title in header]
+    names = column_names(header)
     short = shortener(cell for row in rows for cell in row)
     titles = [_title(name, title) for name, title in zip(names, header, strict=True)]
     body = [[_shown(name, cell, short, now) for name, cell in zip(names, row, strict=True)] for row in rows]
@@ -55,6 +55,24 @@ def table_lines(
                 indent = f"  {titles[place].lower()}: "
                 lines += textwrap.wrap(row[place], width, initial_indent=indent, subsequent_indent="    ")
     return lines
+
+
+def plain_lines(header: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool) -> list[str]:
+    """The lines of a table for a pipe: every cell as it is."""
+    names = column_names(header)
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for row in (header, *rows):
+        line = ""
+        for name, cell, width in zip(names, row, widths, strict=True):
+            line += (painted(name, cell, row[0]) if colour else cell) + " " * (width - len(cell)) + GAP
+        lines.append(line.rstrip())
+    return [f"\x1b[1m{lines[0]}\x1b[0m", *lines[1:]] if colour else lines
+
+
+def column_names(header: Sequence[str]) -> list[str]:
+    """The columns' names, as `print_rows` makes titles of them."""
+    return [title.lower().replace(" ", "_") for title in header]
 
 
 def shortener(texts: Iterable[str]) -> Callable[[str], str]:
@@ -150,12 +168,17 @@ def _row_lines(
         line = ""
         for place, column in zip(places, columns, strict=True):
             text = column[number] if number < len(column) else ""
-            is_state = colour and (names[place] in STATES or (names[place] == "value" and row[0] in STATES))
-            paint = COLOURS.get(text, 0) if is_state else 0
             end = "" if place == places[-1] else " " * (widths[place] - cells(text)) + GAP
-            line += (f"\x1b[{paint}m{text}\x1b[0m" if paint else text) + end
+            line += (painted(names[place], text, row[0]) if colour else text) + end
         lines.append(f"{style}{line.rstrip()}\x1b[0m" if style else line.rstrip())
     return lines
+
+
+def painted(name: str, text: str, first: str) -> str:
+    """A cell of the column `name`, in the colour of its state if it is one; `first` is the first cell of its row."""
+    is_state = name in STATES or (name == "value" and first in STATES)
+    paint = COLOURS.get(text, 0) if is_state else 0
+    return f"\x1b[{paint}m{text}\x1b[0m" if paint else text
 
 
 def _cell_lines(name: str, cell: str, width: int) -> list[str]:

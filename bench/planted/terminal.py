@@ -39,7 +39,7 @@ TERMINAL = (
     Bug(
         "short ids in a pipe",
         "A script that reads a table from a pipe gets ids without their end and times without a date.",
-        (Edit("cli/output.py", "if colour or sys.stdout.isatty():", "if True:"),),
+        (Edit("cli/output.py", "    if sys.stdout.isatty():\n        lines", "    if True:\n        lines"),),
         ("tests/cli/test_tables.py::test_a_pipe_gets_whole_ids_and_times",),
     ),
     Bug(

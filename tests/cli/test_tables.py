@@ -156,9 +156,18 @@ def test_states_are_coloured_on_a_terminal_that_wants_it(
         assert shown.count(f"{ESC}[32mcompleted") == 1
 
 
-def test_a_pipe_gets_whole_ids_and_times(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """For programs that read the table."""
-    monkeypatch.delenv("FORCE_COLOR", raising=False)
-    print_rows([JOB], jobs.COLUMNS)
-    shown = capsys.readouterr().out
-    assert IDS[0] in shown and "2026-11-24T02:06:37Z" in shown and "CREATED AT" in shown
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_pipe_gets_whole_ids_and_times(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, forced: bool
+) -> None:
+    """For programs that read the table; colour that is forced adds styles, and changes no word or column."""
+    for name in ("TERM", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    print_rows([JOB | {"status": "failed"}], jobs.COLUMNS)
+    plain = capsys.readouterr().out
+    assert IDS[0] in plain and "2026-11-24T02:06:37Z" in plain and "CREATED AT" in plain and ESC not in plain
+    if forced:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        print_rows([JOB | {"status": "failed"}], jobs.COLUMNS)
+        shown = capsys.readouterr().out
+        assert f"{ESC}[31mfailed{ESC}[0m" in shown and re.sub(f"{ESC}\\[[0-9]+m", "", shown) == plain
