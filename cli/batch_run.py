@@ -97,7 +97,9 @@ class BatchRun:
             begun = msgspec.json.decode(self._note.read_bytes(), type=Begun)
         except FileNotFoundError:
             return self._begin(prepared)
-        except (msgspec.MsgspecError, OSError) as error:
+        except OSError as error:
+            raise self._unusable(error) from None
+        except msgspec.MsgspecError as error:
             raise Problem(f"{self._note} cannot be read", cause=str(error), next_step=f"rm {self._note}") from None
         if self.again:
             return self._begin(prepared)
@@ -123,8 +125,13 @@ class BatchRun:
         try:
             write_file(self._note, msgspec.json.encode(begun))
         except OSError as error:
-            raise Problem(f"cannot write {self._note}", cause=error.strerror or str(error)) from None
+            raise self._unusable(error) from None
         return begun
+
+    def _unusable(self, error: OSError) -> Problem:
+        """The error for a folder of the output that this user cannot use."""
+        cause = error.strerror or str(error)
+        return Problem(f"{self.target.parent} cannot be used", cause=cause, next_step="choose another -o")
 
     def _upload(self, progress: ProgressLine, lines: BinaryIO) -> dict[str, Any]:
         total = lines.seek(0, os.SEEK_END)

@@ -155,6 +155,16 @@ def test_a_bad_file_says_which_lines(here: Path, capsys: pytest.CaptureFixture[s
     assert not (here / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize("folder", ["none", "file"])
+def test_a_folder_that_cannot_be_used_is_told(here: Path, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """To delete a file in it would not help."""
+    (here / "in.jsonl").write_bytes(jsonl([line(0)]))
+    (here / "file").touch()
+    assert main(["batch", "run", "in.jsonl", "-o", f"{folder}/out.jsonl"]) == 1
+    said_by_it = capsys.readouterr().err
+    assert f"error: {folder} cannot be used\n" in said_by_it and "next:  choose another -o\n" in said_by_it
+
+
 def test_an_interrupted_run_goes_on(here: Path, house: House, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed while it watches: paused, shown, resumed, cancelled from elsewhere; the same command fetches the rest."""
     lines = [line(number, max_tokens=60) for number in range(400)]
