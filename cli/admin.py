@@ -11,7 +11,7 @@ from cli.api_command import api_command, limit_option
 from cli.client import Client
 from cli.errors import Problem
 from cli.help_text import Group
-from cli.job import print_attempts, print_input
+from cli.job import job_timed, print_attempts, print_input
 from cli.output import CommandResult, fields_result, line_result, list_result, note, print_rows, rfc3339, timed
 
 LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
@@ -57,14 +57,14 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
         if refused:
             note(refused)
 
-    return CommandResult(letter, shown)
+    return CommandResult(letter | ({"job": job_timed(job)} if job else {}), shown)
 
 
 @api_command("replay", dlq)
 @click.argument("letter_id")
 def replay_letter(client: Client, letter_id: str) -> CommandResult:
     """Put its job in the queue again, as a new job; the new id goes to stdout."""
-    job = client.post(f"/admin/dlq/{letter_id}/replay", {})
+    job = job_timed(client.post(f"/admin/dlq/{letter_id}/replay", {}))
     return line_result(job, job["id"])
 
 

@@ -15,15 +15,17 @@ from penstock.client import FINAL, JobFailed, Pause, StreamEvent, StreamReset
 
 ATTEMPT_COLUMNS = ("WORKER", "STARTED", "SECONDS", "TOKENS", "OUTCOME")
 TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_at")
+ATTEMPT_TIMES = ("started_at", "ended_at")
 
 
 def job_timed(job: dict[str, Any]) -> dict[str, Any]:
-    """The job object with its Unix times as RFC 3339."""
-    return timed(job, TIMES)
+    """The job object with its Unix times, and those of its attempts, as RFC 3339."""
+    attempts = [timed(each, ATTEMPT_TIMES) for each in job.get("attempt_log") or ()]
+    return timed(job, TIMES) | ({"attempt_log": attempts} if attempts else {})
 
 
 def print_attempts(job: dict[str, Any]) -> None:
-    """Print what became of each attempt at a job, if it has more to say than the job itself."""
+    """Print what became of each attempt at a job, as the API sent it, if it has more to say than the job itself."""
     attempts = job.get("attempt_log") or []
     if attempts:
         emit("\n")

@@ -46,11 +46,12 @@ def ls(client: Client, status: str | None, limit: int) -> CommandResult:
 @click.option("--input", "with_input", is_flag=True, help="Show its request, too, while its record is kept.")
 def show(client: Client, job_id: str, with_input: bool) -> CommandResult:
     """Show one job: its state, times, place in the lane, how it ended, and what became of each attempt."""
-    job = job_timed(client.get(f"/v1/jobs/{job_id}", include="input" if with_input else None))
+    found = client.get(f"/v1/jobs/{job_id}", include="input" if with_input else None)
+    job = job_timed(found)
 
     def shown() -> None:
         fields_result(job, _fields(job)).show()
-        print_attempts(job)
+        print_attempts(found)
         print_input(job)
 
     return CommandResult(job, shown)

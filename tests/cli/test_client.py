@@ -224,6 +224,28 @@ def test_error_names_the_request(door: Door, capsys: pytest.CaptureFixture[str])
     assert (error["code"], error["message"], error["request_id"]) == ("some_code", "no", "req_1")
 
 
+@pytest.mark.parametrize("command", ["jobs show job_1", "jobs ls", "dlq show 0-1-0", "dlq replay 0-1-0"])
+def test_every_time_of_a_job_has_one_format(command: str, door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of its attempts, too, of which one runs; people see how long each took."""
+    past = {"worker": "w-1", "started_at": 2.0, "ended_at": 2.5, "tokens": 1, "outcome": "worker_lost"}
+    job = JOB | {"attempt_log": [past, past | {"ended_at": None}]}
+    door.answers |= {
+        "/v1/jobs": (200, {"data": [job], "has_more": False, "next_cursor": None}),
+        "/v1/jobs/job_1": (200, job),
+        "/admin/dlq/0-1-0": (200, {"id": "0-1-0", "at": 3.0, "job": job}),
+        "/admin/dlq/0-1-0/replay": (200, job),
+    }
+    assert main([*command.split(), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    attempts = shown.get("job", shown)["attempt_log"]
+    assert shown.get("job", shown)["created_at"] == "1970-01-01T00:00:01Z"
+    assert [each["started_at"] for each in attempts] == ["1970-01-01T00:00:02Z"] * 2
+    assert [each["ended_at"] for each in attempts] == ["1970-01-01T00:00:02Z", None]
+    if " show " in command:
+        assert main(command.split()) == 0
+        assert "1970-01-01T00:00:02Z  0.5" in capsys.readouterr().out
+
+
 def test_not_a_penstock_is_code_3(door: Door) -> None:
     """Some other server on that port is not taken for one of ours."""
     door.answers["/v1/jobs/job_1"] = (200, "<html>")
