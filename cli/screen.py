@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import shlex
 import shutil
 import sys
@@ -22,6 +23,8 @@ from runtime.plurals import counted
 
 MIN_CRASHES = 3
 """Consecutive failures after which a process counts as crash-looping."""
+JOB_AT_FAULT = re.compile(r", running only (\S+): penstock dlq show \S+$")
+"""In the cause of an exit: the one job that the worker ran."""
 TAIL_INTERVAL_S = 0.2
 QUESTION = "What is a penstock?"
 
@@ -95,8 +98,16 @@ def looping(child: Child) -> bool:
 def crash_loop(child: Child) -> Problem:
     """The error for a crash-looping process."""
     program, status = child.program, child.status
+    times = f"{counted(status.failures, 'time')} in a row"
+    if found := JOB_AT_FAULT.search(status.cause):
+        return Problem(
+            f"{program.id} died {times}, the last time running only job {found[1]}",
+            cause=status.cause[: found.start()],
+            next_step=f"penstock dlq show {found[1]}; its log is {program.log}",
+            code="crash_loop",
+        )
     return Problem(
-        f"{program.id} does not come up: it ended {counted(status.failures, 'time')} in a row",
+        f"{program.id} ended {times}",
         cause=status.cause,
         next_step=f"penstock doctor; its log is {program.log}",
         code="crash_loop",

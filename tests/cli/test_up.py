@@ -638,7 +638,8 @@ def test_a_crash_loop_names_the_job_and_its_dead_letter(tmp_path: Path) -> None:
     try:
         job = up.run("submit", "[[crash@3]]").stdout.strip()
         eventually(lambda: json.loads(up.run("jobs", "show", job, "--json").stdout)["status"] == "failed")
-        eventually(lambda: f"killed by SIGKILL, running only {job}: penstock dlq show {job}" in up.said())
+        named = f"died 3 times in a row, the last time running only job {job}\ncause: killed by SIGKILL\n"
+        eventually(lambda: f"{named}next:  penstock dlq show {job}; its log is" in up.said())
         found = up.run("doctor").stdout
         assert f"{job} was given up: worker-1 died 3 times running it\n      penstock dlq show {job}" in found
         assert job in up.run("dlq", "show", job).stdout
