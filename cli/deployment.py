@@ -26,7 +26,7 @@ from streaming.jobs.settings import QuotaSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.registry import check_name, is_plugin, sections
+from workers.engines.registry import check_name, check_options, is_plugin, sections
 from workers.engines.trtllm.settings import TrtllmSettings
 from workers.settings import WorkerSettings
 
@@ -166,6 +166,9 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
         }
     for name, model in models.items():
         check_name(model.engine, f"models.{name}.engine" if config.raw.get("models") else "up.engine")
+        check_options(model.engine, model.options, f"models.{name}.options")
+        for shape, row in model.shapes.items():
+            check_options(model.engine, row.options, f"models.{name}.shapes.{shape}.options")
         shapes_of(name, model)  # raises errors before any process is started
     try:
         check_model_names(models)

@@ -82,6 +82,26 @@ def test_a_plug_in_that_does_not_come_back_is_not_waited_for(
     assert "error: models.m.engine: the engine was not built within" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("engine", "option", "error", "line"),
+    [
+        ("sim", "options.slotz = 3", "options.slotz: no such setting", 3),
+        ("llamacpp", "options.slots = 'x'", "options.slots: expected a whole number", 3),
+        ("sim", "shapes.a.upto = 1\nshapes.b.options.slotz = 3", "shapes.b.options.slotz: no such setting", 4),
+    ],
+)
+def test_options_of_a_built_in_engine_are_checked_before_the_start(
+    engine: str, option: str, error: str, line: int, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No server is started for them and no model is fetched; the doctor sees them, too."""
+    configure(folder, engine, option)
+    assert main(["up", "--port", "0"]) == 2
+    errors = capsys.readouterr().err
+    assert f"error: models.m.{error}" in errors and f"cause: set in penstock.toml, line {line}\n" in errors
+    assert not (folder / ".penstock").exists()
+    assert checks(capsys)["settings"]["detail"].startswith(f"models.m.{error}")
+
+
 @pytest.mark.parametrize(("words", "key"), [(["--engine", "smi"], "up.engine"), ([], "models.m.engine")])
 def test_a_misspelt_engine_names_the_nearest(
     words: list[str], key: str, folder: Path, capsys: pytest.CaptureFixture[str]

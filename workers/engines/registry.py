@@ -7,14 +7,16 @@ other name is a plug-in's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
 from penstock.engine import Engine
 from runtime.config import ENGINES, Config
+from runtime.config import build as validated
 from streaming.fleet.settings import ModelSettings
 from workers.engines import plugin
 from workers.engines.checked_engine import CheckedEngine
@@ -25,6 +27,7 @@ def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -
     name = settings.engine
     if is_plugin(name):
         return CheckedEngine(plugin.build_plugin(name, model, settings.options), name, model)
+    check_options(name, settings.options, f"models.{model}.options")
     own = config.section(name, section_of(name), settings.options)
     return cast(Engine, import_module(f"workers.engines.{name}.engine").build(model, own, data_dir))
 
@@ -38,6 +41,12 @@ def check_name(name: str, key: str) -> None:
     """Check that an engine has this name, without importing it. Raises ConfigError about `key`."""
     if is_plugin(name):
         plugin.target(name, key)
+
+
+def check_options(engine: str, options: Mapping[str, Any], where: str) -> None:
+    """Check options of a built-in engine, which are at `where` in the settings. Raises ConfigError."""
+    if not is_plugin(engine):
+        validated(section_of(engine), dict(options), where)
 
 
 def section_of(engine: str) -> type[msgspec.Struct]:
