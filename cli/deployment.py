@@ -53,6 +53,8 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MODEL_FILES = {"llamacpp": "path", "trtllm": "model"}
 """By engine, the option that names its model file or folder."""
+GGUF = b"GGUF"
+"""The first bytes of a model file of llama.cpp."""
 KILL_MARGIN_S = 5.0
 """Time after its drain time before a process is killed."""
 
@@ -98,6 +100,9 @@ class Deployment:
                     file = pool.options.get(option) or self.config.raw.get(pool.engine, {}).get(option)
                     if file and not (pool.engine == "trtllm" and not Path(file).is_absolute()):  # else a hub's name
                         _check_readable(key, Path(file))
+                        if pool.engine == "llamacpp" and not is_gguf(Path(file)):
+                            hint = "fetch it again, or name another file"
+                            raise ConfigError(key, f"{Path(file).absolute()} is not a GGUF file", hint)
 
     def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
         """Write the settings file that the child processes read."""
@@ -204,6 +209,14 @@ def _check_readable(key: str, path: Path) -> None:
         raise ConfigError(key, f"there is no {path.absolute()}", "correct the path, or fetch the model first")
     if not os.access(path, os.R_OK):
         raise ConfigError(key, f"{path.absolute()} cannot be read", "let this user read it")
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the file begins as a GGUF file does. Raises OSError."""
+    if not path.is_file():  # a folder; a pipe would have no end
+        return False
+    with path.open("rb") as file:
+        return file.read(len(GGUF)) == GGUF
 
 
 def _plain(model: ModelSettings) -> dict[str, Any]:

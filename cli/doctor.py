@@ -25,7 +25,7 @@ import click
 
 from api.open_files import RESERVED_FILES, allowed_by
 from cli import ports
-from cli.deployment import Deployment, load_deployment
+from cli.deployment import Deployment, is_gguf, load_deployment
 from cli.embedded import find_server
 from cli.engine_check import check_plugins
 from cli.errors import DONE, FAILED
@@ -56,7 +56,6 @@ ENGINES = {
     "llamacpp": ("xllamacpp", 'pip install "penstock[llamacpp]"'),
     "trtllm": ("tensorrt_llm", "docs of TensorRT-LLM"),
 }
-GGUF = b"GGUF"
 SPARE, LEAST = 2 * 10**9, 2 * 10**8
 CLOCK_MS = 1000
 GIVEN_UP = ("poison", "attempts_exhausted")
@@ -223,8 +222,8 @@ def default_weights(path: Path) -> Check:
 
 def own_weights(model: str, path: Path) -> Check:
     try:
-        with path.open("rb") as file:
-            known = file.read(len(GGUF)) == GGUF
+        path.stat()
+        known = is_gguf(path)
     except OSError as error:
         return Check(
             "weights", "fail", f"{model}: {path}: {error.strerror}", "correct llamacpp.path or the model's options"

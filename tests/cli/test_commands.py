@@ -110,6 +110,21 @@ def test_missing_model_file_is_found_before_the_start(
     assert "there is no" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", [b"<html>", b"GGU", b"", None])
+def test_damaged_model_file_is_found_before_the_start(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its first bytes; a folder is none, either."""
+    path = tmp_path / "m.gguf"
+    path.mkdir() if content is None else path.write_bytes(content)
+    (tmp_path / "penstock.toml").write_text('[models.m]\nengine = "llamacpp"\noptions.path = "m.gguf"\n')
+    monkeypatch.setenv("PENSTOCK_PORT", "0")
+    assert main(["up"]) == 2
+    error = capsys.readouterr().err
+    assert f"models.m.options.path: {path} is not a GGUF file\ncause: set in penstock.toml, line 3\n" in error
+    assert not Path(".penstock").exists()
+
+
 def test_exposed_host_without_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Any address but loopback needs an API key."""
     assert main(["up", "--engine", "sim", "--host", "0.0.0.0"]) == 2  # noqa: S104

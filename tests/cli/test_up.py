@@ -421,8 +421,8 @@ def test_interrupt_while_starting(start: Any) -> None:
 
 
 def test_model_that_cannot_be_loaded_ends_it(start: Any, tmp_path: Path) -> None:
-    """A model file that is none: tried, told once with its cause, exit 1, nothing left."""
-    (tmp_path / "broken.gguf").write_text("no model")
+    """A model file that only begins as one: tried, told once with its cause, exit 1, nothing left."""
+    (tmp_path / "broken.gguf").write_text("GGUF, no model")
     up = start("--engine", "llamacpp", PENSTOCK_LLAMACPP_PATH=str(tmp_path / "broken.gguf"))
     assert up.end() == 1
     said = up.said()
