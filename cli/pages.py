@@ -90,6 +90,7 @@ def environment_page() -> str:
     for section, kind in KINDS.items():
         if section in TABLES:
             continue
+        rows += [("", "", ""), (f"[{section}]", "", "")]
         hints = typing.get_type_hints(kind)
         for key, default in zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True):
             if typing.get_origin(hints[key]) is not dict:  # a table has no variable
@@ -101,9 +102,8 @@ def environment_page() -> str:
     return "\n".join(
         [
             "Variables, each with its default in brackets. Those of the first part are also keys of penstock.toml",
-            "(flags outrank variables, variables the file).",
-            "",
-            *(f"  {name:<{width}}  {text} [{default}]" if name else "" for name, text, default in rows),
+            "(flags outrank variables, variables the file), in the section named above them.",
+            *(f"  {name:<{width}}  {text} [{default}]" if text else name for name, text, default in rows),
             "",
         ]
     )

@@ -52,6 +52,8 @@ ALIASES = {
 NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTOCK_BENCH_CACHE")
 """Variables with the prefix that are not settings."""
 
+UNKNOWN = "no such setting"
+
 MISTAKE = "mistake"
 """Key in the `extra` of a setting's msgspec.Meta: the error message for an invalid value."""
 
@@ -129,7 +131,7 @@ def load(
         flags: values from the command line by (section, key); None: not given.
     """
     with _naming(Sources(path=path)):
-        raw = _from_file(path)
+        raw = _from_file(path, kinds)
     variables = _variables(kinds, environ)
     for (section, key), variable in variables.items():
         raw.setdefault(section, {})[key] = environ[variable]
@@ -140,7 +142,8 @@ def load(
     with config.naming_sources():
         for name, kind in kinds.items():
             if name in TABLES:
-                config.table(name, kind)
+                with _offering_options(kinds):
+                    config.table(name, kind)
             else:
                 config.section(name, kind)
     return config
@@ -162,7 +165,7 @@ def build(kind: type[S], values: Any, where: str) -> S:
     hints = typing.get_type_hints(kind, include_extras=True)
     for key in values:
         if key not in kind.__struct_fields__:
-            raise ConfigError(f"{where}.{key}", "no such setting", nearest(key, kind.__struct_fields__))
+            raise ConfigError(f"{where}.{key}", UNKNOWN, nearest(key, kind.__struct_fields__))
     built = {}
     for key, value in values.items():
         if (rows := _rows(hints[key])) is not None and isinstance(value, dict):
@@ -234,7 +237,26 @@ def describe(kind: Any) -> str:
     return names.get(cast(type, kind), getattr(kind, "__name__", str(kind)))
 
 
-def _from_file(path: Path | None) -> dict[str, dict[str, Any]]:
+@contextmanager
+def _offering_options(kinds: Mapping[str, type[msgspec.Struct]]) -> Iterator[None]:
+    """Name `options` for a setting that no model has and a built-in engine has."""
+    try:
+        yield
+    except ConfigError as error:
+        where, _, key = error.key.rpartition(".")
+        known = (engine in kinds and key in kinds[engine].__struct_fields__ for engine in ENGINES)
+        if where.startswith("models.") and error.problem == UNKNOWN and any(known):
+            raise ConfigError(error.key, UNKNOWN, f"did you mean 'options.{key}'?") from None
+        raise
+
+
+def _misplaced(key: str, kinds: Mapping[str, type[msgspec.Struct]]) -> str:
+    """A hint that names the sections that have this key; "" if none has."""
+    found = [name for name, kind in kinds.items() if name not in TABLES and key in kind.__struct_fields__]
+    return "did you mean " + ", ".join(f"[{name}] {key}" for name in found) + "?" if found else ""
+
+
+def _from_file(path: Path | None, kinds: Mapping[str, type[msgspec.Struct]]) -> dict[str, dict[str, Any]]:
     if path is None:
         return {}
     try:
@@ -248,7 +270,8 @@ def _from_file(path: Path | None) -> dict[str, dict[str, Any]]:
         raise ConfigError(str(path), f"cannot be read: {error}") from None
     for section, values in raw.items():
         if section not in SECTIONS:
-            raise ConfigError(section, "no such section", nearest(section, SECTIONS))
+            hint = "" if isinstance(values, dict) else _misplaced(section, kinds)
+            raise ConfigError(section, "no such section", hint or nearest(section, SECTIONS))
         if not isinstance(values, dict):
             raise ConfigError(section, f"expected a table [{section}], got {type(values).__name__}")
     return raw
@@ -267,7 +290,7 @@ def _variables(kinds: Mapping[str, type[msgspec.Struct]], environ: Mapping[str, 
         if variable in known:
             found[known[variable]] = variable
         elif not _belongs_to_another(variable, kinds):
-            raise ConfigError(variable, "no such setting", nearest(variable, known))
+            raise ConfigError(variable, UNKNOWN, nearest(variable, known))
     return found
 
 

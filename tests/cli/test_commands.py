@@ -185,7 +185,7 @@ def test_help_pages(capsys: pytest.CaptureFixture[str]) -> None:
     assert "PENSTOCK_REDIS_URL" in page
     assert "PENSTOCK_API_KEY" in page
     assert "  PENSTOCK_API_HOSTS                        texts, with commas between [none]\n" in page
-    assert "  PENSTOCK_DATA_DIR                         a path [.penstock]\n" in page
+    assert "\n[up]\n  PENSTOCK_DATA_DIR                         a path [.penstock]\n" in page
     assert "  PENSTOCK_SIM_FAULTS                       true or false [false]\n" in page
     assert "  PENSTOCK_EVENTS_TAKE_PRIORITY             one of interactive, standard, batch [standard]\n" in page
     assert "  PENSTOCK_FILES_DIR                        a path [files in the data folder]\n" in page

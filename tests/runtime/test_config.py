@@ -28,6 +28,7 @@ from workers.engines.trtllm.settings import TrtllmSettings
 from workers.settings import WorkerSettings
 
 KINDS = {"api": ApiSettings, "redis": RedisSettings, "models": ModelSettings, "keys": KeySettings}
+ENGINE_KINDS = {"sim": SimSettings, "llamacpp": LlamacppSettings}
 
 
 def written(folder: Path, text: str) -> Path:
@@ -53,6 +54,15 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
         ("[api]\nport = 'x'\n", {}, ("api.port", "a whole number")),
         ("[api]\nport = 70000\n", {}, ("api.port", "65535")),
         ("[api]\nkeep_alive_s = 60\n", {}, ("api.keep_alive_s", "<= 20")),
+        ("port = 8001\n", {}, ("port: no such section (did you mean [api] port?)",)),
+        ("slots = 2\n", {}, ("did you mean [sim] slots, [llamacpp] slots?",)),
+        ("[port]\n", {}, ("known: api,",)),
+        ("[models.m]\nengine = 'llamacpp'\npath = 'm.gguf'\n", {}, ("models.m.path: no such", "'options.path'?")),
+        (
+            "[models.m]\nengine = 'sim'\nshapes.a.slots = 3\n",
+            {},
+            ("models.m.shapes.a.slots: no such setting (did you mean 'options.slots'?)",),
+        ),
         ("api = 3\n", {}, ("api", "expected a table")),
         ("[models.m]\nengine = 'my engine'\n", {}, ("models.m.engine", "llamacpp")),
         ("[models.m]\n", {}, ("models.m", "engine")),
@@ -75,7 +85,7 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path, text: str, environ: dict[str, str], words: tuple[str, ...]) -> None:
     """The key, what was expected, the nearest known key."""
     with pytest.raises(ConfigError) as error:
-        load(KINDS, path=written(tmp_path, text), environ=environ)
+        load(KINDS | ENGINE_KINDS, path=written(tmp_path, text), environ=environ)
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
