@@ -14,6 +14,7 @@ from cli.output import complain, note
 from runtime.files import write_file
 
 PROMPT = ">>> "
+ENDINGS = ("/quit", "/exit", "/bye")
 
 HELP = """\
   /model [NAME]   show the models, or ask NAME from now on
@@ -21,7 +22,8 @@ HELP = """\
   /retry          answer the last question again
   /save FILE      write the conversation to FILE; as JSON if it ends in .json
   /help           this list
-  Ctrl-C stops an answer, Ctrl-D ends. A space before a / makes it a question."""
+  /quit           end; so do /exit, /bye and Ctrl-D
+  Ctrl-C stops an answer. A space before a / makes it a question."""
 
 
 class Conversation:
@@ -44,8 +46,8 @@ class Conversation:
         }
 
     def run(self) -> int:
-        """Read and answer lines until Ctrl-D. What fails is told, and the conversation goes on."""
-        note(f"{self._options['model']} at {self._client.url}   /help lists commands, Ctrl-D ends")
+        """Read and answer lines until Ctrl-D or /quit. What fails is told, and the conversation goes on."""
+        note(f"{self._options['model']} at {self._client.url}   /help lists commands, /quit ends")
         while True:
             try:
                 line = input(PROMPT)
@@ -53,8 +55,10 @@ class Conversation:
                 note("")
                 return DONE
             except KeyboardInterrupt:
-                note("\n(Ctrl-D ends)")
+                note("\n(Ctrl-D or /quit ends)")
                 continue
+            if line.rstrip() in ENDINGS:
+                return DONE
             try:
                 self._obey(line)
             except Leaving:

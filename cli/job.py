@@ -82,7 +82,7 @@ class AnswerPrinter:
         return "".join(self.texts[0])
 
     def take(self, event: StreamEvent) -> None:
-        """Print a delta; on any job's last event, whatever is left."""
+        """Print a delta; on any job's last event, whatever is left, and as a note whether the text was cut off."""
         if event.text:
             self.texts[event.choice].append(event.text)
         if event.text and not event.choice:
@@ -92,6 +92,9 @@ class AnswerPrinter:
             for choice, parts in sorted(self.texts.items()):
                 emit("\n\n" + "".join(parts) if choice else "")
             sys.stdout.write("\n")
+            sys.stdout.flush()
+            if "length" in event.data.get("finish_reasons", ()):
+                note("(cut at --max-tokens)")
 
     def begin_again(self, reset: StreamReset) -> None:
         """Another text follows. Raises Problem if the first one stands where nobody can tell them apart."""

@@ -25,6 +25,7 @@ from workers.engines.sim.text import prompt_text, token_text
 pytestmark = pytest.mark.slow
 
 CHAT = [sys.executable, "-m", "cli", "chat"]
+CUT = "(cut at --max-tokens)\n"
 CONTROLLED = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 """Runs a command under the control of its terminal, whose Ctrl-C is then an interrupt."""
 
@@ -108,13 +109,26 @@ def test_the_commands_of_a_conversation(house: House) -> None:
         assert "mine exists already" in typed.say("/save mine") and (house.folder / "mine").read_text() == "keep"
         assert "error: cannot write" in typed.say("/save none/such")
         typed.type("\x03")
-        typed.until("(Ctrl-D ends)\n>>> ")
+        typed.until("(Ctrl-D or /quit ends)\n>>> ")
         typed.type("\x04")
         assert typed.process.wait(30) == 0
     turns = [("system", "be long"), ("user", "hello"), ("assistant", plainly), ("user", " /why"), ("assistant", third)]
     saved = json.loads((house.folder / "talk.json").read_text())
     assert saved == [{"role": role, "content": text} for role, text in turns]
     assert (house.folder / "talk.txt").read_text() == "\n\n".join(f"{role}: {text}" for role, text in turns) + "\n"
+
+
+@pytest.mark.parametrize("word", ["/quit", "/exit", "/bye "])
+def test_a_word_ends_the_conversation(house: House, word: str) -> None:
+    with typing(house) as typed:
+        assert "/quit" in typed.say("/help")
+        typed.type(f"{word}\r")
+        assert typed.process.wait(30) == 0
+
+
+def test_an_answer_that_was_cut_off_is_marked(house: House) -> None:
+    with typing(house, "--max-tokens", "5") as typed:
+        assert typed.say("hello").endswith(f"\n{CUT}")
 
 
 def test_a_stopped_answer_is_cancelled_and_asked_again(house: House) -> None:
@@ -181,7 +195,7 @@ def test_an_answer_outlives_the_api_process(empty_house: House, tmp_path: Path) 
         start = answer(("user", "in a terminal"), tokens=5)
         typed.until(start)
         restart()
-        rest = typed.until(">>> ")
+        rest = typed.until("(cut at --max-tokens)\n>>> ")
         (line,) = re.findall(r"\n\(.*\)\n", rest)
         assert line == f"\n(the connection to {house.url} broke; trying again)\n"
         assert start + rest.replace(line, "", 1).rstrip("\n") == said("in a terminal", 300)
@@ -195,7 +209,7 @@ def test_an_answer_outlives_the_api_process(empty_house: House, tmp_path: Path) 
         restart()
         text = (first + process.stdout.read()).decode()
         assert process.wait(30) == 0 and text == said("in a pipe", 300) + "\n"
-        assert (tmp_path / "stderr").read_text() == f"(the connection to {house.url} broke; trying again)\n"
+        assert (tmp_path / "stderr").read_text() == f"(the connection to {house.url} broke; trying again)\n" + CUT
 
 
 def test_what_is_piped_follows_the_message(house: House) -> None:
@@ -208,4 +222,4 @@ def test_what_is_piped_follows_the_message(house: House) -> None:
         text=True,
         check=True,
     )
-    assert (done.stdout, done.stderr) == (said("summarize\n\na text\n", 5) + "\n", "")
+    assert (done.stdout, done.stderr) == (said("summarize\n\na text\n", 5) + "\n", CUT)

@@ -199,6 +199,16 @@ def test_only_an_instance_that_runs_is_waited_for(
     )
 
 
+@pytest.mark.parametrize(("reason", "mark"), [("length", "(cut at --max-tokens)\n"), ("stop", "")])
+def test_an_answer_is_marked_if_it_was_cut_off(
+    door: Door, capsys: pytest.CaptureFixture[str], reason: str, mark: str
+) -> None:
+    """On stderr: stdout is the answer alone."""
+    door.answers[STREAM] = (200, told("the answer") + said("completed", **(JOB | {"finish_reasons": [reason]})))
+    assert main(["chat", "a question", "--model", "sim"]) == 0
+    assert capsys.readouterr() == ("the answer\n", mark)
+
+
 def test_leaving_a_chat_cancels_its_job(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, a closed terminal, a closed pipe: nobody reads the rest."""
 
