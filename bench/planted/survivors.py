@@ -81,7 +81,7 @@ SURVIVORS = (
     Bug(
         "the end of an old run",
         "A worker forgets a job that it runs because the end of its earlier run was answered late.",
-        (Edit("workers/worker.py", "held is not None and held.number == finish.number", "held is not None"),),
+        (Edit("workers/worker.py", "held is None or held.number == finish.number", "held is None or held"),),
         (RUNS_TESTS + "the_late_end_of_an_earlier_run_does_not_end_the_run_held_now",),
     ),
     Bug(
