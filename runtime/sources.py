@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+MAX_PARSES = 100
+"""Of a settings file, to find the line of one key: a supervisor that serves others may ask."""
 FLAGS = {
     "host": ("api", "host"),
     "port": ("api", "port"),
@@ -57,20 +59,31 @@ class Sources:
 
 
 def line_of(text: str, key: str) -> int:
-    """The line of a TOML text that sets `key`, which may be a table's name; 0 if none does.
+    """The line of a TOML text that sets `key`, which may be a table's name; 0 if none does, or if MAX_PARSES do not
+    find it. Raises ValueError if the text is no TOML.
 
-    The parser tells no lines. So this parses more and more of the text: the statement that ends the first part in which
-    the key is set has set it.
+    The parser tells no lines. So this bisects the lines where the statement may begin: before the right one and all
+    earlier ones the text does not set the key, before all later ones it does.
     """
-    lines, begin = text.split("\n"), 1
-    for number in range(1, len(lines) + 1):
+    if not _has(tomllib.loads(text), key):
+        return 0
+    lines, name = text.split("\n"), key.rpartition(".")[2]
+    # A key may be written with escapes, or stand in an inline table behind a value of several lines.
+    left = [number for number, line in enumerate(lines) if any(mark in line for mark in (name, "\\", "{"))]
+    line = 0
+    for _ in range(MAX_PARSES):
+        if not left:
+            return line
+        middle = len(left) // 2
         try:
-            found = tomllib.loads("\n".join(lines[:number]))
+            before = tomllib.loads("\n".join(lines[: left[middle]]))
         except tomllib.TOMLDecodeError:
-            continue  # within a value of several lines
-        if _has(found, key):
-            return begin
-        begin = number + 1
+            del left[middle]  # within a value of several lines
+            continue
+        if _has(before, key):
+            left = left[:middle]
+        else:
+            line, left = left[middle] + 1, left[middle + 1 :]
     return 0
 
 

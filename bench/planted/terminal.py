@@ -57,7 +57,7 @@ TERMINAL = (
     Bug(
         "the line of another key",
         "An error of a setting names the line after the one that set it.",
-        (Edit("runtime/sources.py", "            return begin\n", "            return number + 1\n"),),
+        (Edit("runtime/sources.py", "left[middle] + 1, left", "left[middle] + 2, left"),),
         ("tests/runtime/test_sources.py::test_the_line_that_sets_a_key",),
     ),
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from runtime.config import ConfigError, load
-from runtime.sources import FLAGS, Sources, line_of
+from runtime.sources import FLAGS, MAX_PARSES, Sources, line_of
 
 TEXT = """\
 # settings
@@ -57,6 +59,47 @@ url = "redis://"
 def test_the_line_that_sets_a_key(key: str, line: int) -> None:
     """Tables, dotted and quoted keys, values of several lines."""
     assert line_of(TEXT, key) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('x = 1\n"\\u006by" = 1', 2),
+        ("x = 1\nt = {a = '''\n''', ky = 1}", 0),
+        ("x = '''\nky = 1\nky = 2\n'''\n\nky = 1\ny = '''\nky = 3\n'''", 6),
+        ("# ky\nx = [\n 'ky',\n 'ky'\n]\n  ky = [\n1]", 6),
+    ],
+)
+def test_odd_ways_to_write_a_key(text: str, line: int) -> None:
+    """Escapes, inline tables behind a text of several lines, and lines of values that look like the key's."""
+    assert line_of(text, "ky") == line
+    assert line_of(text.replace("\nt =", "\nky ="), "ky.ky") == (2 if "\nt =" in text else 0)
+
+
+@pytest.fixture
+def parses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts that are parsed from now on."""
+    texts, loads = list[str](), tomllib.loads
+
+    def counted(text: str) -> dict[str, Any]:
+        texts.append(text)
+        return loads(text)
+
+    monkeypatch.setattr(tomllib, "loads", counted)
+    return texts
+
+
+@pytest.mark.parametrize("number", [0, 1, 500, 998, 999])
+def test_a_long_file_is_parsed_a_few_times(number: int, parses: list[str]) -> None:
+    """The supervisor's event loop would stand still: 4,000 lines of the same name need no more than a bisection."""
+    text = "".join(f'[models.m{each}]\n# engine\nengine = "sim"\n\n' for each in range(1000))
+    assert line_of(text, f"models.m{number}.engine") == 4 * number + 3
+    assert len(parses) <= 1 + len(f"{4000:b}")
+
+
+def test_a_file_of_values_that_look_like_the_key_is_given_up(parses: list[str]) -> None:
+    text = "x = [\n" + "'port',\n" * 1000 + "]\nport = 1\n"
+    assert line_of(text, "port") in (0, 1003) and len(parses) <= 1 + MAX_PARSES
 
 
 def test_the_strongest_source_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
