@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
@@ -65,12 +66,15 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
     with ended_by_signals(), ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
         progress.phase("waiting for the first token")
         client.on_retry(printer.waiting(progress.say))
-        job_id = client.submit(body)["id"]
+        key, job_id = uuid.uuid4().hex, ""
         try:
+            job_id = client.submit(body, key)["id"]
             print_answer(client, job_id, printer, lambda event: progress.end() if event.text else None)
         except (KeyboardInterrupt, BrokenPipeError):
             progress.end()
             with suppress(Problem):
+                # If the reader left before the answer to the submit, the job may be queued: the same key finds it.
+                job_id = job_id or client.post("/v1/jobs", body, **{"Idempotency-Key": key})["id"]
                 client.post(f"/v1/jobs/{job_id}/cancel", {})
             raise
     return printer.text

@@ -224,6 +224,21 @@ def test_leaving_a_chat_cancels_its_job(door: Door, monkeypatch: pytest.MonkeyPa
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_leaving_a_chat_before_its_job_has_an_id_cancels_it_too(door: Door) -> None:
+    """The job may be queued already: it is asked for once more under the same key."""
+
+    def leave() -> dict[str, Any]:
+        if len(door.requests) == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return WAITING
+
+    door.answers |= {"/v1/jobs": (202, leave), "/v1/jobs/job_1/cancel": (200, JOB)}
+    assert main(["chat", "a question", "--model", "sim"]) == 130
+    (_, first, body), (path, second, again), (cancelled, _, _) = door.requests
+    assert (path, cancelled) == ("/v1/jobs", "/v1/jobs/job_1/cancel")
+    assert first["idempotency-key"] == second["idempotency-key"] and again == body
+
+
 def test_error_names_the_request(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """The API's code and request id come through with --json."""
     door.answers["/v1/jobs/job_1"] = (404, ERROR)
