@@ -13,6 +13,7 @@ from runtime.plurals import counted
 
 BEGINNING = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{4,31}|[0-9]{1,3}-[0-9]{4,15}")
 """At least four digits, because commands that cancel and drop take beginnings, too."""
+TOO_SHORT = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{0,3}|[0-9]{1,3}-[0-9]{0,3}")
 MAX_NAMED = 5
 """Candidates that an error names."""
 
@@ -40,7 +41,15 @@ LISTINGS = {
 
 def whole_id(client: Client, argument: str, given: str) -> str:
     """The id that begins with `given`, which is looked up in the whole list. An id, and what begins none, is returned
-    as it is: the server then answers. Raises Problem if several ids begin so, or the list is cut off before its end."""
+    as it is: the server then answers. Raises Problem if it is too short, if several ids begin so, or if the list is cut
+    off before its end."""
+    if TOO_SHORT.fullmatch(given):
+        raise Problem(
+            f"{given} is too short to stand for one {LISTINGS[argument].noun}",
+            next_step="give more digits: at least four",
+            exit_code=USAGE,
+            code="ambiguous_id",
+        )
     if not BEGINNING.fullmatch(given):
         return given
     listing = LISTINGS[argument]

@@ -25,7 +25,7 @@ from streaming.fleet.process import Process
 pytestmark = pytest.mark.slow
 
 JOB = {
-    "id": "job_1", "object": "job", "status": "completed", "created_at": 1.5, "started_at": 2.0, "first_token_at": 2.5,
+    "id": "job_x", "object": "job", "status": "completed", "created_at": 1.5, "started_at": 2.0, "first_token_at": 2.5,
     "completed_at": 3.0, "expires_at": 9.0, "model": "sim", "priority": "standard", "queue_position": None,
     "eta_ms": None, "attempts": 1, "last_event_id": "0:2",
     "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3},
@@ -35,7 +35,7 @@ JOB = {
 WAITING = JOB | {"status": "queued", "result": None, "completed_at": None, "usage": None}
 FAILED = JOB | {"status": "failed", "result": None, "error": {"code": "worker_lost", "message": "three workers died"}}
 ERROR = {"error": {"message": "no", "type": "t", "param": None, "code": "some_code"}}
-STREAM = "/v1/jobs/job_1/events"
+STREAM = "/v1/jobs/job_x/events"
 
 
 def said(name: str, event_id: str = "0:1", **data: Any) -> str:
@@ -56,7 +56,7 @@ class Door:
     ANSWERS: ClassVar[dict[str, tuple[int, Any]]] = {
         "/v1/models": (200, {"data": [{"id": "sim"}]}),
         "/v1/jobs": (202, WAITING),
-        "/v1/jobs/job_1": (200, JOB),
+        "/v1/jobs/job_x": (200, JOB),
         STREAM: (200, ": ping\n" + told("the\u2028") + told("answer") + COMPLETED),
     }
 
@@ -150,9 +150,9 @@ def test_chat_of_nothing_or_of_no_text_is_wrong_usage(
     ("answer", "code", "words"),
     [
         ((200, told("the") + said("failed", **FAILED)), 5, "cause: three workers died"),
-        ((200, [told("the") + said("stream.reset", epoch=1), COMPLETED]), 1, "next:  penstock jobs result job_1"),
+        ((200, [told("the") + said("stream.reset", epoch=1), COMPLETED]), 1, "next:  penstock jobs result job_x"),
         ((200, told("the") + said("error", **ERROR)), 1, "error: no"),
-        ((200, told("the")), 3, "next:  the job goes on: penstock jobs result job_1"),
+        ((200, told("the")), 3, "next:  the job goes on: penstock jobs result job_x"),
         ((400, ERROR), 1, "error: no"),
         ((401, ERROR), 4, "error: no"),
         ((403, ERROR), 4, "error: no"),
@@ -217,10 +217,10 @@ def test_leaving_a_chat_cancels_its_job(door: Door, monkeypatch: pytest.MonkeyPa
         return told("x")
 
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    door.answers |= {STREAM: (200, leave), "/v1/jobs/job_1/cancel": (200, JOB)}
+    door.answers |= {STREAM: (200, leave), "/v1/jobs/job_x/cancel": (200, JOB)}
     for _ in range(3):
         assert main(["chat", "a question", "--model", "sim"]) == 130
-        assert door.requests[-1][0] == "/v1/jobs/job_1/cancel"
+        assert door.requests[-1][0] == "/v1/jobs/job_x/cancel"
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
@@ -241,22 +241,22 @@ def test_leaving_a_chat_before_its_job_has_an_id_cancels_it_too(door: Door) -> N
 
 def test_error_names_the_request(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """The API's code and request id come through with --json."""
-    door.answers["/v1/jobs/job_1"] = (404, ERROR)
-    assert main(["jobs", "show", "job_1", "--json"]) == 1
+    door.answers["/v1/jobs/job_x"] = (404, ERROR)
+    assert main(["jobs", "show", "job_x", "--json"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     error = json.loads(captured.err)["error"]
     assert (error["code"], error["message"], error["request_id"]) == ("some_code", "no", "req_1")
 
 
-@pytest.mark.parametrize("command", ["jobs show job_1", "jobs ls", "dlq show 0-1-0", "dlq replay 0-1-0"])
+@pytest.mark.parametrize("command", ["jobs show job_x", "jobs ls", "dlq show 0-1-0", "dlq replay 0-1-0"])
 def test_every_time_of_a_job_has_one_format(command: str, door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of its attempts, too, of which one runs; people see how long each took."""
     past = {"worker": "w-1", "started_at": 2.0, "ended_at": 2.5, "tokens": 1, "outcome": "worker_lost"}
     job = JOB | {"attempt_log": [past, past | {"ended_at": None}]}
     door.answers |= {
         "/v1/jobs": (200, {"data": [job], "has_more": False, "next_cursor": None}),
-        "/v1/jobs/job_1": (200, job),
+        "/v1/jobs/job_x": (200, job),
         "/admin/dlq/0-1-0": (200, {"id": "0-1-0", "at": 3.0, "job": job}),
         "/admin/dlq/0-1-0/replay": (200, job),
     }
@@ -273,8 +273,8 @@ def test_every_time_of_a_job_has_one_format(command: str, door: Door, capsys: py
 
 def test_not_a_penstock_is_code_3(door: Door) -> None:
     """Some other server on that port is not taken for one of ours."""
-    door.answers["/v1/jobs/job_1"] = (200, "<html>")
-    assert main(["jobs", "show", "job_1"]) == 3
+    door.answers["/v1/jobs/job_x"] = (200, "<html>")
+    assert main(["jobs", "show", "job_x"]) == 3
 
 
 @contextmanager
@@ -305,9 +305,9 @@ def test_key_comes_from_variable_or_file(door: Door, tmp_path: Path, monkeypatch
         for named, variable in ((False, ""), (True, ""), (False, "from-variable"), (True, "from-variable")):
             monkeypatch.setenv("PENSTOCK_API_KEY", variable)
             monkeypatch.setenv("PENSTOCK_URL", door.url if named else "")
-            assert main(["jobs", "show", "job_1"]) == 0
+            assert main(["jobs", "show", "job_x"]) == 0
     monkeypatch.setenv("PENSTOCK_URL", door.url)
-    assert main(["jobs", "show", "job_1"]) == 0
+    assert main(["jobs", "show", "job_x"]) == 0
     assert keys_seen(door) == ["Bearer from-file"] * 2 + ["Bearer from-variable"] * 3
 
 
@@ -315,8 +315,8 @@ def test_the_key_of_the_folder_goes_to_its_own_instance_alone(door: Door, tmp_pa
     """Neither to another address, nor to one where the instance was before it stopped."""
     with running_at("http://127.0.0.1:9", tmp_path / ".penstock") as home:
         keep_key(home)
-        assert main(["jobs", "show", "job_1"]) == 0
-    assert main(["jobs", "show", "job_1", "--url", door.url]) == 0
+        assert main(["jobs", "show", "job_x"]) == 0
+    assert main(["jobs", "show", "job_x", "--url", door.url]) == 0
     assert keys_seen(door) == [None, None]
 
 
@@ -328,13 +328,13 @@ def test_whoever_has_the_port_is_sent_no_key(
     a key the configured port is tried."""
     monkeypatch.delenv("PENSTOCK_URL")
     (tmp_path / "penstock.toml").write_text(f"[api]\nport = {door.server.server_port}\n")
-    assert main(["jobs", "show", "job_1"]) == 0
+    assert main(["jobs", "show", "job_x"]) == 0
     assert keys_seen(door) == [None]
     if source == "file":
         keep_key(DataDir(tmp_path / ".penstock"))
     else:
         monkeypatch.setenv("PENSTOCK_API_KEY", "from-variable")
-    assert main(["jobs", "show", "job_1"]) == 3
+    assert main(["jobs", "show", "job_x"]) == 3
     said = capsys.readouterr().err
     assert "nothing is running in" in said and "next:  penstock up, or --url http://HOST:8000" in said
     assert len(door.requests) == 1
@@ -419,7 +419,7 @@ def test_the_admin_token_goes_to_its_own_instance_alone(
     with running_at(url.format(port=port, other=port + 1), tmp_path / ".penstock") as home:
         token_hash = home.new_admin_token()
         token = home.admin_token.read_text()
-        assert main(["dlq", "ls"]) == 0 and main(["jobs", "show", "job_1"]) == 0
+        assert main(["dlq", "ls"]) == 0 and main(["jobs", "show", "job_x"]) == 0
     assert token_hash == hashlib.sha256(token.encode()).hexdigest()
     for path, headers, _ in door.requests:
         expected = token if sent and path.startswith("/admin") else "a-key"
@@ -470,8 +470,8 @@ def test_each_refusal_has_its_next_step(
 
 def test_a_key_that_is_no_admins_is_asked_for_elsewhere(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """Only /admin needs an admin key."""
-    door.answers["/v1/jobs/job_1"] = (401, {"error": {"message": "the server's words", "code": "invalid_api_key"}})
-    assert main(["jobs", "show", "job_1"]) == 4
+    door.answers["/v1/jobs/job_x"] = (401, {"error": {"message": "the server's words", "code": "invalid_api_key"}})
+    assert main(["jobs", "show", "job_x"]) == 4
     assert "next:  set PENSTOCK_API_KEY, or put the key in" in capsys.readouterr().err
 
 
@@ -500,14 +500,14 @@ def test_proxies_do_not_catch_this_machine(door: Door, monkeypatch: pytest.Monke
     """A request to loopback goes there, whatever the environment says."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
-    assert main(["jobs", "show", "job_1"]) == 0
+    assert main(["jobs", "show", "job_x"]) == 0
 
 
 def test_submit_prints_the_id(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """stdout is the id and nothing else; what was asked for is in the body."""
     options = ["--priority", "batch", "--deadline-ms", "500", "--idempotency-key", "k", "--max-tokens", "3"]
     assert main(["submit", "a text", *options]) == 0
-    assert capsys.readouterr().out == "job_1\n"
+    assert capsys.readouterr().out == "job_x\n"
     _, headers, body = door.requests[-1]
     assert headers["idempotency-key"] == "k"
     assert body == {
@@ -547,32 +547,32 @@ def test_submit_and_wait_as_json(door: Door, capsys: pytest.CaptureFixture[str])
 
 def test_wait_that_runs_out_is_code_6(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """The id is on stdout, and on stderr how to go on."""
-    door.answers["/v1/jobs/job_1"] = (200, WAITING)
+    door.answers["/v1/jobs/job_x"] = (200, WAITING)
     assert main(["submit", "a text", "--wait", "0.05"]) == 6
     captured = capsys.readouterr()
-    assert captured.out == "job_1\n"
-    assert "error: the job is still queued" in captured.err and "next:  penstock jobs events job_1" in captured.err
+    assert captured.out == "job_x\n"
+    assert "error: the job is still queued" in captured.err and "next:  penstock jobs events job_x" in captured.err
     assert main(["submit", "a text", "--wait", "0.05", "--json"]) == 6
     assert json.loads(capsys.readouterr().out)["status"] == "queued"
 
 
-@pytest.mark.parametrize("command", [["submit", "a text", "--wait"], ["jobs", "result", "job_1"]])
+@pytest.mark.parametrize("command", [["submit", "a text", "--wait"], ["jobs", "result", "job_x"]])
 def test_failed_job_is_code_5(door: Door, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """The job's own error is the cause."""
-    door.answers["/v1/jobs/job_1"] = (200, FAILED)
+    door.answers["/v1/jobs/job_x"] = (200, FAILED)
     assert main(command) == 5
     assert "cause: three workers died" in capsys.readouterr().err
 
 
 def test_events_are_followed_to_the_end(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """Tokens on stdout, the rest on stderr; with --json one object per event; --after is the cursor."""
-    door.answers["/v1/jobs/job_1/events"] = (200, _events("completed"))
-    assert main(["jobs", "events", "job_1", "--after", "0:1"]) == 0
+    door.answers["/v1/jobs/job_x/events"] = (200, _events("completed"))
+    assert main(["jobs", "events", "job_x", "--after", "0:1"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "the answer\n"
     assert "started on w1" in captured.err
     assert door.requests[-1][1]["last-event-id"] == "0:1"
-    assert main(["jobs", "events", "job_1", "--json"]) == 0
+    assert main(["jobs", "events", "job_x", "--json"]) == 0
     names = [json.loads(line)["event"] for line in capsys.readouterr().out.strip().split("\n")]
     assert names == ["started", "delta", "completed"]
 
@@ -580,7 +580,7 @@ def test_events_are_followed_to_the_end(door: Door, capsys: pytest.CaptureFixtur
 def test_choices_of_a_followed_job_stand_one_behind_the_other(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """Their tokens come mixed; `jobs result` prints the same."""
     door.answers[STREAM] = (200, told("a") + told("x", 1) + told("b") + told("z", 2) + told("y", 1) + COMPLETED)
-    assert main(["jobs", "events", "job_1"]) == 0
+    assert main(["jobs", "events", "job_x"]) == 0
     assert capsys.readouterr().out == "ab\n\nxy\n\nz\n"
 
 
@@ -589,7 +589,7 @@ def test_a_job_that_begins_again_is_told_so(door: Door, capsys: pytest.CaptureFi
     parts = [said("started", worker="w", attempt=1) + said("stream.reset", "1:0:-", epoch=1), told("new") + COMPLETED]
     for words, shown in ((["--json"], "stream.reset"), ([], "new\n")):
         door.answers[STREAM] = (200, list(parts))
-        assert main(["jobs", "events", "job_1", *words]) == 0
+        assert main(["jobs", "events", "job_x", *words]) == 0
         assert shown in capsys.readouterr().out
         assert door.requests[-1][1]["last-event-id"] == "1:0:-"
 
@@ -597,7 +597,7 @@ def test_a_job_that_begins_again_is_told_so(door: Door, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(("end", "code"), [("completed", 0), ("cancelled", 5), ("", 3)])
 def test_end_of_a_followed_job(door: Door, end: str, code: int) -> None:
     """The exit code tells how it ended; a connection that broke before is a failure."""
-    door.answers["/v1/jobs/job_1/events"] = (200, _events(end))
+    door.answers["/v1/jobs/job_x/events"] = (200, _events(end))
     assert main(["submit", "a text", "--follow"]) == code
 
 
@@ -617,7 +617,7 @@ def test_jobs_ls_as_a_table(door: Door, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["jobs", "ls"]) == 0
     head, row = capsys.readouterr().out.strip().split("\n")
     assert head.split() == ["ID", "STATUS", "PRIORITY", "MODEL", "CREATED", "AT", "TOOK", "TOKENS"]
-    assert row.split() == ["job_1", "completed", "standard", "sim", "1970-01-01T00:00:01Z", "1.0s", "2"]
+    assert row.split() == ["job_x", "completed", "standard", "sim", "1970-01-01T00:00:01Z", "1.0s", "2"]
 
 
 def test_empty_list_is_no_error(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
@@ -629,13 +629,13 @@ def test_empty_list_is_no_error(door: Door, capsys: pytest.CaptureFixture[str]) 
 
 def test_jobs_show_result_cancel(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """One job for people: its fields, its answer, its end."""
-    door.answers["/v1/jobs/job_1/cancel"] = (200, JOB | {"status": "cancelled"})
-    assert main(["jobs", "show", "job_1"]) == 0
+    door.answers["/v1/jobs/job_x/cancel"] = (200, JOB | {"status": "cancelled"})
+    assert main(["jobs", "show", "job_x"]) == 0
     assert "first token at" not in capsys.readouterr().out
-    assert main(["jobs", "result", "job_1"]) == 0
+    assert main(["jobs", "result", "job_x"]) == 0
     assert capsys.readouterr().out == "the answer\n"
-    assert main(["jobs", "cancel", "job_1"]) == 0
-    assert capsys.readouterr().out == "job_1 cancelled\n"
+    assert main(["jobs", "cancel", "job_x"]) == 0
+    assert capsys.readouterr().out == "job_x cancelled\n"
 
 
 def _events(end: str) -> str:
