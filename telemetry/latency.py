@@ -93,6 +93,9 @@ PARTS = (
 )
 """Consecutive intervals, whose sum is the end-to-end time."""
 
+NOT_REACHED = "no worker got so far"
+"""The reason of a part that a job did not come to."""
+
 EGRESS_FIRST = LatencyPart("egress_first", "first_token", "first_sent", "from the engine's first token to the client")
 """Overlaps decode, so it is not part of the sum."""
 
@@ -155,6 +158,8 @@ def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> 
             unknown = []
         since = since if end is None else end
     reasons |= dict.fromkeys(unknown, unsent if over else "not yet")
+    if cut:  # the answer alone can be unsent: the parts before it did not happen
+        reasons |= {name: NOT_REACHED for name in unknown if name != PARTS[-1].name}
     parts[EGRESS_FIRST.name], reason = _egress_first(stamps, unsent if over else "not yet")
     if reason:
         reasons[EGRESS_FIRST.name] = reason

@@ -115,3 +115,16 @@ def test_a_resumed_job() -> None:
     assert found.parts["queue"] == 1_000 and found.parts["retries"] == 6_000
     assert found.parts["egress_first"] is None and "earlier attempt" in found.reasons["egress_first"]
     assert found.total == found.end_to_end
+
+
+def test_the_engine_parts_of_a_job_that_died_did_not_happen() -> None:
+    """Only the answer can be unsent; prefill and decode no worker came to."""
+    died = Stamps(received=1, accepted=2, started=3, claimed=3, released=4, ended=9)
+    found = split(died, over=True, unsent="nobody waited")
+    assert found.parts["engine_wait"] == 5
+    assert found.reasons == {
+        "prefill": "no worker got so far",
+        "decode": "no worker got so far",
+        "egress_tail": "nobody waited",
+        "egress_first": "nobody waited",
+    }
