@@ -66,9 +66,10 @@ def _problem(error: Exception) -> Problem:
         case click.ClickException():
             return Problem(error.format_message(), exit_code=error.exit_code)
         case ConfigError():
-            next_step = error.hint or "penstock help environment"
+            from cli.settings import remedy  # noqa: PLC0415 - as above
+
             message = f"{error.key}: {error.problem}"
-            return Problem(message, cause=error.source, next_step=next_step, exit_code=USAGE, code="settings")
+            return Problem(message, cause=error.source, next_step=remedy(error), exit_code=USAGE, code="settings")
         case _:
             cause = f"{type(error).__name__}: {error}"
             return Problem("the command failed", cause=cause, next_step="the same with --debug shows where")

@@ -30,10 +30,11 @@ from cli.embedded import find_server
 from cli.engine_check import check_plugins
 from cli.errors import DONE, FAILED
 from cli.instance import DataDir, Instance
-from cli.options import Command, Where, json_option, where_options
+from cli.options import Command, Where, config_option, json_option, where_options
 from cli.output import emit, print_json
 from cli.registry import connected
 from cli.screen import place
+from cli.settings import remedy
 from runtime.config import ConfigError
 from runtime.plurals import counted
 from streaming.batches.file_store import FileStore
@@ -74,11 +75,12 @@ class GivenUp(NamedTuple):
 
 @click.command(cls=Command)
 @click.option("-v", "--verbose", is_flag=True, help="Show the checks that passed, too.")
+@config_option
 @where_options(url=False)
 @json_option
-def doctor(verbose: bool, where: Where, as_json: bool) -> int:
+def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> int:
     """Check this machine; nothing is changed. Exit code 1 if something must be fixed."""
-    found = list(_checks(where))
+    found = list(_checks(where, config))
     ok = not any(check.status == "fail" for check in found)
     if as_json:
         print_json({"ok": ok, "checks": [dataclasses.asdict(check) for check in found]})
@@ -98,13 +100,12 @@ def summary(found: Sequence[Check]) -> str:
     return ", ".join(parts) + "."
 
 
-def _checks(where: Where) -> Iterator[Check]:
+def _checks(where: Where, file: Path | None) -> Iterator[Check]:
     try:
-        deployment = load_deployment(where.flags, os.environ, Path.cwd())
+        deployment = load_deployment(where.flags, os.environ, Path.cwd(), file)
     except ConfigError as error:
         source = f" ({error.source})" if error.source else ""
-        hint = error.hint or "penstock help environment"
-        yield Check("settings", "fail", f"{error.key}: {error.problem}{source}", hint)
+        yield Check("settings", "fail", f"{error.key}: {error.problem}{source}", remedy(error))
         return
     yield Check("settings", "ok", "file, variables and flags are understood")
     home = DataDir(deployment.up.data_dir)

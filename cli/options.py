@@ -110,6 +110,12 @@ def where_options(*, url: bool) -> Callable[[F], F]:
     return decorate
 
 
+def config_option(command: F) -> F:
+    """Add --config, as the argument `config`."""
+    text = "Settings file [penstock.toml in this folder]."
+    return click.option("--config", type=click.Path(path_type=Path), help=text)(command)
+
+
 def redis_url_option(text: str) -> Callable[[F], F]:
     """Add --redis-url. It warns about a password in it, which every user of the machine can read."""
     return click.option("--redis-url", callback=_warn_of_password, help=text)

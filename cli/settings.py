@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from runtime.config import FILE, EngineName
+from runtime.config import ENV_PREFIX, FILE, SECTIONS, TABLES, ConfigError, EngineName
 
 
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,3 +30,10 @@ def settings_file(folder: Path) -> Path | None:
     """The path of penstock.toml in this folder; None if it does not exist."""
     path = folder / FILE
     return path if path.is_file() else None
+
+
+def remedy(error: ConfigError) -> str:
+    """The next step: the error's own, or the page of variables if it lists the setting; else ""."""
+    section = error.key.partition(".")[0]
+    listed = error.key.startswith(ENV_PREFIX) or (section in SECTIONS and section not in TABLES)
+    return error.hint or ("penstock help environment" if listed else "")

@@ -26,7 +26,7 @@ from cli.engine_check import check_plugins
 from cli.errors import DONE, Problem
 from cli.instance import DataDir, Instance
 from cli.machine import Machine
-from cli.options import Command, redis_url_option
+from cli.options import Command, config_option, redis_url_option
 from cli.output import note
 from cli.progress import ProgressLine
 from cli.screen import Screen, own_command, ready_block
@@ -54,7 +54,7 @@ ERROR_BLOCK = re.compile(r"^error: .*\n(?:(?:cause|next): .*\n)*", re.MULTILINE)
 @click.option("--sim-prefill-ms", type=float, help="Simulated engine: time of a prefill [25].")
 @click.option("--sim-slots", type=int, help="Simulated engine: requests at once [256].")
 @click.option("--sim-kv-tokens", type=int, help="Simulated engine: tokens its KV cache holds.")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings file [penstock.toml in this folder].")
+@config_option
 @click.option("--detach", is_flag=True, help="Return when it is ready; `penstock down` stops it.")
 @click.option("-v", "--verbose", is_flag=True, help="Show the logs of all processes.")
 def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:

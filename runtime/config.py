@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import enum
+import re
 import tomllib
 import types
 import typing
@@ -53,6 +54,10 @@ NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTO
 """Variables with the prefix that are not settings."""
 
 UNKNOWN = "no such setting"
+
+BOUND = re.compile(r"Expected `(?:int|float)` (>=|>|<=|<) (\S+)$")
+"""What msgspec says of a number that is too small or too large."""
+BOUND_WORDS = {">=": "at least", ">": "more than", "<=": "at most", "<": "less than"}
 
 MISTAKE = "mistake"
 """Key in the `extra` of a setting's msgspec.Meta: the error message for an invalid value."""
@@ -174,7 +179,7 @@ def build(kind: type[S], values: Any, where: str) -> S:
         try:
             built[key] = msgspec.convert(_listed(value, hints[key]), hints[key], strict=False, dec_hook=_path)
         except msgspec.ValidationError as error:
-            problem = _mistake(hints[key]) or f"expected {describe(hints[key])}: {error}"
+            problem = _mistake(hints[key]) or _bound(str(error)) or f"expected {describe(hints[key])}: {error}"
             raise ConfigError(f"{where}.{key}", problem) from None
     try:
         return kind(**built)
@@ -191,6 +196,12 @@ def _mistake(hint: Any) -> str:
         if isinstance(meta, msgspec.Meta) and meta.extra and MISTAKE in meta.extra:
             return str(meta.extra[MISTAKE])
     return ""
+
+
+def _bound(message: str) -> str:
+    """The bound that a number is beyond; "" if msgspec says something else."""
+    found = BOUND.match(message)
+    return f"must be {BOUND_WORDS[found[1]]} {found[2]}" if found else ""
 
 
 def _rows(hint: Any) -> type[msgspec.Struct] | None:
@@ -262,7 +273,7 @@ def _from_file(path: Path | None, kinds: Mapping[str, type[msgspec.Struct]]) -> 
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(str(path), "no such file") from None
+        raise ConfigError(str(path), "no such file", "correct the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         hint = "write the file as UTF-8 TOML, as in docs/configuration.md"
         raise ConfigError(str(path), f"cannot be read: {error}", hint) from None

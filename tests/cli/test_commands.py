@@ -125,6 +125,31 @@ def test_damaged_model_file_is_found_before_the_start(
     assert not Path(".penstock").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        ("[api", "next:  write the file as UTF-8 TOML"),
+        (None, "next:  correct the path"),
+        ('[models.m]\nengine = "sim"\nmin_workers = 2\nmax_workers = 1\n', ""),
+        ("[api]\nport = 'x'\n", "next:  penstock help environment"),
+    ],
+)
+def test_the_page_of_variables_is_named_where_it_helps(
+    text: str | None, step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of `up` and of the doctor, with the file that --config names."""
+    monkeypatch.delenv("PENSTOCK_PORT")
+    path = tmp_path / "my.toml"
+    if text is not None:
+        path.write_text(text)
+    assert main(["up", "--config", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert step in error and ("next:" in error) == bool(step)
+    assert main(["doctor", "--config", str(path), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["checks"][0]
+    assert found["status"] == "fail" and found["hint"].startswith(step.removeprefix("next:  "))
+
+
 def test_exposed_host_without_key_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """Any address but loopback needs an API key."""
     assert main(["up", "--engine", "sim", "--host", "0.0.0.0"]) == 2  # noqa: S104
