@@ -52,21 +52,11 @@ def test_flags_win_over_variables_over_the_file(tmp_path: Path) -> None:
         ("[api]\nprot = 1\n", {}, ("api.prot", "'port'")),
         ("[apy]\nport = 1\n", {}, ("apy", "'api'")),
         ("[api]\nport = 'x'\n", {}, ("api.port", "a whole number")),
-        ("[api]
-port = 70000
-", {}, ("api.port: must be at most 65535",)),
-        ("[api]
-keep_alive_s = 60
-", {}, ("api.keep_alive_s: must be at most 20",)),
-        ("[sim]
-slots = 0
-", {}, ("sim.slots: must be at least 1",)),
-        ("[llamacpp]
-top_p = 0
-", {}, ("llamacpp.top_p: must be more than 0",)),
-        ("[llamacpp]
-min_p = 1
-", {}, ("llamacpp.min_p: must be less than 1",)),
+        ("[api]\nport = 70000\n", {}, ("api.port: must be at most 65535",)),
+        ("[api]\nkeep_alive_s = 60\n", {}, ("api.keep_alive_s: must be at most 20",)),
+        ("[sim]\nslots = 0\n", {}, ("sim.slots: must be at least 1",)),
+        ("[llamacpp]\ntop_p = 0\n", {}, ("llamacpp.top_p: must be more than 0",)),
+        ("[llamacpp]\nmin_p = 1\n", {}, ("llamacpp.min_p: must be less than 1",)),
         ("port = 8001\n", {}, ("port: no such section (did you mean [api] port?)",)),
         ("slots = 2\n", {}, ("did you mean [sim] slots, [llamacpp] slots?",)),
         ("[port]\n", {}, ("known: api,",)),
