@@ -61,11 +61,19 @@ def parse_line(process: str, line: str, before: str) -> LogLine:
 def _of_text(line: str, before: str) -> dict[str, Any]:
     """The record of a line that is not JSON."""
     match = REDIS_LINE.fullmatch(line)
-    if match is None:
+    local = _moment(match[1]) if match else None
+    if match is None or local is None:
         return {"time": before, "level": "info", "message": line}
-    local = datetime.strptime(match[1], "%d %b %Y %H:%M:%S.%f").astimezone(UTC)
     time = local.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return {"time": time, "level": REDIS_LEVELS[match[2]], "message": match[3]}
+
+
+def _moment(text: str) -> datetime | None:
+    """A time as Redis writes it; None if no clock shows it."""
+    try:
+        return datetime.strptime(text, "%d %b %Y %H:%M:%S.%f").astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def concerns(line: LogLine, raw: str, *, job: str, role: str, process: str) -> bool:
@@ -131,5 +139,5 @@ def _clock(time: str) -> str:
     """A time as this machine's clock shows it."""
     try:
         return datetime.fromisoformat(time).astimezone().strftime("%m-%d %H:%M:%S.%f")[:-3]
-    except ValueError:
+    except (ValueError, OverflowError):
         return "-" * len("11-24 02:12:13.123")

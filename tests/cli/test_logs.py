@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
 Logs = Callable[..., list[dict[str, Any]]]
 
 
-def record(time: str, message: str, service: str = "worker", **fields: Any) -> str:
+def record(at: str, message: str, service: str = "worker", **fields: Any) -> str:
     level = fields.pop("level", "info")
-    head = {"time": f"2026-11-24T02:00:{time}Z", "level": level, "service": service, "pid": 7, "logger": "x"}
+    head = {"time": f"2026-11-24T02:00:{at}Z", "level": level, "service": service, "pid": 7, "logger": "x"}
     return json.dumps(head | {"message": message} | fields) + "\n"
 
 
@@ -136,8 +137,8 @@ def test_a_request_is_shown_as_what_was_asked_and_answered() -> None:
     assert pretty(line).endswith("api-1        GET /v1/jobs/{job_id} 200 1.5 ms tenant=t")
 
 
-def claim(time: str, jobs: Any, alone: Any) -> str:
-    return record(time, "a", logger="workers.claimer", jobs=jobs, alone=alone)
+def claim(at: str, jobs: Any, alone: Any) -> str:
+    return record(at, "a", logger="workers.claimer", jobs=jobs, alone=alone)
 
 
 def test_the_last_claim_says_what_a_worker_ran_alone() -> None:
@@ -162,6 +163,40 @@ HOSTILE_LINES = [
 def test_no_line_of_a_log_raises_or_names_a_job(line: str) -> None:
     assert ran_alone([line]) == ""
     message_of(line).encode()
+
+
+DEPTHS = range(900, 1000)
+"""Of nested lists, about as deep as Python reads them."""
+HOSTILE_TEXTS = [
+    "[" * 5000,
+    '{"a":' * 5000,
+    "12:M 31 Feb 2026 02:00:03.000 # no such day",
+    "12:M 24 Xyz 2026 02:00:03.000 # no such month",
+    "12:M 24 Nov 2026 99:99:99.000 # no such hour",
+    "12:M 24 Nov 2026 ::::::::.000 # no time",
+    "12:M 01 Jan 0001 00:00:00.000 # before all clocks",
+    "12:M 31 Dec 9999 23:59:59.000 # after them",
+]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_a_line_that_no_process_would_write_is_shown(
+    zone: str, home: Path, logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the text that it is; the lines around it keep their places."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        lines = [*HOSTILE_TEXTS, *(record("09.000", "deep")[:-2] + f', "x": {"[" * n}{"]" * n}}}' for n in DEPTHS)]
+        (home / "logs" / "worker-2.log").write_text("\n".join(lines) + "\n")
+        assert len(logs("--process", "worker-2")) == len(lines)
+        parsed = [parse_line("worker-2", line, "2026-11-24T02:00:00Z") for line in lines]
+        assert all(pretty(line) for line in parsed) and parsed[0].fields["message"] == lines[0]
+        odd = record("01.000", "odd").replace("2026-11-24T02:00:01.000Z", "0001-01-01T00:00:00+14:00")
+        assert "odd" in pretty(parse_line("worker-2", odd, ""))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_what_a_line_says_can_be_written() -> None:
