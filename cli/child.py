@@ -204,7 +204,7 @@ class Child:
         try:
             said: dict[str, Any] = json.loads(message)
             self._set(state=str(said["state"]), detail=str(said.get("detail", "")))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             self._set(detail=f"says what nobody understands: {message[:80]!r}")
 
     def _cause(self, code: int) -> str:
@@ -215,7 +215,7 @@ class Child:
     def _ending(self, code: int) -> str:
         if self.status.state == "failed" and self.status.detail:
             return self.status.detail
-        ending = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit {code}"
+        ending = f"killed by {signal_name(-code)}" if code < 0 else f"exit {code}"
         words = last_words(self.program.log, self._log_start)
         return f"{ending}: {words}" if words and code > 0 else ending
 
@@ -224,6 +224,14 @@ class Child:
         if changed != self.status:
             self.status = changed
             self._on_change(self)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, such as SIGKILL; its number if it has none (real-time signals)."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def backoff_s(failures: int) -> float:

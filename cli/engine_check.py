@@ -5,13 +5,13 @@ In a process of its own, because a plug-in may import heavy libraries, take long
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from cli.child import signal_name
 from cli.deployment import Deployment
 from cli.instance import DataDir
 from runtime.config import ConfigError
@@ -56,7 +56,7 @@ def _error(key: str, argv: Sequence[str], env: Mapping[str, str]) -> ConfigError
     if done.returncode == 0:
         return None
     if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
+        name = signal_name(-done.returncode)
         return ConfigError(key, f"the process that built the engine was killed by {name}", MANUAL)
     try:
         return ConfigError(*msgspec.json.decode(done.stdout.rpartition(b"\n\n")[2], type=tuple[str, str, str]))

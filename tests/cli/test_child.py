@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from house import eventually
 
-from cli.child import Child, Program, Status, backoff_s, last_words
+from cli.child import Child, Program, Status, backoff_s, last_words, signal_name
 from cli.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
@@ -280,3 +280,8 @@ def test_last_words(tmp_path: Path) -> None:
     log.write_text('old\n{"level": "error", "message": "no room"}\n')
     assert last_words(log) == "no room"
     assert last_words(log, log.stat().st_size) == ""
+
+
+def test_a_signal_without_a_name_has_its_number() -> None:
+    """A process may be killed by any of them, and its supervisor goes on."""
+    assert [signal_name(number) for number in (9, 34, 35)] == ["SIGKILL", "SIGRTMIN", "signal 35"]
