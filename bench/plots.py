@@ -92,7 +92,9 @@ def lines(
             axes.axhline(level, color="#555555", linewidth=1.1, linestyle=(0, (4, 3)), label=name)
         _axes(axes, title, x, y, sorted({at for points in series.values() for at, _ in points}))
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-        return _save(figure, stem)
+        written = _save(figure, stem)
+        pyplot.close(figure)  # pyplot keeps every open figure
+        return written
 
 
 def bars(
@@ -114,7 +116,9 @@ def bars(
         handles, names = axes.get_legend_handles_labels()
         # In the order in which they lie on each other.
         axes.legend(handles[::-1], names[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5))
-        return _save(figure, stem)
+        written = _save(figure, stem)
+        pyplot.close(figure)  # pyplot keeps every open figure
+        return written
 
 
 def _style() -> Any:

@@ -232,10 +232,10 @@ def test_leaving_a_chat_before_its_job_has_an_id_cancels_it_too(door: Door) -> N
             os.kill(os.getpid(), signal.SIGINT)
         return WAITING
 
-    door.answers |= {"/v1/jobs": (202, leave), "/v1/jobs/job_1/cancel": (200, JOB)}
+    door.answers |= {"/v1/jobs": (202, leave), "/v1/jobs/job_x/cancel": (200, JOB)}
     assert main(["chat", "a question", "--model", "sim"]) == 130
     (_, first, body), (path, second, again), (cancelled, _, _) = door.requests
-    assert (path, cancelled) == ("/v1/jobs", "/v1/jobs/job_1/cancel")
+    assert (path, cancelled) == ("/v1/jobs", "/v1/jobs/job_x/cancel")
     assert first["idempotency-key"] == second["idempotency-key"] and again == body
 
 
