@@ -83,9 +83,11 @@ class Conversation:
         """Ask behind the turns `before`. What was said stays as it is until the answer is there."""
         self._question = question
         asked: Turns = [*before, {"role": "user", "content": question}]
-        system: Turns = [{"role": "system", "content": self._system}] if self._system else []
-        answer = ask(self._client, self._options, system + asked)
+        answer = ask(self._client, self._options, self._with_system(asked))
         self._turns = [*asked, {"role": "assistant", "content": answer}]
+
+    def _with_system(self, turns: Turns) -> Turns:
+        return [{"role": "system", "content": self._system}, *turns] if self._system else turns
 
     def _retry(self, _: str) -> None:
         if not self._question:
@@ -112,8 +114,7 @@ class Conversation:
         if not name or (path.exists() and path not in self._saved):
             note(f"{name} exists already; choose another name" if name else "say where: /save FILE")
             return
-        system: Turns = [{"role": "system", "content": self._system}] if self._system else []
-        turns = system + self._turns
+        turns = self._with_system(self._turns)
         as_json = json.dumps(turns, ensure_ascii=False, indent=1)
         as_text = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
         try:

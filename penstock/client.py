@@ -32,7 +32,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any, Self, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -59,6 +59,7 @@ from penstock.client_protocol import (
     Patience,
     Pause,
     ServerList,
+    job_path,
 )
 
 __all__ = [
@@ -151,7 +152,7 @@ class PenstockClient(_Client):
 
     def get(self, job_id: str) -> Json:
         """Return the job object, with its result once it has completed."""
-        return self.request("GET", _job(job_id), tries_again=True)
+        return self.request("GET", job_path(job_id), tries_again=True)
 
     def wait(self, job_id: str, timeout_s: float = math.inf) -> Json:
         """Return the job object once the job has completed. Raises JobFailed, WaitTimeout."""
@@ -159,7 +160,7 @@ class PenstockClient(_Client):
 
     def cancel(self, job_id: str) -> Json:
         """Cancel a job, queued or running, and return the job object."""
-        return self.request("POST", f"{_job(job_id)}/cancel", tries_again=True)
+        return self.request("POST", f"{job_path(job_id)}/cancel", tries_again=True)
 
     def stream(self, job_id: str, after: str = "") -> Iterator[StreamEvent]:
         """Yield the job's events from the beginning, or after the event with this id, to its end. The job goes on if
@@ -226,7 +227,7 @@ class AsyncPenstockClient(_Client):
 
     async def get(self, job_id: str) -> Json:
         """See PenstockClient."""
-        return await self.request("GET", _job(job_id), tries_again=True)
+        return await self.request("GET", job_path(job_id), tries_again=True)
 
     async def wait(self, job_id: str, timeout_s: float = math.inf) -> Json:
         """See PenstockClient."""
@@ -234,7 +235,7 @@ class AsyncPenstockClient(_Client):
 
     async def cancel(self, job_id: str) -> Json:
         """See PenstockClient."""
-        return await self.request("POST", f"{_job(job_id)}/cancel", tries_again=True)
+        return await self.request("POST", f"{job_path(job_id)}/cancel", tries_again=True)
 
     async def stream(self, job_id: str, after: str = "") -> AsyncIterator[StreamEvent]:
         """See PenstockClient. Where you leave the loop early, close it (`contextlib.aclosing`)."""
@@ -280,10 +281,6 @@ def _completed(job: Json) -> Json:
     if job["status"] != "completed":
         raise JobFailed(job)
     return job
-
-
-def _job(job_id: str) -> str:
-    return f"/v1/jobs/{quote(job_id, safe='')}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -269,7 +269,7 @@ class Calls:
         while True:
             left_s = max(0.0, until - now)
             poll_s = min(LONG_POLL_S, left_s)
-            path = f"{_job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
+            path = f"{job_path(job_id)}?{urlencode({'wait': f'{poll_s:.3f}'})}"
             silence_s = min(poll_s + LATE_S, left_s + OVERTIME_S)
             got = yield self._send(retry, "GET", path, b"", EMPTY, silence_s)
             if isinstance(got, HttpAnswer) and got.status < 400:
@@ -293,7 +293,7 @@ class Calls:
         retry = self._retry()
         while True:
             headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": after} if after else {})
-            got = yield self._send(retry, "GET", f"{_job_path(job_id)}/events", b"", headers, SILENCE_S, streamed=True)
+            got = yield self._send(retry, "GET", f"{job_path(job_id)}/events", b"", headers, SILENCE_S, streamed=True)
             if isinstance(got, HttpAnswer) and got.status < 400:
                 if not got.headers.get("content-type", "").startswith("text/event-stream"):
                     raise NoAnswer(self._servers.url, "its answer is no event stream")
@@ -395,5 +395,6 @@ def _broken(got: Outcome) -> Broken:
     return got
 
 
-def _job_path(job_id: str) -> str:
+def job_path(job_id: str) -> str:
+    """The path of a job in the API."""
     return f"/v1/jobs/{quote(job_id, safe='')}"

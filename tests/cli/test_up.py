@@ -502,12 +502,15 @@ def test_detach_and_down(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     here: dict[str, Any] = {"cwd": tmp_path, "env": environ | {"PYTHONPATH": path()}}
     done = run("up", "--engine", "sim", "--port", "0", "--detach", **here)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip().endswith("-m cli down")
-    again = run("up", "--engine", "sim", "--port", "0", "--detach", **here)
-    assert again.returncode == 1
-    assert "already running" in again.stderr
-    assert run("down", **here).returncode == 0
+    try:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.rstrip().endswith("-m cli down")
+        again = run("up", "--engine", "sim", "--port", "0", "--detach", **here)
+        assert again.returncode == 1
+        assert "already running" in again.stderr
+    finally:  # a detached instance outlives this test otherwise
+        down = run("down", **here)
+    assert down.returncode == 0
     assert run("ps", **here).returncode == 3
     assert not (tmp_path / ".penstock" / "run").exists()
 
