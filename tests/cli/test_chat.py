@@ -26,6 +26,8 @@ pytestmark = pytest.mark.slow
 
 CHAT = [sys.executable, "-m", "cli", "chat"]
 CUT = "(cut at --max-tokens)\n"
+ENDLESS = "8000"
+"""Tokens of an answer that no test waits for: 16 s of the simulated engine."""
 CONTROLLED = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 """Runs a command under the control of its terminal, whose Ctrl-C is then an interrupt."""
 
@@ -132,7 +134,7 @@ def test_an_answer_that_was_cut_off_is_marked(house: House) -> None:
 
 
 def test_a_stopped_answer_is_cancelled_and_asked_again(house: House) -> None:
-    with typing(house) as typed:
+    with typing(house, "--max-tokens", ENDLESS) as typed:
         typed.type("a long one\r")
         typed.until(answer(("user", "a long one"), tokens=3))
         typed.type("\x03")
@@ -145,8 +147,8 @@ def test_a_stopped_answer_is_cancelled_and_asked_again(house: House) -> None:
 
 def test_a_retry_that_is_stopped_keeps_the_answer(house: House) -> None:
     """Until the new one is there, and a third try still replaces it."""
-    with typing(house, "--max-tokens", "600") as typed:
-        spoken = answer(("user", "a question"), tokens=600)
+    with typing(house, "--max-tokens", "1500") as typed:
+        spoken = answer(("user", "a question"), tokens=1500)
         assert spoken in typed.say("a question")
         typed.type("/retry\r")
         typed.until(spoken[:20])
@@ -162,7 +164,7 @@ def test_a_retry_that_is_stopped_keeps_the_answer(house: House) -> None:
 @pytest.mark.parametrize("answers", [False, True])
 def test_a_conversation_ends_when_it_is_told_to(house: House, number: signal.Signals, answers: bool) -> None:
     """At its prompt, or in an answer, whose job ends too."""
-    with typing(house) as typed:
+    with typing(house, "--max-tokens", ENDLESS) as typed:
         if answers:
             typed.type("a long one\r")
             typed.until(answer(("user", "a long one"), tokens=3))
