@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -274,36 +274,53 @@ PASSES = 2
 
 
 @asynccontextmanager
-async def yardstick(stage: FaultTestbed) -> AsyncIterator[list[float]]:
-    """How long a bare server's answers took so far, asked at even intervals; milliseconds. Clear it to begin anew."""
-    port, ask, took = free_port(), Ask("bare", 1), list[float]()
+async def bare_server(stage: FaultTestbed) -> AsyncIterator[int]:
+    """The port of a server that refuses every request at once."""
+    port = free_port()
     child = ManagedProcess(
         "bare", [sys.executable, "-m", "bench.bare_server", str(port), "refuse"], dict(os.environ), stage.folder
     )
 
-    async def answered() -> bool:
-        began = time.monotonic()
-        try:
-            await fetch(port, "POST", ask.path, ask.body)
-        except Cut:
-            return False
-        took.append(1000 * (time.monotonic() - began))
-        return True
-
-    async def go_on() -> None:
-        async with asyncio.TaskGroup() as asking:
-            while True:
-                asking.create_task(answered())
-                await asyncio.sleep(PROBE_INTERVAL_S)
+    async def answers() -> bool:
+        with suppress(Cut):
+            await bare_answer(port)
+            return True
+        return False
 
     await child.start()
     try:
-        await until(answered, 10.0, 0.05)
-        asked = asyncio.create_task(go_on())
+        await until(answers, 10.0, 0.05)
+        yield port
+    finally:
+        await child.end()
+
+
+async def bare_answer(port: int) -> float:
+    """Ask the bare server once. Returns the seconds it took. Raises Cut."""
+    began, ask = time.monotonic(), Ask("bare", 1)
+    await fetch(port, "POST", ask.path, ask.body)
+    return time.monotonic() - began
+
+
+@asynccontextmanager
+async def yardstick(stage: FaultTestbed) -> AsyncIterator[list[float]]:
+    """How long a bare server's answers took so far, asked at even intervals; milliseconds. Clear it to begin anew."""
+    took: list[float] = []
+
+    async def ask(port: int) -> None:
+        with suppress(Cut):
+            took.append(1000 * await bare_answer(port))
+
+    async def go_on(port: int) -> None:
+        async with asyncio.TaskGroup() as asking:
+            while True:
+                asking.create_task(ask(port))
+                await asyncio.sleep(PROBE_INTERVAL_S)
+
+    async with bare_server(stage) as port:
+        asked = asyncio.create_task(go_on(port))
         try:
             yield took
         finally:
             asked.cancel()
             await asyncio.wait([asked])
-    finally:
-        await child.end()
