@@ -34,12 +34,8 @@ class Leaving(KeyboardInterrupt):
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @where_options(url=True)
 def chat(message: str | None, model: str | None, system: str | None, max_tokens: int | None, where: Where) -> int:
-    """Ask the model. Text on stdin is appended to MESSAGE, or is the question. Without both: a conversation.
-
-    \b
-      penstock chat "What is a penstock?"
-      cat report.txt | penstock chat "Summarize:"
-      penstock chat                    # a conversation; /help lists its commands
+    """Ask the model. Text on stdin is appended to MESSAGE, or is the question. Without both: a
+    conversation, whose /help lists its commands.
 
     In a loop that reads stdin itself, add < /dev/null.
     """

@@ -20,13 +20,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock ps": ("penstock ps", "penstock ps --json", "penstock ps --redis-url redis://127.0.0.1:6379/0"),
     "penstock chat": (
         'penstock chat "What is a penstock?"',
+        'penstock chat "Summarize:" < report.txt',
         "penstock chat",
         'penstock chat "Name a river." --system "Answer in one word."',
     ),
     "penstock submit": (
         'penstock submit "Write a haiku about water."',
-        'penstock submit "Write a haiku about water." --priority batch --wait',
-        'penstock submit "Name a river." --idempotency-key river-1',
+        'penstock submit "Write a haiku about water." --wait 30',
+        'penstock submit "Name a river." --priority batch --idempotency-key river-1',
         "penstock submit - < prompt.txt",
     ),
     "penstock jobs": ("penstock jobs ls", "penstock jobs show job_0074d316", "penstock jobs cancel job_0074d316"),

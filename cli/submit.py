@@ -55,11 +55,6 @@ def submit(
 
     With --wait the answer goes to stdout instead. Exit code 5: the job ended without an answer. Exit code 6: the
     seconds of --wait are over, the job continues, and its id is on stdout.
-
-    \b
-      penstock submit "Write a haiku." --priority batch
-      penstock submit "Write a haiku." --wait 30
-      id=$(penstock submit - < prompt.txt) && penstock jobs result "$id"
     """
     with Client.find(where) as client:
         if not as_json:
