@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import click
 
-from cli.errors import DONE, INTERRUPTED, UNREACHABLE, Problem
+from cli.errors import DONE, FAILED, INTERRUPTED, UNREACHABLE, Problem
 from cli.log_lines import LogLine, concerns, parse_line, pretty
 from cli.options import Command, Where, json_option
 from cli.output import print_json, styled, visible
@@ -48,7 +48,7 @@ class LogFile:
 
     @property
     def process(self) -> str:
-        return self.path.name.partition(".log")[0]
+        return process_of(self.path)
 
     def lines(self, filters: Filters) -> Iterator[LogLine]:
         """Yield the lines that pass, from where the last call ended."""
@@ -74,10 +74,15 @@ class LogFile:
                     yield line
 
 
+def process_of(path: Path) -> str:
+    """The process that writes this file, as `penstock ps` names it."""
+    return path.name.partition(".log")[0]
+
+
 @click.command(cls=Command)
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
 @click.option("--job", default="", help="Only lines that name this job.")
-@click.option("--role", type=click.Choice(ORDER), default=None, help="Only processes of this role.")
+@click.option("--role", type=click.Choice((*ORDER, "up")), default=None, help="Only processes of this role.")
 @click.option("--process", default="", help="Only this process, as `penstock ps` names it.")
 @click.option("-n", "--lines", "count", type=click.IntRange(0), help="Only the newest N lines [all].")
 @click.option("--previous", is_flag=True, help="The run of `penstock up` before this one.")
@@ -93,7 +98,10 @@ def logs(
     data_dir: Path | None,
     as_json: bool,
 ) -> int:
-    """Show what the processes of a data folder have logged, in the order of time. Into a pipe: JSON lines."""
+    """Show what the processes of a data folder have logged, in the order of time.
+
+    On a terminal in the time zone of this machine; into a pipe as JSON lines, in UTC.
+    """
     folder = Where(data_dir).home().logs
     files: dict[Path, LogFile] = {}
     filters, as_json = Filters(job, role or "", process), as_json or not sys.stdout.isatty()
@@ -107,7 +115,9 @@ def logs(
         )
     try:
         found: Iterable[LogLine] = _merged(folder, pattern, files, filters)
-        _show(found if count is None else deque(found, count), as_json=as_json)
+        shown = _show(found if count is None else deque(found, count), as_json=as_json)
+        if not (shown or follow or count == 0):
+            raise _nothing(filters, folder, files)
         while follow and not previous:
             time.sleep(FOLLOW_INTERVAL_S)
             _show(_merged(folder, pattern, files, filters), as_json=as_json)
@@ -123,9 +133,24 @@ def _merged(folder: Path, pattern: str, files: dict[Path, LogFile], filters: Fil
     return heapq.merge(*(file.lines(filters) for file in files.values()), key=attrgetter("time"))
 
 
-def _show(found: Iterable[LogLine], *, as_json: bool) -> None:
-    colour = styled(sys.stdout, os.environ)
+def _nothing(filters: Filters, folder: Path, files: Iterable[Path]) -> Problem:
+    """Why no line was shown."""
+    given = [("job", filters.job), ("role", filters.role), ("process", filters.process)]
+    wanted = ", ".join(f"{name} {value}" for name, value in given if value)
+    return Problem(
+        f"no line of the logs in {folder} is of {wanted}" if wanted else f"the logs in {folder} are empty",
+        cause="there are logs of " + ", ".join(sorted(process_of(path) for path in files)),
+        next_step="penstock jobs ls" if filters.job else "penstock ps",
+        exit_code=FAILED,
+        code="no_lines",
+    )
+
+
+def _show(found: Iterable[LogLine], *, as_json: bool) -> int:
+    """Returns how many lines it showed."""
+    colour, shown = styled(sys.stdout, os.environ), 0
     for line in found:
+        shown += 1
         if as_json:
             print_json(line.fields)
             continue
@@ -133,3 +158,4 @@ def _show(found: Iterable[LogLine], *, as_json: bool) -> None:
         code = COLOURS.get(str(line.fields.get("level"))) if colour else None
         sys.stdout.write(f"\x1b[{code}m{text}\x1b[0m\n" if code else f"{text}\n")
     sys.stdout.flush()
+    return shown

@@ -17,7 +17,7 @@ import pytest
 from house import eventually
 
 from cli.__main__ import main
-from cli.errors import INTERRUPTED, UNREACHABLE
+from cli.errors import FAILED, INTERRUPTED, UNREACHABLE
 from cli.log_lines import CLAIMER, message_of, parse_line, pretty, ran_alone
 
 JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
@@ -84,6 +84,23 @@ def test_all_files_are_merged_in_the_order_of_time(logs: Logs) -> None:
 )
 def test_what_is_asked_for_is_shown(logs: Logs, words: list[str], said: list[str]) -> None:
     assert [line["message"] for line in logs(*words)] == said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--job", "job_none"], "is of job job_none"),
+        (["--process", "api-9"], "is of process api-9"),
+        (["--role", "up"], "is of role up"),
+    ],
+)
+def test_what_no_line_is_of_is_said(
+    home: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    """With what there is instead, and not on stdout."""
+    assert main(["logs", "--data-dir", str(home), *words]) == FAILED
+    out, err = capsys.readouterr()
+    assert not out and said in err and "api-1, redis-1, worker-1" in err
 
 
 def test_a_folder_without_logs_is_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
