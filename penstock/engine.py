@@ -86,6 +86,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of an answer whose request names no limit, at most; 0: max_output."""
 
 
+NEUTRAL_PRIORITY = 0.5
+"""The priority of a request that is neither more nor less urgent than others."""
+
+
 class Request(msgspec.Struct, frozen=True):
     """One text to generate. `id` is unique among live requests and opaque to the engine."""
 
@@ -100,6 +104,8 @@ class Request(msgspec.Struct, frozen=True):
     schema it is passed only to an engine with the capability `json_resume`."""
     tenant: str = ""
     """Owner of the request: an engine never reuses the cached prompts of one tenant for another."""
+    priority: float = NEUTRAL_PRIORITY
+    """From 0 to 1, higher first: a hint for engines that let requests wait inside them. The worker sets it by lane."""
 
     @property
     def past_tokens(self) -> int:

@@ -12,18 +12,22 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from penstock.engine import ChatTurn, EngineTimes, Failure, Piece, Request
+from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineTimes, Failure, Piece, Request
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
 from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Chat, Job, JobState, Text, prompt_count
 from streaming.jobs.lease import SILENT, Claim
 from streaming.jobs.terminal import Generated, Terminal, Usage, total_usage
+from streaming.priority import Priority
 from streaming.redis.clock import Clock
 from workers.engines.constraint import complete_texts
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
+
+ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORITY, Priority.BATCH: 0.2}
+"""The priority inside an engine of each lane's requests; between two lanes there is room for a resumed request."""
 
 
 class AttemptStamps:
@@ -204,7 +208,8 @@ class Attempt:
             # A seed per copy, so that copies of one prompt differ.
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
             sampling = replace(sampling, n=1, seed=seed)
-        return Request(self._request_id(index), prompt, sampling, past, self.job.tenant)
+        priority = ENGINE_PRIORITY[self.job.priority]
+        return Request(self._request_id(index), prompt, sampling, past, self.job.tenant, priority)
 
     def _request_id(self, index: int) -> str:
         return f"{self.job.id}/{self.number}/{index}"

@@ -14,6 +14,7 @@ from bench.planted.door import DOORS
 from bench.planted.fencing import ENDS, FENCING
 from bench.planted.long_results import LONG_RESULTS
 from bench.planted.measurements import MEASUREMENTS
+from bench.planted.order_promises import PROMISES
 from bench.planted.pools import POOLS
 from bench.planted.queue import QUEUE
 from bench.planted.readers import READERS
@@ -53,4 +54,5 @@ BUGS = (
     *CLIENTS,
     *TERMINAL,
     *ATTEMPTS,
+    *PROMISES,
 )

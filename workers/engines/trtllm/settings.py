@@ -29,7 +29,7 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of KvCacheConfig."""
     scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
     waiting_queue_policy: Literal["fcfs", "priority"] = "fcfs"
-    """"priority": inside the engine, requests that lost their worker overtake new ones."""
+    """"priority": inside the engine, higher lanes go first, and in each lane requests that lost their worker."""
     chunked_prefill: bool = True
     stream_interval: Positive = 1
     speculative: dict[str, Any] = {}

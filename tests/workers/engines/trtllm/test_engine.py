@@ -23,9 +23,11 @@ from typing import Any
 
 import pytest
 
-from penstock.engine import ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling
+from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling
 from runtime.config import build
 from streaming.fleet.settings import ModelSettings
+from streaming.priority import Priority
+from workers.attempt import ENGINE_PRIORITY
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import engine as trtllm
 from workers.engines.trtllm import sampling as trtllm_sampling
@@ -317,8 +319,10 @@ async def rig(library: SimpleNamespace, tmp_path: Path) -> Any:
         await made.engine.stop()
 
 
-def ask(name: str = "r", prompt: Any = "Hi ", past: Any = (), **sampling: Any) -> Request:
-    return Request(name, prompt, Sampling(**sampling), past)
+def ask(
+    name: str = "r", prompt: Any = "Hi ", past: Any = (), priority: float = NEUTRAL_PRIORITY, **sampling: Any
+) -> Request:
+    return Request(name, prompt, Sampling(**sampling), past, priority=priority)
 
 
 def params(rig: Rig, call: int = -1) -> dict[str, Any]:
@@ -826,18 +830,32 @@ async def test_the_adapter_of_the_model_goes_with_each_request(rig: Any, tmp_pat
 
 
 async def test_resumed_requests_overtake_where_the_engine_can(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the priority policy a request that lost its worker goes first; otherwise no priority is passed."""
+    """With the priority policy a request that lost its worker goes before new ones; otherwise no priority is passed."""
     started = await rig(waiting_queue_policy="priority")
     started.engine.submit(ask("new"))
     started.engine.submit(ask("old", past=[("Hel", list(b"Hel"), 3)]))
     assert started.llm.given["scheduler_config"].given["waiting_queue_policy"] == "PRIORITY"
-    assert [call["priority"] for call in started.llm.calls] == [0.5, 1.0]
+    assert [call["priority"] for call in started.llm.calls] == [0.5, 0.6]
     (plain := await rig()).engine.submit(ask())
     assert "priority" not in plain.llm.calls[0]
     without = {name: value for name, value in SIGNATURES["LLM.generate_async"].items() if name != "priority"}
     monkeypatch.setattr(DoubleLLM.generate_async, "__signature__", signature(without))
     (older := await rig(waiting_queue_policy="priority")).engine.submit(ask())
     assert "priority" not in older.llm.calls[0]
+
+
+async def test_lanes_keep_their_order_inside_the_engine(rig: Any) -> None:
+    """Resumed or new, a request goes before every one of a lower lane, and every priority is one that the engine takes
+    (0 to 1); a request without one gets the engine's own default."""
+    started = await rig(waiting_queue_policy="priority")
+    for priority in [ENGINE_PRIORITY[lane] for lane in reversed(Priority)]:
+        started.engine.submit(ask(f"new{priority}", priority=priority))
+        started.engine.submit(ask(f"old{priority}", past=[("Hel", list(b"Hel"), 3)], priority=priority))
+    passed = [call["priority"] for call in started.llm.calls]
+    assert passed == sorted(set(passed)) and len(passed) == 6 and passed[0] >= 0 and passed[-1] <= 1
+    started.engine.submit(ask("urgent", past=[("Hel", list(b"Hel"), 3)], priority=1.0))
+    assert started.llm.calls[-1]["priority"] == 1.0, "never above 1, which TensorRT-LLM refuses"
+    assert str(NEUTRAL_PRIORITY) == SIGNATURES["LLM.generate_async"]["priority"]
 
 
 # --- tenants ---------------------------------------------------------------------------------------------------------
