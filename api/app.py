@@ -14,6 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import routes
+from api.auth.access import AccessTable
 from api.auth.guard import RequestGuard
 from api.chat import Completions
 from api.error_answers import error_response
@@ -50,7 +51,13 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
     app.router.redirect_slashes = False  # a redirect would go to any host that the request names
     app.state.services = services
     app.state.document = cache(partial(document, services.version))  # built when it is first asked for
-    return Observed(RequestGuard(Shortcut(app), services), services, access_log=services.settings.access_log)
+    return Observed(guarded(Shortcut(app), services), services, access_log=services.settings.access_log)
+
+
+def guarded(app: ASGIApp, services: Services) -> RequestGuard:
+    """Put the guard before an application, with the table of this API's routes."""
+    refusal = partial(error_response, services)
+    return RequestGuard(app, AccessTable(routes.RULES), services.keyring, services.settings, refusal)
 
 
 class Shortcut:

@@ -9,7 +9,6 @@ import random
 import re
 import time
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,14 +24,14 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 OWN_ID = re.compile(r"req_[0-9a-f]{24}")
 """A request id that was made here."""
 
-ENDPOINTS = re.compile(
-    r"/v1/(chat/completions|completions|models|jobs|files|batches)|/(healthz|readyz|version|metrics|openapi\.json)$"
-)
+UNLISTED = "other"
+"""The route of a request that has none in the table; a label of a metric must not hold a path that a client chose."""
 
 
 class Observed:
     """Sets in `scope["state"]`: `request_id`, `headers` (raw, by name), `trace` (W3C context of the server span),
-    `received` (monotonic seconds), and `status` once the answer has started.
+    `received` (monotonic seconds), and `status` once the answer has started. Names the span and the metric of a request
+    by `route`, which the guard sets.
 
     With `access_log` it writes a log line at the end of each request, except for health probes.
     """
@@ -49,8 +48,7 @@ class Observed:
             reversed(scope["headers"])
         )  # the first of several headers with one name counts
         request_id = _request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
-        endpoint = endpoint_of(scope["path"])
-        span = self._services.tracing.span(f"{scope['method']} {endpoint}", _trace_context(headers), "server")
+        span = self._services.tracing.span(scope["method"], _trace_context(headers), "server")
         # Token streams write their body straight to the server (`server_send`), past every middleware.
         scope.setdefault("state", {}).update(
             request_id=request_id, headers=headers, trace=span.carrier(), server_send=send, received=received
@@ -72,10 +70,11 @@ class Observed:
                 await self._app(scope, receive, stamped)
         finally:
             del state["server_send"]  # it refers to the scope: break the cycle
-            status = state.get("status", 500)
-            attributes: Attributes = {"http.response.status_code": status, "http.route": endpoint}
-            span.end(error=f"HTTP {status}" if status >= 500 else None, attributes=attributes)
-            self._services.metrics.requests.labels(state.get("model", ""), endpoint, str(status)).inc()
+            status, route = state.get("status", 500), state.get("route", UNLISTED)
+            attributes: Attributes = {"http.response.status_code": status, "http.route": route}
+            error = f"HTTP {status}" if status >= 500 else None
+            span.end(error=error, attributes=attributes, name=f"{scope['method']} {route}")
+            self._services.metrics.requests.labels(state.get("model", ""), route, str(status)).inc()
             if self._access_log and scope["path"] not in PROBES:
                 self._log(scope["method"], status, state)
 
@@ -94,13 +93,6 @@ class Observed:
             tenant=caller.tenant if caller is not None else None,
             job=state.get("job"),
         )
-
-
-@lru_cache(maxsize=64)
-def endpoint_of(path: str) -> str:
-    """Map a path to one of a few fixed names, for use as a metric label."""
-    match = ENDPOINTS.match(path)
-    return match[0] if match else "other"
 
 
 def _trace_context(headers: Mapping[bytes, bytes]) -> dict[str, str]:

@@ -104,8 +104,14 @@ class Span:
         end_ns: int | None = None,
         error: str | BaseException | None = None,
         attributes: Attributes | None = None,
+        name: str | None = None,
     ) -> None:
-        """End the span, now or at `end_ns` (Unix nanoseconds). `error`: why the operation failed."""
+        """End the span, now or at `end_ns` (Unix nanoseconds).
+
+        Args:
+            error: why the operation failed.
+            name: replaces the name that the span began with.
+        """
 
 
 class RecordedSpan(Span):
@@ -126,9 +132,12 @@ class RecordedSpan(Span):
         end_ns: int | None = None,
         error: str | BaseException | None = None,
         attributes: Attributes | None = None,
+        name: str | None = None,
     ) -> None:
         if not self._span.is_recording():
             return
+        if name is not None:
+            self._span.update_name(name)
         if attributes:
             self._span.set_attributes(clean(attributes))
         if error is not None:

@@ -6,20 +6,20 @@ Endpoints read the caller from `scope["state"]["caller"]` and authenticate nobod
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import access_errors, audit
 from api.auth.access import Access, AccessTable, RouteMatch
 from api.auth.hosts import PROBES, Hosts
-from api.auth.keys import Caller
+from api.auth.keys import Caller, Keyring
 from api.auth.origins import Origins
 from api.auth.refusals import Refusals
-from api.error_answers import error_response
 from api.openai import errors
 from api.openai.errors import ApiError
-from api.routes import RULES
-from api.services import Services
+from api.settings import ApiSettings
 
 PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
 """Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""
@@ -28,10 +28,18 @@ PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
 class RequestGuard:
     """ASGI middleware that runs the guard; it is wrapped by api/middleware.py."""
 
-    def __init__(self, app: ASGIApp, services: Services) -> None:
-        self._app, self._services, self._keyring = app, services, services.keyring
-        self._table, self._refusals = AccessTable(RULES), Refusals()
-        settings, keyless = services.settings, services.keyring.open
+    def __init__(
+        self,
+        app: ASGIApp,
+        table: AccessTable,
+        keyring: Keyring,
+        settings: ApiSettings,
+        refusal: Callable[[ApiError], Response],
+    ) -> None:
+        """`refusal` makes the answer of a refused request, and counts it."""
+        self._app, self._table, self._keyring, self._refusal = app, table, keyring, refusal
+        self._refusals = Refusals()
+        keyless = keyring.open
         self._hosts = Hosts(settings.hosts, keyless=keyless)
         self._origins = Origins(settings.cors_origins, keyless=keyless)
         self._metrics = Access.ANYONE if settings.shows_metrics(keyless=keyless) else Access.ADMIN
@@ -45,7 +53,7 @@ class RequestGuard:
             admitted = self._admit(scope)
         except ApiError as error:
             self._refusals.log_once(error, scope["path"])
-            await error_response(self._services, error)(scope, receive, send)
+            await self._refusal(error)(scope, receive, send)
             return
         if isinstance(admitted, Response):
             await admitted(scope, receive, send)
@@ -61,10 +69,11 @@ class RequestGuard:
         path, found = scope["path"], None
         try:
             found = self._table.find(scope["method"], path)
+            if found is not None:
+                scope["state"]["route"] = found.path
             self._check_sender(scope)
             if found is None:
                 return self._unlisted(scope)
-            scope["state"]["route"] = found.path
             if (caller := self._caller(found.rule.access, scope)) is not None:
                 scope["state"]["caller"] = caller
         except ApiError as error:

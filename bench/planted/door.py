@@ -110,7 +110,7 @@ DOORS = (
     Bug(
         "a route without a row is served",
         "Whoever adds a route and forgets to say who may call it opens it to all.",
-        (Edit("api/auth/guard.py", "return self._unlisted(scope)", "return RouteMatch(RULES['/']['GET'], {}, '/')"),),
+        (Edit("api/auth/guard.py", "return self._unlisted(scope)", "return self._table.find('GET', '/')"),),
         (ACCESS + "a_route_without_a_row_cannot_be_reached",),
     ),
     Bug(

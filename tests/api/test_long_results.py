@@ -239,7 +239,7 @@ def test_who_leaves_while_waiting_leaves_nothing_behind(empty_house: House) -> N
 
     def ended() -> int:
         text = house.get("/metrics")[1].decode()
-        found = re.findall(r'penstock_requests_total\{code="499",endpoint="/v1/jobs",[^}]*\} ([0-9.]+)', text)
+        found = re.findall(r'requests_total\{code="499",endpoint="/v1/jobs/\{job_id\}",[^}]*\} ([0-9.]+)', text)
         return int(sum(map(float, found)))
 
     head = f"GET /v1/jobs/{job_id}?wait=600 HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\n\r\n"

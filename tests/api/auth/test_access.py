@@ -16,10 +16,9 @@ from house import House, serving
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from api.app import ROUTES
+from api.app import ROUTES, guarded
 from api.auth import access_errors
 from api.auth.access import Access, AccessTable
-from api.auth.guard import RequestGuard
 from api.auth.keys import Keyring
 from api.auth.refusals import MAX_LOGGED, Refusals
 from api.middleware import Observed
@@ -93,7 +92,7 @@ async def ask(
         "type": "http", "method": method, "path": path, "http_version": version, "state": {}, "client": ("10.0.0.9", 1),
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in raw.items() if value],
     }  # fmt: skip
-    await Observed(RequestGuard(endpoint, cast(Services, services)), cast(Services, services))(scope, receive, send)
+    await Observed(guarded(endpoint, cast(Services, services)), cast(Services, services))(scope, receive, send)
     head = sent[0]
     told = {name.decode(): value.decode() for name, value in head["headers"]}
     body = b"".join(message.get("body", b"") for message in sent[1:])

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from api.app import guarded
 from api.auth import audit
-from api.auth.guard import RequestGuard
 from api.auth.keys import Keyring
 from api.auth.origins import Origins
 from api.openai.errors import ApiError
@@ -36,7 +36,7 @@ class Door:
             settings=ApiSettings(**settings),
             metrics=SimpleNamespace(count_error=lambda code: self.errors.update([code])),
         )
-        self.guarded = RequestGuard(self._answer, cast(Services, services))
+        self.guarded = guarded(self._answer, cast(Services, services))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.fails:
@@ -50,7 +50,7 @@ class Door:
         given = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
         scope: dict[str, Any] = {"type": "http", "method": method, "path": path, "http_version": "1.1"}
         scope |= {"client": ("127.0.0.1", 4711), "headers": list(given.items())}
-        scope["state"] = {"headers": {b"host": b"localhost", **given}, "request_id": "r"}
+        self.state = scope["state"] = {"headers": {b"host": b"localhost", **given}, "request_id": "r"}
         said: list[Message] = []
 
         async def send(message: Message) -> None:
@@ -62,6 +62,16 @@ class Door:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [vars(record) for record in caplog.records if record.name == audit.AUDIT]
+
+
+async def test_a_refused_request_is_counted_under_its_route() -> None:
+    """The middleware names metrics and spans by the route, also of a request that is refused."""
+    for keys, host, status in (({}, "evil.example", 421), (PLAIN, "localhost", 401)):
+        door = Door(keys)
+        assert await door.ask("GET", "/v1/jobs/job_1", host=host) == status
+        assert door.state["route"] == "/v1/jobs/{job_id}"
+    assert await door.ask("GET", "/v1/not/listed") == 404
+    assert "route" not in door.state
 
 
 # --- the audit log ---------------------------------------------------------------------------------------------------
