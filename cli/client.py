@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -98,7 +97,7 @@ class Client:
         config = where.config()
         by_redis = "url" in config.raw.get("redis", {})
         if (where.data_dir and not where.redis_url) or (home.was_used() and not by_redis):
-            raise _not_running(home, where.data_dir)
+            raise _not_running(home)
         if named or _kept_key(home.api_key):
             raise _no_trusted_address(home, by_redis=by_redis)
         if by_redis:
@@ -306,12 +305,11 @@ def _no_trusted_address(home: DataDir, *, by_redis: bool) -> Problem:
     )
 
 
-def _not_running(home: DataDir, given: Path | None) -> Problem:
+def _not_running(home: DataDir) -> Problem:
     """The error for the folder of an instance that does not run: what answers elsewhere is another instance."""
-    start = f"penstock up --data-dir {shlex.quote(str(given))}" if given else "penstock up"
     return Problem(
         f"nothing is running in {home.path}",
-        next_step=f"{start}, or --url http://HOST:8000 (or PENSTOCK_URL)",
+        next_step="penstock up, or --url http://HOST:8000 (or PENSTOCK_URL)",
         exit_code=UNREACHABLE,
         code="not_running",
     )

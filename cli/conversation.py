@@ -11,6 +11,7 @@ from cli.chat import Leaving, Turns, ask
 from cli.client import Client
 from cli.errors import DONE, Problem
 from cli.output import complain, note
+from cli.suggestions import completed
 from runtime.files import write_file
 
 PROMPT = ">>> "
@@ -66,6 +67,7 @@ class Conversation:
             except KeyboardInterrupt:
                 note("\n(stopped)")
             except Problem as problem:
+                problem.next_step = completed(problem.next_step)
                 complain(problem, as_json=False)
 
     def _obey(self, line: str) -> None:

@@ -31,10 +31,11 @@ from cli.engine_check import check_plugins
 from cli.errors import DONE, FAILED
 from cli.instance import DataDir, Instance
 from cli.options import Command, Where, config_option, json_option, where_options
-from cli.output import emit, print_json
+from cli.output import emit, fitted, print_json
 from cli.registry import connected
 from cli.screen import place
 from cli.settings import remedy
+from cli.suggestions import completed
 from runtime.config import ConfigError
 from runtime.plurals import counted
 from streaming.batches.file_store import FileStore
@@ -61,6 +62,7 @@ SPARE, LEAST = 2 * 10**9, 2 * 10**8
 CLOCK_MS = 1000
 GIVEN_UP = ("poison", "attempts_exhausted")
 """Reasons of dead letters whose jobs have ended their workers."""
+INDENT = len("warn  ")
 MAX_LETTERS, MAX_NAMED = 50, 3
 """Dead letters read, and jobs named."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -80,7 +82,7 @@ class GivenUp(NamedTuple):
 @json_option
 def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> int:
     """Check this machine; nothing is changed. Exit code 1 if something must be fixed."""
-    found = list(_checks(where, config))
+    found = [dataclasses.replace(check, hint=completed(check.hint)) for check in _checks(where, config)]
     ok = not any(check.status == "fail" for check in found)
     if as_json:
         print_json({"ok": ok, "checks": [dataclasses.asdict(check) for check in found]})
@@ -115,9 +117,9 @@ def _checks(where: Where, file: Path | None) -> Iterator[Check]:
 def _lines(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
     for check in found:
         if verbose or check.status in ("warn", "fail"):
-            yield f"{check.status:<5} {check.name}: {check.detail}"
+            yield from fitted(sys.stdout, f"{check.status:<5} {check.name}: {check.detail}", INDENT)
         if check.status in ("warn", "fail") and check.hint:
-            yield f"      {check.hint}"
+            yield from fitted(sys.stdout, " " * INDENT + check.hint, INDENT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,19 +19,21 @@ POLL_INTERVAL_S = 0.05
 
 
 @click.command(cls=Command)
-@click.option("--now", is_flag=True, help="Do not wait for running jobs; they stay in the queue.")
+@click.option("--now", "at_once", is_flag=True, help="Do not wait for running jobs; they stay in the queue.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
-def down(now: bool, data_dir: Path | None) -> int:
+def down(at_once: bool, data_dir: Path | None) -> int:
     """Drain and stop the instance that runs in the data folder; returns when it has ended."""
     home = Where(data_dir).home()
     instance = home.running()
     os.kill(instance.pid, signal.SIGTERM)
     with ProgressLine(sys.stderr, os.environ) as progress:
         progress.phase("draining")
-        if now:
+        if at_once:
             _wait_for_draining(home)
             os.kill(instance.pid, signal.SIGTERM)
         while home.locked():
+            if (now := home.read()) is not None and now.state == "draining" and now.phase:
+                progress.phase(f"draining: {now.phase}")
             time.sleep(POLL_INTERVAL_S)
     return DONE
 

@@ -11,6 +11,7 @@ from typing import Any
 from cli.client import Client
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, UNREACHABLE, Problem
 from cli.output import emit, note, print_json, print_table, rfc3339, timed
+from cli.suggestions import completed
 from penstock.client import FINAL, JobFailed, Pause, StreamEvent, StreamReset
 
 ATTEMPT_COLUMNS = ("WORKER", "STARTED", "SECONDS", "TOKENS", "OUTCOME")
@@ -154,7 +155,7 @@ def follow(client: Client, job_id: str, *, as_json: bool, after: str = "") -> in
     try:
         print_answer(client, job_id, printer, lambda event: None if as_json else _note(event), after)
     except KeyboardInterrupt:
-        note(f"\nnot watching any more; the job goes on: penstock jobs events {job_id}")
+        note(completed(f"\nnot watching any more; the job goes on: penstock jobs events {job_id}"))
         return INTERRUPTED
     return DONE
 

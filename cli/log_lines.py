@@ -110,9 +110,12 @@ def text_of(fields: dict[str, Any]) -> str:
 
 
 def pretty(line: LogLine) -> str:
-    """Format a line for a terminal: local time, process, message, and the fields that the message does not contain."""
+    """Format a line for a terminal: local time, process, message, and the fields that these do not contain."""
     fields, said = line.fields, text_of(line.fields)
-    shown = [said, *(f"{name}={_value(value)}" for name, value in fields.items() if _adds(name, value, said, fields))]
+    added = (
+        (name, value) for name, value in fields.items() if value != line.process and _adds(name, value, said, fields)
+    )
+    shown = [said, *(f"{name}={_value(value)}" for name, value in added)]
     text = "  ".join(part for part in (" ".join(shown), *_traces(fields)) if part)
     level = str(fields.get("level", ""))
     if level in ("warning", "error", "critical"):

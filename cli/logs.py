@@ -18,12 +18,14 @@ import click
 from cli.errors import DONE, FAILED, INTERRUPTED, UNREACHABLE, Problem
 from cli.log_lines import LogLine, concerns, parse_line, pretty
 from cli.options import Command, Where, json_option
-from cli.output import print_json, styled, visible
+from cli.output import fitted, print_json, styled, visible
 from cli.ps import ORDER
+from cli.tables import shorten_ids
 
 FOLLOW_INTERVAL_S = 0.2
 COLOURS = {"warning": 33, "error": 31, "critical": 31}
 BLOCK_BYTES = 1 << 20
+INDENT = len("11-24 02:12:13.123 ")
 
 
 @dataclass(slots=True)
@@ -146,6 +148,12 @@ def _nothing(filters: Filters, folder: Path, files: Iterable[Path]) -> Problem:
     )
 
 
+def _for_people(line: LogLine) -> str:
+    """A line for a terminal, with short ids. Its traceback, if it has one, is not wrapped."""
+    said, *trace = visible(pretty(line)).split("\n")
+    return "\n".join([*fitted(sys.stdout, shorten_ids(said), INDENT), *trace])
+
+
 def _show(found: Iterable[LogLine], *, as_json: bool) -> int:
     """Returns how many lines it showed."""
     colour, shown = styled(sys.stdout, os.environ), 0
@@ -154,7 +162,7 @@ def _show(found: Iterable[LogLine], *, as_json: bool) -> int:
         if as_json:
             print_json(line.fields)
             continue
-        text = visible(pretty(line))
+        text = _for_people(line)
         code = COLOURS.get(str(line.fields.get("level"))) if colour else None
         sys.stdout.write(f"\x1b[{code}m{text}\x1b[0m\n" if code else f"{text}\n")
     sys.stdout.flush()

@@ -22,12 +22,12 @@ from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.errors import DONE, INTERRUPTED, Problem
 from cli.instance import DataDir, Instance
 from cli.lease_release import LeaseRelease
-from cli.output import error_block
 from cli.pool import PoolSupervisor, follow
 from cli.screen import Screen, crash_loop, draining, looping, phase_of, place
 from cli.supervisor import Supervisor
 from penstock import __version__
 from runtime.config import ConfigError
+from runtime.plurals import counted
 from streaming.errors import Unavailable
 from streaming.fleet.plans import Plans
 from streaming.jobs.backlog import Backlog
@@ -109,7 +109,7 @@ class Machine:
         try:
             await enter_store(self._store_client)
         except Unavailable as error:  # the processes wait for Redis themselves, and check it too
-            self._screen.say("\n".join(error_block(self._no_answer(redis_url, error))))
+            self._screen.complain(self._no_answer(redis_url, error))
         deployment, home, port = self._deployment, self._home, self._listener.getsockname()[1]
         deployment.save(home, redis_url=redis_url, port=port, weights=weights)
         self._publish(redis_url=redis_url)
@@ -153,7 +153,7 @@ class Machine:
     async def _serve(self) -> None:
         if self._interrupts:
             return
-        self._publish(state="ready", ready_s=time.monotonic() - self._began)
+        self._publish(state="ready", phase="", ready_s=time.monotonic() - self._began)
         self._screen.ready(self._instance, keyed=bool(self._deployment.keys))
         assert self._store_client is not None
         by = f"up@{socket.gethostname()}:{self._home.path}"  # the same after a crash, to get the same share
@@ -190,7 +190,8 @@ class Machine:
         children = list(self._supervisor.children.values())
         entries = tuple(child.entry for child in children)
         now = msgspec.structs.replace(self._instance, processes=entries, **changes)
-        self._instance = msgspec.structs.replace(now, phase=phase_of(children) if now.state == "starting" else "")
+        phase = phase_of(children) if now.state == "starting" else now.phase
+        self._instance = msgspec.structs.replace(now, phase=phase)
         if now.state != "draining":
             self._screen.phase(self._instance.phase)
         try:
@@ -210,10 +211,12 @@ class Machine:
         self._supervisor.wake()
 
     async def _stop(self) -> None:
+        jobs = None
         if self._interrupts:
-            self._screen.say(draining(await self._running_jobs()))
+            jobs = await self._running_jobs()
+            self._screen.say(draining(jobs))
             self._screen.phase("draining")
-        self._publish(state="draining")
+        self._publish(state="draining", phase=f"{counted(jobs, 'job')} to finish" if jobs else "")
         await self._supervisor.stop(*DRAINED_FIRST)
         if self._lease_release is not None:
             await self._lease_release.close(RELEASE_TIMEOUT_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,12 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
+from cli.errors import Problem
 from cli.help_text import write_examples
 from cli.instance import DataDir
 from cli.output import note
 from cli.settings import UpSettings, settings_file
+from cli.suggestions import PASSWORD, completed
 from runtime.config import Config, load
 from streaming.batches.settings import FilesSettings
 from streaming.redis.settings import RedisSettings
@@ -43,6 +44,14 @@ class Command(click.Command):
             ),
             click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error."),
         ]
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As in click, but the next step of a Problem is completed while the flags are known."""
+        try:
+            return super().invoke(ctx)
+        except Problem as problem:
+            problem.next_step = completed(problem.next_step, ctx)
+            raise
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -122,7 +131,7 @@ def redis_url_option(text: str) -> Callable[[F], F]:
 
 
 def _warn_of_password(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    if value and re.match(r"[a-z+]+://[^/@]*:[^/@]+@", value):
+    if value and PASSWORD.match(value):
         note("every user of this machine can read the password in --redis-url: set PENSTOCK_REDIS_URL instead")
     return value
 

@@ -21,9 +21,11 @@ from typing import Any, NamedTuple, TextIO
 
 from cli.errors import Problem
 from cli.tables import plain_lines, table_lines
+from cli.wrapping import wrapped
 
 WIDTH = 80
 """Columns of a terminal that does not say how many it has."""
+ERROR_INDENT = len("error: ")
 
 
 def styled(stream: TextIO, environ: Mapping[str, str]) -> bool:
@@ -113,7 +115,12 @@ def timed(found: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 def note(text: str) -> None:
     """Print a message to stderr."""
-    _write_note(visible(text))
+    _write_note("\n".join(part for line in visible(text).split("\n") for part in fitted(sys.stderr, line)))
+
+
+def fitted(stream: TextIO, line: str, indent: int = 0) -> list[str]:
+    """A line for people, wrapped between words if the stream is a terminal."""
+    return wrapped(line, terminal_width(stream), indent) if stream.isatty() else [line]
 
 
 def _write_note(text: str) -> None:
@@ -132,15 +139,17 @@ def complain(problem: Problem, *, as_json: bool) -> None:
             "next": problem.next_step,
             "request_id": problem.request_id,
         }
-        note(json.dumps({"error": fields}, ensure_ascii=False))
+        _write_note(visible(json.dumps({"error": fields}, ensure_ascii=False)))
         return
-    _write_note("\n".join(error_block(problem, red=styled(sys.stderr, os.environ))))
+    lines = [part for line in error_block(problem) for part in fitted(sys.stderr, line, ERROR_INDENT)]
+    if styled(sys.stderr, os.environ):
+        lines[0] = lines[0].replace("error:", "\x1b[31merror:\x1b[0m", 1)
+    _write_note("\n".join(lines))
 
 
-def error_block(problem: Problem, *, red: bool = False) -> list[str]:
+def error_block(problem: Problem) -> list[str]:
     """The lines `error:`, `cause:` and `next:`, without the empty ones."""
-    label = "\x1b[31merror:\x1b[0m" if red else "error:"
-    lines = [f"{label} {_one_line(problem.message)}"]
+    lines = [f"error: {_one_line(problem.message)}"]
     if problem.cause:
         lines.append(f"cause: {_one_line(problem.cause)}")
     if problem.next_step:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
-from cli.output import terminal_width, visible
+from cli.output import fitted, terminal_width, visible
 from cli.tables import cells, cut, shorten_ids
 
 REDRAW_INTERVAL_S = 0.1
@@ -62,11 +62,12 @@ class ProgressLine:
             self.phase(text)
             self._bar, self._amount = bar(done, total), f"{done}/{total}  {visible(detail)}".rstrip()
 
-    def say(self, line: str) -> None:
-        """Print a permanent line; the phase continues below it."""
+    def say(self, text: str, indent: int = 0) -> None:
+        """Print permanent lines; the phase continues below them. `indent`: of what has no room in its line."""
         with self._lock:
             self._clear()
-            self._stream.write(visible(line) + "\n")
+            for line in visible(text).split("\n"):
+                self._stream.write("\n".join(fitted(self._stream, line, indent)) + "\n")
             self._show(changed=False)
             self._stream.flush()
 

@@ -12,6 +12,7 @@ from cli.errors import DONE, UNREACHABLE, Problem
 from cli.instance import Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, note, print_rows, timed
+from cli.suggestions import completed
 from streaming.fleet.process import Process
 from streaming.redis.settings import RedisSettings
 
@@ -35,7 +36,7 @@ def ps(where: Where, as_json: bool) -> int:
         rows = _in_order(map(row, instance.processes))
         _found(rows, COLUMNS).print(as_json=as_json)
         if not as_json:
-            note(verdict(instance))
+            note(completed(verdict(instance)))
         return DONE
     config = where.config()
     if "url" not in config.raw.get("redis", {}):

@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,9 +15,11 @@ from cli.child import Child
 from cli.errors import Problem
 from cli.instance import Instance
 from cli.log_lines import message_of
-from cli.output import error_block
+from cli.output import ERROR_INDENT, error_block, terminal_width
 from cli.progress import ProgressLine
 from cli.settings import UpSettings
+from cli.suggestions import completed, own_command, short_path
+from cli.wrapping import wrapped
 from runtime.plurals import counted
 
 MIN_CRASHES = 3
@@ -26,6 +27,7 @@ MIN_CRASHES = 3
 JOB_AT_FAULT = re.compile(r", running only (\S+): penstock dlq show \S+$")
 """In the cause of an exit: the one job that the worker ran."""
 TAIL_INTERVAL_S = 0.2
+INDENT = " " * len("  Stop   ")
 QUESTION = "What is a penstock?"
 
 log = logging.getLogger(__name__)
@@ -42,15 +44,19 @@ class Screen:
         """Show the current phase; "" for none."""
         self._progress.phase(text)
 
-    def say(self, line: str) -> None:
-        """Print a permanent line."""
-        self._progress.say(line)
+    def say(self, text: str, indent: int = 0) -> None:
+        """Print permanent lines."""
+        self._progress.say(text, indent)
+
+    def complain(self, problem: Problem) -> None:
+        """Print the error block of a problem that does not end `up`."""
+        problem.next_step = completed(problem.next_step)
+        self.say("\n".join(error_block(problem)), ERROR_INDENT)
 
     def ready(self, instance: Instance, *, keyed: bool) -> None:
         """Print the ready block to stdout."""
         self._progress.phase("")
-        sys.stdout.write("\n".join(ready_block(instance, keyed=keyed, command=own_command())) + "\n")
-        sys.stdout.flush()
+        show_ready(instance, keyed=keyed)
 
     def noticed(self, child: Child, *, starting: bool) -> None:
         """Report a process that exited by itself (once if it keeps doing so), and its recovery.
@@ -64,7 +70,7 @@ class Screen:
                 self.say(f"{name} ended ({status.cause}); starting it again")
             elif looping(child) and name not in self._looping and not starting:
                 self._looping.add(name)
-                self.say("\n".join(error_block(crash_loop(child))))
+                self.complain(crash_loop(child))
         elif status.state == "ready" and name in self._looping:
             self._looping.discard(name)
             self.say(f"{name} is ready again")
@@ -114,48 +120,48 @@ def crash_loop(child: Child) -> Problem:
     )
 
 
+def show_ready(instance: Instance, *, detached: bool = False, keyed: bool = False) -> None:
+    """Print the ready block to stdout."""
+    width = terminal_width(sys.stdout) if sys.stdout.isatty() else None
+    lines = ready_block(instance, detached=detached, keyed=keyed, command=own_command(sys.argv[0]), width=width)
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
 def ready_block(
-    instance: Instance, *, detached: bool = False, keyed: bool = False, command: str = "penstock"
+    instance: Instance,
+    *,
+    detached: bool = False,
+    keyed: bool = False,
+    command: str = "penstock",
+    width: int | None = None,
 ) -> list[str]:
     """The lines printed when everything is ready: at most nine, with the next commands last.
 
     Args:
         command: what the shell of the user finds this program by.
+        width: columns of the terminal. The long command is left out where it has no room.
     """
     workers = sum(entry.role == "worker" for entry in instance.processes)
     here = Path(instance.data_dir)
-    option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(_short(here))}"
-    return [
+    option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(short_path(here))}"
+    curl = _curl(instance, keyed=keyed)
+    tries = [curl] if width is None or len(INDENT + curl) <= width else []
+    first, *more = [*tries, f'{command} chat{option} "{QUESTION}"']
+    stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
+    lines = [
         f"penstock {instance.version}   engine {instance.engine}   model {', '.join(instance.models)}   "
         f"{counted(workers, 'worker')}   ready in {instance.ready_s:.1f} s",
         f"  API    {instance.url}/v1",
         *([f"  API    {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
         f"  Kept   {_kept(instance)}",
-        f"  Log    {_short(here / 'logs')}",
+        f"  Log    {short_path(here / 'logs')}",
         "",
-        f"  Try    {_curl(instance, keyed=keyed)}",
-        f'         {command} chat{option} "{QUESTION}"',
-        f"  Stop   {command} down{option}"
-        if detached
-        else "  Stop   Ctrl-C (finishes running jobs, again to stop now)",
+        f"  Try    {first}",
+        *(INDENT + each for each in more),
+        f"  Stop   {stop}",
     ]
-
-
-def own_command(argv0: str = sys.argv[0]) -> str:
-    """The words by which this program was called, for commands to paste: `penstock` if the PATH leads to it."""
-    path = Path(argv0).absolute()
-    if path.name == "__main__.py":  # python -m cli
-        return f"{_program(Path(sys.executable))} -m {path.parent.name}"
-    return _program(path)
-
-
-def _program(path: Path) -> str:
-    """A program by its name if the shell finds it so, else by its path."""
-    found = shutil.which(path.name)
-    if found and Path(found).absolute() == path:
-        return path.name
-    short = _short(path)
-    return shlex.quote(short if "/" in short else f"./{short}")
+    return lines if width is None else [part for line in lines for part in wrapped(line, width, len(INDENT))]
 
 
 def draining(jobs: int | None) -> str:
@@ -177,7 +183,7 @@ def phase_of(children: list[Child]) -> str:
 def _kept(instance: Instance) -> str:
     here = Path(instance.data_dir)
     if any(entry.role == "redis" for entry in instance.processes):
-        return f"{_short(here)}  (queue and results survive a restart)"
+        return f"{short_path(here)}  (queue and results survive a restart)"
     return f"in Redis at {place(instance.redis_url)}"
 
 
@@ -185,12 +191,6 @@ def place(redis_url: str) -> str:
     """The address of a Redis URL (it may name several hosts), without its password."""
     parts = urlsplit(redis_url)
     return parts.netloc.rpartition("@")[2] or parts.path
-
-
-def _short(path: Path) -> str:
-    """The path relative to the current folder, if it lies below it."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _curl(instance: Instance, *, keyed: bool) -> str:

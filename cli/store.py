@@ -18,6 +18,7 @@ from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, note, print_table
 from cli.registry import connected, unreachable
+from cli.suggestions import completed
 from cli.supervisor import Supervisor
 from runtime.plurals import counted
 from streaming.batches.file_store import FileStore
@@ -152,7 +153,7 @@ async def _reset(store_client: RedisClient, *, yes: bool, as_json: bool) -> int:
     deleted = await reset_store(store_client)
     _print(contents, as_json=as_json)
     kept = "No file was: to use their folder with the emptied store, penstock store adopt --yes"
-    note(f"{counted(deleted, 'key')} deleted. {kept}")
+    note(completed(f"{counted(deleted, 'key')} deleted. {kept}"))
     return DONE
 
 

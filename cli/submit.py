@@ -20,7 +20,8 @@ from cli.output import CommandResult, emit, line_result, note, print_json
 from cli.progress import ProgressLine
 from penstock.client import JobFailed, WaitTimeout
 
-SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
+SECONDS = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+"""A number, which `--wait` then takes or refuses."""
 
 
 class SubmitCommand(Command):
@@ -28,7 +29,11 @@ class SubmitCommand(Command):
     no number is TEXT."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _spelled_out(args))
+        words = _spelled_out(args)
+        try:
+            return super().parse_args(ctx, words)
+        except click.UsageError as error:
+            raise _bad_wait(error, args, ctx) or error from None
 
 
 @click.command(cls=SubmitCommand)
@@ -122,6 +127,16 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
 
 def _found(job: dict[str, Any]) -> CommandResult:
     return line_result(job_timed(job), job["id"])
+
+
+def _bad_wait(error: click.UsageError, args: Sequence[str], context: click.Context) -> click.UsageError | None:
+    """The error for one word too many, if a word behind `--wait` is no number."""
+    words = [following for word, following in pairwise(args) if word == "--wait" and not following.startswith("-")]
+    wrong = [word for word in words if not SECONDS.fullmatch(word)]
+    if not wrong or not error.format_message().startswith("Got unexpected extra argument ("):
+        return None
+    message = f"--wait takes a number of seconds, such as --wait 5, or none: {wrong[0]!r} is no number."
+    return click.UsageError(message, context)
 
 
 def _spelled_out(args: Sequence[str]) -> list[str]:

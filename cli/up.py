@@ -27,9 +27,9 @@ from cli.errors import DONE, Problem
 from cli.instance import DataDir, Instance
 from cli.machine import Machine
 from cli.options import Command, config_option, redis_url_option
-from cli.output import note
+from cli.output import ERROR_INDENT, note
 from cli.progress import ProgressLine
-from cli.screen import Screen, own_command, ready_block
+from cli.screen import Screen, show_ready
 from penstock import __version__
 from runtime.config import ENGINES
 from runtime.sources import FLAGS
@@ -158,7 +158,7 @@ def start_detached(
     if instance is None:
         sys.stderr.write(_not_told(output, told))
         return process.returncode
-    sys.stdout.write("\n".join(ready_block(instance, detached=True, keyed=keyed, command=own_command())) + "\n")
+    show_ready(instance, detached=True, keyed=keyed)
     return DONE
 
 
@@ -168,7 +168,7 @@ def _wait(
     """The instance once it is ready; None if the process has exited. Adds the errors that it shows to `told`."""
     while process.poll() is None:
         for block in ERROR_BLOCK.findall(output.read_text(errors="replace"))[len(told) :]:
-            progress.say(block.rstrip())
+            progress.say(block.rstrip(), ERROR_INDENT)
             told.append(block)
         instance = home.read()
         if instance is not None and instance.pid == process.pid:

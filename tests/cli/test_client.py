@@ -537,6 +537,25 @@ def test_submit_and_wait_prints_the_answer(
     assert float(door.requests[-1][0].partition("wait=")[2]) == float(polled)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["a text", "--wait", "abc"],
+            "--wait takes a number of seconds, such as --wait 5, or none: 'abc' is no number",
+        ),
+        (["--wait", "5s", "a text"], "--wait takes a number of seconds, such as --wait 5, or none: '5s' is no number"),
+        (["a text", "--wait", "-3"], "Invalid value for '--wait': -3.0 is not in the range x>=0"),
+        (["a", "text", "--wait", "5"], "Got unexpected extra argument (text)"),
+        (["a text", "--wait", "--wate"], "No such option '--wate'"),
+    ],
+)
+def test_a_wait_that_is_no_number_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What follows --wait is meant as seconds if there is a text already."""
+    assert main(["submit", *words]) == 2
+    assert f"error: {said}" in capsys.readouterr().err
+
+
 def test_submit_and_wait_as_json(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
     """The job object, its times as RFC 3339."""
     assert main(["submit", "a text", "--wait", "--json"]) == 0

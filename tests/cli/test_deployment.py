@@ -13,7 +13,8 @@ from api.settings import ApiSettings
 from cli.deployment import Deployment, load_deployment
 from cli.instance import DataDir, Instance, ProcessEntry
 from cli.machine import outside_url
-from cli.screen import draining, own_command, place, ready_block
+from cli.screen import draining, place, ready_block
+from cli.suggestions import own_command
 from runtime.config import Config, ConfigError
 from runtime.sources import FLAGS
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -185,6 +186,32 @@ def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ready_block(outside)[2] == "  API    http://box:8000/v1 (other machines)"
     assert ready_block(instance, detached=True)[-1] == "  Stop   penstock down"
     assert ready_block(instance, command=".venv/bin/penstock")[6].startswith("         .venv/bin/penstock chat ")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most eight lines of the default model: without the command that has no room, and broken between words."""
+    monkeypatch.chdir(tmp_path)
+    instance = Instance(
+        version="0.1.0",
+        pid=1,
+        state="ready",
+        phase="",
+        url="http://127.0.0.1:8000",
+        redis_url="",
+        data_dir=str(tmp_path / ".penstock"),
+        engine="llamacpp",
+        models=("smollm2-135m-instruct",),
+        started=1.0,
+        ready_s=12.3,
+        processes=(ProcessEntry(role="redis", id="redis-1", pid=1, state="ready", since=1.0),),
+    )
+    block = ready_block(instance, width=columns)
+    assert len(block) <= 8 and all(len(line) <= columns for line in block)
+    assert " ".join(" ".join(block[:2]).split()).startswith(
+        "penstock 0.1.0 engine llamacpp model smollm2-135m-instruct 0 workers ready in 12.3 s"
+    )
+    assert '  Try    penstock chat "What is a penstock?"' in block
 
 
 def test_the_command_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,6 +123,35 @@ def test_a_terminal_is_shown_lines_for_people(home: Path) -> None:
         assert wanted in shown and "error: five  \r\nBoom\r\n  at x" in shown
         for handle in (ours, theirs):
             os.close(handle)
+
+
+def test_lines_wrap_between_words_and_have_short_ids(tmp_path: Path) -> None:
+    """Below the time, at the width of the terminal; nothing is said twice."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    job = "job_" + "0123456789abcdef" * 2
+    said = {
+        "time": "2026-11-24T02:00:04Z",
+        "level": "info",
+        "message": "jobs claimed",
+        "jobs": [job],
+        "worker": "worker-1",
+    }
+    (logs / "worker-1.log").write_text(
+        json.dumps(said | {"tenant": "a-tenant", "request_id": "req_" + "7" * 24}) + "\n"
+    )
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    environ = {**os.environ, "TZ": "UTC", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "cli", "logs", "--data-dir", str(tmp_path)]
+    subprocess.run(command, env=environ, stdout=theirs, check=True, timeout=60)
+    shown = os.read(ours, 65_536).decode()
+    assert shown.split("\r\n")[:2] == [
+        "11-24 02:00:04.000 worker-1     jobs claimed jobs=job_01234567 tenant=a-tenant",
+        "                   request_id=req_" + "7" * 24,
+    ]
+    for handle in (ours, theirs):
+        os.close(handle)
 
 
 @pytest.mark.slow

@@ -89,6 +89,29 @@ def test_error_block_is_four_lines_at_most() -> None:
     assert error_block(problem) == ["error: it broke", "cause: one two three", "next:  mend it"]
 
 
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_errors_and_notes_wrap_between_words(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, below the first word; a command to paste stays in one piece, a pipe gets one line."""
+    monkeypatch.setattr("cli.output.terminal_width", lambda _stream: columns)
+    monkeypatch.setenv("NO_COLOR", "1")
+    step = (
+        "penstock jobs events --url http://127.0.0.1:8000 job_0074d316, or wait, or look at the logs of all processes"
+    )
+    message = "20000 at most, so an API process takes 19232 connections, not as many as api.max_connections allows"
+    for stream in (terminal := Terminal(), pipe := io.StringIO()):
+        monkeypatch.setattr("sys.stderr", stream)
+        complain(Problem(message, next_step=step), as_json=False)
+        note(message)
+    assert pipe.getvalue() == f"error: {message}\nnext:  {step}\n{message}\n"
+    lines = terminal.getvalue().rstrip("\n").split("\n")
+    command = step.partition(",")[0]
+    assert all(len(line) <= columns or line.strip() == command + "," for line in lines)
+    assert " ".join(" ".join(lines).split()) == f"error: {message} next: {step} {message}"
+    assert any(command in line for line in lines)
+    block = lines[: next(place for place, line in enumerate(lines) if line.startswith("20000"))]
+    assert all(line.startswith(("error: ", "next:", " " * 7)) for line in block)
+
+
 def test_error_as_json_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     """With --json stdout stays empty on failure."""
     complain(Problem("it broke", cause="c", next_step="n", code="x", request_id="r"), as_json=True)

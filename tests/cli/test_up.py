@@ -255,7 +255,7 @@ def test_taken_port(shared: Up, tmp_path: Path) -> None:
     error = done.stderr[done.stderr.index("error:") :].strip().split("\n")
     assert error[0] == f"error: port {port} is taken"
     assert f"pid {shared.process.pid}" in error[1]
-    assert "penstock up --port" in error[2]
+    assert error[2].startswith("next:  penstock up ") and "--engine sim" in error[2]  # as typed
     assert len(error) <= 4
 
 
@@ -302,6 +302,16 @@ def test_running_job_is_finished_first(start: Any) -> None:
     assert up.end() == 0
     assert "draining 1 job," in up.said()
     chat.stdout.close()
+
+
+def test_down_says_what_it_waits_for(start: Any) -> None:
+    """`down` counts the running jobs, as the terminal of `up` does."""
+    up = start("--sim-step-ms", "20").ready()
+    job_id = up.run("submit", "hello", "--max-tokens", "100").stdout.strip()
+    eventually(lambda: json.loads(up.run("jobs", "show", job_id, "--json").stdout)["status"] == "in_progress")
+    down = up.run("down")
+    assert (down.returncode, down.stderr) == (0, "draining\ndraining: 1 job to finish\n")
+    assert up.end() == 0
 
 
 def test_second_interrupt_stops_now_and_loses_nothing(start: Any) -> None:
@@ -642,9 +652,10 @@ def test_a_crash_loop_names_the_job_and_its_dead_letter(tmp_path: Path) -> None:
         job = up.run("submit", "[[crash@3]]").stdout.strip()
         eventually(lambda: json.loads(up.run("jobs", "show", job, "--json").stdout)["status"] == "failed")
         named = f"died 3 times in a row, the last time running only job {job}\ncause: killed by SIGKILL\n"
-        eventually(lambda: f"{named}next:  penstock dlq show {job}; its log is" in up.said())
+        show = f"penstock dlq show --data-dir {up.data_dir} {job}"
+        eventually(lambda: f"{named}next:  {show}; its log is" in up.said())
         found = up.run("doctor").stdout
-        assert f"{job} was given up: worker-1 died 3 times running it\n      penstock dlq show {job}" in found
+        assert f"{job} was given up: worker-1 died 3 times running it\n      {show}" in found
         assert job in up.run("dlq", "show", job).stdout
         lines = [json.loads(line) for line in up.run("logs", "--job", job).stdout.splitlines()]
         kinds = {"worker": ["jobs claimed", "a job is continued", "a job runs alone"], "api": ["request"]}
