@@ -23,7 +23,7 @@ from penstock.engine import ChatTurn, Piece, Request, Sampling
 from workers.engines.llamacpp import gguf, gguf_convert
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.weights import fetch_bundled
+from workers.engines.llamacpp.weights import fetch_bundled
 
 PROMPTS = (
     "What is the capital of France?",

@@ -29,7 +29,7 @@ from xml.sax.saxutils import escape
 import msgspec
 
 from bench.penstock import own_environ
-from workers.engines.weights import WeightsError, fetch
+from workers.engines.llamacpp.weights import WeightsError, fetch
 
 COLUMNS = 80
 MODEL = """[models.smollm2-135m-instruct]

@@ -49,8 +49,9 @@ from streaming.redis.settings import Durability, RedisSettings
 from streaming.store.durability import shortfalls
 from streaming.store.identity import FORMAT, Identity, check_identity, disagreement, read_identity
 from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.llamacpp.weights import SMOLLM2
+from workers.engines.manifest import file_sha256
 from workers.engines.registry import is_plugin
-from workers.engines.weights import SMOLLM2, file_sha256
 
 TESTED = ((3, 11), (3, 13))
 SPEED = ("uvloop", "httptools", "hiredis")
@@ -58,7 +59,8 @@ ENGINES = {
     "llamacpp": ("xllamacpp", 'pip install "penstock[llamacpp]"'),
     "trtllm": ("tensorrt_llm", "docs of TensorRT-LLM"),
 }
-SPARE, LEAST = 2 * 10**9, 2 * 10**8
+AMPLE_FREE_BYTES, MIN_FREE_BYTES = 2 * 10**9, 2 * 10**8
+"""On the disk of the data folder: with less than the first doctor warns, with less than the second it fails."""
 CLOCK_MS = 1000
 GIVEN_UP = ("poison", "attempts_exhausted")
 """Reasons of dead letters whose jobs have ended their workers."""
@@ -247,9 +249,11 @@ def disk(path: Path) -> Check:
     existing = next(place for place in (path, *path.parents) if place.exists())
     free = shutil.disk_usage(existing).free
     words = f"{free / 1e9:.1f} GB free at {existing}"
-    if free < LEAST:
+    if free < MIN_FREE_BYTES:
         return Check("disk", "fail", words, "make room, or choose another --data-dir")
-    return Check("disk", "ok" if free >= SPARE else "warn", words, "" if free >= SPARE else "make room")
+    if free < AMPLE_FREE_BYTES:
+        return Check("disk", "warn", words, "make room")
+    return Check("disk", "ok", words)
 
 
 def embedded() -> Check:

@@ -109,7 +109,7 @@ def _check_engines(deployment: Deployment, home: DataDir, screen: Screen) -> Non
 
 def _fetch(home: DataDir, progress: ProgressLine) -> Path:
     """Fetch the default model. Ctrl-C or SIGTERM ends the command; the next start resumes the download."""
-    from workers.engines.weights import WeightsError, fetch  # noqa: PLC0415 - imports a converter, not needed by other engines
+    from workers.engines.llamacpp.weights import WeightsError, fetch  # noqa: PLC0415 - imports a converter, not needed by other engines
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -20,7 +20,7 @@ from watchdog import Watchdog
 
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from workers.engines import weights
+from workers.engines.llamacpp import weights
 
 
 def pytest_configure(config: pytest.Config) -> None:

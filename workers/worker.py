@@ -61,13 +61,8 @@ class Worker:
         """`name`: of this process in `penstock ps`."""
         self._on_cordon = on_cordon
         self.lease = Lease(client, card.name, name)
-        self._client, self._engine, self._card, self._settings, self._recorder = (
-            client,
-            engine,
-            card,
-            settings,
-            recorder,
-        )
+        self._client, self._engine, self._card = client, engine, card
+        self._settings, self._recorder = settings, recorder
         self._clock = Clock(client)
         self._held = HeldJobs(self.lease)
         self._attempts = self._held.attempts

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.program import WrongArguments
-from workers.engines.weights import SMOLLM2
+from workers.engines.llamacpp.weights import SMOLLM2
 
 FOLDER = Path(".venv-audit/bin")
 TIMEOUT_S = 1800.0

@@ -19,7 +19,7 @@ from bench.processes import Died, answer_of
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Ratio, columns
 from bench.table1.client import TargetServer, closed_loop
-from workers.engines.weights import WeightsError, fetch
+from workers.engines.llamacpp.weights import WeightsError, fetch
 
 NAME = "engine"
 RUN_TIMEOUT_S = 600.0

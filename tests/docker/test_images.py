@@ -13,7 +13,7 @@ from docker_files import FILES as FOLDER
 from house import House, eventually
 
 from runtime.config import load
-from workers.engines.weights import SMOLLM2
+from workers.engines.llamacpp.weights import SMOLLM2
 
 IMAGES = images()
 FILES = ["Dockerfile", "Dockerfile.tensorrt-llm"]

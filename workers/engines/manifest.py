@@ -6,13 +6,13 @@ the engine loads must be listed, so that no file can be added unnoticed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.engine import EngineDead
-from workers.engines.weights import file_sha256
 
 LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 SHARD = re.compile(r"(.+-)\d{5}(-of-\d{5}\.gguf)")
@@ -40,6 +40,12 @@ def read(manifest: Path) -> dict[Path, str]:
             raise EngineDead(f"line {number} of {manifest} is no line of sha256sum. Write it anew with sha256sum.")
         listed[_normalised(folder / match[2])] = match[1].lower()
     return listed
+
+
+def file_sha256(path: Path) -> str:
+    """The hash of a file's bytes, as hex digits. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def shards(path: Path) -> list[Path]:

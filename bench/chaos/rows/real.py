@@ -15,7 +15,7 @@ from bench.chaos.cluster import PenstockCluster
 from bench.chaos.http import Cut, Exchange
 from bench.chaos.rows.workers import victim
 from bench.chaos.stage import FaultRow, FaultTestbed
-from workers.engines import weights
+from workers.engines.llamacpp import weights
 
 TOKENS = 48
 MODEL = "smollm"

@@ -29,8 +29,8 @@ from workers.engines.llamacpp.request import Generation, engine_error, invalid, 
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.slots import Slot, Slots
 from workers.engines.llamacpp.tokenizer import Tokenizer, max_tokens_of
+from workers.engines.llamacpp.weights import fetch
 from workers.engines.stops import joined
-from workers.engines.weights import fetch
 
 if TYPE_CHECKING:
     from workers.engines.llamacpp.prompt import Prompts

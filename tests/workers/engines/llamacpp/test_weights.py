@@ -23,8 +23,7 @@ import msgspec
 import pytest
 from http_serving import serving_http
 
-from workers.engines import download, weights
-from workers.engines.llamacpp import gguf, gguf_convert
+from workers.engines.llamacpp import download, gguf, gguf_convert, weights
 
 LICENCE = b"Do as you like.\n"
 

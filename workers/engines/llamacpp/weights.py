@@ -6,7 +6,6 @@ if its hash matches.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -20,8 +19,9 @@ import msgspec
 
 from penstock.engine import EngineDead
 from runtime.files import file_lock, rename_durably
-from workers.engines.download import DownloadInterrupted, download, locate
+from workers.engines.llamacpp.download import DownloadInterrupted, download, locate
 from workers.engines.llamacpp.gguf import GgufError, read
+from workers.engines.manifest import file_sha256
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with the current task, how much of it is done, and the total (bytes, or steps)."""
@@ -118,11 +118,6 @@ def sound(path: Path, size: int, sha256: str) -> bool:
         return False
     _hash_note(path).write_bytes(msgspec.json.encode(seen))
     return True
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- the steps -----------------------------------------------------------------------------------------------------
