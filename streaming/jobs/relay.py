@@ -14,7 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
 from penstock.engine import Failure
-from runtime.loops import supervise, wait
+from runtime.loops import ExpectedErrors, run_periodically, supervise, wait
 from runtime.rounds import Rounds
 from runtime.turns import ROWS_PER_SLICE
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
@@ -126,16 +126,18 @@ class Relay:
 
     async def _listen(self) -> None:
         """Renew a lost subscription, and read the deltas that were missed from the log."""
-        while True:
+
+        async def listen() -> None:
             try:
                 async with self._client.subscribe(self.address) as subscription:
                     self.connected.set()
                     await self._refill(self._all())
                     await subscription.pour(self._dispatch)
-            except Unavailable as error:
+            finally:
                 self.connected.clear()
-                log.warning("replies interrupted, subscribing again: %s", error)
-                await asyncio.sleep(TICK_S)
+
+        expected = ExpectedErrors(Unavailable, log.warning, "replies interrupted, subscribing again: %s")
+        await run_periodically(listen, TICK_S, expected)
 
     def _dispatch(self, data: bytes) -> None:
         if len(data) >= LONG_BYTES and is_terminal(data):
