@@ -191,7 +191,8 @@ class Relay:
                 self._end(buffer, terminal)
 
     def _note(self, buffer: ReorderBuffer) -> None:
-        if buffer.stale:
+        """Have a buffer checked soon if it lacks deltas; not one that was closed while its log was read."""
+        if buffer.stale and buffer in self._listeners(buffer.job_id):
             self._behind.add(buffer)
             self._hurry.set()
 

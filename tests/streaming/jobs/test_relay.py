@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -597,6 +598,32 @@ async def test_nothing_is_kept_of_a_job_nobody_listens_to(wire: RedisClient, rel
     await running.write(1, relay.address)
     await running.finish()
     assert await read_all(late) == [1, 2, 3], "its name is in the log"
+
+
+async def test_a_buffer_whose_reader_left_is_not_looked_at_any_more(wire: RedisClient, relay: Relay) -> None:
+    """Neither one that missed something before, nor one that was closed while its log was read and whose buffer was
+    full by then: it would be kept, and the relay would never rest again."""
+    missed, stays = relay.open(Queue(wire).new_id("t")), relay.open(Queue(wire).new_id("t"))
+    for buffer in (missed, stays):
+        relay._dispatch(encode(Ended(buffer.job_id)))
+    relay.close(missed)
+    assert relay._behind == {stays}
+    relay.close(stays)
+    job_id = Queue(wire).new_id("t")
+    running = await Running.begin(wire, relay, job_id, reply_to="")
+    await running.write_frame(MAX_ROWS + 1, SILENT)
+    await running.write(1, SILENT)
+    left = relay.open(job_id)
+    dispatch = relay._dispatch_rows
+
+    def dispatch_and_leave(*given: Any) -> None:
+        dispatch(*given)
+        relay.close(left)
+
+    with patch.object(relay, "_dispatch_rows", dispatch_and_leave):
+        await relay.follow(left)
+    assert left.full and not relay._behind
+    await running.finish()
 
 
 async def test_a_reader_that_comes_to_miss_something_is_looked_at_without_waiting_for_the_tick(
