@@ -12,6 +12,7 @@ from bench.planted.clients import CLIENTS
 from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
 from bench.planted.fencing import ENDS, FENCING
+from bench.planted.leavings import LEAVINGS
 from bench.planted.long_results import LONG_RESULTS
 from bench.planted.measurements import MEASUREMENTS
 from bench.planted.order_promises import PROMISES
@@ -55,4 +56,5 @@ BUGS = (
     *TERMINAL,
     *ATTEMPTS,
     *PROMISES,
+    *LEAVINGS,
 )

@@ -34,6 +34,7 @@ from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
 from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
@@ -670,6 +671,25 @@ class Absent:
         return call
 
 
+def services_of(wire: RedisClient, relay: object, queue: object, reader: object) -> Any:
+    """What an API process has, as far as a reader of events needs it."""
+    return SimpleNamespace(
+        settings=ApiSettings(),
+        store_client=wire,
+        cards={},
+        eta_ms=lambda *_: None,
+        relay=relay,
+        queue=queue,
+        job_reader=reader,
+    )
+
+
+async def a_waiting_job(wire: RedisClient) -> JobRecord:
+    job = Job(id=new_job_id(0), model="sim", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
+    await Queue(wire).put(job)
+    return await JobReader(wire).outline(job.id)
+
+
 @pytest.mark.parametrize("seen", [None, Cursor(1, 3, "nobody-1")])
 async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
     door_wire: RedisClient, monkeypatch: pytest.MonkeyPatch, seen: Cursor | None
@@ -677,15 +697,9 @@ async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
     monkeypatch.setattr(events_endpoint, "STORE_RETRY_DELAY_S", 0.0)
     relay, queue, reader = (Absent(client) for client in (Relay(door_wire), Queue(door_wire), JobReader(door_wire)))
     await relay.start()
-    services = SimpleNamespace(
-        settings=ApiSettings(), store_client=door_wire, cards={}, relay=relay, queue=queue, job_reader=reader
-    )
-    services.eta_ms = lambda *_: None
-    job = Job(id=new_job_id(0), model="sim", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
-    await Queue(door_wire).put(job)
-    record = await JobReader(door_wire).outline(job.id)
+    services, record = services_of(door_wire, relay, queue, reader), await a_waiting_job(door_wire)
     names = []
-    async for rendered in events_endpoint._events(services, record, seen):  # type: ignore[arg-type]
+    async for rendered in events_endpoint._events(services, record, seen):
         names += [event.name for event in rendered]
         if names[-1] == "queued":
             hand = await Hand.claiming(door_wire)
@@ -695,3 +709,32 @@ async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
     assert names == [*(["stream.reset"] if seen else []), "queued", "started", "delta", "completed"]
     assert relay.refused == {"follow"} and reader.refused >= {"outline", "position"}
     assert queue.refused == ({"reset"} if seen else set())
+
+
+async def test_a_job_that_begins_in_another_epoch_is_told_with_a_reset_after_a_pause(
+    door_wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two looks at a waiting job its epoch ended and a worker took it: no id of the new epoch comes before the
+    reset. Nor does the reset come at once: a log that changes all the time would be read without end."""
+    relay, queue, reader = Relay(door_wire), Queue(door_wire), JobReader(door_wire)
+    await relay.start()
+    services, record = services_of(door_wire, relay, queue, reader), await a_waiting_job(door_wire)
+    told: list[tuple[str, int | float]] = []
+
+    async def pause(delay_s: float) -> None:
+        told.append(("pause", delay_s))
+
+    monkeypatch.setattr(events_endpoint, "asyncio", SimpleNamespace(sleep=pause))
+    hand: Hand | None = None
+    async for rendered in events_endpoint._events(services, record, None):
+        told += [(event.name, event.id.epoch) for event in rendered if event.id is not None]
+        if hand is None:
+            await queue.reset(record.job.id, record.resets)
+            hand = await Hand.claiming(door_wire)
+            await hand.write("a")
+        elif told[-1] == ("stream.reset", 2):
+            await hand.finish()
+    await relay.stop()
+    shown = [("stream.reset", 2), ("queued", 2), ("started", 2), ("delta", 2), ("completed", 2)]
+    assert told == [("queued", 1), ("pause", events_endpoint.RESET_DELAY_S), *shown]
+    assert events_endpoint.RESET_DELAY_S > 0

@@ -170,6 +170,12 @@ async def test_a_list_goes_on_behind_the_records_of_one_call(door: House, ann: O
         await asyncio.gather(*(files.put(file) for file in made))
         assert len(ann.files.list().data) == len(made)
         assert [file.id for file in ann.files.list(purpose="batch").data] == [made[-1].id, made[0].id]
+        for order in ("desc", "asc"):
+            page = ann.files.list(limit=RECORDS_PER_CALL, order=order)  # type: ignore[arg-type]
+            assert page.has_more and len(page.data) == RECORDS_PER_CALL, "one call reads as many as the page shows"
+        await files.forget(made.pop().id, "ann")
+        page = ann.files.list(limit=RECORDS_PER_CALL)
+        assert len(page.data) == RECORDS_PER_CALL and not page.has_more
     finally:
         await asyncio.gather(*(files.forget(file.id, "ann") for file in made))
         await wire.close()
