@@ -243,7 +243,7 @@ def batch_object(record: BatchRecord) -> dict[str, Any]:
         "paused": record.paused,
         "lane": progress.lane or None,
         "lane_reason": progress.lane_reason or None,
-        "lines_computed": progress.computed,
+        "lines_distinct": progress.distinct,
         "lines_in_queue": progress.in_queue,
         "lines_retried": progress.retried,
         "lines_per_second": progress.per_second,

@@ -344,7 +344,7 @@ class Lines:
             self.base,
             completed=self._completed,
             failed=self._failed,
-            computed=len(self.plan.order),
+            distinct=len(self.plan.order),
             in_queue=len(self._queued),
             retried=self._retried,
             usage=self._usage,

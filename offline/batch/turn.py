@@ -212,7 +212,7 @@ class BatchTurn:
             BatchState.IN_PROGRESS,
             total=len(found.plan),
             failed=found.refused,
-            computed=len(found.plan.order),
+            distinct=len(found.plan.order),
             model=next(iter(found.models)) if len(found.models) == 1 else "",
             tokens=found.tokens,
             began_ms=self._saved.now_ms,

@@ -64,8 +64,8 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     total: int = 0
     completed: int = 0
     failed: int = 0
-    computed: int = 0
-    """Lines that differ: the others get a copy of their twin's answer."""
+    distinct: int = 0
+    """Lines that differ, which are computed: the others get copies of their answers."""
     in_queue: int = 0
     """Lines that wait in a lane or run."""
     retried: int = 0

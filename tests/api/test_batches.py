@@ -110,7 +110,7 @@ def test_equal_lines_are_computed_once(openai: OpenAI) -> None:
     done = ended(openai, begin(openai, lines))
     answers_are_right(content(openai, done.output_file_id), lines)
     more = done.to_dict()
-    assert more["lines_computed"] == 3 and done.usage and done.usage.output_tokens == 3 * 6
+    assert more["lines_distinct"] == 3 and done.usage and done.usage.output_tokens == 3 * 6
 
 
 def test_it_can_be_read_while_it_runs_paused_and_resumed(house: House, openai: OpenAI) -> None:
@@ -310,7 +310,7 @@ def test_the_whole_flow_on_the_real_model(empty_house: House, real_model: Path) 
     answers = [each["response"]["body"]["choices"][0]["message"]["content"] for each in outputs]
     assert [each["custom_id"] for each in outputs] == ["r-0", "r-1", "r-2", "r-3"]
     assert all(answers) and answers[0] == answers[2] and len(set(answers)) == 3
-    assert done.to_dict()["lines_computed"] == 3
+    assert done.to_dict()["lines_distinct"] == 3
 
 
 def test_a_create_tried_again_with_another_file_computes_that_one(house: House, openai: OpenAI) -> None:

@@ -189,7 +189,7 @@ def test_reading_and_assembling_stay_out_of_memory(served: House) -> None:
     batch = openai.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
     done = ended(openai, batch, 120)
     assert done.status == "completed" and done.request_counts and done.request_counts.completed == 20_000
-    assert done.to_dict()["lines_computed"] == 25
+    assert done.to_dict()["lines_distinct"] == 25
     assert openai.files.retrieve(done.output_file_id or "").bytes > 80_000_000
     assert _peak(offline.pid) - before < 64 * 1024
 
