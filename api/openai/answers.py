@@ -145,9 +145,7 @@ def _batch() -> Schema:
         lane=_maybe(STRING),
         lane_reason=_maybe(STRING),
         lines_distinct=INTEGER
-        | {
-            "description": "Lines that differ, which Penstock computes; 0 until it has read the file. The others get copies."
-        },
+        | {"description": "Lines that differ, which are computed; 0 until the file is read. The others get copies."},
         lines_in_queue=INTEGER | {"description": "Lines that wait in a lane or run."},
         lines_retried=INTEGER | {"description": "How often a line was sent again after a fault of the engine."},
         lines_per_second=NUMBER | {"description": "Lines that ended a second, lately."},

@@ -258,7 +258,6 @@ def test_an_engine_that_does_not_start_ends_its_worker(engine: str, reason: str,
         ("RaisesInStep", "engine dead: its task ended: RuntimeError: bad kernel"),
         ("WrongId", "engine dead: faulty:WrongId: a piece for request 'nobody', which does not run"),
         ("NoText", "engine dead: faulty:NoText: a step is no list of Piece: Expected `str`, got "),
-        ("Endless", "engine dead: faulty:Endless: more tokens for request"),
         ("Threaded", "engine dead: faulty:Threaded: it called on_step from another thread"),
     ],
 )
@@ -293,6 +292,18 @@ def test_an_error_for_one_request_fails_that_one(tmp_path: Path) -> None:
         status, _, body = served.house.request("GET", f"/v1/jobs/{bad}/result")
         assert status >= 500 and b"engine_error" in body and b"secret" not in body
         assert served.ended(good)["status"] == "completed" and worker.poll() is None
+
+
+def test_more_tokens_than_the_limit_fail_that_job_alone(tmp_path: Path) -> None:
+    """It has the tokens up to its limit, it is no dead letter, and its worker takes the next job."""
+    with plugged(tmp_path, "faulty:Endless") as served:
+        worker = served.work()
+        for _ in range(2):
+            job = served.job("one two three", max_tokens=8)
+            state = served.ended(job)
+            assert (state["status"], state["error"]["code"], state["attempts"]) == ("failed", "engine_error", 1)
+            assert state["usage"]["completion_tokens"] == 8
+        assert worker.poll() is None
 
 
 def test_a_plug_in_that_is_missing_ends_a_worker_with_the_fix(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Checked engine: wraps a plug-in, and holds what it does against the protocol of penstock.engine.
 
 An engine that breaks the protocol or raises would let its worker wait for ever, or write nonsense under a job. Here it
-ends the worker process instead, with the reason in its log and on the terminal; a job on which `check` or `submit`
-raises fails alone. Penstock's own engines are not wrapped: their tests do this, and each step would pay for it.
+ends the worker process instead, with the reason in its log and on the terminal. A job fails alone if `check` or
+`submit` raises on it, or if it gets too many tokens. Penstock's own engines are not wrapped: their tests do this, and
+each step would pay for it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ STALL_TIMEOUT_S = 600.0
 """Without any piece, while requests run: no prompt takes so long."""
 FINISHES = ("", "stop", "length", "cancelled")
 FAILED = Failure("engine_error", "The engine raised an error for this request.", 500)
+EXCESS = Failure("engine_error", "The engine generated more tokens for this request than its max_tokens.", 500)
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ class CheckedEngine:
         """Running requests, and how many tokens each may still yield."""
         self._cancelled: dict[str, float] = {}
         """Those of them that were cancelled, and when (monotonic)."""
+        self._failed: set[str] = set()
+        """Those that had too many tokens, while they run in the engine: their jobs have ended."""
         self._heard = 0.0
         """When the last piece came, or a request when none ran (monotonic)."""
         self._limit = 0
@@ -112,24 +116,45 @@ class CheckedEngine:
             raise EngineDead(self._break(problem))
         self._heard = time.monotonic()
         with self._reported("on_step"):
-            self._on_step(pieces)
+            self._on_step(self._within_limits(pieces))
 
     def _pieces_problem(self, pieces: list[Piece]) -> str:
-        """What is wrong with a step, or "". Notes which requests end in it."""
+        """What is wrong with a step, so that its engine cannot be trusted any more; "" if nothing is."""
         if problem := _type_problem(pieces, list[Piece]):
             return f"a step is no list of Piece: {problem}"
+        ended: set[str] = set()
         for piece in pieces:
-            if piece.id not in self._live:
+            if piece.id not in self._live or piece.id in ended:
                 return f"a piece for request {piece.id!r}, which does not run: unknown, or it has ended"
             if piece.finish not in FINISHES or min(piece.n, piece.prompt_tokens, piece.cached_tokens) < 0:
                 return f"a piece with finish {piece.finish!r} and counts {piece.n}, {piece.prompt_tokens}"
+            if piece.last:
+                ended.add(piece.id)
+        return ""
+
+    def _within_limits(self, pieces: list[Piece]) -> list[Piece]:
+        """The step as its worker gets it: a request with too many tokens fails, and what it still yields is dropped.
+        Notes which requests end in it."""
+        kept = []
+        for piece in pieces:
             self._live[piece.id] -= piece.n
-            if self._live[piece.id] < 0:
-                return f"more tokens for request {piece.id!r} than its max_tokens"
+            if piece.id not in self._failed:
+                within = self._live[piece.id] >= 0
+                kept.append(piece if within else Piece(piece.id, failure=EXCESS))
+                if not within:
+                    self._fail(piece)
             if piece.last:
                 del self._live[piece.id]
                 self._cancelled.pop(piece.id, None)
-        return ""
+                self._failed.discard(piece.id)
+        return kept
+
+    def _fail(self, piece: Piece) -> None:
+        """Cancel a request whose job fails here, unless this is its last piece."""
+        log.error("%s: more tokens for a request than its max_tokens", self._name, extra={"request": piece.id})
+        self._failed.add(piece.id)
+        if not piece.last:
+            self.cancel(piece.id)
 
     def _card_problem(self, card: ModelCard) -> str:
         if problem := _type_problem(card, ModelCard):

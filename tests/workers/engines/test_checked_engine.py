@@ -122,7 +122,6 @@ async def test_what_keeps_to_the_protocol_passes() -> None:
         (["text"], "a step is no list of Piece: it holds str"),
         ("text", "a step is no list of Piece: a str"),
         (None, "a step is no list of Piece: a NoneType"),
-        ([Piece("r", "x", n=33)], "more tokens for request 'r' than its max_tokens"),
     ],
 )
 async def test_nonsense_ends_the_worker(pieces: Any, problem: str) -> None:
@@ -140,15 +139,39 @@ async def test_nonsense_ends_the_worker(pieces: Any, problem: str) -> None:
 @pytest.mark.parametrize(
     ("sampling", "past", "most"), [({}, 0, 32), ({"max_tokens": 5}, 0, 5), ({"max_tokens": 5}, 3, 2)]
 )
-async def test_an_engine_that_ignores_max_tokens_is_found(sampling: dict[str, int], past: int, most: int) -> None:
-    """The limit counts from the beginning of the answer, with what earlier attempts generated."""
+async def test_too_many_tokens_fail_that_request_alone(sampling: dict[str, int], past: int, most: int) -> None:
+    """The limit counts from the beginning of the answer, with what earlier attempts generated. What the engine yields
+    until it has obeyed the cancel is dropped; the other request goes on, and the worker too."""
     earlier = (("before ", (), past),) if past else ()
-    engine, _, given = await running(None, replace(request(**sampling), past=earlier))
+    engine, checked, given = await running(None, replace(request(**sampling), past=earlier), request("other"))
     for _ in range(most):
         engine.on_step([Piece("r", "x", n=1)])
-    with pytest.raises(EngineDead, match="more tokens"):
-        engine.on_step([Piece("r", "x", n=1)])
-    assert len(given) == most
+    assert (len(given), engine.cancels) == (most, [])
+    engine.on_step([Piece("r", "x", n=1), Piece("other", "y", n=1)])
+    engine.on_step([Piece("r", "x", n=1), Piece("other", "y", n=1)])
+    engine.on_step([Piece("r", finish="cancelled"), Piece("other", finish="stop")])
+    excess = [piece for piece in given[most:] if piece.id == "r"]
+    assert [piece.failure and piece.failure.code for piece in excess] == ["engine_error"] and not excess[0].text
+    assert given[-1] == Piece("other", finish="stop") and len(given) == most + 4
+    assert engine.cancels == ["r"] and checked.health().ok
+    checked.submit(request())  # the same name is free again
+    engine.on_step([Piece("r", "x", n=1, finish="stop")])
+    assert given[-1] == Piece("r", "x", n=1, finish="stop")
+
+
+async def test_too_many_tokens_in_the_last_piece_need_no_cancel() -> None:
+    engine, checked, given = await running()
+    engine.on_step([Piece("r", "x", n=33, finish="length")])
+    assert [piece.failure for piece in given] == [checked_engine.EXCESS]
+    assert engine.cancels == [] and checked.health().ok
+
+
+async def test_a_request_with_too_many_tokens_must_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that does not obey that cancel, either, ends its worker."""
+    engine, checked, _ = await running()
+    monkeypatch.setattr(checked_engine, "CANCEL_TIMEOUT_S", 0.0)
+    engine.on_step([Piece("r", "x", n=33)])
+    assert "was cancelled 0 s ago and has no last piece" in checked.health().reason
 
 
 async def test_a_step_from_another_thread_ends_the_worker() -> None:
