@@ -278,7 +278,8 @@ class EventReader:
         for place in range(self._started + 1, last_place + 1):
             run = record.runs[place - 1].run
             self._started = place
-            yield started_event(cursor.started(record.epoch, place, self._seq + 1, run), run.worker, place)
+            worker = record.names.get(run, run.worker)
+            yield started_event(cursor.started(record.epoch, place, self._seq + 1, run), worker, place)
 
     def _error(self, error: ApiError) -> JobEvent:
         """Return the last event of a log that cannot be read to its end."""

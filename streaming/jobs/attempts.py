@@ -12,9 +12,9 @@ from streaming.jobs.terminal import Terminal
 MAX_ATTEMPTS = 20
 """The newest attempts, which are kept."""
 
-_ENTRY = re.compile(r"([^:;]*):([^:;]+):([0-9]{1,15}):([0-9.]{1,24}):([0-9]{1,15}):([a-z_]+);")
-"""name:worker:run:claimed:ended:outcome; as the scripts write it. Anything else in the field is passed over: nothing
-but this log depends on it."""
+_ENTRY = re.compile(r"([^:;]*):([^:;]+):([0-9]{1,15}):([0-9.]{1,24}):([0-9]{1,15}):([a-z_]+)(?::[^;]*)?;")
+"""name:worker:run:claimed:ended:outcome; as the scripts write it. A later version may write more behind the outcome.
+Anything else in the field is passed over: nothing but this log depends on it."""
 
 
 def attempt_log(
@@ -42,6 +42,15 @@ def attempt_log(
                 PastAttempt(name, started_ms, _ms(_word(fields, "done")), tokens.get(last), str(terminal.state))
             )
     return tuple(found[-MAX_ATTEMPTS:])
+
+
+def worker_names(fields: Mapping[str, bytes], last: Run | None) -> dict[Run, str]:
+    """The names, as `penstock ps` has them, of the workers of the noted runs and of the last one."""
+    noted = _ENTRY.findall(_word(fields, "past"))
+    names = {Run(worker, int(number)): name for name, worker, number, *_ in noted if name}
+    if last is not None and last not in names and (name := _word(fields, "name")):
+        names[last] = name
+    return names
 
 
 def _tokens(terminal: Terminal | None) -> dict[Run, int]:

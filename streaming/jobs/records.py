@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from penstock.engine import Failure
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage
-from streaming.jobs.attempts import attempt_log
+from streaming.jobs.attempts import attempt_log, worker_names
 from streaming.jobs.codec import decode_in_slices, decode_job, decode_metadata, decode_rowless, decode_terminal
 from streaming.jobs.deliveries import Delivered, decode_delivered
 from streaming.jobs.frames import Run
@@ -77,6 +77,8 @@ class JobRecord:
     runs: tuple[LoggedRun, ...] = ()
     attempts: tuple[PastAttempt, ...] = ()
     """What became of each attempt, oldest first; the newest twenty."""
+    names: Mapping[Run, str] = field(default_factory=dict)
+    """Names of workers, as `penstock ps` has them, by their runs: at least of those in `attempts`."""
     addresses: tuple[str, ...] = ()
     """Where its tokens are sent to."""
     terminal: Terminal | None
@@ -141,6 +143,7 @@ def _parsed(
     terminal = end or end_of(job_id, state, raw.get("record") or raw.get("summary"), word("reason"))
     job, fault = _job(job_id, body, raw) if bodies else (_beside(job_id, raw), "")
     runs = parse_runs(word("runs"))
+    last = runs[-1].run if runs else None
     return JobRecord(
         job=job,
         state=state,
@@ -157,7 +160,8 @@ def _parsed(
         resets=number("epoch"),
         keep_s=number("keep"),
         runs=runs,
-        attempts=attempt_log(raw, runs[-1].run if runs else None, terminal, job.past),
+        attempts=attempt_log(raw, last, terminal, job.past),
+        names=worker_names(raw, last),
         addresses=tuple(word("reply").split(",")) if raw.get("reply") else (),
         terminal=terminal,
         unrecorded=state.final and end is None and not (raw.get("record") or raw.get("summary")),

@@ -106,8 +106,8 @@ class Hand:
     rows: list[Delta] = field(default_factory=list)
 
     @classmethod
-    async def claiming(cls, wire: RedisClient) -> Hand:
-        lease = Lease(wire, "sim")
+    async def claiming(cls, wire: RedisClient, name: str = "") -> Hand:
+        lease = Lease(wire, "sim", name)
         await lease.register()
         claimed = await lease.claim(0, 1)
         (claim,) = claimed.jobs or (await lease.claim(0, 1, alone=claimed.suspects)).jobs
@@ -190,12 +190,12 @@ async def test_events_are_one_log_with_an_id_each(door: House, door_wire: RedisC
     job_id = await put(door)
     live = Listener(door, job_id)
     await live.until("queued")
-    first = await Hand.claiming(door_wire)
+    first = await Hand.claiming(door_wire, "worker-1")
     await first.write("abc")
     await lapse(door_wire, first.lease)
-    idle = await Hand.claiming(door_wire)
-    await lapse(door_wire, idle.lease)
-    second = await Hand.claiming(door_wire)
+    nameless = await Hand.claiming(door_wire)
+    await lapse(door_wire, nameless.lease)
+    second = await Hand.claiming(door_wire, "worker-2")
     await second.write("de", shown=False)
     behind = Listener(door, job_id)
     await behind.until("delta", 5)
@@ -207,7 +207,7 @@ async def test_events_are_one_log_with_an_id_each(door: House, door_wire: RedisC
     assert [int(event.id.split(":")[1]) for event in whole] == list(range(1, 11))
     assert text_of(whole) == "abcde"
     workers = [event.data["worker"] for event in whole if event.name == "started"]
-    assert workers == [first.lease.id, idle.lease.id, second.lease.id]
+    assert workers == ["worker-1", nameless.lease.id, "worker-2"], "as `penstock ps` has them"
     ids = [event.id for event in whole]
     assert [event.id for event in await behind.ended()] == ids
     assert [event.id for event in await read(door, job_id)] == ids

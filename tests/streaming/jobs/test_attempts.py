@@ -229,6 +229,20 @@ async def test_a_record_of_an_earlier_version_shows_what_it_has(wire: RedisClien
     assert (await reader.record(job.id)).attempts[-1].outcome == "lost"
 
 
+async def test_a_record_of_a_later_version_shows_what_this_one_knows(wire: RedisClient) -> None:
+    """It may say more of an attempt, and know more outcomes; the attempt is shown all the same."""
+    queue, reader = Queue(wire), JobReader(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    lost, _ = await claimed(wire, "worker-1")
+    await lapse(wire, lost)
+    before = (await reader.record(job.id)).attempts
+    key = partition_key(0, "job", job.id)
+    past = (await wire.redis.hget(key, "past")).replace(b"lost;", b"evicted:host-7:0.5;")
+    await wire.redis.hset(key, "past", past)
+    assert (await reader.record(job.id)).attempts == (replace(before[0], outcome="evicted"),)
+
+
 async def test_a_replay_keeps_the_attempts_at_the_job_that_was_given_up(wire: RedisClient) -> None:
     queue, reader, letters = Queue(wire), JobReader(wire), DeadLetters(wire)
     job = a_job(queue)
