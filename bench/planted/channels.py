@@ -182,8 +182,8 @@ LOOKS = (
         (
             Edit(
                 "runtime/rounds.py",
-                "waiting, self._waiting = self._waiting, []",
-                "waiting, self._waiting = self._waiting[:1], self._waiting[1:]",
+                "self._waiting[: self._max_items], self._waiting[self._max_items :]",
+                "self._waiting[:1], self._waiting[1:]",
             ),
         ),
         (HISTORY + "one_pass_serves_all_jobs_of_a_claim",),

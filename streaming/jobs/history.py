@@ -99,7 +99,7 @@ class Histories:
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
-        self._rounds: dict[int, Rounds[HistoryRequest, History | NewerMessage]] = {}
+        self._rounds: dict[int, Rounds[HistoryRequest, History]] = {}
         """By partition, so that a slow or unavailable one delays no other."""
 
     async def read(self, wanted: HistoryRequest) -> History:
@@ -107,10 +107,7 @@ class Histories:
         partition = partition_of(wanted.job) or 0
         if partition not in self._rounds:
             self._rounds[partition] = Rounds(lambda jobs: self._read(partition, jobs))
-        history = await self._rounds[partition].ask(wanted)
-        if isinstance(history, NewerMessage):
-            raise history
-        return history
+        return await self._rounds[partition].ask(wanted)
 
     async def _read(self, partition: int, asked: Sequence[HistoryRequest]) -> list[History | NewerMessage]:
         """Read each log once, for all requests of a round."""

@@ -65,8 +65,6 @@ async def test_what_waits_while_one_is_under_way_goes_together(wire: Counted) ->
 
 async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Counted) -> None:
     """Over a connection that is open; what cannot be sent at once, or has to be sent again, goes the usual way."""
-    queue = Queue(wire)
-    await queue.put(a_job(queue, "first"))  # opens the connection
     begun: list[int] = []
     send_nowait = wire.send_nowait
 
@@ -75,6 +73,8 @@ async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Cou
         return send_nowait(calls, then)
 
     wire.send_nowait = counted  # type: ignore[method-assign]
+    queue = Queue(wire)
+    await queue.put(a_job(queue, "first"))  # opens the connection
     wire.trips.clear()
     wire.gate.clear()
     puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(2 * EAGER_CALLS + 3)]

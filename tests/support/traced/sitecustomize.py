@@ -16,7 +16,7 @@ STARTS = ("runtime/process.py", "/__main__.py")
 """Files that start the event loop: they are below every call."""
 SENDS = {
     "HttpToolsProtocol._start_asgi_task": "cycle",
-    "ScriptBatcher.call": "args",
+    "Rounds.ask": "item",
     "PipelinedProtocol.send": "commands",
     "TokenFlow.write": "row",
 }
