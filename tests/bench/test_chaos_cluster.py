@@ -14,9 +14,9 @@ from bench.chaos.checker import check
 from bench.chaos.cluster import GAUGES, HELD, PenstockCluster, gauges
 from bench.chaos.history import ClientHistory, of_kind
 from bench.chaos.http import Cut
-from bench.chaos.rows.strange import forget_runs
+from bench.chaos.rows.strange import forget_runs, spoil_running
 from bench.chaos.stage import FaultRow, FaultTestbed
-from streaming.keys import prefix
+from streaming.keys import partition_key, prefix
 
 PAGE = b'# HELP penstock_open_streams x\npenstock_open_streams 0.0\npenstock_lane_waiting{lane="a"} 0.0\n'
 
@@ -103,6 +103,20 @@ async def test_the_logs_of_a_job_without_readable_runs_are_not_kept_for_ever(
     await forget_runs(stage, redis, "job_2")
     assert len(stage.wrong) == 1
     stage.history.close()
+
+
+@pytest.mark.parametrize(("state", "spoiled"), [("queued", 1), ("in_progress", 1), ("completed", 0), ("", 0)])
+async def test_a_record_is_spoiled_only_before_its_job_ends(
+    cluster: PenstockCluster, state: str, spoiled: bool
+) -> None:
+    """F33: an end that was told cannot be read again from a record that was spoiled after it; a job that the store does
+    not have comes to nothing."""
+    redis: Any = cluster.wire.redis
+    key = partition_key(0, "job", "job_1")
+    if state:
+        await redis.hset(key, "state", state)
+    assert await spoil_running(redis, "job_1", "body", b"noise") is bool(spoiled)
+    assert await redis.hget(key, "body") == (b"noise" if spoiled else None)
 
 
 async def test_a_sum_of_nothing_is_nothing(cluster: PenstockCluster) -> None:

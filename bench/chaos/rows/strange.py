@@ -74,7 +74,7 @@ class Spoiled:
         redis: Any = self.cluster.wire.redis
         for name, job in self.jobs.items():
             noise = stage.rng.choice([_noise(stage), _noise(stage), b"9" * 30, b""])
-            await redis.hset(_job_key(job), name, noise)
+            await spoil_running(redis, job, name, noise)
 
     async def cancel(self, stage: FaultTestbed) -> None:
         """Each, as its owner would. One whose record cannot be read may be answered as failed, or not be there."""
@@ -127,13 +127,14 @@ async def f33(stage: FaultTestbed) -> None:
                 await _into_fleet(stage, redis)
                 await _into_channels(stage, redis)
                 await asyncio.sleep(0.1)
-            await _into_record(stage, redis, touched[0][0].job, trial)
+            spoilt = await _into_record(stage, redis, touched[0][0].job, trial)
             # What comes now is read from the log.
             await redis.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             await cluster.finish([*begun, *touched])
             await spoiled.judge(stage)
             await forget_runs(stage, redis, touched[0][0].job)
-            stage.bit(written and stage.across(requests(begun)), "no frame was written, or nobody read across it")
+            across = stage.across(requests(begun))
+            stage.bit(written and spoilt and across, "nothing was spoiled, or nobody read across it")
             await _clean(redis)
             await cluster.ready()
         ended = [(child.name, code) for child in cluster.children for code in child.exits[exits[child.name] :]]
@@ -189,10 +190,24 @@ async def _into_channels(stage: FaultTestbed, redis: Any) -> None:
             await redis.publish(name, data)
 
 
-async def _into_record(stage: FaultTestbed, redis: Any, job: str, trial: int) -> None:
-    """Of one job, the only one that may fail of it."""
+async def _into_record(stage: FaultTestbed, redis: Any, job: str, trial: int) -> bool:
+    """Of one job, the only one that may fail of it, unless it has ended. Returns whether it was written."""
     field = ("runs", "body", "created", "deadline")[trial % 4]
-    await redis.hset(partition_key(0, "job", job), field, _noise(stage))
+    return await spoil_running(redis, job, field, _noise(stage))
+
+
+_SPOIL = """
+local state = redis.call('HGET', KEYS[1], 'state')
+if state ~= 'queued' and state ~= 'in_progress' then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+return 1
+"""
+
+
+async def spoil_running(redis: Any, job: str, field: str, noise: bytes) -> bool:
+    """Write into a job's record unless the job has ended: an end that was told once cannot be read again where its
+    record is spoiled after it. Returns whether it was written."""
+    return bool(await redis.eval(_SPOIL, 1, _job_key(job), field, noise))
 
 
 async def forget_runs(stage: FaultTestbed, redis: Any, job: str) -> None:
