@@ -66,8 +66,7 @@ class Other(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Per trial, over all clients and on average: the answers of a row are held against the budgets of all its trials.
-    What exceeds it is a violation; any other answer always is."""
+    """Of each trial, over all clients. What exceeds it is a violation; any other answer always is."""
 
     refused: int = 0
     """Documented refusals: 429 and 503 with Retry-After."""

@@ -19,6 +19,7 @@ A `rollback` in the history says that the store lost what it was told from `sinc
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,7 +53,6 @@ def check(
     *,
     resets_allowed: bool = False,
     budget: Budget | None = None,
-    trials: int = 1,
     clusters: int = 0,
 ) -> list[Violation]:
     """Every violation in a history. Without a budget only wrong answers count, not how many were refused. Each of the
@@ -61,7 +61,7 @@ def check(
     finals, losses = _finals(events), Losses.of(events)
     found = [violation for life in lives.values() for violation in _check_life(life, finals, losses, resets_allowed)]
     found += _keys(lives.values(), losses)
-    found += _answers(events, lives, budget, max(1, trials))
+    found += _answers(events, lives, budget)
     return [*found, *_leaks(of_kind(events, "quiet"), clusters)]
 
 
@@ -88,12 +88,39 @@ def _finals(events: Iterable[Event]) -> dict[str, list[Event]]:
 # --- every answer -----------------------------------------------------------------------------------------------------
 
 
-def _answers(
-    events: Sequence[Event], lives: dict[int, Life], budget: Budget | None, trials: int
-) -> Iterator[Violation]:
+def _answers(events: Sequence[Event], lives: dict[int, Life], budget: Budget | None) -> Iterator[Violation]:
     """Refusals must be documented ones and few; a history in which nobody was served shows nothing."""
-    others = {(other.status, other.code): other.most * trials for other in (budget.others if budget else ())}
-    for event in of_kind(events, "refused", "answered"):
+    for number, trial in enumerate(trials_of(events), 1):
+        yield from _documented(trial, budget)
+        yield from _within(trial, budget, f"all clients, trial {number}")
+    for event in of_kind(events, "error"):
+        yield Violation("error", f"request {event['req']}", f"its stream was told {event['code']!r}")
+    if budget is not None:
+        yield from _explained(events, budget)
+    if lives and not any(_served(life, events) for life in lives.values()):
+        yield Violation("unserved", "all clients", f"none of {len(lives)} requests came to an end it may meet")
+
+
+def trials_of(events: Sequence[Event]) -> list[Sequence[Event]]:
+    """The history in pieces: each from its fault to the next one, the first from the beginning."""
+    faults = [number for number, event in enumerate(events) if event["event"] == "fault"]
+    bounds = [0, *faults[1:], len(events)]
+    return [events[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def counts_of(trial: Sequence[Event]) -> dict[str, int]:
+    """How many answers of a trial were documented refusals, were missing, and were broken off."""
+    return {
+        "refused": sum((e["status"], e["code"]) in REFUSALS for e in of_kind(trial, "refused", "answered")),
+        "unanswered": len(of_kind(trial, "unknown")),
+        "broken": len(of_kind(trial, "cut")),
+    }
+
+
+def _documented(trial: Sequence[Event], budget: Budget | None) -> Iterator[Violation]:
+    """Every answer that is no success is a documented refusal, or one that the row asks for."""
+    others = {(other.status, other.code): other.most for other in (budget.others if budget else ())}
+    for event in of_kind(trial, "refused", "answered"):
         status, code, who = event["status"], event["code"], f"request {event.get('req', '-')}"
         if (status, code) in others:
             others[status, code] -= 1
@@ -105,21 +132,14 @@ def _answers(
         elif not RETRY_AFTER.fullmatch(event["retry_after"] or "") or int(event["retry_after"]) > MAX_RETRY_S:
             after = event["retry_after"]
             yield Violation("error", who, f"answered {status} {code!r} with Retry-After {after!r}")
-    for event in of_kind(events, "error"):
-        yield Violation("error", f"request {event['req']}", f"its stream was told {event['code']!r}")
-    if budget is not None:
-        yield from _explained(events, budget)
-        counts = {
-            "refused": sum((e["status"], e["code"]) in REFUSALS for e in of_kind(events, "refused", "answered")),
-            "unanswered": len(of_kind(events, "unknown")),
-            "broken": len(of_kind(events, "cut")),
-        }
-        for kind, count in counts.items():
-            most = getattr(budget, kind) * trials
-            if count > most:
-                yield Violation(kind, "all clients", f"{count}, allowed: {most} ({budget.why})")
-    if lives and not any(_served(life, events) for life in lives.values()):
-        yield Violation("unserved", "all clients", f"none of {len(lives)} requests came to an end it may meet")
+
+
+def _within(trial: Sequence[Event], budget: Budget | None, who: str) -> Iterator[Violation]:
+    """No trial may have more of a kind than the budget says, whatever the others had."""
+    for kind, count in counts_of(trial).items() if budget is not None else ():
+        most = getattr(budget, kind)
+        if count > most:
+            yield Violation(kind, who, f"{count}, allowed: {most} ({budget.why if budget else ''})")
 
 
 def _explained(events: Sequence[Event], budget: Budget) -> Iterator[Violation]:

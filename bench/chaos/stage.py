@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from bench.chaos.asks import NOTHING, Ask, Budget
-from bench.chaos.checker import check
+from bench.chaos.checker import check, counts_of, trials_of
 from bench.chaos.cluster import PenstockCluster
 from bench.chaos.history import ClientHistory, Life, Violation, lives_of, of_kind, stalls_ms
 from bench.chaos.http import Cut, fetch
@@ -183,7 +183,7 @@ class RowOutcome:
     missed: int
     violations: list[Violation]
     answers: dict[str, int]
-    """How many were refused, unanswered and broken."""
+    """How many were refused, unanswered and broken, in all and at the most in one trial."""
     wrong: list[str]
     stalls: list[float]
     lease_ms: int
@@ -236,6 +236,7 @@ async def play_row(row: FaultRow, folder: Path, times: float = 1) -> RowOutcome:
     if stage.trials < stage.wanted:
         stage.wrong.append(f"{stage.trials} trials instead of {stage.wanted}; {stage.missed} faults did not bite")
     events = stage.history.events
+    each = [counts_of(trial) for trial in trials_of(events)]
     return RowOutcome(
         row=row,
         trials=stage.trials,
@@ -244,13 +245,13 @@ async def play_row(row: FaultRow, folder: Path, times: float = 1) -> RowOutcome:
             events,
             resets_allowed=row.resets_allowed,
             budget=row.budget,
-            trials=stage.trials,
             clusters=stage.clusters,
         ),
         answers={
             "refused": len(of_kind(events, "refused", "answered")),
             "unanswered": len(of_kind(events, "unknown")),
             "broken": len(of_kind(events, "cut")),
+            **{f"most_{kind}_in_a_trial": max(counts[kind] for counts in each) for kind in each[0]},
         },
         wrong=stage.wrong,
         stalls=stalls_ms(events),
@@ -274,12 +275,11 @@ PASSES = 2
 
 
 @asynccontextmanager
-async def bare_server(stage: FaultTestbed) -> AsyncIterator[int]:
-    """The port of a server that refuses every request at once."""
-    port = free_port()
-    child = ManagedProcess(
-        "bare", [sys.executable, "-m", "bench.bare_server", str(port), "refuse"], dict(os.environ), stage.folder
-    )
+async def bare_server(stage: FaultTestbed, *, refuses: bool = True) -> AsyncIterator[int]:
+    """The port of a server that refuses every request at once, or grants it on a connection that stays."""
+    port, how = free_port(), ["refuse"] if refuses else []
+    argv = [sys.executable, "-m", "bench.bare_server", str(port), *how]
+    child = ManagedProcess(f"bare-{port}", argv, dict(os.environ), stage.folder)
 
     async def answers() -> bool:
         with suppress(Cut):
@@ -303,7 +303,7 @@ async def bare_answer(port: int) -> float:
 
 
 @asynccontextmanager
-async def yardstick(stage: FaultTestbed) -> AsyncIterator[list[float]]:
+async def yardstick(stage: FaultTestbed, interval_s: float = PROBE_INTERVAL_S) -> AsyncIterator[list[float]]:
     """How long a bare server's answers took so far, asked at even intervals; milliseconds. Clear it to begin anew."""
     took: list[float] = []
 
@@ -315,7 +315,7 @@ async def yardstick(stage: FaultTestbed) -> AsyncIterator[list[float]]:
         async with asyncio.TaskGroup() as asking:
             while True:
                 asking.create_task(ask(port))
-                await asyncio.sleep(PROBE_INTERVAL_S)
+                await asyncio.sleep(interval_s)
 
     async with bare_server(stage) as port:
         asked = asyncio.create_task(go_on(port))

@@ -91,6 +91,9 @@ def rollback(since: float, at: float) -> Event:
     return {"t": at, "event": "rollback", "since": since}
 
 
+FAULT: Event = {"t": 0.1, "event": "fault", "trial": 1, "what": ""}
+
+
 def refused(status: int, code: str, req: int = 1, after: str | None = "1") -> Event:
     return {"t": 0.1, "event": "refused", "req": req, "status": status, "code": code, "ms": 1.0, "retry_after": after}
 
@@ -381,12 +384,15 @@ def test_an_author_that_had_lost_the_job_may_not_come_back() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_a_row_does_not_allow_is_found(kind: str, extra: list[Event]) -> None:
-    """Refusals, lost answers and broken streams are counted over all clients, and allowed for each trial."""
+    """Refusals, lost answers and broken streams are counted over all clients of a trial: what one has too many is not
+    made up for by others that have none."""
     none, one = Budget(broken=1), Budget(refused=1, unanswered=1, broken=2)
     assert kinds(good() + extra, budget=none) == {kind}
     assert kinds(good() + extra, budget=one) == set()
-    assert kinds(good() + extra * 2, budget=one, trials=1) >= {kind}
-    assert kinds(good() + extra, budget=replace(none, **{kind: getattr(none, kind) + 1}), trials=1) == set()
+    assert kinds(good() + extra * 2, budget=one) >= {kind}
+    assert kinds(good() + extra, budget=replace(none, **{kind: getattr(none, kind) + 1})) == set()
+    assert kinds([FAULT, *good(), *extra, FAULT, *extra, FAULT], budget=one) == set()
+    assert kinds([FAULT, FAULT, *good(), *extra * 2, FAULT], budget=one) >= {kind}
 
 
 def test_answers_that_a_row_asks_for_are_no_errors() -> None:
@@ -396,7 +402,7 @@ def test_answers_that_a_row_asks_for_are_no_errors() -> None:
     assert kinds([*good(), *expired], budget=Budget(broken=1)) == {"error"}
     assert kinds([*good(), *expired], budget=one) == set()
     assert kinds([*good(), *expired * 2], budget=one) == {"error"}
-    assert kinds([*good(), *expired * 2], budget=one, trials=2) == set()
+    assert kinds([*good(), FAULT, *expired, FAULT, *expired], budget=one) == set()
     assert kinds([*good(), asked(2), refused(408, "upload_stalled", 2, after=None)], budget=one) == {"error"}
 
 
@@ -407,7 +413,7 @@ def test_one_request_served_excuses_no_errors_of_the_others() -> None:
     unreadable = [event for req in range(2, 52) for event in (asked(req), refused(500, "malformed_job", req, None))]
     for row, errors in (("F33", wrong), ("F34", wrong), ("F33", unreadable), ("F34", unreadable)):
         history = [event for event in good() if event["event"] != "cut"] + errors
-        assert kinds(history, budget=rows[row].budget, trials=1) == {"error"}, row
+        assert kinds(history, budget=rows[row].budget) == {"error"}, row
 
 
 def test_nothing_but_errors_is_no_passed_row() -> None:
