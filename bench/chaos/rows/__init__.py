@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from bench.chaos.rows import clients, failover, memory, operations, partition, real, requests, store, strange, workers
+from bench.chaos.rows import (
+    clients,
+    failover,
+    memory,
+    operations,
+    overload,
+    partition,
+    real,
+    requests,
+    store,
+    strange,
+    workers,
+)
 from bench.chaos.stage import FaultRow
 
-_FAMILIES = (workers, clients, requests, store, memory, operations, failover, partition, strange, real)
+_FAMILIES = (workers, clients, requests, store, memory, operations, overload, failover, partition, strange, real)
 
 ROWS: tuple[FaultRow, ...] = tuple(sorted((row for family in _FAMILIES for row in family.ROWS), key=lambda row: row.id))
