@@ -1,4 +1,4 @@
-"""Commands that ask the API: one decorator adds their flags, finds the API and prints what they found."""
+"""API commands of the CLI: a decorator adds the flags of the API to a command, connects to it, and prints the result."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from bench import program, report
 from bench.batch.kills import delays, kills
-from bench.batch.pace import alone, manners, memory
+from bench.batch.pace import alone, interference, memory
 from bench.processes import Died
 from bench.program import BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Column, Ratio
@@ -88,9 +88,9 @@ def _pace(folder: Path, args: argparse.Namespace) -> Found:
     return rows, [Ratio.held("batch.pace", "pace: share of the engine's capacity", found.share, digits=3)]
 
 
-def _manners(folder: Path, _args: argparse.Namespace) -> Found:
-    found = manners(folder, 300, 5)
-    rows = _rows("manners", {
+def _interference(folder: Path, _args: argparse.Namespace) -> Found:
+    found = interference(folder, 300, 5)
+    rows = _rows("interference", {
         "TTFT p50 alone, ms": found.alone.p50, "TTFT p99 alone, ms": found.alone.p99,
         "TTFT p50 beside a batch, ms": found.beside.p50, "TTFT p99 beside a batch, ms": found.beside.p99,
         "TTFT p99 of a bare engine alone, ms": found.bare_alone.p99,
@@ -98,10 +98,10 @@ def _manners(folder: Path, _args: argparse.Namespace) -> Found:
         "rounds": len(found.rounds), "wrong answers": sum(each["wrong"] for each in found.rounds),
         "the batch had work all the time": all(each["batch_was_running"] for each in found.rounds),
     })  # fmt: skip
-    what = "manners: TTFT p99 beside a batch to alone"
+    what = "interference: TTFT p99 beside a batch to alone"
     return rows, [
-        Ratio.held("batch.manners_bare", f"{what}, over the same of a bare engine", found.ratio),
-        Ratio.held("batch.manners", what, found.beside.p99 / found.alone.p99),
+        Ratio.held("batch.interference_bare", f"{what}, over the same of a bare engine", found.ratio),
+        Ratio.held("batch.interference", what, found.beside.p99 / found.alone.p99),
     ]
 
 
@@ -121,7 +121,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Found]] = {
     "kills": _kills,
     "delays": _delays,
     "pace": _pace,
-    "manners": _manners,
+    "interference": _interference,
     "memory": _memory,
 }
 

@@ -102,7 +102,7 @@ class Interference(msgspec.Struct, frozen=True):
         return self.beside.p99 / self.alone.p99 / max(1.0, self.bare_beside.p99 / self.bare_alone.p99)
 
 
-def manners(folder: Path, requests: int, rounds: int) -> Interference:
+def interference(folder: Path, requests: int, rounds: int) -> Interference:
     """Rounds of people alone and people beside a batch, by turns, on one set of processes."""
     found: list[dict[str, Any]] = []
     path = write(folder / "input.jsonl", some_lines(20_000, 1))
