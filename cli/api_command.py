@@ -1,4 +1,4 @@
-"""API commands of the CLI: a decorator adds the flags of the API to a command, connects to it, and prints the result."""
+"""API commands of the CLI: a decorator adds the API's flags to a command, finds the API, and prints the result."""
 
 from __future__ import annotations
 
