@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.openai.rendering import ChunkRenderer, Facts
@@ -64,7 +64,6 @@ def begun(line: Line) -> tuple[TokenFlow, ChunkRenderer, Any]:
 
 
 @given(st.lists(st.text(max_size=2000), max_size=5))
-@example(["x" * length for length in range(500, 1100)])  # chunks around the longest whose head is looked up
 def test_the_bytes_are_those_of_the_long_way(texts: list[str]) -> None:
     """Any text, of any length; what has none is not written."""
     line = Line()
