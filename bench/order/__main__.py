@@ -1,0 +1,35 @@
+"""`penstock bench order`: what the order of jobs and the gate before the engine are worth, on an engine model.
+
+Part `gate`: admission to one engine by the gate of the workers, beside the engine's own policies and a gate that looks
+at now alone. Texts come faster than the engine ends them; on one load their lengths stay, on the other they double.
+Exits 1 if a goal is missed. The same seeds give the same figures on every machine, except the time of a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from bench import report
+from bench.order import gate
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
+
+PARTS: Mapping[str, Callable[[ProgramRun], report.Report]] = {"gate": gate.measured}
+"""Each shows its table and keeps its figures."""
+
+
+def _run(run: ProgramRun) -> int:
+    parts = [run.args.part] if run.args.part else list(PARTS)
+    found = [PARTS[part](run) for part in parts]
+    return int(any(each.missed for each in found))
+
+
+main = BenchProgram("penstock bench order", __doc__, _run).taking(
+    Option("--part", choices=tuple(PARTS), help="one part alone"),
+    Option("--quick", action="store_true", help="few texts; nothing is judged"),
+    Option("--jobs", type=int, default=report.cores(), help="processes (default: one for each core)"),
+    OUT,
+    PLOTS,
+)
+
+if __name__ == "__main__":
+    main.exit()

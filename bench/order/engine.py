@@ -1,0 +1,173 @@
+"""Engine model, iteration by iteration: in-flight batching with a KV cache, prefill, eviction and abort. Pure.
+
+It has no clock: each `step` returns how long it took. A text holds its prompt and what it has generated. A text that is
+evicted or aborted loses that and computes it again when it returns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+KvPolicy: TypeAlias = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
+"""How the engine takes texts from its own queue: if each fits with its whole limit; or if each fits now, and it evicts
+the youngest when they grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Duration of a step in seconds: assumed constants that rank policies, and no claim about any device."""
+
+    fixed_s: float = 0.006
+    text_s: float = 0.00003
+    """Per text in the batch."""
+    held_s: float = 0.0000002
+    """Per token in the KV cache."""
+    prefill_s: float = 0.00005
+    """Per prompt token that the step computes."""
+
+    def step_s(self, texts: int, held: int, prefilled: int) -> float:
+        return self.fixed_s + self.text_s * texts + self.held_s * held + self.prefill_s * prefilled
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """What one engine can hold, and how fast it is."""
+
+    kv_tokens: int = 20_000
+    slots: int = 256
+    prefill_tokens: int = 8192
+    """Prompt tokens per step."""
+    kv_policy: KvPolicy = "MAX_UTILIZATION"
+    costs: StepCosts = StepCosts()
+
+
+@dataclass(slots=True, eq=False)
+class ModelText:
+    """One request. `output`: how many tokens it will generate, which only the engine knows."""
+
+    prompt: int
+    output: int
+    limit: int
+    """The most tokens it may generate, as its client says."""
+    arrived_s: float = 0.0
+    lane: str = "standard"
+    tenant: str = ""
+    generated: int = 0
+    to_prefill: int = 0
+    """Tokens to compute before its next token."""
+    evictions: int = 0
+    recomputed: int = 0
+    """Tokens that were computed again after evictions."""
+
+    @property
+    def held(self) -> int:
+        """Tokens of KV cache, while it runs."""
+        return self.prompt + self.generated
+
+    @property
+    def is_done(self) -> bool:
+        return self.generated >= self.output
+
+
+@dataclass(slots=True)
+class ModelStep:
+    """What one step did."""
+
+    duration_s: float
+    tokens: list[ModelText] = field(default_factory=list)
+    """The texts that got a token."""
+    ended: list[ModelText] = field(default_factory=list)
+    evicted: list[ModelText] = field(default_factory=list)
+
+
+class ModelEngine:
+    """One engine: `submit` texts, and `step` until it is idle."""
+
+    def __init__(self, shape: EngineShape) -> None:
+        self.shape = shape
+        self.running: list[ModelText] = []
+        """The youngest last."""
+        self.waiting: deque[ModelText] = deque()
+        """Inside the engine, where their order is fixed."""
+        self.held = 0
+        """Tokens in the KV cache."""
+        self._promised = 0
+        """Tokens that the running texts hold at their limit."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.running and not self.waiting
+
+    def submit(self, text: ModelText) -> None:
+        """Queue a text; one that was aborted continues."""
+        self.waiting.append(text)
+
+    def abort(self, text: ModelText) -> None:
+        """Remove a text, which keeps what it has generated."""
+        if text in self.running:
+            self._drop(text)
+        else:
+            self.waiting.remove(text)
+
+    def step(self) -> ModelStep:
+        """Let every running text generate a token, after its prefill."""
+        evicted = self._evict()
+        self._take()
+        prefilled = self._prefill()
+        done = ModelStep(self.shape.costs.step_s(len(self.running), self.held, prefilled), evicted=evicted)
+        for text in self.running:
+            if not text.to_prefill:
+                text.generated += 1
+                done.tokens.append(text)
+        self.held += len(done.tokens)
+        done.ended = [text for text in done.tokens if text.is_done]
+        for text in done.ended:
+            self._drop(text)
+        return done
+
+    def _take(self) -> None:
+        budget = self.shape.prefill_tokens - sum([text.to_prefill for text in self.running])
+        while self.waiting and len(self.running) < self.shape.slots:
+            text = self.waiting[0]
+            if not self._fits(text) or (text.held > budget and budget < self.shape.prefill_tokens):
+                return
+            budget -= text.held
+            self.waiting.popleft()
+            text.to_prefill = text.held
+            self.running.append(text)
+            self.held += text.held
+            self._promised += text.prompt + text.limit
+
+    def _fits(self, text: ModelText) -> bool:
+        if self.shape.kv_policy == "GUARANTEED_NO_EVICT":
+            return self._promised + text.prompt + text.limit <= self.shape.kv_tokens
+        return self.held + len(self.running) + text.held + 1 <= self.shape.kv_tokens
+
+    def _prefill(self) -> int:
+        """Compute prompts, the oldest first, up to the budget of a step. Returns the number of tokens."""
+        left = self.shape.prefill_tokens
+        for text in self.running:
+            if text.to_prefill:
+                taken = min(left, text.to_prefill)
+                text.to_prefill -= taken
+                left -= taken
+        return self.shape.prefill_tokens - left
+
+    def _evict(self) -> list[ModelText]:
+        """Evict the youngest texts until the next tokens of the others fit."""
+        evicted: list[ModelText] = []
+        while len(self.running) > 1 and self.held + len(self.running) > self.shape.kv_tokens:
+            text = self.running[-1]
+            self._drop(text)
+            text.evictions += 1
+            text.recomputed += text.held - text.to_prefill
+            self.waiting.appendleft(text)
+            evicted.append(text)
+        return evicted
+
+    def _drop(self, text: ModelText) -> None:
+        self.running.remove(text)
+        self.held -= text.held
+        self._promised -= text.prompt + text.limit

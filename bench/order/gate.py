@@ -1,0 +1,157 @@
+"""Part `gate` of `penstock bench order`: evictions and throughput of four admission rules; the cost of a decision."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from msgspec import structs
+
+from bench import plots, report
+from bench.order.admission import AdmissionRule, Greedy, PastFuture, Ungated, simulated
+from bench.order.engine import EngineShape, ModelText
+from bench.program import ProgramRun
+from bench.report import Ratio, Report, columns
+from workers.gate.gate import Gate, KvCapacity
+from workers.gate.lengths import LengthHistory
+
+NEVER, ALWAYS, GREEDY, GATE = "GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "greedy gate", "Past-Future gate"
+RULES = (NEVER, ALWAYS, GREEDY, GATE)
+LOADS = ("stationary", "doubling")
+RUNNING = 128
+"""Texts in the engine while a decision is timed."""
+COLUMNS = columns("""
+    load: lengths; seed: seed; rule: admission; tokens_per_s: tokens/s .0; evictions: evictions .0;
+    evicted: texts evicted, % .2; recomputed: tokens computed again .0; kv_use: KV cache in use, %;
+    most_running: most texts at once
+""")
+NOTES = (
+    f"{NEVER} and {ALWAYS}: the engine takes what its own policy allows. The two gates stand before an engine of the "
+    f"policy {ALWAYS}, which evicts the youngest text when the cache is full and computes it again later.",
+    "greedy gate: admits while the texts fit as they are now, with 5 % of the cache free.",
+    "Past-Future gate: the code of the workers, begun without any history.",
+    "Prompts of 64 to 512 tokens; answers lognormal with a median of 200, all declared with max_tokens 2,048; 20,000 "
+    "tokens of cache, 256 slots; a step takes 6 ms, 0.03 ms per text, 0.2 us per token held and 0.05 ms per prompt "
+    "token. These constants are assumed: they rank the rules, and say nothing of any device.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GateSize:
+    """How much is simulated."""
+
+    seeds: tuple[int, ...] = (41, 42, 43)
+    """Others than those the gate was developed with."""
+    texts: int = 3000
+    limit: int = 2048
+    decisions: int = 2000
+
+
+QUICK = GateSize(seeds=(21,), texts=150, decisions=50)
+
+
+def measured(run: ProgramRun) -> Report:
+    """Simulate, time, show and keep."""
+    size = QUICK if run.args.quick else GateSize()
+    tasks = [(load, seed, rule, size) for load in LOADS for seed in size.seeds for rule in RULES]
+    if run.args.jobs == 1:
+        rows = [row_of(*task) for task in tasks]
+    else:
+        with ProcessPoolExecutor(run.args.jobs) as pool:
+            rows = list(pool.map(row_of, *zip(*tasks, strict=True)))
+    decision_ms = timed(size.decisions)
+    shown = [row if row["seed"] == size.seeds[0] else {k: v for k, v in row.items() if k != "curve"} for row in rows]
+    found = run.result(
+        "order-gate",
+        f"Admission to one engine: {size.texts:,} texts, all there from the start",
+        COLUMNS,
+        shown,
+        () if run.args.quick else goals(rows, decision_ms),
+        NOTES,
+        **asdict(size),
+        decision_ms=decision_ms,
+    )
+    return run.keep(found, draw)
+
+
+def row_of(load: str, seed: int, rule: str, size: GateSize) -> dict[str, Any]:
+    """One simulation."""
+    admission = _rule(rule, seed)
+    texts = made(load, seed, size)
+    outcome = simulated(texts, admission, EngineShape(kv_policy=admission.kv_policy))
+    return {
+        "load": load,
+        "seed": seed,
+        "rule": rule,
+        **structs.asdict(outcome),
+        "tokens_per_s": outcome.tokens_per_s,
+        "evicted": 100 * outcome.evicted_texts / size.texts,
+        "kv_use": 100 * outcome.kv_use,
+    }
+
+
+def made(load: str, seed: int, size: GateSize) -> list[ModelText]:
+    """The texts of one load, in their order."""
+    random = Random(seed)  # noqa: S311 - a simulation
+    texts = []
+    for number in range(size.texts):
+        longer = 2 if load == "doubling" and number >= size.texts // 2 else 1
+        output = min(size.limit, 1 + int(longer * random.lognormvariate(5.3, 0.8)))
+        texts.append(ModelText(random.randint(64, 512), output, size.limit))
+    return texts
+
+
+def _rule(name: str, seed: int) -> AdmissionRule:
+    if name == GATE:
+        return PastFuture(Random(seed))  # noqa: S311 - a simulation
+    return Greedy() if name == GREEDY else Ungated("GUARANTEED_NO_EVICT" if name == NEVER else "MAX_UTILIZATION")
+
+
+def timed(decisions: int) -> float:
+    """Median duration of a decision in milliseconds, beside 128 running texts."""
+    random = Random(1)  # noqa: S311 - a simulation
+    history = LengthHistory()
+    for _ in range(400):
+        history.add("standard", "", 1 + int(random.lognormvariate(5.3, 0.8)))
+    gate, capacity = Gate(history, random), KvCapacity(256, 10**6, 0, 0.05)
+    for number in range(RUNNING):
+        gate.held[str(number)] = gate.text("standard", "", random.randint(64, 512), 2048, random.randint(0, 400))
+    spent = []
+    for _ in range(decisions):
+        text = gate.text("standard", "", 200, 2048)
+        began = time.perf_counter()
+        gate.admit(text, capacity)
+        spent.append(time.perf_counter() - began)
+    return 1000 * statistics.median(spent)
+
+
+def goals(rows: Sequence[Mapping[str, Any]], decision_ms: float) -> Iterator[Ratio]:
+    """Of each load and seed: evictions and throughput of the gate; and the time of a decision."""
+    for load, seed in dict.fromkeys((row["load"], row["seed"]) for row in rows):
+        of = {row["rule"]: row for row in rows if (row["load"], row["seed"]) == (load, seed)}
+        share = 100 * of[GATE]["evictions"] / of[ALWAYS]["evictions"] if of[ALWAYS]["evictions"] else None
+        yield Ratio.held("order.evictions", f"{load}, seed {seed}: evictions, % of those of {ALWAYS}", share)
+        best = max(row["tokens_per_s"] for row in of.values())
+        words = f"{load}, seed {seed}: tokens/s over those of the best rule"
+        yield Ratio.held("order.throughput", words, of[GATE]["tokens_per_s"] / best, digits=3)
+    yield Ratio.held("order.decision", f"a decision beside {RUNNING} texts, ms", decision_ms, digits=3)
+
+
+def draw(found: report.Report, folder: Path) -> list[Path]:
+    """KV cache in use over time, and evictions so far, on the load whose lengths double."""
+    rows = [row for row in found.rows if "curve" in row and row["load"] == "doubling" and row["rule"] != NEVER]
+    used = {row["rule"]: [(at, 100 * share) for at, share, _ in row["curve"]] for row in rows}
+    lost = {row["rule"]: [(at, evictions) for at, _, evictions in row["curve"]] for row in rows}
+    time_axis = plots.Axis(title="seconds")
+    title = f"Lengths that double midway (seed {rows[0]['seed']})"
+    return plots.lines(
+        folder / "order-gate-cache", title, used, x=time_axis, y=plots.Axis(title="KV cache in use, %"), marked=False
+    ) + plots.lines(
+        folder / "order-gate", title, lost, x=time_axis, y=plots.Axis(title="evictions so far"), marked=False
+    )

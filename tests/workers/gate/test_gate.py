@@ -1,0 +1,185 @@
+"""The gate's decisions: what fits, what does not, and why."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from bench.order.admission import Greedy, PastFuture, Ungated, simulated
+from bench.order.engine import EngineShape, ModelText
+from workers.gate.gate import Gate, HeldText, KvCapacity, admit
+from workers.gate.lengths import LengthHistory, LengthWindow
+from workers.gate.reserve import MAX_RESERVE, MIN_RESERVE, WINDOW_TEXTS, Reserve
+
+
+def text(prompt: int, limit: int, generated: int = 0, lengths: tuple[int, ...] = ()) -> HeldText:
+    """One whose answer is as long as one of `lengths`, or its limit."""
+    return HeldText(prompt, limit, LengthWindow(lengths, unknown=not lengths), Random(1), generated)
+
+
+def gate_of(*lengths: int, lane: str = "standard") -> Gate:
+    history = LengthHistory()
+    for length in lengths * (200 // len(lengths)) if lengths else ():
+        history.add(lane, "t", length)
+    return Gate(history, Random(2))
+
+
+def test_a_text_is_admitted_if_the_peak_fits_to_the_token() -> None:
+    """Two texts of 100 tokens that generate 50 each: together 300."""
+    held, more = [text(100, 50)], text(100, 50)
+    assert admit(more, held, KvCapacity(8, 300)) == (True, "", 300)
+    assert admit(more, held, KvCapacity(8, 299)) == (False, "kv", 300)
+
+
+def test_tokens_that_end_in_time_are_counted_once() -> None:
+    """A text that is nearly done has gone when the new one is large."""
+    assert admit(text(10, 200), [text(100, 50, 49)], KvCapacity(8, 210)).admitted
+    assert not admit(text(10, 200), [text(100, 50, 49)], KvCapacity(8, 209)).admitted
+
+
+def test_what_is_pinned_or_reserved_is_taken() -> None:
+    held, more = [text(100, 50)], text(100, 50)
+    assert admit(more, held, KvCapacity(8, 400, taken=100)).admitted
+    assert not admit(more, held, KvCapacity(8, 400, taken=101)).admitted
+    assert admit(more, held, KvCapacity(8, 400, reserve=0.25)).admitted
+    assert admit(more, held, KvCapacity(8, 400, reserve=0.26)).reason == "kv"
+
+
+def test_no_more_texts_than_slots() -> None:
+    held = [text(1, 1)] * 3
+    for tokens in (0, 10**6):
+        assert admit(text(1, 1), held, KvCapacity(4, tokens)).admitted
+        assert admit(text(1, 1), held, KvCapacity(3, tokens)) == (False, "slots", 0)
+
+
+def test_an_idle_engine_takes_any_text() -> None:
+    """Or it would wait for ever: nothing that ends makes room."""
+    assert admit(text(500, 500), [], KvCapacity(4, 100, taken=100, reserve=0.2)).admitted
+
+
+def test_an_engine_that_never_evicts_keeps_whole_limits_free() -> None:
+    """So does the gate: what the engine would keep waiting stays in order outside. No prediction, hence no reserve."""
+    held, more = [text(10, 90, 89, (95,))], text(10, 90, 0, (1,))
+    assert admit(more, held, KvCapacity(4, 200, evicts=False)) == (True, "", 200)
+    assert admit(more, held, KvCapacity(4, 199, evicts=False)) == (False, "kv", 200)
+    assert admit(more, held, KvCapacity(4, 199)).admitted
+
+
+def test_the_history_lets_more_texts_in_than_their_limits_would() -> None:
+    capacity = KvCapacity(100, 1000)
+    cold, warm = gate_of(), gate_of(20)
+    for gate, most in ((cold, 4), (warm, 33)):
+        while gate.admit(each := gate.text("standard", "t", 10, 200), capacity).admitted:
+            gate.held[str(len(gate.held))] = each
+        assert len(gate.held) == most
+
+
+def test_the_largest_request_that_fits_is_admitted_and_no_larger_one() -> None:
+    """As long as its answer has the expected length."""
+    for evicts in (True, False):
+        capacity = KvCapacity(8, 1000, taken=50, reserve=0.1, evicts=evicts)
+        gate = gate_of(40)
+        gate.held = {str(number): gate.text("standard", "t", 60, 40) for number in range(4)}
+        size = gate.largest("standard", 40, capacity)
+        assert size == 450
+        assert gate.admit(gate.text("standard", "t", size - 40, 40), capacity).admitted
+        assert not gate.admit(gate.text("standard", "t", size - 39, 40), capacity).admitted
+    assert gate.largest("standard", 40, KvCapacity(4, 1000)) == 0  # no slot
+    assert gate.largest("standard", 40, KvCapacity(8, 300)) == 0  # no token
+
+
+def test_how_many_like_one_fit() -> None:
+    gate = gate_of(40)
+    gate.held = {"a": gate.text("standard", "t", 60, 40)}
+    assert gate.fitting(gate.text("standard", "t", 60, 40), KvCapacity(9, 500), 20) == 4
+    assert gate.fitting(gate.text("standard", "t", 60, 40), KvCapacity(3, 500), 20) == 2
+    assert gate.fitting(gate.text("standard", "t", 60, 40), KvCapacity(9, 500), 3) == 3
+    assert list(gate.held) == ["a"]
+
+
+def test_a_text_that_has_outgrown_its_draws_is_drawn_again() -> None:
+    """Else it would count as ending at once, for as long as it runs."""
+    gate = gate_of(10, 500)
+    gate.held = {str(number): gate.text("standard", "t", 10, 600) for number in range(40)}
+    for each in gate.held.values():
+        each.generated = 490
+    assert gate.peak(KvCapacity(99, 10**6)) >= 40 * (10 + 491)
+    assert all(min(each.finals) > 490 for each in gate.held.values())
+
+
+def test_a_text_at_its_limit_needs_no_draw() -> None:
+    gate = gate_of(10)
+    gate.held = {"a": gate.text("standard", "t", 10, 20, 20)}
+    assert gate.peak(KvCapacity(9, 1000)) <= 31
+
+
+@pytest.mark.parametrize("texts", [1, 60, 130])
+def test_more_worlds_are_drawn_when_fewer_texts_run(texts: int) -> None:
+    """Many texts end, and the few that are left need more draws than before."""
+    gate = gate_of(10, 500)
+    gate.held = {str(number): gate.text("standard", "t", 10, 600) for number in range(130)}
+    capacity = KvCapacity(999, 10**6)
+    gate.peak(capacity)
+    gate.held = dict(list(gate.held.items())[:texts])
+    assert gate.admit(gate.text("standard", "t", 10, 600), capacity).admitted
+
+
+def test_the_reserve_rises_with_evictions_and_falls_without() -> None:
+    reserve = Reserve()
+    assert reserve.share == MIN_RESERVE == 0.05
+    reserve.note(0, 4)  # two in a hundred are tolerated
+    assert reserve.share == 0.05
+    reserve.note(0, 5)
+    assert reserve.share == pytest.approx(0.07)
+    for evicted in range(10, 100, 5):
+        reserve.note(0, evicted)
+    assert reserve.share == MAX_RESERVE == 0.20
+    reserve.note(WINDOW_TEXTS - 1, 95)
+    assert reserve.share == MAX_RESERVE
+    reserve.note(1, 95)
+    assert reserve.share == pytest.approx(0.18)
+    for _ in range(20):
+        reserve.note(WINDOW_TEXTS, 95)
+    assert reserve.share == MIN_RESERVE
+
+
+def test_an_engine_that_restarted_counts_from_zero() -> None:
+    reserve = Reserve()
+    reserve.note(0, 3)
+    reserve.note(0, 1)
+    assert reserve.share == 0.05
+    reserve.note(0, 2)
+    assert reserve.share == pytest.approx(0.07)
+
+
+def load(seed: int, count: int) -> list[ModelText]:
+    random = Random(seed)
+    lengths = [min(800, 1 + int(random.lognormvariate(4.3, 0.8))) for _ in range(count)]
+    return [ModelText(random.randint(20, 200), length, 800) for length in lengths]
+
+
+def test_the_gate_prevents_nearly_all_evictions_and_costs_no_throughput() -> None:
+    """In the engine model, a small one: against the engine's own policies, and against looking at now alone."""
+    outcomes = {
+        name: simulated(load(5, 1200), rule, EngineShape(8000, 128, kv_policy=rule.kv_policy))
+        for name, rule in {
+            "never": Ungated("GUARANTEED_NO_EVICT"),
+            "always": Ungated("MAX_UTILIZATION"),
+            "greedy": Greedy(),
+            "gate": PastFuture(Random(6)),
+        }.items()
+    }
+    assert len({each.tokens for each in outcomes.values()}) == 1  # the same work
+    assert outcomes["never"].evictions == 0 < outcomes["always"].evictions
+    assert outcomes["gate"].evictions < 0.1 * outcomes["always"].evictions
+    assert outcomes["gate"].evictions < outcomes["greedy"].evictions
+    assert outcomes["gate"].tokens_per_s > 1.5 * outcomes["never"].tokens_per_s
+    assert outcomes["gate"].tokens_per_s > 0.9 * max(each.tokens_per_s for each in outcomes.values())
+
+
+def test_a_cold_gate_evicts_nothing() -> None:
+    """As long as no answer has ended, it counts with every limit."""
+    texts = [ModelText(50, 790, 800) for _ in range(60)]
+    outcome = simulated(texts, PastFuture(Random(7)), EngineShape(4000, 64))
+    assert outcome.evictions == 0 and outcome.most_running >= 4

@@ -1,0 +1,112 @@
+"""What the predictor learns of an engine's steps and first tokens, and what it lets in beside a chat."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from workers.gate.predictor import (
+    MIN_OBSERVATIONS,
+    LatencyPredictor,
+    LatencyTargets,
+    RecursiveFit,
+    may_admit_offline,
+)
+
+
+def step_s(texts: int, held: int) -> float:
+    return 0.006 + 0.00003 * texts + 0.0000002 * held
+
+
+def first_s(prompt: int) -> float:
+    return 0.02 + 0.00005 * prompt + 1e-8 * prompt**2
+
+
+def learned(random: Random, count: int = 400, noise: float = 0.02, outliers: int = 0) -> LatencyPredictor:
+    predictor = LatencyPredictor()
+    for number in range(count):
+        texts, prompt = random.randint(1, 128), random.randint(10, 4000)
+        held = texts * random.randint(50, 900)
+        factor = random.gauss(1, noise)
+        if outliers and number > 50 and number % outliers == 0:
+            factor = 50.0  # the machine stood still
+        predictor.note_step(texts, held, step_s(texts, held) * factor)
+        predictor.note_first(prompt, first_s(prompt) * factor)
+    return predictor
+
+
+@pytest.mark.parametrize("outliers", [0, 20])
+def test_steps_and_first_tokens_are_predicted_within_a_tenth(outliers: int) -> None:
+    """Also if every twentieth observation is fifty times too long."""
+    predictor = learned(Random(1), outliers=outliers)
+    for texts, held in ((1, 300), (16, 9000), (64, 30_000), (128, 100_000)):
+        assert predictor.tpot_s(texts, held) == pytest.approx(step_s(texts, held), rel=0.1)
+    for prompt in (500, 2000, 4000):
+        assert predictor.ttft_s(prompt) == pytest.approx(first_s(prompt), rel=0.1)
+
+
+def test_it_follows_an_engine_that_becomes_slower() -> None:
+    random = Random(2)
+    predictor = learned(random)
+    for _ in range(3000):
+        texts = random.randint(1, 128)
+        held = texts * random.randint(50, 900)
+        predictor.note_step(texts, held, 2 * step_s(texts, held))
+    assert predictor.tpot_s(64, 30_000) == pytest.approx(2 * step_s(64, 30_000), rel=0.1)
+
+
+def test_a_long_quiet_load_leaves_it_sound() -> None:
+    """Where all observations are alike the other coefficients are not known, and must not run away."""
+    fit = RecursiveFit(3)
+    for _ in range(100_000):
+        fit.observe((1.0, 0.5, 0.25), 0.01)
+    assert fit.predict((1.0, 0.5, 0.25)) == pytest.approx(0.01, rel=0.01)
+    assert all(abs(each) < 1e7 for row in fit._covariance for each in row)
+    for _ in range(200):
+        fit.observe((1.0, 1.0, 0.3), 0.012)
+    assert fit.predict((1.0, 1.0, 0.3)) == pytest.approx(0.012, rel=0.1)
+
+
+def test_nothing_is_predicted_from_too_little() -> None:
+    predictor = LatencyPredictor()
+    for number in range(MIN_OBSERVATIONS):
+        assert predictor.tpot_s(1, 100) is None, number
+        predictor.note_step(1, 100, 0.01)
+    assert predictor.tpot_s(1, 100) == pytest.approx(0.01, rel=0.01) and predictor.ttft_s(10) is None
+
+
+TARGETS = LatencyTargets(ttft_ms=200, itl_ms=10)
+
+
+def admitted(predictor: LatencyPredictor, targets: LatencyTargets = TARGETS, **changes: object) -> tuple[bool, str]:
+    load = {"texts": 10, "held": 5000, "prefills": (), "prompt": 100, "chat_prompt": 100} | changes
+    return may_admit_offline(predictor, targets, **load)[:2]  # type: ignore[arg-type]
+
+
+def test_a_line_of_a_batch_is_admitted_while_a_chat_keeps_its_targets() -> None:
+    predictor = learned(Random(3), noise=0.001)
+    assert admitted(predictor) == (True, "")
+    assert admitted(predictor, texts=100, held=8000) == (False, "itl")
+    assert admitted(predictor, prompt=3000) == (False, "ttft")
+    assert admitted(predictor, prefills=(1000, 1000)) == (False, "ttft")
+    assert admitted(predictor, chat_prompt=3000) == (False, "ttft")
+
+
+def test_the_line_in_question_counts() -> None:
+    """Not what runs now, but what would run with it."""
+    predictor = learned(Random(4), noise=0.0)
+    only = LatencyTargets(itl_ms=1000 * step_s(10, 5000) + 0.02)
+    assert admitted(predictor, only, prompt=10) == (False, "itl")
+    assert admitted(predictor, only, prompt=10, texts=9) == (True, "")
+
+
+def test_without_a_target_or_without_knowledge_nothing_is_refused() -> None:
+    predictor = learned(Random(5))
+    assert admitted(predictor, LatencyTargets(), texts=200, held=10**6, prompt=4000) == (True, "")
+    assert admitted(LatencyPredictor(), texts=200, held=10**6, prompt=4000) == (True, "")
+
+
+def test_an_idle_engine_takes_one() -> None:
+    """However slow it is, the lane does not wait for ever."""
+    assert admitted(learned(Random(6)), LatencyTargets(ttft_ms=1, itl_ms=1), texts=0, held=0) == (True, "")

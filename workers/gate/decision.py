@@ -1,0 +1,23 @@
+"""Decisions of the gate, each with its reason."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+GateReason: TypeAlias = Literal["", "slots", "kv", "ttft", "itl"]
+"""Why a text is refused. "": it is admitted; "slots": every slot is taken; "kv": the KV cache would overflow before the
+texts have ended; "ttft", "itl": a chat would wait too long for its first token, or between two tokens."""
+
+REFUSALS: tuple[GateReason, ...] = tuple(reason for reason in get_args(GateReason) if reason)
+
+
+class GateDecision(NamedTuple):
+    """Whether a text is admitted, and why not."""
+
+    admitted: bool
+    reason: GateReason = ""
+    peak: int = 0
+    """Tokens of KV cache that the texts are predicted to hold at most, with this one; 0: not computed."""
+
+
+ADMITTED = GateDecision(True)

@@ -1,0 +1,136 @@
+"""Latency predictor: fits what steps and first tokens of one engine cost, while it runs, and predicts both. Pure.
+
+After xLLM: `TPOT = d0 + d1 * texts + d2 * tokens held`, `TTFT = c0 + c1 * prompt + c2 * prompt^2`, in seconds, by
+recursive least squares. Lane batch is admitted only while a chat would keep its targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from workers.gate.decision import ADMITTED, GateDecision
+
+FORGETTING = 0.998
+"""Weight of an observation relative to the next one: the last 500 or so count."""
+MIN_OBSERVATIONS = 20
+"""Before so many observations nothing is predicted."""
+OUTLIER = 4.0
+"""Residuals beyond so many times the usual one pull the fit no further than one of this size."""
+MAX_COVARIANCE = 1e6
+"""Bound of the covariance: without new information it would grow for ever."""
+
+
+class RecursiveFit:
+    """Linear fit with forgetting, updated by one observation at a time; robust to outliers, in constant memory.
+
+    `sum(coefficient * feature)`. Features should be about 1, so that all coefficients are learned equally fast.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._weights = [0.0] * size
+        self._covariance = [[1e3 * (row == column) for column in range(size)] for row in range(size)]
+        self._usual = 0.0
+        """Usual size of a residual."""
+        self.count = 0
+        """Observations so far."""
+
+    def predict(self, features: Sequence[float]) -> float:
+        """The fitted value."""
+        return sum([weight * feature for weight, feature in zip(self._weights, features, strict=True)])
+
+    def observe(self, features: Sequence[float], value: float) -> None:
+        """Fit one more observation."""
+        residual = value - self.predict(features)
+        if self.count >= MIN_OBSERVATIONS:
+            bound = OUTLIER * self._usual
+            residual = max(-bound, min(bound, residual))
+        self.count += 1
+        self._usual += (abs(residual) - self._usual) / min(self.count, 100)
+        spread = [sum([a * b for a, b in zip(row, features, strict=True)]) for row in self._covariance]
+        scale = FORGETTING + sum([a * b for a, b in zip(spread, features, strict=True)])
+        self._weights = [weight + residual * each / scale for weight, each in zip(self._weights, spread, strict=True)]
+        for row, own in zip(self._covariance, spread, strict=True):
+            for column, other in enumerate(spread):
+                row[column] = (row[column] - own * other / scale) / FORGETTING
+        largest = max(self._covariance[place][place] for place in range(len(spread)))
+        if largest > MAX_COVARIANCE:
+            self._covariance = [[each * MAX_COVARIANCE / largest for each in row] for row in self._covariance]
+
+
+class LatencyTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a lane's readers should see. None: no target."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+
+
+class LatencyPredictor:
+    """Predicts TTFT and TPOT of one engine."""
+
+    TEXTS, HELD, PROMPT = 64.0, 16_384.0, 1024.0
+    """Texts, tokens held and prompt tokens are divided by these."""
+
+    def __init__(self) -> None:
+        self._step, self._first = RecursiveFit(3), RecursiveFit(3)
+
+    def note_step(self, texts: int, held: int, seconds: float) -> None:
+        """Learn from a step of `texts` texts that hold `held` tokens."""
+        self._step.observe(self._load(texts, held), seconds)
+
+    def note_first(self, prompt: int, seconds: float) -> None:
+        """Learn from the time between a text's hand-over to the engine and its first token."""
+        self._first.observe(self._size(prompt), seconds)
+
+    def tpot_s(self, texts: int, held: int) -> float | None:
+        """Seconds between two tokens of a text; None: not known yet."""
+        return self._predicted(self._step, self._load(texts, held))
+
+    def ttft_s(self, prompt: int) -> float | None:
+        """Seconds to the first token of a text that the engine begins at once; None: not known yet."""
+        return self._predicted(self._first, self._size(prompt))
+
+    def _load(self, texts: int, held: int) -> tuple[float, float, float]:
+        return 1.0, texts / self.TEXTS, held / self.HELD
+
+    def _size(self, prompt: int) -> tuple[float, float, float]:
+        size = prompt / self.PROMPT
+        return 1.0, size, size * size
+
+    @staticmethod
+    def _predicted(fit: RecursiveFit, features: Sequence[float]) -> float | None:
+        return max(0.0, fit.predict(features)) if fit.count >= MIN_OBSERVATIONS else None
+
+
+def may_admit_offline(
+    predictor: LatencyPredictor,
+    targets: LatencyTargets,
+    *,
+    texts: int,
+    held: int,
+    prefills: Iterable[int],
+    prompt: int,
+    chat_prompt: int,
+) -> GateDecision:
+    """Decide whether the engine takes a text of lane batch beside the chats that it runs, or that may come.
+
+    An idle engine takes one: otherwise a target that it can never meet would keep the lane waiting for ever. Nothing is
+    refused for a latency that is not known yet.
+
+    Args:
+        texts: texts that the engine runs.
+        held: tokens that they hold.
+        prefills: prompt tokens of each of them that has no token yet.
+        prompt: tokens of the text in question.
+        chat_prompt: tokens of a usual chat.
+    """
+    if not texts:
+        return ADMITTED
+    tpot = predictor.tpot_s(texts + 1, held + prompt)
+    if targets.itl_ms is not None and tpot is not None and 1000 * tpot > targets.itl_ms:
+        return GateDecision(False, "itl")
+    waits = [predictor.ttft_s(each) or 0.0 for each in (*prefills, prompt, chat_prompt)]
+    if targets.ttft_ms is not None and 1000 * sum(waits) > targets.ttft_ms:
+        return GateDecision(False, "ttft")
+    return ADMITTED
