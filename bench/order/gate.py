@@ -53,7 +53,7 @@ class GateSize:
     decisions: int = 2000
 
 
-QUICK = GateSize(seeds=(21,), texts=150, decisions=50)
+QUICK = GateSize(seeds=(21,), texts=60, decisions=50)
 
 
 def measured(run: ProgramRun) -> Report:

@@ -159,6 +159,7 @@ def load(seed: int, count: int) -> list[ModelText]:
     return [ModelText(random.randint(20, 200), length, 800) for length in lengths]
 
 
+@pytest.mark.slow
 def test_the_gate_prevents_nearly_all_evictions_and_costs_no_throughput() -> None:
     """In the engine model, a small one: against the engine's own policies, and against looking at now alone."""
     outcomes = {
@@ -180,6 +181,6 @@ def test_the_gate_prevents_nearly_all_evictions_and_costs_no_throughput() -> Non
 
 def test_a_cold_gate_evicts_nothing() -> None:
     """As long as no answer has ended, it counts with every limit."""
-    texts = [ModelText(50, 790, 800) for _ in range(60)]
+    texts = [ModelText(50, 790, 800) for _ in range(30)]
     outcome = simulated(texts, PastFuture(Random(7)), EngineShape(4000, 64))
     assert outcome.evictions == 0 and outcome.most_running >= 4
