@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
@@ -33,11 +34,13 @@ class Swept:
     """Counts of one sweep."""
 
     lapsed_workers: int = 0
+    """Counted in the first partition: a worker has a lease in each, and its death ends all of them."""
     requeued: int = 0
     expired: int = 0
     given_up: int = 0
     spared: int = 0
-    """Workers whose lease was extended, because they could not renew it while the store was unavailable."""
+    """Workers whose lease was extended, because they could not renew it while the store was unavailable: the most of
+    any partition."""
 
     def __bool__(self) -> bool:
         return any((self.lapsed_workers, self.requeued, self.expired, self.given_up, self.spared))
@@ -67,12 +70,13 @@ class Reaper:
         answers = await self._client.calls([("reap", p, args) for p in self._client.partitions])
         for partition, (*_, tick, _, _) in zip(self._client.partitions, answers, strict=True):
             await self._compare(partition, tick)
-        swept = Swept(*(sum(column) for column in zip(*(answer[:5] for answer in answers), strict=True)))
+        swept = _counted(answers)
         if swept:
             self._report(swept)
-        for *_, lapses, cut_short in answers:
+        for place, (*_, lapses, cut_short) in enumerate(answers):
             for lapse in lapses:
-                _log_lapse(*lapse)
+                if place == 0 or any(lapse[1:]):
+                    _log_lapse(*lapse)
                 self._count_failures(reason.decode() for _, reason in lapse[2])
             self._cut_short += [job_id.decode() for job_id in cut_short]
         return swept
@@ -125,6 +129,12 @@ class Reaper:
         async with asyncio.TaskGroup() as loops:
             for work in (self.sweep, self.salvage):
                 loops.create_task(run_periodically(work, every_s, expected, wait_first=True))
+
+
+def _counted(answers: Sequence[Sequence[Any]]) -> Swept:
+    """The counts of one sweep, from the answers of its partitions."""
+    lapsed, requeued, expired, given_up, spared = zip(*(answer[:5] for answer in answers), strict=True)
+    return Swept(lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared))
 
 
 def _log_lapse(

@@ -6,11 +6,13 @@ import pytest
 from flow import a_job, append, delta
 
 from streaming.errors import Fenced
+from streaming.ids import partition_of
 from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
+from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics
 
 LEASES, IDLE = partition_key(0, "leases"), partition_key(0, "idle", "m")
@@ -96,3 +98,30 @@ async def test_its_jobs_wake_a_worker_that_lives(wire: RedisClient) -> None:
     await wire.redis.zadd(IDLE, {heir.id: now - 1, dead.id: now})
     assert (await Reaper(wire).sweep(ended=dead.id)).requeued == 1
     assert await wire.redis.zrange(IDLE, 0, -1) == [], "the living one was taken out, and told"
+
+
+async def test_a_death_is_counted_once_however_many_partitions_there_are(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if two processes find it, each in other partitions; its jobs are counted in every one."""
+    wire = RedisClient.open(RedisSettings(url=redis_url, lease_ms=1_000, partitions=4))
+    try:
+        dead, metrics = await a_lease(wire), [Metrics.start("", "worker"), Metrics.start("", "scheduler")]
+        queue = Queue(wire)
+        for partition in (1, 3):
+            job = a_job(queue)
+            while partition_of(job.id) != partition:
+                job = a_job(queue)
+            await queue.put(job)
+            assert len((await dead.claim(partition, 1)).jobs) == 1
+        for partition in (0, 1):
+            await wire.redis.zadd(partition_key(partition, "leases"), {dead.id: 1})
+        first = await Reaper(wire, metrics[0]).sweep()
+        second = await Reaper(wire, metrics[1]).sweep(ended=dead.id)
+        assert (first.lapsed_workers, second.lapsed_workers, first.requeued, second.requeued) == (1, 0, 1, 1)
+        pages = [each.expose().decode() for each in metrics]
+        assert [f"penstock_lapsed_workers_total {count}.0" in page for count, page in zip((1, 0), pages, strict=True)]
+        said = [record for record in caplog.records if " lapsed: " in record.message]
+        assert len(said) == 3, "of partition 0, and where it held jobs"
+    finally:
+        await wire.close()
