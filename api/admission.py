@@ -35,6 +35,7 @@ from streaming.errors import (
     StoreFull,
     Unavailable,
     UnknownBatch,
+    UnknownFile,
     UnknownJob,
 )
 from streaming.ids import joined, partition_of
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 MAX_KEY_CHARS = 255
 WITHDRAW_RETRY_DELAY_S = 1.0
+WITHDRAW_PAUSES_S = (1.0, 4.0, 16.0, 64.0)
+"""Before each look for a put that was not answered, after the one before found none."""
 
 
 @dataclass(slots=True)
@@ -212,17 +215,23 @@ async def _put(
         if key:  # the put may have succeeded: the client's retry finds the job
             raise errors.acceptance_unknown() from None
         services.spawn(withdraw(partial(services.queue.cancel, job.id)))  # without a key no client could find it
-        raise
+        raise errors.not_accepted() from None
+    except asyncio.CancelledError:  # drain_s is over
+        raise errors.put_cut_off() from None
 
 
 async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
-    """Retry `cancel` until the store answers: the client got a 503 for a job, batch or file whose put may have
-    succeeded."""
-    delays_s = itertools.repeat(WITHDRAW_RETRY_DELAY_S)
-    await asyncio.sleep(WITHDRAW_RETRY_DELAY_S)
-    with contextlib.suppress(UnknownJob, UnknownBatch):
-        expected = ExpectedErrors(Unavailable, log.debug, "a refused put is withdrawn later: %s")
-        await retry(cancel, expected, delays_s)
+    """Cancel a job, batch or file whose put was not answered, and that its client was told is not accepted.
+
+    Retries `cancel` until the store answers. If there is nothing to cancel, the put may still be on its way, for as
+    long as TCP sends it again: looks for it again, at growing intervals.
+    """
+    expected = ExpectedErrors(Unavailable, log.debug, "a refused put is withdrawn later: %s")
+    for pause_s in WITHDRAW_PAUSES_S:
+        await asyncio.sleep(pause_s)
+        with contextlib.suppress(UnknownJob, UnknownBatch, UnknownFile):
+            await retry(cancel, expected, itertools.repeat(WITHDRAW_RETRY_DELAY_S))
+            return
 
 
 async def _join(services: Services, job_id: str, *, whole: bool) -> ReorderBuffer:

@@ -71,10 +71,11 @@ async def create(request: Request) -> Response:
     except Unavailable:
         if key:  # it may have been accepted: the client's retry finds it
             raise errors.acceptance_unknown() from None
-        services.spawn(
-            withdraw(partial(services.batches.steer, batch.id, "cancel"))
-        )  # without a key no client could find it
-        raise
+        # Without a key no client could find it.
+        services.spawn(withdraw(partial(services.batches.steer, batch.id, "cancel")))
+        raise errors.not_accepted() from None
+    except asyncio.CancelledError:  # drain_s is over
+        raise errors.put_cut_off() from None
     if record.state.final:  # the key led to a batch that has ended
         await asyncio.to_thread(services.file_store.end_work, batch.id)
     return as_json(batch_object(record))

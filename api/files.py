@@ -91,9 +91,12 @@ async def _keep(services: Services, tenant: str, upload: Upload, limit: int | No
 
 
 async def _drop(services: Services, file: StoredFile) -> None:
-    """Remove a file's record and its bytes. Raises Unavailable."""
+    """Remove a file's record and its bytes. Raises Unavailable, and UnknownFile if it had no record."""
+    known = await services.files.known([file.id])
     await services.files.forget(file.id, file.tenant)
     await asyncio.to_thread(services.file_store.remove, file.id)
+    if not known:
+        raise UnknownFile(file.id)
 
 
 def _keep_s(upload: Upload, default: int) -> int:

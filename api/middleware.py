@@ -5,6 +5,7 @@ Plain ASGI, cheap for streams.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 import time
@@ -14,6 +15,8 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.auth.hosts import PROBES
+from api.error_answers import error_response
+from api.openai import errors
 from api.services import Services
 from telemetry.logs import EventLog
 from telemetry.redaction import redact
@@ -68,6 +71,10 @@ class Observed:
         try:
             with span.active():
                 await self._app(scope, receive, stamped)
+        except asyncio.CancelledError:  # drain_s is over
+            if "status" in state:
+                raise
+            await error_response(self._services, errors.draining())(scope, receive, stamped)
         finally:
             del state["server_send"]  # it refers to the scope: break the cycle
             status, route = state.get("status", 500), state.get("route", UNLISTED)

@@ -247,10 +247,28 @@ def draining(retry_s: float = 1) -> ApiError:
     return ApiError(503, "draining", "This server is shutting down. Try again.", headers=retry_after(retry_s))
 
 
+def put_cut_off(retry_s: float = 1) -> ApiError:
+    """The process stops while a put is not answered."""
+    message = (
+        "This server is shutting down, and the queue has not answered: it is not known whether the request was "
+        "accepted. Send it again; with an Idempotency-Key, it is computed once."
+    )
+    return ApiError(503, "draining", message, headers=retry_after(retry_s))
+
+
 def store_unavailable(retry_s: float = 1) -> ApiError:
     message = (
         "The queue does not answer, so nothing new was accepted. A change to a job, file or batch that exists may have "
         "been made. Try again."
+    )
+    return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
+
+
+def not_accepted(retry_s: float = 1) -> ApiError:
+    """The put of a request without an idempotency key was not answered. The caller withdraws it."""
+    message = (
+        "The queue does not answer, so the request was not accepted. Should it reach the queue late, it is cancelled "
+        "there. Try again; with an Idempotency-Key, the request is computed once."
     )
     return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
 

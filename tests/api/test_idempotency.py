@@ -12,15 +12,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from flow import a_job
 from house import House, eventually
 from redis import Redis
 from severing import StoreCut, store_cut
 
 from api import admission
 from api.stream.reply import KEYED_GRACE_S
-from streaming.errors import Unavailable, UnknownBatch, UnknownJob
+from streaming.errors import Unavailable, UnknownBatch, UnknownFile, UnknownJob
 from streaming.jobs.job import JobState
-from streaming.jobs.queue import Accepted
+from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.reader import JobReader
+from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow
 
@@ -244,17 +247,43 @@ async def test_a_put_that_fails_leaves_no_inbox_open() -> None:
 
 
 async def test_a_refused_put_is_withdrawn_however_long_the_store_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The put may have arrived, and nobody would ever find the job: its cancel is repeated until the store answers."""
+    """The put may have arrived, and nobody would ever find the job: its cancel is repeated until the store answers. A
+    job that is not there may be on its way, and is looked for again, four times in all."""
     monkeypatch.setattr(admission, "WITHDRAW_RETRY_DELAY_S", 0)
-    for last in (JobState.QUEUED, UnknownJob("j"), UnknownBatch("b")):
-        answers: list[JobState | Exception] = [Unavailable("away"), Unavailable("away"), last, JobState.CANCELLED]
+    monkeypatch.setattr(admission, "WITHDRAW_PAUSES_S", [0] * len(admission.WITHDRAW_PAUSES_S))
+    away, found = Unavailable("away"), JobState.CANCELLED
+    for answers, unused in (
+        ([away, away, JobState.QUEUED, found], 1),
+        ([UnknownJob("j"), away, UnknownJob("j"), JobState.QUEUED, found], 1),
+        ([UnknownBatch("b"), UnknownFile("f"), *[UnknownJob("j")] * 2, found], 1),
+    ):
+        rest: list[JobState | Exception] = list(answers)
 
-        async def cancel(answers: list[JobState | Exception] = answers) -> JobState:
-            answer = answers.pop(0)
+        async def cancel(rest: list[JobState | Exception] = rest) -> JobState:
+            answer = rest.pop(0)
             if isinstance(answer, Exception):
                 raise answer
             return answer
 
         async with asyncio.timeout(20):
             await admission.withdraw(cancel)
-        assert answers == [JobState.CANCELLED], "until it is answered, and not once more"
+        assert len(rest) == unused
+
+
+async def test_a_put_that_arrives_behind_its_withdrawal_is_cancelled(
+    wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The network may deliver it late: behind the cancel that found no job."""
+    monkeypatch.setattr(admission, "WITHDRAW_PAUSES_S", [0] * len(admission.WITHDRAW_PAUSES_S))
+    queue = Queue(wire)
+    job = a_job(queue)
+
+    async def cancel() -> JobState:
+        try:
+            return await queue.cancel(job.id)
+        except UnknownJob:
+            await queue.put(job)
+            raise
+
+    await admission.withdraw(cancel)
+    assert (await JobReader(wire).record(job.id)).state is JobState.CANCELLED

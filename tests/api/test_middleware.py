@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from contextlib import nullcontext
@@ -90,6 +91,26 @@ async def test_a_request_is_told_by_its_route_and_status(path: str, route: str, 
     attributes = {"http.response.status_code": status, "http.route": route}
     span.end.assert_called_once_with(error=error, attributes=attributes, name=f"GET {route}")
     metrics.requests.labels.assert_called_once_with("", route, str(status))
+
+
+@pytest.mark.parametrize("started", [False, True])
+async def test_a_request_that_a_drain_cuts_off_is_told_so(started: bool) -> None:
+    """With a complete answer, unless one has begun: that connection is closed."""
+    services, exchange = SimpleNamespace(tracing=Tracing.start("api", ""), metrics=Mock()), Exchange([])
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        if started:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise asyncio.CancelledError
+
+    asked = Observed(app, cast(Services, services))(exchange.scope, exchange.receive, exchange.send)
+    if started:
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert len(exchange.sent) == 1
+        return
+    await asked
+    assert exchange.sent[0]["status"] == 503 and b'"draining"' in exchange.sent[1]["body"]
 
 
 async def test_a_request_leaves_nothing_to_the_garbage_collector() -> None:

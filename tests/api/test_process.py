@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+import pytest
 from house import House, eventually, free_port
 from redis import Redis
 
@@ -72,3 +74,28 @@ def test_whoever_still_waits_when_a_process_ends_is_told_where_the_job_is(empty_
     assert answers[0][1]["x-job-id"] == job_id
     assert ["x-should-retry" in headers for _, headers, _ in answers] == [False, True, False, True]
     assert process.wait(30) == 0 and "Traceback" not in house.log("api")
+
+
+@pytest.mark.parametrize(("path", "key"), [("/v1/chat/completions", ""), ("/v1/jobs", "k")])
+def test_a_process_that_ends_while_the_store_stands_still_says_so(empty_house: House, path: str, key: str) -> None:
+    """drain_s passes while no job exists yet that an answer could name."""
+    process = empty_house.start_api(PENSTOCK_API_DRAIN_S="1")
+    body = json.dumps(BODY).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head += f"Content-Length: {len(body)}\r\n" + (f"Idempotency-Key: {key}\r\n" if key else "")
+    address = ("127.0.0.1", empty_house.port)
+    with Redis.from_url(empty_house.redis_url) as redis, socket.create_connection(address, timeout=60) as client:
+        redis.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
+        try:
+            client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 100"), "its endpoint runs"
+            client.sendall(body)
+            process.terminate()
+            answer = b"".join(iter(lambda: client.recv(65_536), b""))
+        finally:
+            redis.execute_command("CLIENT", "UNPAUSE")
+    top, _, content = answer.partition(b"\r\n\r\n")
+    error = json.loads(content)["error"]
+    assert top.startswith(b"HTTP/1.1 503") and error["code"] == "draining"
+    assert "not known whether the request was accepted" in error["message"]
+    assert process.wait(30) == 0 and "Traceback" not in empty_house.log("api")
