@@ -54,8 +54,8 @@ help: ## this list
 up: $(VENV)/.runtime ## install once, then run everything here; ARGS="--port 9000" passes flags
 	@exec $(BIN)/penstock up $(ARGS)
 
-test: $(VENV)/.dev ## the whole test suite, three files at a time; ARGS="-k relay" passes flags
-	@exec $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
+test: $(VENV)/.dev ## the whole test suite, six files at a time, for many tests wait; ARGS="-k relay" passes flags
+	@exec $(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 test-fast: $(VENV)/.dev ## the tests that take no seconds, about a minute; ARGS="tests/api" passes flags
 	@exec $(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile -m "not slow" $(ARGS)

@@ -22,6 +22,9 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from workers.engines.llamacpp import weights
 
+LONGEST = ("cli/test_up.py", "system/", "bench/")
+"""Where the tests are that take longest, by the beginnings of their files."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """A hanging test ends the run. Properties are tried on the same examples in every run (`make properties`: on new
@@ -49,6 +52,17 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of slow tests begin first: of several processes, none has a long one left when the others have ended."""
+    slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+    items.sort(key=lambda item: _rank(item.path) if item.path in slow else len(LONGEST) + 1)
+
+
+def _rank(file: Path) -> int:
+    name = file.relative_to(Path(__file__).parent).as_posix()
+    return next((rank for rank, beginning in enumerate(LONGEST) if name.startswith(beginning)), len(LONGEST))
 
 
 @pytest.fixture(autouse=True)
