@@ -2,7 +2,8 @@
 tries each in a copy of the tree with the tests that run the changed lines, and tells which were not noticed. A test
 that fails without the change too has noticed nothing; copies without any change show how often that is overlooked.
 
-Every run draws another sample, from a seed that is printed first: `--seed N` repeats a sample. Exits 1 if fewer are
+Every run draws another sample, from a seed that is printed first: `--seed N` repeats a sample, `--again FILE` the
+survivors of one, found by name on today's tree, and writes into the file what is noticed now. Exits 1 if fewer are
 noticed than are wanted; 2 if its tool is not there. What people found of some stands in `bench/mutants/judged.toml`.
 """
 
@@ -12,16 +13,16 @@ import argparse
 import random
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from redis import Redis
 
 from bench import program
 from bench.mutants import lua
+from bench.mutants.again import GONE, Figures, found_again, merged, survivors_of
 from bench.mutants.report import (
     Mutant,
     MutantTrial,
@@ -52,35 +53,49 @@ def _run(run: ProgramRun) -> int:
     tool = args.tool.absolute()
     if not tool.exists():
         raise WrongArguments(f"{args.tool} is not there\nnext:  make mutants, which installs it")
-    seed = _seed(args)
+    figures = msgspec.json.decode(args.again.read_bytes(), type=Figures) if args.again else None
+    seed = _seed(args, figures)
     run.console.print(f"the sample: --seed {seed}")
+    command = run.command if args.seed is not None or figures else f"{run.command} --seed {seed}"
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
         sound = Path(folder)
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
         check_origins(sound)
         reach = kept(sound, args.notes, args.jobs, run.console.print)
-        mutants = [*_python(sound, tool, seed, args.sample), *_lua(sound, seed, args.lua)]
-        names = {mutant: mutant.name((sound / mutant.file).read_text(encoding="utf-8")) for mutant in mutants}
-        again = {each["mutant"] for each in _figures(args.again)["survivors"]} if args.again else names.values()
-        wanted = [each for each in mutants if (args.only or "") in names[each] and names[each] in again]
+        names = [] if figures is None else [name for name in survivors_of(figures) if (args.only or "") in name]
+        mutants = _python(sound, tool, seed, args.sample, names) + _lua(sound, seed, args.lua, names)
+        sample = _named(sound, mutants, names, args.only or "")
         trials: list[MutantTrial] = []
-        tries = mixed(wanted, args.null, seed)
+        tries = mixed(list(sample.values()), args.null, seed)
+        told = {mutant: name for name, mutant in sample.items()}
         calls = [partial(try_mutant, sound, mutant, reach, args.max_seconds, null=null) for mutant, null in tries]
         for trial in side_by_side(calls, args.jobs):
             trials.append(trial)
-            run.console.print(f"{len(trials)}/{len(tries)} {line(trial, names[trial.mutant])}", soft_wrap=True)
-        trials.sort(key=lambda trial: wanted.index(trial.mutant))
+            run.console.print(f"{len(trials)}/{len(tries)} {line(trial, told[trial.mutant])}", soft_wrap=True)
+        order = list(told)
+        trials.sort(key=lambda trial: order.index(trial.mutant))
         verdicts, nulls = judged(), [trial for trial in trials if trial.null]
-        found = [Named(trial, name := names[trial.mutant], verdicts.get(name)) for trial in trials if not trial.null]
+        found = [Named(trial, name := told[trial.mutant], verdicts.get(name)) for trial in trials if not trial.null]
     for each in survivors(found):
         run.console.print(f"survived: {each}", markup=False, soft_wrap=True)
     run.console.print(table(found, nulls))
-    out = args.out or (None if args.only or args.again else RESULTS / "mutants.json")
-    if out is not None:
-        command = run.command if args.seed is not None else f"{run.command} --seed {seed}"
-        write(out, as_document(found, nulls, {"seed": seed, "command": command}))
+    if figures is not None:
+        gone = [name for name in names if name not in sample]
+        run.console.print(f"{len(gone)} of {len(names)} are not tried: {GONE}")
+        document = merged(figures, found, gone, verdicts, {"command": command, "tried": len(found)})
+        write(args.out or args.again, document)
+    elif args.out or not args.only:
+        write(args.out or RESULTS / "mutants.json", as_document(found, nulls, {"seed": seed, "command": command}))
     killed, counted = score(found)
     return 0 if 100 * killed >= goals()["mutants.noticed"].bound * counted else 1
+
+
+def _named(tree: Path, mutants: Sequence[Mutant], names: Sequence[str], only: str) -> dict[str, Mutant]:
+    """By name: those that are wanted."""
+    befores = {file: (tree / file).read_text(encoding="utf-8") for file in {mutant.file for mutant in mutants}}
+    if names:
+        return found_again(mutants, befores, names)
+    return {name: mutant for mutant in mutants if only in (name := mutant.name(befores[mutant.file]))}
 
 
 def mixed(mutants: Sequence[Mutant], nulls: int, seed: int) -> list[tuple[Mutant, bool]]:
@@ -92,34 +107,30 @@ def mixed(mutants: Sequence[Mutant], nulls: int, seed: int) -> list[tuple[Mutant
     return tries
 
 
-def _seed(args: argparse.Namespace) -> int:
+def _seed(args: argparse.Namespace, figures: Figures | None) -> int:
     """The one that was given, or that of the figures of an earlier run; otherwise a new one."""
-    if args.seed is None and args.again:
-        return int(_figures(args.again)["seed"])
+    if args.seed is None and figures is not None:
+        return int(figures["seed"])
     return random.SystemRandom().randrange(2**32) if args.seed is None else args.seed
 
 
-def _figures(path: Path) -> dict[str, Any]:
-    """Of an earlier run."""
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-
-
-def _python(tree: Path, tool: Path, seed: int, count: int) -> Iterator[Mutant]:
+def _python(tree: Path, tool: Path, seed: int, count: int, names: Sequence[str]) -> list[Mutant]:
+    """So many by chance; or, where names are given, all of the lines that they speak of."""
     files = [path.relative_to(tree).as_posix() for room in ROOMS for path in sorted((tree / room).rglob("*.py"))]
     program_file = Path(__file__).with_name("drawn.py")
-    command = [str(tool), "-P", str(program_file), str(seed), str(count), *files]
+    wanted = [msgspec.json.encode(names).decode()] if names else [str(seed), str(count)]
+    command = [str(tool), "-P", str(program_file), *wanted, *files]
     drawn = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, check=True).stdout
-    for each in drawn.splitlines():
-        yield msgspec.json.decode(each, type=Mutant)
+    return [msgspec.json.decode(each, type=Mutant) for each in drawn.splitlines()]
 
 
-def _lua(tree: Path, seed: int, count: int) -> list[Mutant]:
+def _lua(tree: Path, seed: int, count: int, names: Sequence[str]) -> list[Mutant]:
     with (
         tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder,
         Processes(Path(folder)) as processes,
         Redis.from_url(start_redis(processes)) as server,
     ):
-        return lua.draw(server, tree, seed, count)
+        return list(lua.named(server, tree, names)) if names else lua.draw(server, tree, seed, count)
 
 
 main = BenchProgram("python -m bench.mutants", __doc__, _run, Strayed).taking(
@@ -135,7 +146,7 @@ main = BenchProgram("python -m bench.mutants", __doc__, _run, Strayed).taking(
         help=f"seconds of tests against each, at most (default: {MAX_TESTS_S:.0f})",
     ),
     Option("--only", metavar="TEXT", help="only mutants whose line has this in it"),
-    Option("--again", type=Path, metavar="FILE", help="only those that survived in these figures"),
+    Option("--again", type=Path, metavar="FILE", help="try the survivors of these figures, and bring them up to date"),
     Option("--tool", type=Path, default=TOOL, help="a Python that has mutmut"),
     Option("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines"),
     Option("--out", type=Path, help="where the figures go (default: among bench/results, without --only)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -52,6 +52,17 @@ def _drawn(tree: Path, seed: int) -> Iterator[Mutant]:
     random.Random(seed).shuffle(chances)  # noqa: S311 - to be repeated
     for file, number, operator, new in chances:
         yield Mutant(file, operator, _replaced(texts[file], number, new))
+
+
+def named(server: Redis, tree: Path, names: Sequence[str]) -> Iterator[Mutant]:
+    """Every change of the lines that these names of mutants speak of, `FILE: LINE...` each; among them the mutants."""
+    for path in sorted((tree / FOLDER).glob("*.lua")):
+        file, text = f"{FOLDER}/{path.name}", path.read_text(encoding="utf-8")
+        for number, operator, new in changes(text):
+            line = text.splitlines()[number - 1].strip()
+            mutant = Mutant(file, operator, _replaced(text, number, new))
+            if any(name.startswith(f"{file}: {line}") for name in names) and compiles(server, tree, mutant):
+                yield mutant
 
 
 def changes(text: str) -> Iterator[tuple[int, str, str]]:

@@ -165,7 +165,6 @@ def as_document(found: Sequence[Named], nulls: Sequence[MutantTrial], how: Mappi
     """The same for programs."""
     killed, counted = score(found)
     null_killed, null = false_kills(nulls)
-    runs = [trial.run for trial in (*(each.trial for each in found), *nulls) if trial.run]
     return {
         **msgspec.to_builtins(MachineInfo()),
         "commit": commit(),
@@ -176,14 +175,25 @@ def as_document(found: Sequence[Named], nulls: Sequence[MutantTrial], how: Mappi
         "percent": round(100 * killed / max(counted, 1), 1),
         "null": null,
         "null_killed": null_killed,
-        "unsure": sorted({test for run in runs for test in run.unsure}),
-        "survivors": [
-            {"mutant": each.name, "operator": each.trial.mutant.operator, "why": _why(each)}
-            for each in found
-            if not each.trial.killed
-        ],
-        "killed_by": {each.name: _by(each.trial) for each in found if each.trial.killed},
+        "unsure": unsure_of([*(each.trial for each in found), *nulls]),
+        "survivors": [survivor(each) for each in found if not each.trial.killed],
+        "killed_by": killed_by(found),
     }
+
+
+def unsure_of(trials: Sequence[MutantTrial]) -> list[str]:
+    """The tests that had to be left out somewhere."""
+    return sorted({test for trial in trials if trial.run for test in trial.run.unsure})
+
+
+def survivor(each: Named) -> dict[str, str]:
+    """One of the survivors, for programs."""
+    return {"mutant": each.name, "operator": each.trial.mutant.operator, "why": _why(each)}
+
+
+def killed_by(found: Sequence[Named]) -> dict[str, str]:
+    """By name, the test that noticed it."""
+    return {each.name: _by(each.trial) for each in found if each.trial.killed}
 
 
 def _room(each: Named) -> str:

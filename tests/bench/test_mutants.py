@@ -3,12 +3,14 @@
 import shutil
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from redis import Redis
 
 from bench.mutants import lua
 from bench.mutants.__main__ import _seed, main, mixed
+from bench.mutants.again import GONE, found_again, merged, survivors_of
 from bench.mutants.report import (
     Mutant,
     MutantTrial,
@@ -126,13 +128,11 @@ def test_a_null_mutant_is_tried_by_the_same_tests(tmp_path: Path, monkeypatch: p
     assert null.tried == real.tried == 1
 
 
-def test_every_run_draws_anew_unless_it_is_told(tmp_path: Path) -> None:
-    """The survivors of an earlier run are found again by its seed."""
-    figures = tmp_path / "mutants.json"
-    figures.write_text('{"seed": 5}')
-    assert _seed(main.parser.parse_args([])) != _seed(main.parser.parse_args([]))
-    assert _seed(main.parser.parse_args(["--seed", "0", "--again", str(figures)])) == 0
-    assert _seed(main.parser.parse_args(["--again", str(figures)])) == 5
+def test_every_run_draws_anew_unless_it_is_told() -> None:
+    """What is said of an earlier run names its seed."""
+    assert _seed(main.parser.parse_args([]), None) != _seed(main.parser.parse_args([]), None)
+    assert _seed(main.parser.parse_args(["--seed", "0"]), {"seed": 5}) == 0
+    assert _seed(main.parser.parse_args([]), {"seed": 5}) == 5
 
 
 def test_a_mutant_is_named_by_what_it_changes() -> None:
@@ -145,3 +145,50 @@ def test_a_mutant_is_named_by_what_it_changes() -> None:
 
 def test_what_was_judged_can_be_read() -> None:
     assert all(each.why for each in judged().values())
+
+
+FIGURES = {
+    "date": "2026-01-01",
+    "seed": 5,
+    "mutants": 10,
+    "equivalent": 1,
+    "killed": 6,
+    "percent": 66.7,
+    "unsure": ["tests/b.py::two"],
+    "survivors": [{"mutant": name, "operator": "swap", "why": "nobody"} for name in ("left", "now", "gone", "same")],
+    "killed_by": {"then": "a.py::one"},
+}
+
+
+def test_survivors_that_are_tried_again_change_the_figures_and_keep_the_first() -> None:
+    """What is noticed now, what is still not, what is not in the tree any more, and what was not tried; a second time
+    too."""
+    verdicts = {"same": MutantVerdict("same", "nobody can tell", equivalent=True)}
+    found = [Named(_trial(PASSED, unsure=("tests/c.py::three",)), "left", None), Named(_trial(FAILED), "now", None)]
+    told = merged(FIGURES, found, ["gone"], verdicts, {"command": "again", "tried": 2})
+    assert {each["mutant"]: each["why"] for each in told["survivors"]}.keys() == {"left", "gone", "same"}
+    assert [each["why"] for each in told["survivors"]][1:] == [GONE, "nobody"]
+    assert (told["killed"], told["equivalent"], told["percent"]) == (7, 1, 77.8)
+    assert told["before"] == {
+        "date": "2026-01-01", "equivalent": 1, "killed": 6, "percent": 66.7, "survivors": 4,
+    }  # fmt: skip
+    assert told["killed_by"] == {"then": "a.py::one", "now": "a.py::one"}
+    assert (told["again"]["tried"], told["again"]["gone"], told["again"]["command"]) == (2, 1, "again")
+    assert told["unsure"] == ["tests/b.py::two", "tests/c.py::three"] and told["seed"] == 5
+    later = merged(told, [Named(_trial(FAILED), "left", None)], [], verdicts, {"command": "again", "tried": 1})
+    assert (later["killed"], later["before"]) == (8, told["before"])
+    lucky = merged(told, [Named(_trial(FAILED), "same", verdicts["same"])], [], verdicts, {})
+    assert "same" in survivors_of(lucky), "a test that failed by luck has noticed nothing"
+
+
+def test_a_survivor_is_found_again_by_its_name(redis_url: str, tmp_path: Path) -> None:
+    """Whatever else has changed in its file, and among all changes of its line."""
+    (tmp_path / "streaming/lua").mkdir(parents=True)
+    (tmp_path / "streaming/lua/put.lua").write_text("local a = 1\nif a < 2 then return 3 end\nreturn 4\n")
+    wanted = ["streaming/lua/put.lua: return 4 -> return 5", "streaming/lua/put.lua: return 9 -> return 8"]
+    with Redis.from_url(redis_url) as server, patch("bench.mutants.lua.compiles", lambda *_: True):
+        mutants = list(lua.named(server, tmp_path, wanted))
+    assert {mutant.file for mutant in mutants} == {"streaming/lua/put.lua"}
+    befores = {"streaming/lua/put.lua": (tmp_path / "streaming/lua/put.lua").read_text()}
+    found = found_again(mutants, befores, wanted)
+    assert list(found) == wanted[:1] and found[wanted[0]].text.endswith("return 5\n")
