@@ -61,7 +61,7 @@ ENGINES = {
 }
 AMPLE_FREE_BYTES, MIN_FREE_BYTES = 2 * 10**9, 2 * 10**8
 """On the disk of the data folder: with less than the first doctor warns, with less than the second it fails."""
-CLOCK_MS = 1000
+MAX_CLOCK_OFFSET_MS = 1000
 GIVEN_UP = ("poison", "attempts_exhausted")
 """Reasons of dead letters whose jobs have ended their workers."""
 INDENT = len("warn  ")
@@ -320,7 +320,7 @@ def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
     for shortfall in shortfalls(level, facts):
         detail = f"{shortfall.found}, needed for {level}: {shortfall.needed}"
         yield Check(f"redis {shortfall.key}", "fail" if shortfall.fatal else "warn", detail, shortfall.fix)
-    if abs(int(facts["offset_ms"])) > CLOCK_MS:
+    if abs(int(facts["offset_ms"])) > MAX_CLOCK_OFFSET_MS:
         yield Check("clock", "warn", f"{facts['offset_ms']} ms between this machine and Redis", "run a time service")
 
 

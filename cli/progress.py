@@ -16,7 +16,7 @@ from cli.tables import cells, cut, shorten_ids
 
 REDRAW_INTERVAL_S = 0.1
 REPEAT_INTERVAL_S = 10.0
-BAR = 24
+BAR_WIDTH = 24
 MAX_STEPS = 10_000
 
 
@@ -138,5 +138,5 @@ def bar(done: int, total: int) -> str:
     """A progress bar; "" if the total is unknown."""
     if total <= 0:
         return ""
-    filled = min(BAR, BAR * done // total)
-    return f"[{'#' * filled}{'.' * (BAR - filled)}]"
+    filled = min(BAR_WIDTH, BAR_WIDTH * done // total)
+    return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}]"

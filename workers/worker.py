@@ -40,7 +40,7 @@ from workers.writer import Writer
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 1.0
+SWEEP_INTERVAL_S = 1.0
 REGISTER_RETRY_DELAY_S = 0.25
 
 
@@ -129,7 +129,7 @@ class Worker:
             return
         claiming = asyncio.create_task(self._claimer.run(self._client.partitions))
         reaper = Reaper(self._client, self._recorder.metrics, salvager=self._reader)
-        sweeping = reaper.keep_sweeping(SWEEP_S)
+        sweeping = reaper.keep_sweeping(SWEEP_INTERVAL_S)
         interval_s = self._client.settings.lease_ms / 3000
         checking = run_periodically(self._check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True)
         loops = [self._keep_obeying(), checking, sweeping, watch_lag(), self._clock.keep()]

@@ -9,7 +9,7 @@ from streaming.keys import partition_key
 from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
 
-KEEP_S = 86_400
+RETENTION_S = 86_400
 
 
 class Redeliveries(ClientUser):
@@ -21,7 +21,7 @@ class Redeliveries(ClientUser):
         with translated():
             pipeline = self._client.redis.pipeline(transaction=False)
             pipeline.incr(key)
-            pipeline.expire(key, KEEP_S)
+            pipeline.expire(key, RETENTION_S)
             count, _ = await pipeline.execute()
         return int(count)
 

@@ -26,7 +26,7 @@ from streaming.redis.failures import translated
 
 log = logging.getLogger(__name__)
 
-SHARE_S = 10
+SHARE_TIMEOUT_S = 10
 """A machine that does not ask for its share of a pool for so long counts as gone."""
 
 PoolKind: TypeAlias = Literal["local", "kubernetes", "dry-run"]
@@ -144,9 +144,9 @@ class Plans(ClientUser):
         return bool(await self._client.call("act", FLEET_SLOT, epoch, action.model, _text(action)))
 
     async def share(self, epoch: int, pool: str, machine: str, has: int, want: int) -> int | None:
-        """Return how many of the `want` workers of a pool this machine shall have; call it at least every SHARE_S
-        seconds. None: another leads now, so do nothing."""
-        args = (epoch, pool, machine, has, want, 1000 * SHARE_S)
+        """Return how many of the `want` workers of a pool this machine shall have. None: another leads now, so do
+        nothing. Call it at least every SHARE_TIMEOUT_S seconds."""
+        args = (epoch, pool, machine, has, want, 1000 * SHARE_TIMEOUT_S)
         share = await self._client.call("share", FLEET_SLOT, *args)
         return None if share < 0 else int(share)
 

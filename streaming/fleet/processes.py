@@ -29,7 +29,7 @@ from streaming.redis.failures import translated
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 2.0
-GONE_S = 10
+HEARTBEAT_TIMEOUT_S = 10
 """A process without a heartbeat for so long counts as gone."""
 
 
@@ -37,8 +37,10 @@ class Fleet(ClientUser):
     """The registry in the store. Every method raises Unavailable."""
 
     async def report(self, process: Process) -> None:
-        """Heartbeat: store the process's description for GONE_S seconds."""
-        await self._client.call("report", FLEET_SLOT, _key_name(process), msgspec.json.encode(process), GONE_S)
+        """Heartbeat: store the process's description for HEARTBEAT_TIMEOUT_S seconds."""
+        await self._client.call(
+            "report", FLEET_SLOT, _key_name(process), msgspec.json.encode(process), HEARTBEAT_TIMEOUT_S
+        )
 
     async def leave(self, process: Process) -> None:
         """Remove the process."""
@@ -50,7 +52,7 @@ class Fleet(ClientUser):
             await pipeline.execute()
 
     async def processes(self, role: Role | None = None) -> list[Process]:
-        """List the processes with a heartbeat in the last GONE_S seconds, by role, name and host."""
+        """List the processes with a heartbeat in the last HEARTBEAT_TIMEOUT_S seconds, by role, name and host."""
         with translated():
             names = await cast(Awaitable[list[bytes]], self._client.redis.zrange(fleet_key("procs"), 0, -1))
             if not names:

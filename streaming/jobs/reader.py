@@ -34,7 +34,7 @@ PAGE = 100
 """Records read, and then parsed, before others have their turn."""
 MAX_COUNTED = 1_000
 """Jobs read from a lane, whose positions are exact; every other job gets this number."""
-CACHE_S = 5.0
+CACHE_MAX_AGE_S = 5.0
 """How long a lane's read is cached without requests."""
 
 
@@ -225,7 +225,7 @@ class QueuePositions:
 
     def _look(self, partition: int, lane: str) -> LaneHead:
         now = time.monotonic()
-        self._looks = {name: look for name, look in self._looks.items() if look.began > now - CACHE_S}
+        self._looks = {name: look for name, look in self._looks.items() if look.began > now - CACHE_MAX_AGE_S}
         look = self._looks[lane] = LaneHead(now, asyncio.create_task(self._read(partition, lane)))
         look.ids.add_done_callback(lambda ids: self._forget(lane, look, ids))
         return look

@@ -21,7 +21,7 @@ from runtime.config import ConfigError
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability
 
-OLDEST = (7, 0)
+MIN_REDIS_VERSION = (7, 0)
 FSYNC: dict[Durability, tuple[str, ...]] = {
     "D1": ("everysec", "always"),
     "D2": ("always",),
@@ -51,7 +51,7 @@ def shortfalls(level: Durability, facts: Mapping[str, str]) -> list[Shortfall]:
 
 def _version(facts: Mapping[str, str]) -> list[Shortfall]:
     version = facts["redis_version"]
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) >= OLDEST:
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) >= MIN_REDIS_VERSION:
         return []
     return [Shortfall("redis_version", version or "unknown", "7.0 or later", True, "use Redis 7.0 or later, or Valkey")]
 

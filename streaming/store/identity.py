@@ -25,10 +25,10 @@ raise it, because a process of one version must not work on a store of another."
 FORMAT_DIGEST = "5380baa0b22562b7"
 """Digest of everything that FORMAT versions; tests/streaming/store/test_identity.py fails when it changes."""
 
-LOST_S = 5.0
+RECOVERY_TIMEOUT_S = 5.0
 """How long a starting process waits for a running one to write a lost identity again, before it treats the store as one
 of an earlier version. Running processes check every two seconds."""
-POLL_S = 0.25
+POLL_INTERVAL_S = 0.25
 
 RESET = "stop Penstock, then `penstock store reset --yes`, which deletes everything Penstock keeps in it"
 
@@ -127,9 +127,9 @@ async def _is_used(client: RedisClient) -> bool:
 
 
 async def _awaited(client: RedisClient) -> Identity | None:
-    """Wait for a running process to write the identity, at its start or again after a loss; None after LOST_S."""
-    for _ in range(round(LOST_S / POLL_S)):
+    """Wait for a running process to write the identity, at its start or again after a loss. None: it took too long."""
+    for _ in range(round(RECOVERY_TIMEOUT_S / POLL_INTERVAL_S)):
         if (found := await read_identity(client)) is not None:
             return found
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(POLL_INTERVAL_S)
     return None

@@ -16,7 +16,7 @@ from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
 from streaming.store.durability import check_level
-from streaming.store.identity import LOST_S, Identity, check_identity, enter_store, identify, read_identity
+from streaming.store.identity import RECOVERY_TIMEOUT_S, Identity, check_identity, enter_store, identify, read_identity
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ LOOK_INTERVAL_S = 2.0
 """Between two checks of the store's identity and of the servers' run ids. A check costs two small commands."""
 CHECK_INTERVAL_S = 20.0
 """Between two checks of a server's settings, if the server has not changed."""
-ENTER_RETRY_DELAY_S, ENTER_TIMEOUT_S = 0.25, LOST_S + 1.0
+ENTER_RETRY_DELAY_S, ENTER_TIMEOUT_S = 0.25, RECOVERY_TIMEOUT_S + 1.0
 
 NOT_CHECKED = "the store has not been checked yet"
 WRONG_STORE = "the store is not one that this server may use; the operator of this server finds the reason in its log"

@@ -11,7 +11,7 @@ from house import House, eventually, free_port
 from redis import Redis
 
 from cli.__main__ import main
-from streaming.fleet.processes import GONE_S
+from streaming.fleet.processes import HEARTBEAT_TIMEOUT_S
 from streaming.keys import fleet_key
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def test_a_process_that_hangs_is_gone(asked: House) -> None:
     try:
         with Redis.from_url(asked.redis_url) as redis:
             (key,) = redis.keys(fleet_key("proc", "worker:*"))
-            assert 0 < redis.pttl(key) <= 1000 * GONE_S
+            assert 0 < redis.pttl(key) <= 1000 * HEARTBEAT_TIMEOUT_S
             redis.pexpire(key, 100)
         eventually(lambda: probe("worker", "--id", "w", "--alive") == 1)
     finally:

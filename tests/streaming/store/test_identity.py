@@ -53,7 +53,7 @@ async def opened(url: str, partitions: int = 1) -> AsyncIterator[RedisClient]:
 @pytest.fixture
 def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """A starting process gives running ones half a second to write a lost identity again."""
-    monkeypatch.setattr(identity, "LOST_S", 0.5)
+    monkeypatch.setattr(identity, "RECOVERY_TIMEOUT_S", 0.5)
 
 
 async def test_processes_that_start_at_once_agree(redis_url: str) -> None:
@@ -123,8 +123,8 @@ async def test_an_emptied_store_has_another_deployment(redis_url: str, monkeypat
         await monitor.require()
         await running.redis.flushall()
         await Reaper(running).sweep()
-        monkeypatch.setattr(identity, "LOST_S", 60.0)
-        monkeypatch.setattr(identity, "POLL_S", 0.01)
+        monkeypatch.setattr(identity, "RECOVERY_TIMEOUT_S", 60.0)
+        monkeypatch.setattr(identity, "POLL_INTERVAL_S", 0.01)
         monkeypatch.setattr(identity, "read_identity", look)
         late = asyncio.create_task(enter_store(starting))
         while len(found) < 5 and not late.done():
