@@ -15,7 +15,7 @@ The methods raise these errors, all of them a PenstockError:
 
 - InvalidAddress: the client was given something else as the address of a server
 - InvalidRequest: the body is no JSON, or a key, an idempotency key or a cursor is not printable ASCII
-- NoAnswer: no server answered for `patience_s`
+- NoAnswer: no server answered for `patience_s`, or for `first_patience_s` if none was ever reached
 - ApiRefusal: the server refused the request (`status`, `code`, `message`)
 - JobFailed: the job ended in any state but completed
 - StreamReset: the store lost part of a stream; discard what came, and go on with `stream(job_id, after=error.cursor)`
@@ -82,6 +82,8 @@ __all__ = [
 URL, KEY = "PENSTOCK_URL", "PENSTOCK_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8000"
 PATIENCE_S = 60.0
+FIRST_PATIENCE_S = 3.0
+"""The same before any server was reached: the address may be wrong, or nothing runs there."""
 
 Result = TypeVar("Result")
 
@@ -93,7 +95,8 @@ class _Client:
         urls: addresses of the API processes, as a list or with commas between them. Default: PENSTOCK_URL.
         key: the API key. Default: PENSTOCK_API_KEY.
         patience_s: how long to try again while no server answers.
-        first_patience_s: the same before any server has accepted a connection. Default: `patience_s`.
+        first_patience_s: the same before any server has accepted a connection. Raise it for a program that may start
+            before Penstock does.
         on_retry: called before each wait for another try.
     """
 
@@ -103,13 +106,12 @@ class _Client:
         key: str | None = None,
         *,
         patience_s: float = PATIENCE_S,
-        first_patience_s: float | None = None,
+        first_patience_s: float = FIRST_PATIENCE_S,
         on_retry: Callable[[Pause], object] = lambda pause: None,
     ) -> None:
         key = os.environ.get(KEY, "") if key is None else key
         self._servers = ServerList(urls or os.environ.get(URL) or DEFAULT_URL, key)
-        first_s = patience_s if first_patience_s is None else first_patience_s
-        self._calls, self.on_retry = Calls(self._servers, Patience(patience_s, first_s)), on_retry
+        self._calls, self.on_retry = Calls(self._servers, Patience(patience_s, first_patience_s)), on_retry
 
     @property
     def url(self) -> str:

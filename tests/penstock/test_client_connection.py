@@ -6,9 +6,17 @@ import http.server
 from collections.abc import Iterator
 
 import pytest
+from house import free_port
 from http_serving import serving_http
 
-from penstock.client import AsyncPenstockClient, NoAnswer, PenstockClient
+from penstock.client import (
+    FIRST_PATIENCE_S,
+    PATIENCE_S,
+    AsyncPenstockClient,
+    NoAnswer,
+    Pause,
+    PenstockClient,
+)
 
 
 class Garbled(http.server.BaseHTTPRequestHandler):
@@ -44,3 +52,14 @@ async def test_a_compressed_body_that_broke_is_a_broken_connection(url: str) -> 
             await other.get("job_1")
         with pytest.raises(NoAnswer):
             [event async for event in other.stream("job_1")]
+
+
+@pytest.mark.slow
+def test_an_address_where_nothing_runs_is_told_soon() -> None:
+    """With the default patience, which is for servers that were there before."""
+    pauses: list[Pause] = []
+    url = f"http://127.0.0.1:{free_port()}"
+    with PenstockClient(url, on_retry=pauses.append) as client, pytest.raises(NoAnswer) as told:
+        client.submit({"model": "m"})
+    assert str(told.value).startswith(f"no penstock answers at {url}: ") and "refused" in told.value.cause
+    assert len(pauses) > 1 and sum(pause.seconds for pause in pauses) < FIRST_PATIENCE_S < PATIENCE_S / 10
