@@ -22,7 +22,9 @@ from api.auth.keys import Caller
 from api.openai import errors, job_errors
 from api.openai.json_weight import Weighed, weighed
 from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
+from api.openai.wait import Wait
 from api.services import Services
+from api.waits.limits import OutOfReach, out_of_reach
 from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, retry
 from streaming.errors import (
@@ -65,7 +67,7 @@ class Admitted:
     headers: dict[str, str]
     keyed: bool = False
     """The request has an idempotency key."""
-    eta_ms: int | None = None
+    wait: Wait | None = None
     """Expected time until a worker starts the job; None: unknown."""
 
 
@@ -154,8 +156,16 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card)
     accepted, buffer = await _accept(services, job, put, waits=waits)
     state["job"] = accepted.id
-    eta_ms = None if accepted.joined else services.eta_ms(job.model, job.priority, accepted.waiting)
-    return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, eta_ms), bool(key), eta_ms)
+    wait = None if accepted.joined else _expected_wait(services, job, accepted)
+    return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, wait), bool(key), wait)
+
+
+def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:
+    """Return the wait that the client is told, and note it, to be compared with the measured one."""
+    prediction = services.waits.predict_at(job.model, job.priority, accepted.waiting)
+    if prediction is not None:
+        services.wait_sampler.note(accepted.id, prediction)
+    return services.waits.wait_of(accepted.id, job.model, job.priority, accepted.waiting)
 
 
 async def _accept(
@@ -189,6 +199,8 @@ async def _put(
     card: ModelCard | None,
 ) -> Accepted:
     digest = hashlib.sha256(body).hexdigest() if key else ""
+    reason = services.headroom.reason
+    refusal = StoreFull(reason) if reason else await out_of_reach(services, job)
     try:
         return await services.queue.put(
             job,
@@ -196,7 +208,7 @@ async def _put(
             digest=digest,
             must_run=must_run,
             card=card,
-            refusal=services.headroom.reason,
+            refusal=refusal,
             quota=quota,
         )
     except QuotaExceeded as error:
@@ -206,9 +218,13 @@ async def _put(
     except StoreFull as error:
         raise errors.store_full(str(error)) from None
     except LaneFull as error:
-        raise errors.queue_full(error.waiting, services.completion_rate.retry_s(job.model, error.waiting)) from None
+        retry_s = services.waits.retry_s(job.model, job.priority, error.waiting)
+        raise errors.queue_full(error.waiting, retry_s, _eta_ms(services, job)) from None
     except NoCapacity:
-        raise errors.no_capacity(services.completion_rate.retry_s(job.model, 0)) from None
+        retry_s = services.waits.retry_s(job.model, job.priority)
+        raise errors.no_capacity(retry_s, _eta_ms(services, job)) from None
+    except OutOfReach as error:
+        raise errors.deadline_unreachable(error.limit.field, error.limit.ms, job.priority, error.wait) from None
     except KeyReused:
         raise errors.idempotency_key_reused() from None
     except Unavailable:
@@ -218,6 +234,12 @@ async def _put(
         raise errors.not_accepted() from None
     except asyncio.CancelledError:  # drain_s is over
         raise errors.put_cut_off() from None
+
+
+def _eta_ms(services: Services, job: Job) -> int | None:
+    """Return when a job put now would start."""
+    wait = services.waits.wait(job.model, job.priority)
+    return None if wait is None else wait.eta_ms
 
 
 async def withdraw(cancel: Callable[[], Awaitable[object]]) -> None:
@@ -265,10 +287,10 @@ def idempotency_key(scope: Scope) -> str:
     return joined("header", key) if key else ""
 
 
-def _headers(asked: Request, accepted: Accepted, eta_ms: int | None) -> dict[str, str]:
+def _headers(asked: Request, accepted: Accepted, wait: Wait | None) -> dict[str, str]:
     headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.waiting)}
-    if eta_ms is not None:
-        headers["X-Queue-ETA-Ms"] = str(eta_ms)
+    if wait is not None:
+        headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
     if ignored := ignored_fields(asked):
         headers["X-Ignored-Fields"] = ", ".join(ignored)
     return headers

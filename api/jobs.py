@@ -66,7 +66,7 @@ def _accepted_view(services: Services, admitted: Admitted) -> JobView:
         status=accepted.state,
         position=None if accepted.joined else accepted.waiting,
         attempts=accepted.attempts,
-        eta_ms=admitted.eta_ms,
+        wait=admitted.wait,
         epoch=accepted.epoch,
         metadata=job.metadata,
     )
@@ -179,8 +179,10 @@ async def view_of(services: Services, record: JobRecord, *, deep: bool = True, p
         position = None
     elif deep and position is None:
         position = await services.job_reader.position(record)
-    eta_ms = services.eta_ms(record.job.model, record.job.priority, position) if position is not None else None
-    return JobView.of(record, facts_of(services, record), position, eta_ms)
+    job, wait = record.job, None
+    if position is not None:
+        wait = services.waits.wait_of(job.id, job.model, job.priority, position)
+    return JobView.of(record, facts_of(services, record), position, wait)
 
 
 def _listed(services: Services, record: JobRecord) -> JobView:

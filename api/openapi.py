@@ -48,7 +48,8 @@ ERRORS = {
     415: "unsupported_media_type: the body must be application/json.",
     421: "misdirected_request: sent to a Host name that this server does not answer to.",
     422: "idempotency_key_reused: an earlier request had the same key and another body.",
-    429: "queue_full: the lane holds no more waiting jobs. quota_exceeded: your tenant's storage quota is used up.",
+    429: "queue_full: the lane holds no more waiting jobs. deadline_unreachable: the wait is longer than the request "
+    "allows. quota_exceeded: your tenant's storage quota is used up.",
     500: "The job failed (its own code), or internal_error.",
     503: "no_capacity, draining, store_unavailable or too_many_connections: try again after "
     "Retry-After, or read the job that X-Job-Id names.",

@@ -13,7 +13,8 @@ from typing import Any
 from api.auth.keys import Caller, Keyring
 from api.openai.errors import model_not_found
 from api.settings import ApiSettings
-from api.wait_estimates import CompletionRate, PlanReader
+from api.waits.estimates import WaitEstimates
+from api.waits.sampler import WaitSampler
 from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, run_periodically, supervise, watch_lag
 from streaming.batches.file_store import FileStore
@@ -37,7 +38,6 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.relay import Relay
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.jobs.summaries import Summaries
-from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from streaming.store.memory import Headroom
@@ -71,9 +71,6 @@ class Services:
     batch_settings: BatchSettings = field(default_factory=BatchSettings)
     quota_settings: QuotaSettings = UNLIMITED
     subscriptions: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
-    completion_rate: CompletionRate = field(default_factory=CompletionRate)
-    plan_reader: PlanReader = field(default_factory=PlanReader)
-    """The scheduler's wait-time estimates, refreshed in the background."""
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """Model cards that workers wrote when they loaded the models, refreshed in the background."""
     receiving_bytes: Counter[str] = field(default_factory=Counter)
@@ -90,6 +87,8 @@ class Services:
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
         self.deliveries = Deliveries(store_client)
+        self.waits = WaitEstimates(store_client.settings.partitions)
+        self.wait_sampler = WaitSampler(self.job_reader, self.waits.errors)
 
     async def start(self) -> None:
         """Subscribe to replies and start the background loops."""
@@ -103,6 +102,7 @@ class Services:
             self.headroom.keep_looking,
             self.clock.keep,
             self.deliveries.keep_writing,
+            self.wait_sampler.keep_measuring,
             self._refresh_cards,
             self._refresh_plans,
             self._sweep,
@@ -146,15 +146,6 @@ class Services:
         """
         return self.durability_error or self.headroom.reason
 
-    def eta_ms(self, model: str, lane: Priority, before: int) -> int | None:
-        """Return the milliseconds until a job with `before` others ahead of it in its lane starts; None: unknown.
-
-        The estimate is the scheduler's, or, without a scheduler, follows from this process's completion rate.
-        """
-        if self.plan_reader.knows(model):
-            return self.plan_reader.eta_ms(model, lane, before)
-        return self.completion_rate.eta_ms(model, before)
-
     def quotas(self, caller: Caller) -> QuotaSettings:
         """Return the storage quotas of the caller's tenant."""
         return self.quota_settings if caller.quotas is UNLIMITED else caller.quotas.over(self.quota_settings)
@@ -183,4 +174,4 @@ class Services:
         async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
-                    self.plan_reader.learn(await self.plans.read(), await self.store_client.now_ms())
+                    self.waits.plans.learn(await self.plans.read(), await self.store_client.now_ms())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
@@ -59,6 +59,9 @@ NEWER_VERSION = "newer_version"
 """Code of a server that cannot read a job: one that is upgraded already may."""
 NO_CAPACITY = "no_capacity"
 """Code of the answer to a request that must not queue; also of a store that has no room now."""
+DEADLINE_UNREACHABLE = "deadline_unreachable"
+"""Code of the answer to a request that would not start in the time that it allows. A client that waited before the next
+try would only move the wait out of the queue."""
 
 
 class Send(NamedTuple):
@@ -162,10 +165,10 @@ class RetryState:
         chance: Callable[[], float],
         *,
         until: float = math.inf,
-        final_code: str = "",
+        final_codes: Collection[str] = (),
     ) -> None:
         self._servers, self._patience, self._chance = servers, patience, chance
-        self._until, self._final_code = until, final_code
+        self._until, self._final_codes = until, final_codes
         self._failures = 0
         self._since = 0.0
         self._url = servers.url
@@ -198,7 +201,7 @@ class RetryState:
         refusal = refusal_of(answer.status, answer.body, answer.headers.get("x-request-id", ""))
         self._servers.reached = True
         final = answer.status not in RETRIED or answer.headers.get("x-should-retry") == "false"
-        if refusal.code == self._final_code or (final and refusal.code != NEWER_VERSION):
+        if refusal.code in self._final_codes or (final and refusal.code != NEWER_VERSION):
             raise refusal
         if answer.status in ELSEWHERE:
             self._servers.leave(self._url)
@@ -258,7 +261,8 @@ class Calls:
         headers = {"Idempotency-Key": idempotency_key}
         queue = body.get("queue")
         refuses_to_wait = isinstance(queue, Mapping) and queue.get("do_not_queue")
-        retry = self._retry(final_code=NO_CAPACITY if refuses_to_wait else "")
+        final_codes = (DEADLINE_UNREACHABLE, NO_CAPACITY) if refuses_to_wait else (DEADLINE_UNREACHABLE,)
+        retry = self._retry(final_codes=final_codes)
         answer = yield from self._answer(retry, "POST", "/v1/jobs", dict(body), headers)
         return self._json(answer)
 

@@ -12,9 +12,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from api.openai.wait import Wait
 from runtime.plurals import counted
 from streaming.errors import QuotaExceeded
 from streaming.jobs.job import Job, prompt_count
+from streaming.priority import Priority
 
 MAX_RETRY_S = 120
 """Told to wait any longer, OpenAI's libraries give up at once."""
@@ -34,7 +36,10 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """Raised when a request is answered with an error. `type` follows from the status."""
+    """Raised when a request is answered with an error. `type` follows from the status.
+
+    `eta_ms`, in a refusal for load: milliseconds until a job put now would start.
+    """
 
     def __init__(
         self,
@@ -44,16 +49,21 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        eta_ms: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
+        self.eta_ms = eta_ms
         self.type = error_type(status)
         self.headers = dict(headers or {})
 
     @property
     def body(self) -> dict[str, Any]:
         """The JSON body, and the data of an error frame in a stream."""
-        return error_body(self.message, type=self.type, param=self.param, code=self.code)
+        body = error_body(self.message, type=self.type, param=self.param, code=self.code)
+        if self.eta_ms is not None:
+            body["error"]["eta_ms"] = self.eta_ms
+        return body
 
 
 def error_type(status: int) -> str:
@@ -212,9 +222,22 @@ def idempotency_key_reused() -> ApiError:
 # --- not now -------------------------------------------------------------------------------------------------------
 
 
-def queue_full(waiting: int, retry_s: float) -> ApiError:
+def queue_full(waiting: int, retry_s: float, eta_ms: int | None = None) -> ApiError:
     message = f"{counted(waiting, 'job is', 'jobs are')} waiting in this lane, as many as it holds. Try again later."
-    return ApiError(429, "queue_full", message, headers=retry_after(retry_s))
+    return ApiError(429, "queue_full", message, headers=retry_after(retry_s), eta_ms=eta_ms)
+
+
+def deadline_unreachable(field: str, limit_ms: int, lane: Priority, wait: Wait) -> ApiError:
+    """The request would not start in the time that it allows, so it is not queued. A retry is asked for when, without
+    new work, it would."""
+    retry = retry_after((wait.eta_ms - limit_ms) / 1000)
+    higher = "" if lane is Priority.INTERACTIVE else " choose a higher lane,"
+    message = (
+        f"{field} is {limit_ms:,} ms, but a request in the {lane} lane waits about {wait.eta_ms:,} ms now (nine of ten "
+        f"wait at least {wait.low_ms:,} ms), so nothing was queued. Allow more time,{higher} or try again in "
+        f"{retry['Retry-After']} s."
+    )
+    return ApiError(429, "deadline_unreachable", message, param=field, headers=retry, eta_ms=wait.eta_ms)
 
 
 def quota_exceeded(quota: QuotaExceeded, param: str | None = None) -> ApiError:
@@ -238,9 +261,9 @@ _QUOTAS = {
 """What each quota counts, and what makes room."""
 
 
-def no_capacity(retry_s: float) -> ApiError:
+def no_capacity(retry_s: float, eta_ms: int | None = None) -> ApiError:
     message = "No worker is free, and the request said not to queue (queue.do_not_queue)."
-    return ApiError(503, "no_capacity", message, headers=retry_after(retry_s))
+    return ApiError(503, "no_capacity", message, headers=retry_after(retry_s), eta_ms=eta_ms)
 
 
 def draining(retry_s: float = 1) -> ApiError:

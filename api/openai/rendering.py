@@ -18,6 +18,7 @@ from api.openai import cursor
 from api.openai.cursor import Cursor
 from api.openai.job_errors import from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
+from api.openai.wait import Wait, wait_fields
 from penstock.engine import Logprob, ModelCard
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.jobs.frames import Delta
@@ -239,7 +240,8 @@ class JobView:
     """When the result expires."""
     position: int | None = None
     """Jobs ahead of it in its lane, while it waits."""
-    eta_ms: int | None = None
+    wait: Wait | None = None
+    """Expected time until it starts; None: unknown."""
     attempts: int = 0
     attempt_log: Sequence[PastAttempt] | None = ()
     """What became of each attempt, oldest first; None in a list, which does not read it."""
@@ -250,7 +252,7 @@ class JobView:
     terminal: Terminal | None = None
 
     @classmethod
-    def of(cls, record: JobRecord, facts: Facts, position: int | None = None, eta_ms: int | None = None) -> JobView:
+    def of(cls, record: JobRecord, facts: Facts, position: int | None = None, wait: Wait | None = None) -> JobView:
         """Take the fields from a job's record."""
         return cls(
             facts=facts,
@@ -260,7 +262,7 @@ class JobView:
             done_ms=record.done_ms,
             expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
             position=position,
-            eta_ms=eta_ms,
+            wait=wait,
             attempts=record.attempt,
             attempt_log=record.attempts,
             epoch=record.epoch,
@@ -286,7 +288,7 @@ def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str,
         "model": view.facts.model,
         "priority": view.facts.priority.value,
         "queue_position": view.position,
-        "eta_ms": view.eta_ms,
+        **wait_fields(view.wait),
         "attempts": view.attempts,
         "attempt_log": None if view.attempt_log is None else [_attempt(each) for each in view.attempt_log],
         "last_event_id": str(view.latest) if view.latest else None,
@@ -336,7 +338,7 @@ def position_event(view: JobView) -> JobEvent:
 
 
 def _place(view: JobView) -> dict[str, Any]:
-    return {"position": view.position, "eta_ms": view.eta_ms}
+    return {"position": view.position, **wait_fields(view.wait)}
 
 
 def started_event(event_id: Cursor, worker: str, attempt: int) -> JobEvent:

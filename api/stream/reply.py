@@ -136,7 +136,7 @@ class Reply:
         metrics.duration.observe(end_to_end(self._received, time.monotonic()))
         self._delivery.note(self._services, self._admitted)
         if terminal is not None:
-            self._services.completion_rate.ended(self._job.model)
+            self._services.waits.completions.ended(self._job.model)
             metrics.input.observe(terminal.usage.prompt)
             metrics.output.observe(terminal.usage.completion)
 
@@ -230,8 +230,8 @@ class StreamReply(Reply):
     def _first_wait_s(self) -> float:
         """Return how long to wait for the first token before sending the head and a ping; 0 if the job is not expected
         to start by then anyway, so that the client gets the headers with its ETA at once."""
-        keep_alive_s, eta_ms = self._services.settings.keep_alive_s, self._admitted.eta_ms
-        return 0.0 if eta_ms is not None and eta_ms >= 1000 * keep_alive_s else keep_alive_s
+        keep_alive_s, expected = self._services.settings.keep_alive_s, self._admitted.wait
+        return 0.0 if expected is not None and expected.eta_ms >= 1000 * keep_alive_s else keep_alive_s
 
     async def _stream(self) -> None:
         """Write the unwritten bytes at the reader's pace, then let the relay write until the connection congests."""

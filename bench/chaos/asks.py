@@ -40,6 +40,7 @@ ANY = 1 << 30
 REFUSALS = frozenset(
     {
         (409, "idempotency_in_progress"),
+        (429, "deadline_unreachable"),
         (429, "queue_full"),
         (503, "draining"),
         (503, "no_capacity"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit
 
+LIMITS = "tests/api/waits/test_limits.py::test_"
+CALIBRATION = "tests/api/waits/test_calibration.py::test_"
 TRTLLM = "tests/workers/engines/trtllm/test_engine.py::test_"
 
 PROMISES = (
@@ -18,5 +20,65 @@ PROMISES = (
         "After the loss of a worker, its batch work holds up the chats of another inside the engine.",
         (Edit("workers/engines/trtllm/engine.py", "RESUMED_AHEAD = 0.1", "RESUMED_AHEAD = 0.5"),),
         (TRTLLM + "lanes_keep_their_order_inside_the_engine",),
+    ),
+    Bug(
+        "the estimate itself refuses",
+        "A request that half of its kind would have met is refused: the middle of the band decides, not its low end.",
+        (Edit("api/waits/limits.py", "and wait.low_ms > limit.ms", "and wait.eta_ms > limit.ms"),),
+        (LIMITS + "a_limit_inside_the_band_is_accepted",),
+    ),
+    Bug(
+        "the plan alone refuses",
+        "For a second after the lane was emptied, requests that would start at once are sent away.",
+        (
+            Edit(
+                "api/waits/limits.py",
+                "wait = waits.wait(job.model, job.priority, waiting)",
+                "wait = waits.wait(job.model, job.priority)",
+            ),
+        ),
+        (LIMITS + "a_lane_that_has_emptied_since_the_plan_refuses_nothing",),
+    ),
+    Bug(
+        "no one may wake the model",
+        "A sleeping model refuses the request whose job would have woken it, and the next one, for ever.",
+        (Edit("api/waits/estimates.py", "plan.want > 0 and self._age", "self._age"),),
+        (CALIBRATION + "only_a_fresh_plan_of_a_model_that_is_awake_refuses", LIMITS + "no_guess_refuses"),
+    ),
+    Bug(
+        "a job that was accepted is refused",
+        "A client that repeats its request with the key of a job that waits is told that it never could.",
+        (
+            Edit(
+                "streaming/jobs/queue.py",
+                "return await self._existing(job, idempotency_key, digest, refusal)",
+                "raise refusal",
+            ),
+        ),
+        (LIMITS + "a_request_that_was_accepted_before_is_not_refused",),
+    ),
+    Bug(
+        "a wait that grows by itself",
+        "A client watches the estimate of its job go up and down with the noise of the load.",
+        (Edit("api/waits/shown.py", "else min(wait.eta_ms, shown[0])", "else wait.eta_ms"),),
+        (CALIBRATION + "a_shown_wait_does_not_rise_unless_more_jobs_are_ahead",),
+    ),
+    Bug(
+        "a wait that never grows",
+        "Work of higher lanes pushes a job back, and its client is told the old time: a false hope.",
+        (Edit("api/waits/estimates.py", "position + self.plans.above(model, lane)", "position"),),
+        (CALIBRATION + "more_work_in_a_higher_lane_lifts_the_estimate",),
+    ),
+    Bug(
+        "the wait of one partition",
+        "With four partitions, every client is told a quarter of its wait.",
+        (Edit("api/waits/estimates.py", "lane, position * self._partitions)", "lane, position)"),),
+        (CALIBRATION + "the_wait_of_a_job_counts_all_partitions",),
+    ),
+    Bug(
+        "five seconds, whatever waits",
+        "Clients of a lane with an hour of work come back every five seconds.",
+        (Edit("api/waits/estimates.py", "DEFAULT_RETRY_S if wait is None else wait.eta_ms / 1000", "DEFAULT_RETRY_S"),),
+        (CALIBRATION + "when_to_try_again_follows_from_the_wait",),
     ),
 )

@@ -266,7 +266,7 @@ QUEUE = (
         (
             Edit(
                 "streaming/jobs/queue.py",
-                "found = await self._join(job, idempotency_key, digest) if idempotency_key else None",
+                "found = await self._join(job, key, digest) if key else None",
                 "found = None",
             ),
         ),

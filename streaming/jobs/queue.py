@@ -81,7 +81,7 @@ class Queue:
         digest: str = "",
         must_run: bool = False,
         card: ModelCard | None = None,
-        refusal: str = "",
+        refusal: StreamingError | None = None,
         quota: QuotaSettings = UNLIMITED,
     ) -> Accepted:
         """Accept a job.
@@ -90,22 +90,19 @@ class Queue:
             digest: Of the request body, for the idempotency check.
             must_run: Refuse the job unless a worker is idle.
             card: Of the job's model, to estimate how much the job may write.
-            refusal: Why there is no room. Then only the existing job of the idempotency key is returned.
+            refusal: Why no new job is accepted. Only the existing job of the idempotency key is returned then.
             quota: The tenant's storage quota.
 
         Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, NoCapacity (only if must_run), KeyReused, Unavailable
-        (then the job may exist; a retry with the same idempotency key finds it).
+        (then the job may exist; a retry with the same idempotency key finds it), and `refusal`.
         """
+        if refusal is not None:
+            return await self._existing(job, idempotency_key, digest, refusal)
         try:
-            if refusal:
-                raise StoreFull(refusal)
             left = await self._quotas.left(job.tenant, self._partition(job.id), quota) if quota.bounds_jobs else ()
             (_, partition, args), reserved = self._put_call(job, idempotency_key, digest, must_run=must_run, card=card)
-        except StoreFull:
-            found = await self._join(job, idempotency_key, digest) if idempotency_key else None
-            if found is None:
-                raise
-            return found
+        except StoreFull as error:
+            return await self._existing(job, idempotency_key, digest, error)
         answer: Sequence[Any] = ()
         try:
             answer = await self._put(partition, (*args, *left))
@@ -122,6 +119,13 @@ class Queue:
         expected = ExpectedErrors(Unavailable, log.debug, "a put is sent again: %s")
         answer: Sequence[Any] = await retry(call, expected, (PUT_RETRY_DELAY_S,))
         return answer
+
+    async def _existing(self, job: Job, key: str, digest: str, refusal: StreamingError) -> Accepted:
+        """Return the job that a key belongs to. Raises `refusal` if there is none, KeyReused, Unavailable."""
+        found = await self._join(job, key, digest) if key else None
+        if found is None:
+            raise refusal
+        return found
 
     async def _join(self, job: Job, key: str, digest: str) -> Accepted | None:
         """Find the job of an idempotency key; None if the key is free. Raises KeyReused, Unavailable."""

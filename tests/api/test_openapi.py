@@ -21,6 +21,7 @@ from api.app import ROUTES
 from api.openai.cursor import Cursor
 from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion, job_object
+from api.openai.wait import Wait
 from api.openapi import CURSOR, ERRORS, HEADERS
 from api.query import page_limit
 from penstock.engine import Failure
@@ -150,7 +151,7 @@ def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
     failed = Terminal("j1", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
     assert conforms(completion(facts, done, done.rows), SCHEMAS["ChatCompletion" if chat else "Completion"])
     for view in (
-        JobView(facts, JobState.QUEUED, position=3, eta_ms=1200),
+        JobView(facts, JobState.QUEUED, position=3, wait=Wait(1200)),
         JobView(
             facts,
             JobState.COMPLETED,

@@ -297,6 +297,13 @@ def test_a_request_that_must_not_queue_is_not_tried_again() -> None:
     assert Played(calls().submit(BODY, "k"), [refused(503, "no_capacity", retry_after="1"), ok({})]).error is None
 
 
+def test_a_request_whose_time_is_too_short_is_not_tried_again() -> None:
+    """To wait here for a shorter queue is what its limit forbids: the caller decides."""
+    body = BODY | {"queue": {"max_queue_ms": 500}}
+    played = Played(calls().submit(body, "k"), [refused(429, "deadline_unreachable", retry_after="1")])
+    assert isinstance(played.error, ApiRefusal) and played.error.code == "deadline_unreachable"
+
+
 @pytest.mark.parametrize(
     ("headers", "seconds"),
     [

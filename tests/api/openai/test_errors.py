@@ -16,6 +16,7 @@ from redis import Redis
 from api.auth import access_errors
 from api.openai import errors, job_errors
 from api.openai.errors import ApiError
+from api.openai.wait import Wait
 from api.stream import connection_errors
 from penstock.engine import ChatTurn, Failure
 from streaming.errors import QuotaExceeded
@@ -75,6 +76,11 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "unsupported_upload": (errors.unsupported_upload(), 415, "unsupported_media_type"),
     "idempotency_key_reused": (errors.idempotency_key_reused(), 422, "idempotency_key_reused"),
     "queue_full": (errors.queue_full(10_000, 900.0), 429, "queue_full"),
+    "deadline_unreachable": (
+        errors.deadline_unreachable("queue.max_queue_ms", 1_000, Priority.STANDARD, Wait(9_000, 8_000, 12_000)),
+        429,
+        "deadline_unreachable",
+    ),
     "quota_exceeded": (errors.quota_exceeded(QuotaExceeded("jobs", 9, 9)), 429, "quota_exceeded"),
     "internal_error": (errors.internal_error("r1"), 500, "internal_error"),
     "stream_reset": (job_errors.stream_reset("j1"), 500, "stream_reset"),
@@ -111,8 +117,9 @@ def test_every_error_has_the_one_shape(name: str) -> None:
     error, status, code = EVERY[name]
     assert (error.status, error.code) == (status, code)
     assert set(error.body) == {"error"}
-    assert set(error.body["error"]) == {"message", "type", "param", "code"}
-    assert error.body["error"] == {"message": str(error), "type": error.type, "param": error.param, "code": code}
+    shape = {"message": str(error), "type": error.type, "param": error.param, "code": code}
+    assert error.body["error"] == shape | ({} if error.eta_ms is None else {"eta_ms": error.eta_ms})
+    assert (error.eta_ms is not None) == (name == "deadline_unreachable")
     assert error.type.endswith("_error")
 
 
@@ -159,6 +166,17 @@ def test_an_error_whose_job_goes_on_says_where_it_is(name: str) -> None:
     assert error.headers["X-Job-Id"] == "j1"
     if name in ("job_unreadable", "wait_timeout", "wait_cut_off"):
         assert error.headers["Location"] == "/v1/jobs/j1"
+
+
+def test_refusals_for_load_come_back_when_the_wait_says() -> None:
+    """What is not known is left out of the body, and never shown as nothing."""
+    full, none = errors.queue_full(9, 7.2, 30_000), errors.no_capacity(0.2)
+    assert (full.body["error"]["eta_ms"], full.headers["Retry-After"]) == (30_000, "8")
+    assert "eta_ms" not in none.body["error"] and none.headers["Retry-After"] == "1"
+    late = EVERY["deadline_unreachable"][0]
+    assert late.headers["Retry-After"] == "8", "9 s, less the second that the request allows"
+    top = errors.deadline_unreachable("queue.deadline_ms", 1, Priority.INTERACTIVE, Wait(9, 8, 9))
+    assert "higher lane" in late.message and "higher lane" not in top.message
 
 
 @pytest.mark.parametrize(

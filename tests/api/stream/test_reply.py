@@ -17,6 +17,7 @@ from starlette.types import Message, Receive
 
 from api.admission import Admitted
 from api.openai.schemas import parse, to_job
+from api.openai.wait import Wait
 from api.services import Services
 from api.settings import ApiSettings
 from api.stream.reply import PING, Reply, StreamReply, WholeReply
@@ -79,11 +80,12 @@ class Exchange:
             metrics=self.metrics,
             relay=SimpleNamespace(close=lambda _buffer: None),
             store_client=SimpleNamespace(turns=Turns()),
-            completion_rate=SimpleNamespace(ended=lambda _model: None),
+            waits=SimpleNamespace(completions=SimpleNamespace(ended=lambda _model: None)),
             clock=SimpleNamespace(at=lambda moment, _partition: moment, error_us=lambda _partition: 0),
             deliveries=SimpleNamespace(note=lambda _job, delivered: self.noted.append(delivered)),
         )
-        admitted = Admitted(job, 0, Accepted("j1", created_ms=1_000), self.buffer, request, {}, False, eta_ms)
+        wait = None if eta_ms is None else Wait(eta_ms)
+        admitted = Admitted(job, 0, Accepted("j1", created_ms=1_000), self.buffer, request, {}, False, wait)
         self.reply = kind(cast(Services, services), admitted)
 
     async def answer(self) -> None:

@@ -292,7 +292,7 @@ async def test_a_full_store_answers_a_key_whose_job_it_has(small: tuple[RedisCli
     await flooded([queue], job)
     client.set("filler", b"x" * MIB)
 
-    async def come_back(refusal: str) -> None:
+    async def come_back(refusal: StoreFull | None) -> None:
         found = await queue.put(keyed(queue, job), idempotency_key="k", digest="d", refusal=refusal)
         assert (found.id, found.joined, found.state, found.epoch) == (first.id, True, JobState.QUEUED, 1)
         with pytest.raises(KeyReused):
@@ -303,10 +303,10 @@ async def test_a_full_store_answers_a_key_whose_job_it_has(small: tuple[RedisCli
         with pytest.raises(StoreFull):
             await queue.put(again(queue, job), refusal=refusal)
 
-    await come_back("")
+    await come_back(None)
     client.config_set("maxmemory", MIB)
     await headroom.look()
-    await come_back(headroom.reason)
+    await come_back(StoreFull(headroom.reason))
     assert not await queue.abandon(first.id, streamer), "others were told its id"
     assert (await JobReader(wire).record(first.id)).state is JobState.QUEUED
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from api import wait_estimates
-from api.wait_estimates import WINDOW_S, CompletionRate
+from api.waits import estimates
+from api.waits.estimates import WINDOW_S, CompletionRate
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(wait_estimates, "time", clock)
+    monkeypatch.setattr(estimates, "time", clock)
     return clock
 
 
@@ -31,11 +31,11 @@ def test_only_jobs_that_ended_lately_count(clock: Clock) -> None:
     for _ in range(7):
         rate.ended("m")
     clock.now += WINDOW_S + 1
-    assert rate.eta_ms("m", 0) is None and rate.retry_s("m", 100) == 5.0
+    assert rate.eta_ms("m", 0) is None and rate.eta_ms("m", 100) is None
     rate.ended("m")
     clock.now += 10
     rate.ended("m")
     clock.now += 10
     assert rate.eta_ms("m", 0) == 10_000, "two in twenty seconds"
-    assert (rate.eta_ms("m", 2), rate.retry_s("m", 25)) == (30_000, 30.0)
+    assert rate.eta_ms("m", 2) == 30_000
     assert rate.eta_ms("other", 0) is None

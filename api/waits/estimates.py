@@ -1,0 +1,140 @@
+"""Wait-time estimates: when a waiting job will start, by the scheduler's plan or, without a scheduler, by the
+completion rate of this process, corrected by the errors of past estimates."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping
+
+from api.openai.wait import Wait
+from api.waits.calibration import Prediction, Source, WaitErrors
+from api.waits.shown import ShownWaits
+from streaming.fleet.plans import Plan
+from streaming.priority import Priority
+
+STALE_S = 10.0
+"""A plan older than this is ignored."""
+FRESH_S = 3.0
+"""No request is refused by a plan older than this."""
+DEFAULT_RETRY_S = 5.0
+"""Asked of a client if no wait is known."""
+FULL_LANE_SHARE = 10
+"""A full lane is worth a retry once one job in so many of it has started."""
+WINDOW_S = 60.0
+MAX_ENDS = 4096
+
+
+class PlanReader:
+    """Answers from the plans that this process read last."""
+
+    def __init__(self) -> None:
+        self._plans: Mapping[str, Plan] = {}
+        self._ages: dict[str, float] = {}
+        self._read = time.monotonic()
+
+    def learn(self, plans: Mapping[str, Plan], now_ms: int) -> None:
+        """Store the plans, read at `now_ms` of Redis time."""
+        self._plans, self._read = plans, time.monotonic()
+        self._ages = {model: max(0, now_ms - plan.at_ms) / 1000 for model, plan in plans.items()}
+
+    def eta_ms(self, model: str, lane: Priority, before: int | None) -> int | None:
+        """Return the milliseconds until a job with `before` others ahead of it in its lane starts; None: unknown.
+
+        The plan holds the wait at the lane's end when it was made (`before` None: this one); each job more or less
+        since then adds or removes the plan's time per job. A job never starts before the first worker is ready.
+        """
+        plan, age = self._plans.get(model), self._age(model)
+        prospect = plan.lanes.get(lane) if plan is not None else None
+        if plan is None or prospect is None or prospect.wait_s is None or age > STALE_S:
+            return None
+        # With zero workers wanted, this job causes the cold start, which has not begun; draining workers do not help.
+        wake_s = max(0.0, plan.wake_s - age) if plan.want else max(plan.wake_s, plan.cold_start_s)
+        more = 0 if before is None else before - prospect.waiting
+        behind_s = prospect.wait_s - plan.wake_s + more * prospect.each_s
+        return int(1000 * (wake_s + max(0.0, behind_s)))
+
+    def knows(self, model: str) -> bool:
+        """Whether a scheduler has published a fresh plan for this model, even one without an estimate."""
+        return self._age(model) <= STALE_S
+
+    def can_judge(self, model: str) -> bool:
+        """Whether a plan is fresh, and workers are there or wanted. While the model sleeps, its first job wakes it."""
+        plan = self._plans.get(model)
+        return plan is not None and plan.want > 0 and self._age(model) <= FRESH_S
+
+    def above(self, model: str, lane: Priority) -> int:
+        """Return the jobs that waited in higher lanes when the plan was made."""
+        plan = self._plans.get(model)
+        lanes = {} if plan is None else plan.lanes
+        return sum(lanes[higher].waiting for higher in Priority if higher.rank < lane.rank and higher in lanes)
+
+    def _age(self, model: str) -> float:
+        """Return the seconds since the plan was made; infinite without one."""
+        return self._ages.get(model, math.inf) + time.monotonic() - self._read
+
+
+class CompletionRate:
+    """Counts ended jobs by model, over the last WINDOW_S seconds."""
+
+    def __init__(self) -> None:
+        self._ends: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_ENDS))
+
+    def ended(self, model: str) -> None:
+        """Count a job that ended now."""
+        self._ends[model].append(time.monotonic())
+
+    def eta_ms(self, model: str, position: int) -> int | None:
+        """Return the milliseconds until `position` more jobs have ended at the present rate; None if it is unknown."""
+        ends, now = self._ends[model], time.monotonic()
+        while ends and ends[0] < now - WINDOW_S:
+            ends.popleft()
+        if len(ends) < 2:
+            return None
+        per_second = len(ends) / max(now - ends[0], 0.001)
+        return int(1000 * (position + 1) / per_second)
+
+
+class WaitEstimates:
+    """What this process tells its clients about waits. `partitions`: those of the store."""
+
+    def __init__(self, partitions: int = 1) -> None:
+        self.plans, self.completions = PlanReader(), CompletionRate()
+        self.errors, self.shown = WaitErrors(), ShownWaits()
+        self._partitions = partitions
+
+    def predict(self, model: str, lane: Priority, before: int | None) -> Prediction | None:
+        """Return the uncorrected wait of a job with `before` others ahead of it in its lane; None: unknown.
+
+        Args:
+            before: Of all partitions; None: all jobs of the lane.
+        """
+        if self.plans.knows(model):
+            eta_ms, source = self.plans.eta_ms(model, lane, before), Source(model, lane, "plan")
+        else:
+            eta_ms, source = self.completions.eta_ms(model, before or 0), Source(model, lane, "rate")
+        return None if eta_ms is None else Prediction(source, eta_ms / 1000)
+
+    def predict_at(self, model: str, lane: Priority, position: int) -> Prediction | None:
+        """The same by a position in one partition: workers take from all of them alike."""
+        return self.predict(model, lane, position * self._partitions)
+
+    def wait(self, model: str, lane: Priority, before: int | None = None) -> Wait | None:
+        """Return the corrected wait, with its band if that is known."""
+        prediction = self.predict(model, lane, before)
+        return None if prediction is None else self.errors.wait(prediction)
+
+    def wait_of(self, job_id: str, model: str, lane: Priority, position: int) -> Wait | None:
+        """Return the wait to show for a waiting job: it rises only if more jobs are ahead of it than before."""
+        prediction = self.predict_at(model, lane, position)
+        if prediction is None:
+            return None
+        return self.shown.settle(job_id, self.errors.wait(prediction), position + self.plans.above(model, lane))
+
+    def retry_s(self, model: str, lane: Priority, position: int | None = None) -> float:
+        """Return when to try again: once a job put now would start or, with the `position` of the last job of a full
+        lane, once part of the lane has started."""
+        before = None if position is None else position * self._partitions // FULL_LANE_SHARE
+        wait = self.wait(model, lane, before)
+        return DEFAULT_RETRY_S if wait is None else wait.eta_ms / 1000

@@ -1,0 +1,61 @@
+"""Wait limits: finds out, before anything is queued, that a request cannot start in the time that it allows.
+
+A request is refused only if the waits that were measured lately say so: nine of ten jobs with its estimate wait longer
+than its limit. Without a fresh plan, without enough measured waits, or while the model sleeps (its first job wakes it),
+the request is accepted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from api.openai.wait import Wait
+from api.services import Services
+from streaming.errors import StreamingError, Unavailable
+from streaming.jobs.job import Job
+
+
+class WaitLimit(NamedTuple):
+    """The time that a request allows until its start."""
+
+    field: str
+    ms: int
+
+
+class OutOfReach(StreamingError):
+    """Raised when a job would not start within its limit."""
+
+    def __init__(self, limit: WaitLimit, wait: Wait) -> None:
+        super().__init__(f"{limit.field} is {limit.ms} ms, and the job would wait about {wait.eta_ms} ms")
+        self.limit, self.wait = limit, wait
+
+
+def limit_of(job: Job) -> WaitLimit | None:
+    """Return the tighter limit of a job; None if it has none. The time to compute the answer is not counted."""
+    limits = (("queue.max_queue_ms", job.max_queue_ms), ("queue.deadline_ms", job.deadline_ms))
+    given = [WaitLimit(field, ms) for field, ms in limits if ms is not None]
+    return min(given, key=lambda limit: limit.ms, default=None)
+
+
+def exceeds(wait: Wait | None, limit: WaitLimit) -> bool:
+    """Whether even the low end of the wait's band is longer than the limit."""
+    return wait is not None and wait.low_ms is not None and wait.low_ms > limit.ms
+
+
+async def out_of_reach(services: Services, job: Job) -> OutOfReach | None:
+    """Return why the job cannot start in time; None if it may.
+
+    The plan alone refuses nothing, because jobs may have left the lane since: the lane is counted now.
+    """
+    limit, waits = limit_of(job), services.waits
+    if limit is None or not waits.plans.can_judge(job.model):
+        return None
+    if not exceeds(waits.wait(job.model, job.priority), limit):
+        return None
+    try:
+        lanes = await services.backlog.lanes([job.model])
+    except Unavailable:
+        return None  # the put will find out
+    waiting = sum(lane.waiting for lane in lanes if lane.priority is job.priority)
+    wait = waits.wait(job.model, job.priority, waiting)
+    return OutOfReach(limit, wait) if wait is not None and exceeds(wait, limit) else None

@@ -1,0 +1,100 @@
+"""Wait sampler: measures how long a sample of the jobs that this process accepted waited, to calibrate the estimates.
+
+It reads the record of a sampled job until the job has started. The record holds when the first worker claimed it, so a
+late look costs no accuracy. For each source it takes at most one job a second and watches MAX_WATCHED at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from api.waits.calibration import Prediction, Source, WaitErrors
+from runtime.loops import ExpectedErrors, run_periodically
+from streaming.errors import Unavailable
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
+
+log = logging.getLogger(__name__)
+
+MAX_WATCHED = 32
+"""Waiting jobs watched for each source."""
+SAMPLE_INTERVAL_S = 1.0
+"""Least time between two sampled jobs of one source, and between two looks."""
+LOOK_SHARE = 0.1
+"""A job that still waits is looked at again after this share of its age."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    prediction: Prediction
+    since: float
+    look_at: float
+
+
+class WaitSampler:
+    """Watches sampled jobs and teaches their waits to `errors`."""
+
+    def __init__(self, reader: JobReader, errors: WaitErrors) -> None:
+        self._reader, self._errors = reader, errors
+        self._watched: dict[str, _Watched] = {}
+        self._counts: Counter[Source] = Counter()
+        self._sampled_at: dict[Source, float] = {}
+
+    def note(self, job_id: str, prediction: Prediction) -> None:
+        """Consider a job for the sample; it was accepted just now with this prediction."""
+        now, source = time.monotonic(), prediction.source
+        if now - self._sampled_at.get(source, float("-inf")) < SAMPLE_INTERVAL_S or self._counts[source] >= MAX_WATCHED:
+            return
+        self._sampled_at[source] = now
+        self.watch(job_id, prediction, now + max(SAMPLE_INTERVAL_S, prediction.seconds))
+
+    def watch(self, job_id: str, prediction: Prediction, look_at: float) -> None:
+        """Look at a job from then on (monotonic time) until it has started."""
+        if job_id not in self._watched:
+            self._counts[prediction.source] += 1
+        self._watched[job_id] = _Watched(prediction, time.monotonic(), look_at)
+
+    @property
+    def watched(self) -> int:
+        """Jobs watched."""
+        return len(self._watched)
+
+    def due(self, now: float) -> list[str]:
+        """The jobs to look at."""
+        return [job_id for job_id, watched in self._watched.items() if watched.look_at <= now]
+
+    async def keep_measuring(self) -> None:
+        """Look at the watched jobs for ever."""
+        expected = ExpectedErrors(Unavailable, log.debug, "waits are not measured: %s")
+        await run_periodically(self.look, SAMPLE_INTERVAL_S, expected)
+
+    async def look(self) -> None:
+        """Read the jobs that are due, and learn from those that have started. Raises Unavailable."""
+        now = time.monotonic()
+        due = self.due(now)
+        records = await self._reader.records(due, bodies=False, resultless=due) if due else []
+        for job_id, record in zip(due, records, strict=True):
+            watched = self._watched[job_id]
+            waited_s = None if record is None else measured_s(record, watched.prediction.seconds)
+            if waited_s is not None:
+                self._errors.learn(watched.prediction, waited_s)
+            elif record is not None and not record.state.final:
+                watched.look_at = now + max(SAMPLE_INTERVAL_S, LOOK_SHARE * (now - watched.since))
+                continue
+            del self._watched[job_id]
+            self._counts[watched.prediction.source] -= 1
+
+
+def measured_s(record: JobRecord, predicted_s: float) -> float | None:
+    """Return how long a job waited, in seconds; None while it waits.
+
+    A job that ended in the queue would have waited longer still: its wait counts if it exceeds the prediction, and
+    says nothing (None) otherwise.
+    """
+    if record.started_ms:
+        return max(0, record.started_ms - record.created_ms) / 1000
+    waited_s = max(0, record.done_ms - record.created_ms) / 1000
+    return waited_s if record.state.final and waited_s > predicted_s else None

@@ -1,0 +1,184 @@
+"""A request that cannot start in the time that it allows is refused at once: every shape, nothing queued, no guess."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from api_in_process import LocalApi, api_in_process
+
+from api.openai.wait import Wait
+from api.waits.limits import WaitLimit, exceeds, limit_of
+from streaming.jobs.job import Job, Text
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+
+WAITING = 3
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}
+PROMPT = {"model": "sim", "prompt": "hello"}
+SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    "chat": ("/v1/chat/completions", CHAT, {}),
+    "streamed chat": ("/v1/chat/completions", CHAT | {"stream": True}, {}),
+    "chat as a job": ("/v1/chat/completions", CHAT, {"Prefer": "respond-async"}),
+    "choices": ("/v1/chat/completions", CHAT | {"n": 4}, {}),
+    "completion": ("/v1/completions", PROMPT, {}),
+    "streamed completion": ("/v1/completions", PROMPT | {"stream": True}, {}),
+    "prompts": ("/v1/completions", {"model": "sim", "prompt": ["a", "b", "c"], "n": 2}, {}),
+    "token prompts": ("/v1/completions", {"model": "sim", "prompt": [[1, 2], [3]]}, {}),
+    "job": ("/v1/jobs", CHAT, {}),
+    "completion job": ("/v1/jobs", PROMPT | {"endpoint": "/v1/completions"}, {}),
+    "new key": ("/v1/jobs", CHAT, {"Idempotency-Key": "new"}),
+}
+
+
+@pytest.fixture
+async def busy(redis_url: str, wire: RedisClient) -> AsyncIterator[LocalApi]:
+    """A model whose lane has three waiting jobs and a wait of half a minute, told by a plan that held for past jobs."""
+    client = RedisClient.open(wire.settings)
+    async with api_in_process(client) as api:
+        await fill(api)
+        await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
+        api.calibrate(Priority.STANDARD, spread=0.2)
+        yield api
+
+
+async def fill(api: LocalApi) -> None:
+    for _ in range(WAITING):
+        assert (await api.post("/v1/jobs", CHAT)).status_code == 202
+
+
+async def queued(api: LocalApi) -> int:
+    return sum(lane.waiting for lane in await api.services.backlog.lanes(["sim"]))
+
+
+def limited(body: dict[str, Any], **queue: int) -> dict[str, Any]:
+    return body | {"queue": {"priority": "standard", **queue}}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_every_shape_is_refused_before_anything_is_queued(busy: LocalApi, shape: str) -> None:
+    """429 with the field, the estimate and the fix; the time to come back is what is left of the wait then."""
+    path, body, headers = SHAPES[shape]
+    answer = await busy.client.post(path, json=limited(body, max_queue_ms=8_500), headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (429, "deadline_unreachable", "queue.max_queue_ms")
+    assert error["eta_ms"] == 30_000 and answer.headers["retry-after"] == "22", "21.5 s, rounded up"
+    assert "8,500 ms" in error["message"] and "30,000 ms" in error["message"] and "higher lane" in error["message"]
+    assert "x-job-id" not in answer.headers and "x-should-retry" not in answer.headers
+    assert await queued(busy) == WAITING
+    rows = (await busy.client.get("/v1/jobs")).json()["data"]
+    assert len(rows) == WAITING
+
+
+async def test_the_tighter_limit_is_named(busy: LocalApi) -> None:
+    """deadline_ms ends with the last token, so the wait must fit into it as well."""
+    for limits, field in (
+        ({"deadline_ms": 5_000}, "queue.deadline_ms"),
+        ({"deadline_ms": 5_000, "max_queue_ms": 4_000}, "queue.max_queue_ms"),
+        ({"deadline_ms": 4_000, "max_queue_ms": 600_000}, "queue.deadline_ms"),
+    ):
+        answer = await busy.post("/v1/jobs", limited(CHAT, **limits))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (429, field)
+
+
+async def test_a_long_wait_asks_for_no_longer_pause_than_libraries_accept(busy: LocalApi) -> None:
+    await busy.plan(Priority.STANDARD, wait_s=3_600.0, waiting=WAITING)
+    answer = await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=1))
+    assert answer.headers["retry-after"] == "120" and answer.json()["error"]["eta_ms"] == 3_600_000
+
+
+async def test_a_request_without_a_limit_is_never_refused_for_its_wait(busy: LocalApi) -> None:
+    for body in (CHAT, limited(CHAT), limited(CHAT, max_queue_ms=60_000)):
+        answer = await busy.post("/v1/jobs", body)
+        assert answer.status_code == 202
+        assert answer.json()["eta_low_ms"] < answer.json()["eta_ms"] < answer.json()["eta_high_ms"]
+
+
+async def test_a_limit_inside_the_band_is_accepted(busy: LocalApi) -> None:
+    """One that some jobs with this estimate have met: the estimate itself refuses nothing."""
+    low_ms = busy.services.waits.wait("sim", Priority.STANDARD)
+    assert low_ms is not None and low_ms.low_ms is not None and low_ms.low_ms < 29_000
+    assert (await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=29_000))).status_code == 202
+    assert (await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=low_ms.low_ms - 1))).status_code == 429
+
+
+async def test_no_guess_refuses(busy: LocalApi) -> None:
+    """Another lane without an estimate, no scheduler's plan, a plan that nobody vouches for, a model that sleeps."""
+    asked = limited(CHAT, max_queue_ms=1)
+    other = CHAT | {"queue": {"priority": "batch", "max_queue_ms": 1}}
+    assert (await busy.post("/v1/jobs", other)).status_code == 202
+    now_ms = await busy.services.store_client.now_ms()
+    for changed in ({"at_ms": now_ms - 5_000}, {"want": 0}):
+        await busy.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING, **changed)
+        assert (await busy.post("/v1/jobs", asked)).status_code == 202
+    busy.services.waits.plans.learn({}, 0)
+    assert (await busy.post("/v1/jobs", asked)).status_code == 202
+
+
+async def test_few_measured_waits_refuse_nothing(redis_url: str, wire: RedisClient) -> None:
+    async with api_in_process(RedisClient.open(wire.settings)) as api:
+        await fill(api)
+        await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
+        answer = await api.post("/v1/jobs", limited(CHAT, max_queue_ms=1))
+        assert answer.status_code == 202 and answer.json()["eta_ms"] == 30_000
+        assert answer.json()["eta_low_ms"] is None
+
+
+async def test_a_lane_that_has_emptied_since_the_plan_refuses_nothing(busy: LocalApi) -> None:
+    """The plan is a second old: the lane is counted at the request."""
+    for row in (await busy.client.get("/v1/jobs")).json()["data"]:
+        await busy.post(f"/v1/jobs/{row['id']}/cancel", {})
+    answer = await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=2_000))
+    assert answer.status_code == 202 and answer.json()["eta_ms"] < 2_000
+
+
+async def test_a_request_that_was_accepted_before_is_not_refused(busy: LocalApi) -> None:
+    """Its key leads to its job, however long a new one would wait; another body with the key is told so."""
+    asked = limited(CHAT, max_queue_ms=20_000)
+    await busy.plan(Priority.STANDARD, wait_s=0.0, waiting=WAITING)
+    first = await busy.post("/v1/jobs", asked, Idempotency_Key="k")
+    assert first.status_code == 202
+    await busy.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
+    again = await busy.post("/v1/jobs", asked, Idempotency_Key="k")
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"])
+    assert (await busy.post("/v1/jobs", asked, Idempotency_Key="other")).status_code == 429
+    assert (await busy.post("/v1/jobs", asked)).status_code == 429
+    assert (await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=1), Idempotency_Key="k")).status_code == 422
+
+
+# --- do_not_queue ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_every_shape_that_must_not_queue_is_refused_with_the_wait(busy: LocalApi, shape: str) -> None:
+    """503 with the estimate and, rounded up, when to come back; nothing is queued."""
+    path, body, headers = SHAPES[shape]
+    await busy.plan(Priority.STANDARD, wait_s=30.4, each_s=10.0, waiting=WAITING)
+    asked = body | {"queue": {"priority": "standard", "do_not_queue": True}}
+    answer = await busy.client.post(path, json=asked, headers=headers)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], answer.headers["retry-after"]) == (503, "no_capacity", "31")
+    assert error["eta_ms"] == 30_400 and await queued(busy) == WAITING
+
+
+async def test_a_repeated_request_that_must_not_queue_joins_its_job(busy: LocalApi) -> None:
+    first = await busy.post("/v1/jobs", CHAT, Idempotency_Key="k")
+    assert first.status_code == 202
+    asked = CHAT | {"queue": {"do_not_queue": True}}
+    assert (await busy.post("/v1/jobs", asked, Idempotency_Key="k")).status_code == 422, "another body"
+    assert (await busy.post("/v1/jobs", CHAT, Idempotency_Key="k")).json()["id"] == first.json()["id"]
+
+
+# --- pure ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_limit_is_exceeded_only_by_the_low_end_of_a_known_band() -> None:
+    limit = WaitLimit("queue.max_queue_ms", 5_000)
+    assert not exceeds(None, limit) and not exceeds(Wait(90_000), limit)
+    assert not exceeds(Wait(90_000, 5_000, 99_000), limit) and exceeds(Wait(90_000, 5_001, 99_000), limit)
+
+
+def test_a_job_without_limits_has_none() -> None:
+    job = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
+    assert limit_of(job) is None

@@ -1,0 +1,122 @@
+"""Waits are measured by the jobs' own records: of a sample, whatever became of the job, and at a bounded cost."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from api.openai.wait import Wait
+from api.waits import calibration, sampler
+from api.waits.calibration import MIN_ERRORS, Prediction, Source, WaitErrors
+from api.waits.sampler import MAX_WATCHED, WaitSampler, measured_s
+from streaming.ids import new_job_id
+from streaming.jobs.job import Job, JobState, Text
+from streaming.jobs.lease import Lease
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+
+STANDARD, BATCH = (Source("m", lane, "plan") for lane in (Priority.STANDARD, Priority.BATCH))
+JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
+QUEUED = JobRecord(job=JOB, state=JobState.QUEUED, created_ms=10_000, keep_s=60, terminal=None)
+
+
+class Clock:
+    """Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Records:
+    """Stands in for the reader of jobs; counts what it is asked for."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, JobRecord] = {}
+        self.asked: list[str] = []
+
+    async def records(self, job_ids: Sequence[str], **_: Any) -> list[JobRecord | None]:
+        self.asked += job_ids
+        return [self.known.get(job_id, QUEUED) for job_id in job_ids]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(sampler, "time", clock)
+    monkeypatch.setattr(calibration, "time", clock)
+    return clock
+
+
+def ended(state: JobState, after_ms: int, started_ms: int = 0) -> JobRecord:
+    return dataclasses.replace(QUEUED, state=state, done_ms=10_000 + after_ms, started_ms=started_ms)
+
+
+def test_a_wait_ends_with_the_first_claim() -> None:
+    """Whatever came later. A job that never started waited longer than it was there; that may say something."""
+    running = dataclasses.replace(QUEUED, state=JobState.RUNNING, started_ms=14_500)
+    assert measured_s(QUEUED, 9.0) is None and measured_s(running, 9.0) == 4.5
+    assert measured_s(ended(JobState.COMPLETED, 60_000, 14_500), 9.0) == 4.5
+    assert measured_s(dataclasses.replace(running, started_ms=9_990), 9.0) == 0.0, "a clock that was set back"
+    assert measured_s(ended(JobState.EXPIRED, 20_000), 9.0) == 20.0
+    assert measured_s(ended(JobState.CANCELLED, 5_000), 9.0) is None
+
+
+async def test_a_sample_of_each_lane_is_watched_until_it_starts(clock: Clock) -> None:
+    """At most one a second and so many at once; none is forgotten, and none is read all the time."""
+    records, errors = Records(), WaitErrors()
+    watching = WaitSampler(cast(JobReader, records), errors)
+    for number in range(2 * MAX_WATCHED):
+        clock.now += 1.0
+        for again in range(3):
+            watching.note(f"s{number}.{again}", Prediction(STANDARD, 0.0))
+    watching.note("b", Prediction(BATCH, 1e6))
+    await watching.look()
+    assert records.asked == [f"s{number}.0" for number in range(MAX_WATCHED)], "a long queue hides no other lane"
+    records.asked.clear()
+    running = dataclasses.replace(QUEUED, state=JobState.RUNNING, started_ms=11_000)
+    records.known = {f"s{number}.0": running for number in range(MAX_WATCHED) if number != 1}
+    clock.now += 10.0
+    await watching.look()
+    assert errors.wait(Prediction(STANDARD, 0.0)) == Wait(1_000, 1_000, 1_000)
+    records.asked.clear()
+    clock.now += 1.0
+    await watching.look()
+    assert records.asked == [], "one that still waits is left alone for a tenth of its age"
+    clock.now += 10.0
+    await watching.look()
+    assert records.asked == ["s1.0"]
+    watching.note("next", Prediction(STANDARD, 0.0))
+    records.asked.clear()
+    clock.now += 30.0
+    await watching.look()
+    assert records.asked == ["s1.0", "next"], "there is room again"
+
+
+async def test_the_store_has_what_a_wait_needs(wire: RedisClient) -> None:
+    """A job that a worker claims is measured from its put to that claim; one that the store lost is forgotten."""
+    queue, lease, errors = Queue(wire), Lease(wire, "m"), WaitErrors()
+    watching, prediction = WaitSampler(JobReader(wire), errors), Prediction(STANDARD, 3_600.0)
+    await lease.register()
+    for _ in range(MIN_ERRORS):
+        job = replace(JOB, id=new_job_id(0))
+        await queue.put(job)
+        watching.watch(job.id, prediction, look_at=0.0)
+    await watching.look()
+    assert watching.watched == MIN_ERRORS, "none has started"
+    assert len((await lease.claim(0, MIN_ERRORS)).jobs) == MIN_ERRORS
+    watching.watch(new_job_id(0), prediction, look_at=0.0)
+    for job_id in list(watching.due(float("inf"))):
+        watching.watch(job_id, prediction, look_at=0.0)
+    await watching.look()
+    wait = errors.wait(prediction)
+    assert wait.low_ms is not None and wait.eta_ms < 3_600_000 and watching.watched == 0

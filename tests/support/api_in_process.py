@@ -1,0 +1,95 @@
+"""An API process inside the test's own: its services can be looked at, and told what a scheduler would tell them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import httpx2
+import msgspec
+import uvicorn
+
+from api.app import build_app
+from api.auth.keys import Keyring
+from api.services import Services
+from api.settings import ApiSettings, KeySettings
+from api.stream.connection import Connection
+from api.stream.connection_guard import ConnectionGuard
+from api.waits.calibration import MIN_ERRORS, Prediction, Source
+from streaming.fleet.plans import Plan, Prospect
+from streaming.fleet.settings import ModelSettings
+from streaming.jobs.settings import UNLIMITED, QuotaSettings
+from streaming.keys import fleet_key
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from telemetry.metrics import Metrics
+from telemetry.tracing import Tracing
+
+FAR_MS = 1 << 45
+"""A plan of that time is as new as one can be, however long the test takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalApi:
+    """A server with the model `sim` and no worker, and a client of it."""
+
+    services: Services
+    client: httpx2.AsyncClient
+
+    async def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx2.Response:
+        """Send a JSON body; `headers` with underscores."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.client.post(path, json=body, headers=named)
+
+    async def plan(self, lane: Priority, *, want: int = 1, at_ms: int = FAR_MS, **prospect: Any) -> None:
+        """Publish what a scheduler expects of one lane, and have this process read it."""
+        plan = Plan(model="sim", want=want, reason="test", at_ms=at_ms, lanes={lane: Prospect(**prospect)})
+        store = self.services.store_client
+        await store.redis.hset(fleet_key("plan"), "sim", msgspec.json.encode(plan))
+        self.services.waits.plans.learn({"sim": plan}, await store.now_ms())
+
+    def calibrate(self, lane: Priority, ratio: float = 1.0, spread: float = 0.0) -> None:
+        """Past waits were `ratio` times as long as predicted, give or take `spread`."""
+        source = Source("sim", lane, "plan")
+        for number in range(MIN_ERRORS):
+            waited_s = 100 * (ratio + spread * (2 * number / (MIN_ERRORS - 1) - 1))
+            self.services.waits.errors.learn(Prediction(source, 100.0), waited_s)
+
+
+@asynccontextmanager
+async def api_in_process(
+    client: RedisClient, keys: dict[str, KeySettings] | None = None, quotas: QuotaSettings = UNLIMITED, **settings: Any
+) -> AsyncIterator[LocalApi]:
+    """Serve on a free port of loopback until the block ends. The services close `client`."""
+    services = Services(
+        settings=ApiSettings(**settings),
+        store_client=client,
+        models={"sim": ModelSettings(engine="sim")},
+        keyring=Keyring(keys or {}),
+        metrics=Metrics.start("", "api"),
+        tracing=Tracing(),
+        version="0",
+        quota_settings=quotas,
+    )
+    await services.store.try_to_enter()
+    listener = socket.create_server(("127.0.0.1", 0))
+    guard = ConnectionGuard(services.settings)
+    http = cast(type[asyncio.Protocol], partial(Connection, guard=guard))
+    config = uvicorn.Config(build_app(services), http=http, log_config=None, access_log=False, lifespan="on", ws="none")
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with httpx2.AsyncClient(base_url=url, timeout=30) as http_client:
+        while not server.started:
+            assert not serving.done(), serving.exception()
+            await asyncio.sleep(0.01)
+        try:
+            yield LocalApi(services, http_client)
+        finally:
+            server.should_exit = True
+            await serving
