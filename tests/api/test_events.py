@@ -677,7 +677,7 @@ def services_of(wire: RedisClient, relay: object, queue: object, reader: object)
         settings=ApiSettings(),
         store_client=wire,
         cards={},
-        eta_ms=lambda *_: None,
+        waits=SimpleNamespace(wait_of=lambda *_: None),
         relay=relay,
         queue=queue,
         job_reader=reader,
