@@ -162,10 +162,10 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
 
 def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:
     """Return the wait that the client is told, and note it, to be compared with the measured one."""
-    prediction = services.waits.predict_at(job.model, job.priority, accepted.waiting)
+    prediction = services.waits.predict_at(job, accepted.waiting)
     if prediction is not None:
         services.wait_sampler.note(accepted.id, prediction)
-    return services.waits.wait_of(accepted.id, job.model, job.priority, accepted.waiting)
+    return services.waits.wait_of(job, accepted.waiting)
 
 
 async def _accept(
@@ -218,10 +218,10 @@ async def _put(
     except StoreFull as error:
         raise errors.store_full(str(error)) from None
     except LaneFull as error:
-        retry_s = services.waits.retry_s(job.model, job.priority, error.waiting)
+        retry_s = services.waits.retry_s(job, error.waiting)
         raise errors.queue_full(error.waiting, retry_s, _eta_ms(services, job)) from None
     except NoCapacity:
-        retry_s = services.waits.retry_s(job.model, job.priority)
+        retry_s = services.waits.retry_s(job)
         raise errors.no_capacity(retry_s, _eta_ms(services, job)) from None
     except OutOfReach as error:
         raise errors.deadline_unreachable(error.limit.field, error.limit.ms, job.priority, error.wait) from None
@@ -238,7 +238,7 @@ async def _put(
 
 def _eta_ms(services: Services, job: Job) -> int | None:
     """Return when a job put now would start."""
-    wait = services.waits.wait(job.model, job.priority)
+    wait = services.waits.wait(job)
     return None if wait is None else wait.eta_ms
 
 

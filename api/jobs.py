@@ -181,7 +181,7 @@ async def view_of(services: Services, record: JobRecord, *, deep: bool = True, p
         position = await services.job_reader.position(record)
     job, wait = record.job, None
     if position is not None:
-        wait = services.waits.wait_of(job.id, job.model, job.priority, position)
+        wait = services.waits.wait_of(job, position)
     return JobView.of(record, facts_of(services, record), position, wait)
 
 

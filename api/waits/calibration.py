@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from typing import Literal, NamedTuple, TypeAlias
 
 from api.openai.wait import Wait
+from streaming.jobs.job import Job
 from streaming.priority import Priority
 
 WINDOW_S = 900.0
@@ -33,6 +34,13 @@ class Source(NamedTuple):
     model: str
     lane: Priority
     estimator: Estimator
+    limited: bool = False
+    """Of jobs with a time limit, which the order of the queue may prefer."""
+
+    @classmethod
+    def of(cls, job: Job, estimator: Estimator) -> Source:
+        limited = job.max_queue_ms is not None or job.deadline_ms is not None
+        return cls(job.model, job.priority, estimator, limited)
 
 
 class Prediction(NamedTuple):
@@ -63,7 +71,7 @@ class _Ratios:
 
 
 class WaitErrors:
-    """The recent errors of each source, in one process; bounded by models times lanes."""
+    """The recent errors of each source, in one process; bounded by models times lanes times four."""
 
     def __init__(self) -> None:
         self._ratios: defaultdict[Source, _Ratios] = defaultdict(_Ratios)

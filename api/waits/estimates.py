@@ -9,9 +9,10 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 
 from api.openai.wait import Wait
-from api.waits.calibration import Prediction, Source, WaitErrors
+from api.waits.calibration import Estimator, Prediction, Source, WaitErrors
 from api.waits.shown import ShownWaits
 from streaming.fleet.plans import Plan
+from streaming.jobs.job import Job
 from streaming.priority import Priority
 
 STALE_S = 10.0
@@ -104,37 +105,39 @@ class WaitEstimates:
         self.errors, self.shown = WaitErrors(), ShownWaits()
         self._partitions = partitions
 
-    def predict(self, model: str, lane: Priority, before: int | None) -> Prediction | None:
+    def predict(self, job: Job, before: int | None) -> Prediction | None:
         """Return the uncorrected wait of a job with `before` others ahead of it in its lane; None: unknown.
 
         Args:
             before: Of all partitions; None: all jobs of the lane.
         """
-        if self.plans.knows(model):
-            eta_ms, source = self.plans.eta_ms(model, lane, before), Source(model, lane, "plan")
+        estimator: Estimator = "plan" if self.plans.knows(job.model) else "rate"
+        if estimator == "plan":
+            eta_ms = self.plans.eta_ms(job.model, job.priority, before)
         else:
-            eta_ms, source = self.completions.eta_ms(model, before or 0), Source(model, lane, "rate")
-        return None if eta_ms is None else Prediction(source, eta_ms / 1000)
+            eta_ms = self.completions.eta_ms(job.model, before or 0)
+        return None if eta_ms is None else Prediction(Source.of(job, estimator), eta_ms / 1000)
 
-    def predict_at(self, model: str, lane: Priority, position: int) -> Prediction | None:
+    def predict_at(self, job: Job, position: int) -> Prediction | None:
         """The same by a position in one partition: workers take from all of them alike."""
-        return self.predict(model, lane, position * self._partitions)
+        return self.predict(job, position * self._partitions)
 
-    def wait(self, model: str, lane: Priority, before: int | None = None) -> Wait | None:
-        """Return the corrected wait, with its band if that is known."""
-        prediction = self.predict(model, lane, before)
+    def wait(self, job: Job, before: int | None = None) -> Wait | None:
+        """Return the corrected wait of a job that is put now, with its band if that is known."""
+        prediction = self.predict(job, before)
         return None if prediction is None else self.errors.wait(prediction)
 
-    def wait_of(self, job_id: str, model: str, lane: Priority, position: int) -> Wait | None:
+    def wait_of(self, job: Job, position: int) -> Wait | None:
         """Return the wait to show for a waiting job: it rises only if more jobs are ahead of it than before."""
-        prediction = self.predict_at(model, lane, position)
+        prediction = self.predict_at(job, position)
         if prediction is None:
             return None
-        return self.shown.settle(job_id, self.errors.wait(prediction), position + self.plans.above(model, lane))
+        ahead = position + self.plans.above(job.model, job.priority)
+        return self.shown.settle(job.id, self.errors.wait(prediction), ahead)
 
-    def retry_s(self, model: str, lane: Priority, position: int | None = None) -> float:
+    def retry_s(self, job: Job, position: int | None = None) -> float:
         """Return when to try again: once a job put now would start or, with the `position` of the last job of a full
         lane, once part of the lane has started."""
         before = None if position is None else position * self._partitions // FULL_LANE_SHARE
-        wait = self.wait(model, lane, before)
+        wait = self.wait(job, before)
         return DEFAULT_RETRY_S if wait is None else wait.eta_ms / 1000

@@ -50,12 +50,12 @@ async def out_of_reach(services: Services, job: Job) -> OutOfReach | None:
     limit, waits = limit_of(job), services.waits
     if limit is None or not waits.plans.can_judge(job.model):
         return None
-    if not exceeds(waits.wait(job.model, job.priority), limit):
+    if not exceeds(waits.wait(job), limit):
         return None
     try:
         lanes = await services.backlog.lanes([job.model])
     except Unavailable:
         return None  # the put will find out
     waiting = sum(lane.waiting for lane in lanes if lane.priority is job.priority)
-    wait = waits.wait(job.model, job.priority, waiting)
+    wait = waits.wait(job, waiting)
     return OutOfReach(limit, wait) if wait is not None and exceeds(wait, limit) else None

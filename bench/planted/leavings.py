@@ -34,8 +34,8 @@ LEAVINGS = (
         (
             Edit(
                 "api/admission.py",
-                "eta_ms = None if accepted.joined else services.eta_ms(",
-                "eta_ms = services.eta_ms(",
+                "wait = None if accepted.joined else _expected_wait(",
+                "wait = _expected_wait(",
             ),
         ),
         ("tests/api/admin/test_pools.py::test_a_waiting_job_is_told_when_its_model_will_be_awake",),

@@ -33,8 +33,8 @@ PROMISES = (
         (
             Edit(
                 "api/waits/limits.py",
-                "wait = waits.wait(job.model, job.priority, waiting)",
-                "wait = waits.wait(job.model, job.priority)",
+                "wait = waits.wait(job, waiting)",
+                "wait = waits.wait(job)",
             ),
         ),
         (LIMITS + "a_lane_that_has_emptied_since_the_plan_refuses_nothing",),
@@ -66,13 +66,13 @@ PROMISES = (
     Bug(
         "a wait that never grows",
         "Work of higher lanes pushes a job back, and its client is told the old time: a false hope.",
-        (Edit("api/waits/estimates.py", "position + self.plans.above(model, lane)", "position"),),
+        (Edit("api/waits/estimates.py", "position + self.plans.above(job.model, job.priority)", "position"),),
         (CALIBRATION + "more_work_in_a_higher_lane_lifts_the_estimate",),
     ),
     Bug(
         "the wait of one partition",
         "With four partitions, every client is told a quarter of its wait.",
-        (Edit("api/waits/estimates.py", "lane, position * self._partitions)", "lane, position)"),),
+        (Edit("api/waits/estimates.py", "job, position * self._partitions)", "job, position)"),),
         (CALIBRATION + "the_wait_of_a_job_counts_all_partitions",),
     ),
     Bug(

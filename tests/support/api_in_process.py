@@ -53,11 +53,11 @@ class LocalApi:
         await store.redis.hset(fleet_key("plan"), "sim", msgspec.json.encode(plan))
         self.services.waits.plans.learn({"sim": plan}, await store.now_ms())
 
-    def calibrate(self, lane: Priority, ratio: float = 1.0, spread: float = 0.0) -> None:
-        """Past waits were `ratio` times as long as predicted, give or take `spread`."""
-        source = Source("sim", lane, "plan")
+    def calibrate(self, lane: Priority, spread: float, *, limited: bool) -> None:
+        """Past waits of jobs, with or without a time limit, were as long as predicted, give or take `spread` of it."""
+        source = Source("sim", lane, "plan", limited)
         for number in range(MIN_ERRORS):
-            waited_s = 100 * (ratio + spread * (2 * number / (MIN_ERRORS - 1) - 1))
+            waited_s = 100 * (1 + spread * (2 * number / (MIN_ERRORS - 1) - 1))
             self.services.waits.errors.learn(Prediction(source, 100.0), waited_s)
 
 

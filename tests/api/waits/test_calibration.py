@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from api.openai.wait import Wait, wait_fields
 from api.waits import calibration, estimates
@@ -12,9 +13,12 @@ from api.waits.calibration import MAX_ERRORS, MIN_ERRORS, WINDOW_S, Prediction, 
 from api.waits.estimates import DEFAULT_RETRY_S, FRESH_S, FULL_LANE_SHARE, WaitEstimates
 from api.waits.shown import MAX_SHOWN, ShownWaits
 from streaming.fleet.plans import Plan, Prospect
+from streaming.jobs.job import Job, Text
 from streaming.priority import Priority
 
 STANDARD = Source("m", Priority.STANDARD, "plan")
+LIMITED = Job(id="l", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)), deadline_ms=9)
+JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
 
 
 class Clock:
@@ -56,10 +60,12 @@ def test_a_band_holds_what_it_promises() -> None:
 
 
 def test_there_is_no_band_without_enough_errors_of_the_same_source(clock: Clock) -> None:
-    """Errors of another lane or estimator, few ones and old ones say nothing."""
+    """Errors of another lane, another estimator or of jobs with a time limit, few ones and old ones say nothing."""
     errors = WaitErrors()
     asked = Prediction(STANDARD, 10.0)
-    for source in (Source("m", Priority.BATCH, "plan"), Source("m", Priority.STANDARD, "rate"), STANDARD):
+    others = (STANDARD._replace(lane=Priority.BATCH), STANDARD._replace(estimator="rate"), Source.of(LIMITED, "plan"))
+    assert Source.of(JOB, "plan") == STANDARD != Source.of(LIMITED, "plan")
+    for source in (*others, STANDARD):
         for _ in range(MIN_ERRORS if source != STANDARD else MIN_ERRORS - 1):
             errors.learn(Prediction(source, 10.0), 21.0)
     assert errors.wait(asked) == Wait(10_000)
@@ -124,19 +130,19 @@ def test_the_wait_of_a_job_counts_all_partitions() -> None:
     """A position is one partition's, the plan's number of waiting jobs that of all of them."""
     lane = Prospect(wait_s=100.0, each_s=1.0, waiting=100)
     for partitions, position in ((1, 100), (4, 25)):
-        told = waits(partitions, standard=lane).wait_of("j", "m", Priority.STANDARD, position)
+        told = waits(partitions, standard=lane).wait_of(JOB, position)
         assert told == Wait(100_000)
 
 
 def test_more_work_in_a_higher_lane_lifts_the_estimate() -> None:
     found = waits(interactive=Prospect(0.0, 1.0, 0), standard=Prospect(5.0, 1.0, 3), batch=Prospect(0.0, 1.0, 9))
-    assert found.wait_of("j", "m", Priority.STANDARD, 3) == Wait(5_000)
+    assert found.wait_of(JOB, 3) == Wait(5_000)
     busier = {"interactive": Prospect(4.0, 1.0, 4), "standard": Prospect(9.0, 1.0, 3)}
     found.plans.learn({"m": Plan(model="m", want=1, reason="r", at_ms=1_000, lanes=busier)}, 1_000)
-    assert found.wait_of("j", "m", Priority.STANDARD, 3) == Wait(9_000)
+    assert found.wait_of(JOB, 3) == Wait(9_000)
     lower = {"interactive": Prospect(4.0, 1.0, 4), "standard": Prospect(19.0, 1.0, 3), "batch": Prospect(1.0, 1.0, 99)}
     found.plans.learn({"m": Plan(model="m", want=1, reason="r", at_ms=1_000, lanes=lower)}, 1_000)
-    assert found.wait_of("j", "m", Priority.STANDARD, 3) == Wait(9_000), "lower lanes are not ahead of it"
+    assert found.wait_of(JOB, 3) == Wait(9_000), "lower lanes are not ahead of it"
 
 
 def test_when_to_try_again_follows_from_the_wait() -> None:
@@ -144,9 +150,9 @@ def test_when_to_try_again_follows_from_the_wait() -> None:
     lane = Prospect(wait_s=40.0, each_s=0.4, waiting=100)
     for partitions, position in ((1, 100), (2, 50)):
         found = waits(partitions, standard=lane)
-        assert found.retry_s("m", Priority.STANDARD) == 40.0
-        assert found.retry_s("m", Priority.STANDARD, position) == pytest.approx(40.0 / FULL_LANE_SHARE, abs=0.001)
-    assert found.retry_s("m", Priority.BATCH) == DEFAULT_RETRY_S == WaitEstimates().retry_s("m", Priority.STANDARD, 9)
+        assert found.retry_s(JOB) == 40.0
+        assert found.retry_s(JOB, position) == pytest.approx(40.0 / FULL_LANE_SHARE, abs=0.001)
+    assert found.retry_s(replace(JOB, priority=Priority.BATCH)) == DEFAULT_RETRY_S == WaitEstimates().retry_s(JOB, 9)
 
 
 def test_only_a_fresh_plan_of_a_model_that_is_awake_refuses(clock: Clock) -> None:

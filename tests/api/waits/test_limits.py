@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from api_in_process import LocalApi, api_in_process
+from msgspec.structs import replace
 
 from api.openai.wait import Wait
 from api.waits.limits import WaitLimit, exceeds, limit_of
@@ -15,6 +16,7 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
 WAITING = 3
+LIMITED = Job(id="j", model="sim", tenant="local", priority=Priority.STANDARD, prompt=Text(("x",)), max_queue_ms=1_000)
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}
 PROMPT = {"model": "sim", "prompt": "hello"}
 SHAPES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
@@ -39,7 +41,8 @@ async def busy(redis_url: str, wire: RedisClient) -> AsyncIterator[LocalApi]:
     async with api_in_process(client) as api:
         await fill(api)
         await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
-        api.calibrate(Priority.STANDARD, spread=0.2)
+        for limited in (True, False):
+            api.calibrate(Priority.STANDARD, 0.2, limited=limited)
         yield api
 
 
@@ -97,7 +100,7 @@ async def test_a_request_without_a_limit_is_never_refused_for_its_wait(busy: Loc
 
 async def test_a_limit_inside_the_band_is_accepted(busy: LocalApi) -> None:
     """One that some jobs with this estimate have met: the estimate itself refuses nothing."""
-    low_ms = busy.services.waits.wait("sim", Priority.STANDARD)
+    low_ms = busy.services.waits.wait(LIMITED)
     assert low_ms is not None and low_ms.low_ms is not None and low_ms.low_ms < 29_000
     assert (await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=29_000))).status_code == 202
     assert (await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=low_ms.low_ms - 1))).status_code == 429
@@ -117,8 +120,10 @@ async def test_no_guess_refuses(busy: LocalApi) -> None:
 
 
 async def test_few_measured_waits_refuse_nothing(redis_url: str, wire: RedisClient) -> None:
+    """Those of jobs without a limit do not count: the order of the queue may prefer a job that has one."""
     async with api_in_process(RedisClient.open(wire.settings)) as api:
         await fill(api)
+        api.calibrate(Priority.STANDARD, 0.2, limited=False)
         await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
         answer = await api.post("/v1/jobs", limited(CHAT, max_queue_ms=1))
         assert answer.status_code == 202 and answer.json()["eta_ms"] == 30_000
@@ -180,5 +185,4 @@ def test_a_limit_is_exceeded_only_by_the_low_end_of_a_known_band() -> None:
 
 
 def test_a_job_without_limits_has_none() -> None:
-    job = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
-    assert limit_of(job) is None
+    assert limit_of(replace(LIMITED, max_queue_ms=None)) is None
