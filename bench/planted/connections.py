@@ -8,7 +8,7 @@ GUARD = "tests/api/stream/test_connection_guard.py::test_"
 ENDS = "tests/api/test_process.py::test_"
 BOUNDS = "tests/api/test_bounds.py::test_"
 UPLOADS = "tests/api/test_uploads.py::test_"
-SURVEY = "tests/offline/batch/test_survey.py::test_"
+INPUT_VALIDATION = "tests/offline/batch/test_input_validation.py::test_"
 CONNECTION = "api/stream/bounded_protocol.py"
 DROPPED = (
     "            cycle.keep_alive = False\n            self._dropping = True\n            self._leave()\n        elif"
@@ -267,7 +267,7 @@ CONNECTIONS = (
         "a line as deep as the stack",
         "A line that was read once cannot be read again where the stack is higher, and its batch never ends.",
         (Edit("api/openai/batch_lines.py", "if nested_beyond(data, MAX_LINE_DEPTH):", "if False:"),),
-        (SURVEY + "a_line_that_is_nested_too_deeply_is_named",),
+        (INPUT_VALIDATION + "a_line_that_is_nested_too_deeply_is_named",),
     ),
     Bug(
         "a line that only an older version took",

@@ -8,7 +8,7 @@ BATCHES = "tests/streaming/batches/test_store.py::test_"
 LEDGER = "tests/streaming/batches/test_ledger.py::test_"
 TIDY = "tests/offline/batch/test_tidy.py::test_"
 IDENTITY = "tests/streaming/store/test_identity.py::test_"
-SURVEY = "tests/offline/batch/test_survey.py::test_"
+INPUT_VALIDATION = "tests/offline/batch/test_input_validation.py::test_"
 MALFORMED = "tests/streaming/test_malformed.py::test_"
 
 LINES = (
@@ -68,7 +68,7 @@ LINES = (
         "equal prompts are equal requests",
         "A line gets the answer of one that asked for something else, or for another sample.",
         (Edit("api/openai/batch_lines.py", "(request.model, job_prompt, sampling)", "(request.model, job_prompt)"),),
-        (SURVEY + "equal_lines_are_computed_once_if_their_answer_is_sure",),
+        (INPUT_VALIDATION + "equal_lines_are_computed_once_if_their_answer_is_sure",),
     ),
     Bug(
         "the file of the first try",
@@ -145,8 +145,8 @@ LINES = (
     Bug(
         "a custom_id twice",
         "Two lines of the output have the same name, and nobody knows which is which.",
-        (Edit("offline/batch/survey.py", "return earlier if earlier != number else 0", "return 0"),),
-        (SURVEY + "a_bad_line_is_named",),
+        (Edit("offline/batch/input_validation.py", "return earlier if earlier != number else 0", "return 0"),),
+        (INPUT_VALIDATION + "a_bad_line_is_named",),
     ),
 )
 

@@ -77,7 +77,7 @@ WORK = (
     Bug(
         "any number of choices in a line of a batch",
         "What is refused at the door comes in by a file.",
-        (Edit("offline/batch/survey.py", "terms.models, terms.max_choices)", "terms.models)"),),
+        (Edit("offline/batch/input_validation.py", "terms.models, terms.max_choices)", "terms.models)"),),
         (BOUND + "a_line_of_a_batch_is_held_to_it",),
     ),
     Bug(

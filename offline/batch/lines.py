@@ -282,8 +282,8 @@ class Lines:
         return True
 
     def _jobs(self, lines: list[int], left_ms: int | None) -> list[Job | ApiError]:
-        """Read the lines and build their jobs; an error becomes the line's answer (the survey accepted the request, but
-        it may have been an older version, which refused less). Blocks."""
+        """Read the lines and build their jobs; an error becomes the line's answer (an older version, which refused
+        less, may have validated the input). Blocks."""
         assert self._source is not None
         batch, jobs = self._lease.batch, list[Job | ApiError]()
         for line in lines:

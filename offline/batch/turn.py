@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from api.openai.batch_lines import blocks, output_lines
+from offline.batch.input_validation import Terms, ValidatedInput, ValidationInterrupted, validate_input
 from offline.batch.lines import BatchTools, Lines
-from offline.batch.survey import Survey, SurveyInterrupted, Terms, survey
 from runtime.loops import ExpectedErrors, run_periodically, wait
 from streaming.batches.batch import BatchProgress, BatchState, LineFault
 from streaming.batches.file_store import FileStore, Incoming
@@ -192,11 +192,11 @@ class BatchTurn:
         )
         try:
             source = await asyncio.to_thread(self._context.file_store.input_of, batch.id, batch.input_file)
-            found = await asyncio.to_thread(survey, source, terms, segment, self._should_continue)
+            found = await asyncio.to_thread(validate_input, source, terms, segment, self._should_continue)
             if not found.faults:
                 await asyncio.to_thread(segment.commit)
                 await asyncio.to_thread(found.plan.save, self._folder)
-        except SurveyInterrupted:
+        except ValidationInterrupted:
             await self._save(rest_ms=0)
             return False
         except FileNotFoundError:
@@ -220,7 +220,7 @@ class BatchTurn:
         self._lease = replace(self._lease, progress=self._progress)
         return True
 
-    async def _over_quota(self, found: Survey) -> list[LineFault]:
+    async def _over_quota(self, found: ValidatedInput) -> list[LineFault]:
         room, waiting = await self._batches.reserve(self._lease, found.tokens)
         if room:
             return []
@@ -306,7 +306,7 @@ class BatchTurn:
             for block in blocks(output_lines(batch.id, self._folder, plan, ledger, outcome, reason)):
                 incoming.write(block)
                 if self._lost:
-                    raise SurveyInterrupted
+                    raise ValidationInterrupted
             return self._keep(incoming, outcome) if incoming.size else None
         finally:
             incoming.discard()

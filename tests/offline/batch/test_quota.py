@@ -16,8 +16,8 @@ from openai import OpenAI
 from openai.types import Batch as BatchObject
 from redis import Redis
 
+from offline.batch.input_validation import Terms, validate_input
 from offline.batch.lines import BatchTools, Lines
-from offline.batch.survey import Terms, survey
 from penstock.engine import Capabilities, ModelCard
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import LineOutcome, Segment
@@ -63,7 +63,7 @@ def test_a_line_weighs_what_it_may_have_computed(tmp_path: Path, body: dict[str,
     """n, lists of prompts and a missing max_tokens are no way around a quota."""
     (tmp_path / "input").write_bytes(jsonl([completion(0, **body)]))
     segment = Segment(tmp_path, 1)
-    found = survey(tmp_path / "input", Terms("/v1/completions", {"sim"}, 10, cards=CARDS), segment)
+    found = validate_input(tmp_path / "input", Terms("/v1/completions", {"sim"}, 10, cards=CARDS), segment)
     segment.close()
     assert (found.faults, found.tokens, list(found.plan.tokens)) == ([], tokens, [tokens])
 
@@ -130,7 +130,7 @@ async def lines(wire: RedisClient, tmp_path: Path) -> AsyncIterator[Lines]:
     asked = [line(number, f"line {number}", n=1 + number % 3) for number in range(10)]
     (tmp_path / "input").write_bytes(jsonl(asked))
     segment = Segment(tmp_path, 1)
-    found = survey(tmp_path / "input", Terms("/v1/chat/completions", {"sim"}, 100, cards=CARDS), segment)
+    found = validate_input(tmp_path / "input", Terms("/v1/chat/completions", {"sim"}, 100, cards=CARDS), segment)
     segment.add(3, LineOutcome.DONE, 0, b"{}")
     segment.commit()
     segment.close()

@@ -15,8 +15,8 @@ from house import House, redis_process
 
 from api.openai.errors import too_large_for_store
 from offline.batch import lines as lines_module
+from offline.batch.input_validation import Terms, validate_input
 from offline.batch.lines import BatchTools, Lines
-from offline.batch.survey import Terms, survey
 from offline.broker.intake import Intake, Rejected
 from penstock.engine import Capabilities, ModelCard, Sampling
 from streaming.batches.batch import Batch, BatchProgress, BatchState
@@ -238,7 +238,7 @@ async def begin(small: RedisClient, tmp_path: Path) -> AsyncIterator[Callable[..
         folder.mkdir()
         (folder / "input").write_bytes(jsonl(rows))
         segment = Segment(folder, 1)
-        found = survey(folder / "input", Terms("/v1/completions", {"sim"}, 100_000), segment)
+        found = validate_input(folder / "input", Terms("/v1/completions", {"sim"}, 100_000), segment)
         segment.close()
         found.plan.save(folder)
         batch = Batch(

@@ -12,8 +12,8 @@ from flow import until
 from msgspec.structs import replace
 
 from offline.batch import turn as turns
+from offline.batch.input_validation import Terms, validate_input
 from offline.batch.lines import BatchTools
-from offline.batch.survey import Terms, survey
 from offline.batch.turn import BatchTurn, TurnContext
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.file_store import FileStore
@@ -76,7 +76,7 @@ class Desk:
         work.mkdir(parents=True)
         (work / "input").write_bytes(jsonl([line(number) for number in range(2)]))
         segment = Segment(work, 1)
-        survey(work / "input", Terms(self.batch.endpoint, {"sim"}, 10), segment).plan.save(work)
+        validate_input(work / "input", Terms(self.batch.endpoint, {"sim"}, 10), segment).plan.save(work)
         segment.add(1, LineOutcome.DONE, 0, b"{}")
         segment.commit()
         segment.close()

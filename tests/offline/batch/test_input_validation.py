@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from batching import jsonl, line
 
-from offline.batch.survey import MAX_FAULTS, Survey, SurveyInterrupted, Terms, survey
+from offline.batch.input_validation import MAX_FAULTS, Terms, ValidatedInput, ValidationInterrupted, validate_input
 from streaming.batches.ledger import AnswerReader, Ledger, LineOutcome, Segment
 
 TERMS = Terms("/v1/chat/completions", {"sim", "other"}, 1000)
 
 
-def surveyed(folder: Path, data: bytes, terms: Terms = TERMS, **more: Any) -> tuple[Survey, Ledger]:
+def validated(folder: Path, data: bytes, terms: Terms = TERMS, **more: Any) -> tuple[ValidatedInput, Ledger]:
     (folder / "input").write_bytes(data)
     segment = Segment(folder, 1)
-    found = survey(folder / "input", terms, segment, **more)
+    found = validate_input(folder / "input", terms, segment, **more)
     segment.commit()
     segment.close()
     return found, Ledger.load(folder, len(found.plan))
@@ -27,7 +27,7 @@ def surveyed(folder: Path, data: bytes, terms: Terms = TERMS, **more: Any) -> tu
 def test_a_good_input(tmp_path: Path) -> None:
     """Every line in its place; reading one gives it back."""
     lines = [line(number) for number in range(5)]
-    found, ledger = surveyed(tmp_path, jsonl(lines[:2]) + b"\n" + jsonl(lines[2:]))
+    found, ledger = validated(tmp_path, jsonl(lines[:2]) + b"\n" + jsonl(lines[2:]))
     assert (found.faults, found.models, list(found.plan.numbers)) == ([], {"sim"}, [1, 2, 4, 5, 6])
     assert list(found.plan.order) == [0, 1, 2, 3, 4]
     assert found.tokens == sum(found.plan.tokens) > 5 * 6
@@ -55,7 +55,7 @@ def test_a_bad_line_is_named(tmp_path: Path, bad: bytes, code: str) -> None:
     """Its number and what is wrong; nothing of the batch is run."""
     terms = Terms("/v1/chat/completions", {"sim"}, 1000, max_line_bytes=2000)
     data = jsonl([line(0), line(1)]) + bad.rstrip() + b"\n" + jsonl([line(2)])
-    found, _ = surveyed(tmp_path, data, terms)
+    found, _ = validated(tmp_path, data, terms)
     assert [(fault.line, fault.code) for fault in found.faults] == [(3, code)]
 
 
@@ -64,7 +64,7 @@ def test_a_line_that_is_nested_too_deeply_is_named(tmp_path: Path, levels: int) 
     """Also where it could be read now, but not by one who has called more functions before."""
     deep = b'{"custom_id": "x", "url": "/v1/chat/completions", "body": %b}'
     data = jsonl([line(0)]) + deep % (b"[" * (levels - 1) + b"]" * (levels - 1)) + b"\n" + jsonl([line(1)])
-    found, _ = surveyed(tmp_path, data)
+    found, _ = validated(tmp_path, data)
     assert [(fault.line, fault.code) for fault in found.faults] == [(2, "invalid_json_line")]
 
 
@@ -72,7 +72,7 @@ def test_a_heavy_line_is_answered_with_the_error(tmp_path: Path) -> None:
     """As the same request would be, and so is one that is nested too deeply for a request; the others are run."""
     heavy, deep = line(1, z=[[]] * 100_000), line(2, z="DEEP")
     nested = jsonl([deep]).replace(b'"DEEP"', b"[" * 250 + b"]" * 250)
-    found, ledger = surveyed(tmp_path, jsonl([line(0), heavy]) + nested + jsonl([line(3)]))
+    found, ledger = validated(tmp_path, jsonl([line(0), heavy]) + nested + jsonl([line(3)]))
     assert (found.faults, found.refused, list(found.plan.order)) == ([], 2, [0, 3])
     with AnswerReader(tmp_path) as answers:
         kept = [json.loads(answers.read(end)) for end in ledger.ends if end]
@@ -82,7 +82,7 @@ def test_a_heavy_line_is_answered_with_the_error(tmp_path: Path) -> None:
 
 def test_many_bad_lines_are_named_up_to_a_number(tmp_path: Path) -> None:
     """All of the first hundred, each with its number."""
-    found, _ = surveyed(tmp_path, b"x\n" * 500)
+    found, _ = validated(tmp_path, b"x\n" * 500)
     assert [fault.line for fault in found.faults] == list(range(1, MAX_FAULTS + 1))
 
 
@@ -92,14 +92,14 @@ def test_many_bad_lines_are_named_up_to_a_number(tmp_path: Path) -> None:
 )
 def test_too_few_and_too_many(tmp_path: Path, data: bytes, code: str) -> None:
     """A file without lines, and one with more than may be."""
-    found, _ = surveyed(tmp_path, data, Terms("/v1/chat/completions", {"sim"}, 3))
+    found, _ = validated(tmp_path, data, Terms("/v1/chat/completions", {"sim"}, 3))
     assert [fault.code for fault in found.faults] == [code]
 
 
 def test_a_wrong_request_is_that_lines_answer(tmp_path: Path) -> None:
     """The others are run."""
     lines = [line(0), line(1, model="gone"), line(2, temperature=9), line(3, messages=[]), line(4)]
-    found, ledger = surveyed(tmp_path, jsonl(lines))
+    found, ledger = validated(tmp_path, jsonl(lines))
     assert (found.faults, found.refused, list(found.plan.order)) == ([], 3, [0, 4])
     assert [end.outcome if end else None for end in ledger.ends] == [None, *[LineOutcome.FAILED] * 3, None]
 
@@ -113,7 +113,7 @@ def test_equal_lines_are_computed_once_if_their_answer_is_sure(tmp_path: Path) -
         line(7, "same", model="other", **cold), line(8, "same", max_tokens=9, **cold),
         line(9, "same", user="somebody", metadata={"a": "b"}, **cold),
     ]  # fmt: skip
-    found, _ = surveyed(tmp_path, jsonl(lines))
+    found, _ = validated(tmp_path, jsonl(lines))
     assert list(found.plan.duplicate_of) == [0, 0, 2, 3, 4, 4, 6, 7, 8, 0]
     assert sorted(found.plan.order) == [0, 2, 3, 4, 6, 7, 8]
 
@@ -123,7 +123,7 @@ def test_lines_that_begin_alike_follow_each_other(tmp_path: Path) -> None:
     a, b = "a" * 300, "b" * 300
     deep = a + "c" * 1000
     texts = [a + "1", b + "1", "short 1", deep + "1", b + "2", a + "2", "short 2", deep + "2"]
-    found, _ = surveyed(tmp_path, jsonl([line(number, text) for number, text in enumerate(texts)]))
+    found, _ = validated(tmp_path, jsonl([line(number, text) for number, text in enumerate(texts)]))
     assert [texts[place] for place in found.plan.order] == [
         a + "1", a + "2", deep + "1", deep + "2", b + "1", b + "2", "short 1", "short 2",
     ] or [texts[place] for place in found.plan.order] == [
@@ -133,5 +133,5 @@ def test_lines_that_begin_alike_follow_each_other(tmp_path: Path) -> None:
 
 def test_it_stops_when_it_is_to(tmp_path: Path) -> None:
     """In the middle of a long input."""
-    with pytest.raises(SurveyInterrupted):
-        surveyed(tmp_path, jsonl([line(number) for number in range(500)]), should_continue=lambda: False)
+    with pytest.raises(ValidationInterrupted):
+        validated(tmp_path, jsonl([line(number) for number in range(500)]), should_continue=lambda: False)

@@ -22,7 +22,7 @@ STOP_CHECK_LINES = 64
 """Lines between two calls of `should_continue`."""
 
 
-class SurveyInterrupted(Exception):
+class ValidationInterrupted(Exception):
     """Raised when the caller stopped the reading before its end."""
 
 
@@ -41,7 +41,7 @@ class Terms:
 
 
 @dataclass(slots=True)
-class Survey:
+class ValidatedInput:
     """Result of reading an input. If it has faults, no line of it is run."""
 
     plan: InputPlan = field(default_factory=InputPlan)
@@ -52,7 +52,9 @@ class Survey:
     """Lines whose request was refused; the segment holds their error answers."""
 
 
-def survey(source: Path, terms: Terms, segment: Segment, should_continue: Callable[[], bool] = lambda: True) -> Survey:
+def validate_input(
+    source: Path, terms: Terms, segment: Segment, should_continue: Callable[[], bool] = lambda: True
+) -> ValidatedInput:
     """Read and check the whole input.
 
     Args:
@@ -61,13 +63,13 @@ def survey(source: Path, terms: Terms, segment: Segment, should_continue: Callab
 
     Raises:
         OSError: the file cannot be read.
-        SurveyInterrupted: `should_continue` returned False.
+        ValidationInterrupted: `should_continue` returned False.
     """
-    found, names, grouping = Survey(), _CustomIds(), _PrefixOrder()
+    found, names, grouping = ValidatedInput(), _CustomIds(), _PrefixOrder()
     with source.open("rb") as file:
         for number, offset, data in lines_of(file, terms.max_line_bytes):
             if number % STOP_CHECK_LINES == 0 and not should_continue():
-                raise SurveyInterrupted
+                raise ValidationInterrupted
             if len(found.plan) >= terms.max_lines:
                 message = f"The file has more than {terms.max_lines} lines, the most one batch may have."
                 found.faults.append(LineFault(number, "too_many_lines", message))
@@ -98,7 +100,9 @@ def _parsed(data: bytes, number: int, terms: Terms, names: _CustomIds) -> Envelo
     return line
 
 
-def _add(line: Envelope, place: int, terms: Terms, found: Survey, grouping: _PrefixOrder, segment: Segment) -> None:
+def _add(
+    line: Envelope, place: int, terms: Terms, found: ValidatedInput, grouping: _PrefixOrder, segment: Segment
+) -> None:
     try:
         request = request_of(line, terms.models, terms.max_choices)
     except ApiError as error:
