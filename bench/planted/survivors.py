@@ -72,7 +72,7 @@ SURVIVORS = (
         (
             Edit(
                 "api/admission.py",
-                "await retry(cancel, expected, delays_s)",
+                "await retry(cancel, expected, itertools.repeat(WITHDRAW_RETRY_DELAY_S))",
                 "await retry(cancel, expected, ())",
             ),
         ),
