@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 from cli.bounds import ProcessLimits, bind
 from cli.instance import ProcessEntry
-from cli.log_lines import message_of, ran_alone
+from cli.log_lines import message_of, ran_alone, record_of
 from runtime import lifeline
 from runtime.loops import wait
 
@@ -216,8 +216,9 @@ class Child:
         if self.status.state == "failed" and self.status.detail:
             return self.status.detail
         ending = f"killed by {signal_name(-code)}" if code < 0 else f"exit {code}"
-        words = last_words(self.program.log, self._log_start)
-        return f"{ending}: {words}" if words and code > 0 else ending
+        records_count = code > 0  # what a process logged does not explain a signal; what a library wrote may
+        words = "" if code == -signal.SIGKILL else last_words(self.program.log, self._log_start, records=records_count)
+        return f"{ending}: {words}" if words else ending
 
     def _set(self, **changes: Any) -> None:
         changed = replace(self.status, **changes)
@@ -239,9 +240,10 @@ def backoff_s(failures: int) -> float:
     return min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(failures - 2, 16)) if failures > 1 else 0.0
 
 
-def last_words(log: Path, start: int = 0) -> str:
-    """The last line of a log after byte `start`, or its message if it is a JSON record; "" if there is none."""
-    return message_of(_tail(log, start)[-1])[:200]
+def last_words(log: Path, start: int = 0, *, records: bool = True) -> str:
+    """The last line of a log after byte `start`; of a JSON record its message, or "" without `records`."""
+    line = _tail(log, start)[-1]
+    return "" if not records and record_of(line) is not None else message_of(line)[:200]
 
 
 def _tail(log: Path, start: int) -> list[str]:

@@ -33,7 +33,7 @@ class LeaseRelease:
         if status.state == "ready":
             self._leases[name] = status.detail
         elif status.pid is None and (lease := self._leases.pop(name, "")):
-            task = asyncio.create_task(self._release(name, lease))
+            task = asyncio.create_task(self._release(name, lease, status.cause))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -46,10 +46,13 @@ class LeaseRelease:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _release(self, worker: str, lease: str) -> None:
+    async def _release(self, worker: str, lease: str, cause: str) -> None:
+        """End the lease, and log with which last words its worker left which jobs."""
         try:
             swept = await self._reaper.sweep(ended=lease)
         except Unavailable as error:
             log.warning("%s: its jobs wait until lease %s lapses: %s", worker, lease, error)
         else:
-            log.info("%s has exited: lease %s ends, %d jobs back in the queue", worker, lease, swept.requeued)
+            said = f"{worker} has exited{f' ({cause})' if cause else ''}"
+            jobs = {"jobs": list(swept.jobs)} if swept.jobs else {}
+            log.info("%s: lease %s ends, %d jobs back in the queue", said, lease, swept.requeued, extra=jobs)

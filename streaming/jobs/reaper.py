@@ -41,6 +41,8 @@ class Swept:
     spared: int = 0
     """Workers whose lease was extended, because they could not renew it while the store was unavailable: the most of
     any partition."""
+    jobs: tuple[str, ...] = ()
+    """Ids of the jobs that lapsed workers held, if known."""
 
     def __bool__(self) -> bool:
         return any((self.lapsed_workers, self.requeued, self.expired, self.given_up, self.spared))
@@ -134,7 +136,13 @@ class Reaper:
 def _counted(answers: Sequence[Sequence[Any]]) -> Swept:
     """The counts of one sweep, from the answers of its partitions."""
     lapsed, requeued, expired, given_up, spared = zip(*(answer[:5] for answer in answers), strict=True)
-    return Swept(lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared))
+    lapses = [lapse for *_, found, _ in answers for lapse in found]
+    jobs = [
+        job_id for _, back, lost, cancelled in lapses for job_id in (*back, *(each for each, _ in lost), *cancelled)
+    ]
+    return Swept(
+        lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared), tuple(each.decode() for each in jobs)
+    )
 
 
 def _log_lapse(

@@ -94,12 +94,15 @@ def test_the_commands_of_a_conversation(house: House) -> None:
         assert "/save FILE" in typed.say("/help")
         assert "nothing has been asked yet" in typed.say("/retry")
         briefly = answer(("system", "be brief"), ("user", "hello"), tokens=5)
-        assert briefly in typed.say("hello") and briefly in typed.say("/retry")
+        assert briefly in typed.say("hello")
+        again = typed.say("/retry")
+        assert briefly in again and "(the same answer: " in again
         assert "no model x is served here: sim" in typed.say("/model x")
         assert "* sim" in typed.say("/model") and "* sim" in typed.say("/model sim")
         assert "system prompt: (none)" in typed.say("/system -")
         plainly = answer(("user", "hello"), tokens=5)
-        assert plainly in typed.say("/retry")
+        again = typed.say("/retry")
+        assert plainly in again and "the same answer" not in again
         third = answer(("user", "hello"), ("assistant", plainly), ("user", " /why"), tokens=5)
         assert third in typed.say(" /why")
         assert "there is no command /why" in typed.say("/why")

@@ -96,6 +96,23 @@ async def test_state_comes_over_the_lifeline(room: Room) -> None:
     gone(pid)
 
 
+ABORTS = "import os, sys; print({line!r}, file=sys.stderr, flush=True); os.abort()"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("GGML_ASSERT(n > 0) failed", "killed by SIGABRT: GGML_ASSERT(n > 0) failed"),
+        ('{"message": "jobs claimed"}', "killed by SIGABRT"),
+    ],
+)
+async def test_what_a_library_said_before_it_aborted_is_the_cause(line: str, cause: str, room: Room) -> None:
+    """But not what the process had logged before."""
+    child = room.start(ABORTS.format(line=line))
+    await room.until(lambda: child.status.failures == 1)
+    assert child.status.cause == cause
+
+
 async def test_killed_process_is_started_again(room: Room) -> None:
     """Another process under the same name, and the count of restarts."""
     child = room.start(SERVE)

@@ -26,7 +26,7 @@ class Ends(Reaper):
         self.ended.append(ended)
         if self.away:
             raise Unavailable("Redis does not answer")
-        return Swept(lapsed_workers=1, requeued=2)
+        return Swept(lapsed_workers=1, requeued=2, jobs=("job_1", "job_2"))
 
 
 def a_worker(name: str = "worker-1") -> Child:
@@ -55,6 +55,19 @@ async def test_an_exit_ends_the_lease_once(wire: RedisClient, before: tuple[Stat
     goes_through(release, child, after, Status("starting"), Status("starting", pid=8))
     await release.close(60)
     assert reaper.ended == ["lease-1"]
+
+
+async def test_the_log_of_a_job_has_the_last_words_of_its_worker(
+    wire: RedisClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line has them both: `penstock logs --job` shows the lines that name the job."""
+    release = LeaseRelease(Ends(wire))
+    with caplog.at_level(logging.INFO):
+        goes_through(release, a_worker(), READY, Status("restarting", cause="killed by SIGABRT: no memory"))
+        await release.close(60)
+    (record,) = [each for each in caplog.records if "has exited" in each.message]
+    assert "worker-1 has exited (killed by SIGABRT: no memory): lease lease-1 ends" in record.message
+    assert vars(record)["jobs"] == ["job_1", "job_2"]
 
 
 async def test_each_worker_has_its_own_lease(wire: RedisClient) -> None:
