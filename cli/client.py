@@ -47,6 +47,14 @@ FIND_TOKEN = f"use --data-dir FOLDER, or set {KEY} to the contents of FOLDER/run
 NOT_TO_REDIS = "an admin token is not sent to an address out of Redis"
 NO_URL = "drop --url and PENSTOCK_URL and "
 ADMIN = "/admin/"
+LISTED_BY = {
+    "job_not_found": "penstock jobs ls",
+    "batch_not_found": "penstock batch ls",
+    "dead_letter_not_found": "penstock dlq ls",
+    "webhook_not_found": "penstock webhooks ls",
+    "tenant_not_found": "penstock tenants",
+}
+"""The command that lists what there is, by the code of the refusal."""
 SAME_MACHINE = ("127.0.0.1", "localhost", "::1")
 """Host names of an instance on this machine."""
 
@@ -263,7 +271,7 @@ class Client:
             case "misdirected_request" if not has_key:
                 port = urlsplit(url).port or 80
                 return f"use --url http://127.0.0.1:{port} (ssh -L from another machine), or configure a key"
-        return ""
+        return LISTED_BY.get(code, "")
 
 
 def _note_ignored(response: httpx2.Response) -> None:

@@ -99,7 +99,7 @@ class Conversation:
         before = self._turns[-1] if answered else None
         self._answer(self._question, self._turns[:-2] if answered else self._turns)
         if self._turns[-1] == before:
-            note("(the same answer: this model always answers this so; change the question, /system or /model)")
+            note("(the same answer: the model gives it each time; change the question, /system or /model)")
 
     def _model(self, name: str) -> None:
         served = [str(model["id"]) for model in self._client.get("/v1/models")["data"]]

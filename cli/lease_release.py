@@ -12,6 +12,7 @@ import asyncio
 import logging
 
 from cli.child import Child
+from runtime.plurals import counted
 from streaming.errors import Unavailable
 from streaming.jobs.reaper import Reaper
 
@@ -53,6 +54,7 @@ class LeaseRelease:
         except Unavailable as error:
             log.warning("%s: its jobs wait until lease %s lapses: %s", worker, lease, error)
         else:
-            said = f"{worker} has exited{f' ({cause})' if cause else ''}"
+            words = cause.partition(", running only ")[0]
+            said = f"{worker} has exited{f' ({words})' if words else ''}"
             jobs = {"jobs": list(swept.jobs)} if swept.jobs else {}
-            log.info("%s: lease %s ends, %d jobs back in the queue", said, lease, swept.requeued, extra=jobs)
+            log.info("%s: lease %s ends, %s back in the queue", said, lease, counted(swept.requeued, "job"), extra=jobs)

@@ -167,7 +167,8 @@ def _webhook_message() -> Schema:
 
 
 def _dead_letter() -> Schema:
-    words = {name: _maybe(STRING) for name in ("job_id", "lane", "entry")}
+    lane = _maybe(STRING | {"description": "Of the job or entry, as model:priority."})
+    words = {"job_id": _maybe(STRING), "lane": lane, "entry": _maybe(STRING)}
     return _object(id=STRING, object=_word("dead_letter"), reason=STRING, at=NUMBER, **words)
 
 

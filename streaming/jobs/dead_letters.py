@@ -15,7 +15,7 @@ from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.keys import partition_key
+from streaming.keys import parse_lane, partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
 
@@ -25,7 +25,10 @@ LETTER_ID = re.compile(r"([0-9]{1,3})-([0-9]{1,15}-[0-9]{1,10})")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter. `job`: the id of a job given up; without one, `lane` and `entry` name a malformed entry."""
+    """A dead letter. `job`: the id of a job given up; without one, `lane` and `entry` name a malformed entry.
+
+    `lane` is model:priority, or the key of what is no lane.
+    """
 
     id: str
     reason: str
@@ -111,9 +114,16 @@ def _letter(partition: int, entry: bytes, fields: dict[bytes, bytes]) -> DeadLet
         reason=words.get("reason", ""),
         at_ms=int(entry.split(b"-")[0]),
         job=words.get("job", ""),
-        lane=words.get("lane", ""),
+        lane=_lane_name(words.get("lane", "")),
         entry=words.get("entry", ""),
     )
+
+
+def _lane_name(key: str) -> str:
+    """A lane's key as model:priority; any other key as it is."""
+    with contextlib.suppress(ValueError, IndexError):
+        return ":".join(parse_lane(key))
+    return key
 
 
 def _again(record: JobRecord, job_id: str) -> Job:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.loops import ExpectedErrors, run_periodically
+from runtime.plurals import counted
 from streaming.errors import Unavailable
 from streaming.ids import partition_of
 from streaming.jobs.lease import LOG_KEEP_S
@@ -99,9 +100,12 @@ class Reaper:
 
     def _report(self, swept: Swept) -> None:
         if swept.spared:
-            log.warning("the store was away: %d workers keep their jobs for one more lease", swept.spared)
+            log.warning(
+                "the store was away: %s for one more lease",
+                counted(swept.spared, "worker keeps its jobs", "workers keep their jobs"),
+            )
         if swept.expired:
-            log.warning("%d jobs expired in the queue", swept.expired)
+            log.warning("%s expired in the queue", counted(swept.expired, "job"))
         if self._metrics is not None:
             self._metrics.lapsed_workers.inc(swept.lapsed_workers)
             self._metrics.lease_reclaims.inc(swept.requeued)
@@ -152,9 +156,9 @@ def _log_lapse(
     worker = name.decode(errors="replace")
     jobs = [job_id.decode() for job_id in requeued]
     log.warning(
-        "worker %s lapsed: %d jobs back in the queue, %d given up",
+        "worker %s lapsed: %s back in the queue, %d given up",
         worker,
-        len(requeued),
+        counted(len(requeued), "job"),
         len(given_up),
         extra={"worker": worker, "jobs": jobs},
     )

@@ -13,8 +13,9 @@ local requeued, expired, given_up, spared = 0, 0, 0, 0
 
 local lost = {} -- of the worker that lapses now: ids of its jobs by what becomes of them
 local function give_up(id, reason)
+  local lane = redis.call('HGET', job_key(id), 'lane') or ''
   end_job(id, 'failed', reason, now)
-  dead_letter('job', id, 'reason', reason)
+  dead_letter('job', id, 'lane', lane, 'reason', reason)
   given_up = given_up + 1
   lost.given_up[#lost.given_up + 1] = {id, reason}
 end

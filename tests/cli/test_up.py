@@ -232,7 +232,8 @@ def test_chat_submit_and_jobs(shared: Up) -> None:
 
 def test_unknown_job_and_model(shared: Up) -> None:
     """The API's refusals are failures with its words."""
-    assert "no such job" in shared.run("jobs", "show", "job_" + "0" * 32).stderr
+    error = shared.run("jobs", "show", "job_" + "0" * 32).stderr
+    assert "no such job" in error and f"next:  penstock jobs ls --data-dir {shared.data_dir}" in error
     refused = shared.run("chat", "hello", "--model", "nobody")
     assert refused.returncode == 1
     assert "does not exist here" in refused.stderr

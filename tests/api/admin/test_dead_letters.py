@@ -85,6 +85,8 @@ def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(
         for log in redis.scan_iter("*:log:*"):
             assert redis.ttl(log) > 0
             redis.delete(log)
+    (letter,) = json.loads(house.get("/admin/dlq")[1])["data"]
+    assert (letter["job_id"], letter["lane"]) == (headers["x-job-id"], "sim:interactive")
     job = state_of(house, headers["x-job-id"])
     assert (job["status"], job["error"]["code"], job["attempts"]) == ("failed", "poison", 3)
     tokens = [attempt["tokens"] for attempt in job["attempt_log"]]
@@ -127,7 +129,7 @@ def test_dead_letters_can_be_dropped_and_absent_ones_are_404(house: House) -> No
     with Redis.from_url(house.redis_url) as client:
         client.xadd("penstock:{0}:lane:sim:batch", {"alien": "x"})
     (letter,) = eventually(lambda: json.loads(house.get("/admin/dlq")[1])["data"])
-    assert letter["job_id"] is None and "not a lane entry" in letter["reason"]
+    assert letter["job_id"] is None and "not a lane entry" in letter["reason"] and letter["lane"] == "sim:batch"
     assert house.post(f"/admin/dlq/{letter['id']}/replay", {})[0] == 400
     assert house.request("DELETE", f"/admin/dlq/{letter['id']}")[0] == 200
     for method, path in (("GET", letter["id"]), ("DELETE", letter["id"]), ("GET", "nonsense"), ("GET", "9-1-1")):
