@@ -1,4 +1,4 @@
-"""API client of the CLI: penstock.client, found by the flags of a command, with every failure as an exit code."""
+"""API client of the CLI: finds the API by a command's flags, asks it, and turns failures into exit codes."""
 
 from __future__ import annotations
 

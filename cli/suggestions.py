@@ -1,4 +1,4 @@
-"""Suggested commands: completes each `penstock` command in a message, so that its reader can paste it.
+"""Suggested commands: adds the flags that the reader typed to each `penstock` command that a message suggests.
 
 A suggestion names the program as the reader's shell finds it, and repeats the flags by which the reader chose the
 deployment. Another `penstock up` repeats all its flags.
