@@ -9,6 +9,14 @@ from typing import Any, NamedTuple
 
 Json = dict[str, Any]
 
+NEWER_VERSION = "newer_version"
+"""Code of a server that cannot read a job: one that is upgraded already may."""
+NO_CAPACITY = "no_capacity"
+"""Code of the answer to a request that must not queue; also of a store that has no room now."""
+DEADLINE_UNREACHABLE = "deadline_unreachable"
+"""Code of the answer to a request that would not start in the time that it allows. A client that waited before the next
+try would only move the wait out of the queue."""
+
 
 class PenstockError(Exception):
     """Base class of this client's errors."""

@@ -18,6 +18,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from urllib.parse import quote, urlencode
 
 from penstock.client_messages import (
+    DEADLINE_UNREACHABLE,
+    NEWER_VERSION,
+    NO_CAPACITY,
     ApiRefusal,
     EventParser,
     EventsUnreadable,
@@ -55,13 +58,6 @@ RETRIED = frozenset({408, 409, 429, 502, 503, 504})
 """Answers after which another try may help, unless they say `x-should-retry: false`."""
 ELSEWHERE = frozenset({502, 503, 504})
 """Of these, answers that another server may not give."""
-NEWER_VERSION = "newer_version"
-"""Code of a server that cannot read a job: one that is upgraded already may."""
-NO_CAPACITY = "no_capacity"
-"""Code of the answer to a request that must not queue; also of a store that has no room now."""
-DEADLINE_UNREACHABLE = "deadline_unreachable"
-"""Code of the answer to a request that would not start in the time that it allows. A client that waited before the next
-try would only move the wait out of the queue."""
 
 
 class Send(NamedTuple):
