@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cli.chat import Leaving, Turns, ask
+from cli.chat_answer import Leaving, Turns, ask
 from cli.client import Client
 from cli.errors import DONE, Problem
 from cli.output import complain, note

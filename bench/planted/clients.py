@@ -78,7 +78,7 @@ CLIENTS = (
     Bug(
         "a chat that nobody reads goes on",
         "Ctrl-C stops the text on the screen, and the job keeps its slot to the end.",
-        (Edit("cli/chat.py", "except (KeyboardInterrupt, BrokenPipeError):", "except BrokenPipeError:"),),
+        (Edit("cli/chat_answer.py", "except (KeyboardInterrupt, BrokenPipeError):", "except BrokenPipeError:"),),
         (COMMAND + "leaving_a_chat_cancels_its_job",),
     ),
 )
