@@ -13,7 +13,7 @@ import argparse
 import random
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from bench.mutants.again import GONE, Figures, found_again, merged, survivors_of
 from bench.mutants.report import (
     Mutant,
     MutantTrial,
+    MutantVerdict,
     Named,
     as_document,
     judged,
@@ -40,7 +41,7 @@ from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.planted.trial import MAX_TESTS_S
 from bench.processes import Processes
 from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, side_by_side
-from bench.reach.reach import NOTES, ROOMS, kept
+from bench.reach.reach import NOTES, ROOMS, by_words, kept
 from bench.report import RESULTS, goals, write
 
 SOURCE = Path(__file__).parents[2]
@@ -61,8 +62,9 @@ def _run(run: ProgramRun) -> int:
         sound = Path(folder)
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
         check_origins(sound)
-        reach = kept(sound, args.notes, args.jobs, run.console.print)
-        names = [] if figures is None else [name for name in survivors_of(figures) if (args.only or "") in name]
+        reach = by_words(sound) if args.by_words else kept(sound, args.notes, args.jobs, run.console.print)
+        verdicts = judged()
+        names = [] if figures is None else _wanted(figures, args.only or "", verdicts)
         mutants = _python(sound, tool, seed, args.sample, names) + _lua(sound, seed, args.lua, names)
         sample = _named(sound, mutants, names, args.only or "")
         trials: list[MutantTrial] = []
@@ -74,7 +76,7 @@ def _run(run: ProgramRun) -> int:
             run.console.print(f"{len(trials)}/{len(tries)} {line(trial, told[trial.mutant])}", soft_wrap=True)
         order = list(told)
         trials.sort(key=lambda trial: order.index(trial.mutant))
-        verdicts, nulls = judged(), [trial for trial in trials if trial.null]
+        nulls = [trial for trial in trials if trial.null]
         found = [Named(trial, name := told[trial.mutant], verdicts.get(name)) for trial in trials if not trial.null]
     for each in survivors(found):
         run.console.print(f"survived: {each}", markup=False, soft_wrap=True)
@@ -82,12 +84,18 @@ def _run(run: ProgramRun) -> int:
     if figures is not None:
         gone = [name for name in names if name not in sample]
         run.console.print(f"{len(gone)} of {len(names)} are not tried: {GONE}")
-        document = merged(figures, found, gone, verdicts, {"command": command, "tried": len(found)})
+        document = merged(figures, found, gone, verdicts, {"command": command})
         write(args.out or args.again, document)
     elif args.out or not args.only:
         write(args.out or RESULTS / "mutants.json", as_document(found, nulls, {"seed": seed, "command": command}))
     killed, counted = score(found)
     return 0 if 100 * killed >= goals()["mutants.noticed"].bound * counted else 1
+
+
+def _wanted(figures: Figures, only: str, verdicts: Mapping[str, MutantVerdict]) -> list[str]:
+    """Survivors to try again: not those that nobody can notice."""
+    equivalent = {name for name, verdict in verdicts.items() if verdict.equivalent}
+    return [name for name in survivors_of(figures) if only in name and name not in equivalent]
 
 
 def _named(tree: Path, mutants: Sequence[Mutant], names: Sequence[str], only: str) -> dict[str, Mutant]:
@@ -148,6 +156,7 @@ main = BenchProgram("python -m bench.mutants", __doc__, _run, Strayed).taking(
     Option("--only", metavar="TEXT", help="only mutants whose line has this in it"),
     Option("--again", type=Path, metavar="FILE", help="try the survivors of these figures, and bring them up to date"),
     Option("--tool", type=Path, default=TOOL, help="a Python that has mutmut"),
+    Option("--by-words", action="store_true", help="choose tests by their words alone, without notes of their lines"),
     Option("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines"),
     Option("--out", type=Path, help="where the figures go (default: among bench/results, without --only)"),
 )

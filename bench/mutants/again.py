@@ -39,14 +39,17 @@ def merged(
     how: Mapping[str, Any],
 ) -> Figures:
     """The figures of a sample, with these trials of its survivors in the place of earlier ones. `before` keeps what was
-    found at first. A mutant whose line is `gone` still counts as not noticed."""
+    found at first, `again` counts what came of its survivors. A mutant whose line is `gone` still counts as not
+    noticed."""
     tried = {each.name: each for each in found}
     rows = [_survivor(row, tried.get(row["mutant"]), gone, verdicts) for row in figures["survivors"]]
     left = [row for row in rows if row is not None]
     equivalent = sum(verdicts[row["mutant"]].equivalent for row in left if row["mutant"] in verdicts)
     killed = figures["mutants"] - len(left)
     counted = figures["mutants"] - equivalent
-    before = {key: figures[key] for key in ("date", "commit", "equivalent", "killed", "percent") if key in figures}
+    first = {key: figures[key] for key in ("date", "commit", "equivalent", "killed", "percent") if key in figures}
+    before = figures.get("before") or first | {"survivors": len(figures["survivors"])}
+    now = {"noticed": before["survivors"] - len(left), "gone": sum(row["why"] == GONE for row in left)}
     return {
         **figures,
         "equivalent": equivalent,
@@ -55,8 +58,8 @@ def merged(
         "unsure": sorted({*figures["unsure"], *unsure_of([each.trial for each in found])}),
         "survivors": left,
         "killed_by": figures["killed_by"] | killed_by(found),
-        "before": figures.get("before") or before | {"survivors": len(figures["survivors"])},
-        "again": {**msgspec.to_builtins(MachineInfo()), "commit": commit(), **how, "gone": len(gone)},
+        "before": before,
+        "again": {**msgspec.to_builtins(MachineInfo()), "commit": commit(), **how, **now},
     }
 
 

@@ -165,7 +165,7 @@ def test_survivors_that_are_tried_again_change_the_figures_and_keep_the_first() 
     too."""
     verdicts = {"same": MutantVerdict("same", "nobody can tell", equivalent=True)}
     found = [Named(_trial(PASSED, unsure=("tests/c.py::three",)), "left", None), Named(_trial(FAILED), "now", None)]
-    told = merged(FIGURES, found, ["gone"], verdicts, {"command": "again", "tried": 2})
+    told = merged(FIGURES, found, ["gone"], verdicts, {"command": "again"})
     assert {each["mutant"]: each["why"] for each in told["survivors"]}.keys() == {"left", "gone", "same"}
     assert [each["why"] for each in told["survivors"]][1:] == [GONE, "nobody"]
     assert (told["killed"], told["equivalent"], told["percent"]) == (7, 1, 77.8)
@@ -173,10 +173,11 @@ def test_survivors_that_are_tried_again_change_the_figures_and_keep_the_first() 
         "date": "2026-01-01", "equivalent": 1, "killed": 6, "percent": 66.7, "survivors": 4,
     }  # fmt: skip
     assert told["killed_by"] == {"then": "a.py::one", "now": "a.py::one"}
-    assert (told["again"]["tried"], told["again"]["gone"], told["again"]["command"]) == (2, 1, "again")
+    assert (told["again"]["noticed"], told["again"]["gone"], told["again"]["command"]) == (1, 1, "again")
     assert told["unsure"] == ["tests/b.py::two", "tests/c.py::three"] and told["seed"] == 5
-    later = merged(told, [Named(_trial(FAILED), "left", None)], [], verdicts, {"command": "again", "tried": 1})
+    later = merged(told, [Named(_trial(FAILED), "left", None)], [], verdicts, {"command": "again"})
     assert (later["killed"], later["before"]) == (8, told["before"])
+    assert (later["again"]["noticed"], later["again"]["gone"]) == (2, 1)
     lucky = merged(told, [Named(_trial(FAILED), "same", verdicts["same"])], [], verdicts, {})
     assert "same" in survivors_of(lucky), "a test that failed by luck has noticed nothing"
 
