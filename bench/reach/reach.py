@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -114,6 +115,9 @@ def _parts(context: str) -> set[str]:
     return {context, *(context[:at] for at in cuts), *(context[at + 1 :] for at in cuts)}
 
 
+_PARSING = threading.Lock()
+"""Several trials run at a time, and Python 3.11 may fail to parse in two threads at once: "AST constructor recursion
+depth mismatch"."""
 FOLDER = "streaming/lua"
 NO_CALLERS = ("scripts.py", "acl.py", "keys.py")
 """Files that name scripts and run none."""
@@ -189,7 +193,7 @@ def said_by(tree: Path) -> Mapping[str, frozenset[str]]:
     for path in sorted((tree / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
-        for node in ast.parse(text).body:
+        for node in _parsed(text).body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 place = path.relative_to(tree)
@@ -202,10 +206,15 @@ def said_by(tree: Path) -> Mapping[str, frozenset[str]]:
 def run_by_calls(text: str) -> set[int]:
     """The lines of a module's functions. All others run as it is imported, which coverage notes of one test alone."""
     lines: set[int] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(_parsed(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             lines |= set(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
     return lines
+
+
+def _parsed(text: str) -> ast.Module:
+    with _PARSING:
+        return ast.parse(text)
 
 
 def words_of(*texts: str) -> frozenset[str]:
