@@ -200,8 +200,8 @@ async def _put(
 ) -> Accepted:
     digest = hashlib.sha256(body).hexdigest() if key else ""
     reason = services.headroom.reason
-    refusal = StoreFull(reason) if reason else await out_of_reach(services, job)
     try:
+        refusal = StoreFull(reason) if reason else await out_of_reach(services, job)
         return await services.queue.put(
             job,
             idempotency_key=key,

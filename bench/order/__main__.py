@@ -2,7 +2,11 @@
 
 Part `gate`: admission to one engine by the gate of the workers, beside the engine's own policies and a gate that looks
 at now alone. Texts come faster than the engine ends them; on one load their lengths stay, on the other they double.
-Exits 1 if a goal is missed. The same seeds give the same figures on every machine, except the time of a decision.
+The same seeds give the same figures on every machine, except the time of a decision.
+
+Part `eta`: on real processes, what waiting jobs are told beside how long they waited.
+
+Exits 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -10,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bench import report
-from bench.order import gate
+from bench.order import eta, gate
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
 
-PARTS: Mapping[str, Callable[[ProgramRun], report.Report]] = {"gate": gate.measured}
+PARTS: Mapping[str, Callable[[ProgramRun], report.Report]] = {"gate": gate.measured, "eta": eta.measured}
 """Each shows its table and keeps its figures."""
 
 

@@ -6,6 +6,7 @@ from bench.planted.bug import Bug, Edit
 
 LIMITS = "tests/api/waits/test_limits.py::test_"
 CALIBRATION = "tests/api/waits/test_calibration.py::test_"
+STANDING = "tests/api/test_own_standing.py::test_"
 TRTLLM = "tests/workers/engines/trtllm/test_engine.py::test_"
 
 PROMISES = (
@@ -80,5 +81,35 @@ PROMISES = (
         "Clients of a lane with an hour of work come back every five seconds.",
         (Edit("api/waits/estimates.py", "DEFAULT_RETRY_S if wait is None else wait.eta_ms / 1000", "DEFAULT_RETRY_S"),),
         (CALIBRATION + "when_to_try_again_follows_from_the_wait",),
+    ),
+    Bug(
+        "a client names its tenant",
+        "Whoever sends another's name as `user` waits in that tenant's turn, and its jobs are that tenant's.",
+        (
+            Edit(
+                "api/admission.py",
+                "        tenant=caller.tenant,\n        ceiling",
+                "        tenant=asked.user or caller.tenant,\n        ceiling",
+            ),
+        ),
+        (STANDING + "no_field_lifts_a_request",),
+    ),
+    Bug(
+        "a tier without a ceiling",
+        "A key of the batch lane chats in the interactive one by OpenAI's word for it.",
+        (
+            Edit(
+                "api/openai/schemas.py",
+                "priority=clamp(request.lane, ceiling)",
+                "priority=request.lane if request.service_tier else clamp(request.lane, ceiling)",
+            ),
+        ),
+        (STANDING + "no_field_lifts_a_request",),
+    ),
+    Bug(
+        "a line chooses its lane",
+        "Fifty thousand lines of a batch wait before every chat.",
+        (Edit("api/openai/batch_lines.py", "        priority=lane,\n", "        priority=request.lane,\n"),),
+        (STANDING + "no_field_lifts_a_line",),
     ),
 )

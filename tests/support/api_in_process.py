@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import httpx2
@@ -21,6 +22,7 @@ from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard
 from api.waits.calibration import MIN_ERRORS, Prediction, Source
+from streaming.batches.settings import FilesSettings
 from streaming.fleet.plans import Plan, Prospect
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
@@ -63,11 +65,14 @@ class LocalApi:
 
 @asynccontextmanager
 async def api_in_process(
-    client: RedisClient, keys: dict[str, KeySettings] | None = None, quotas: QuotaSettings = UNLIMITED, **settings: Any
+    client: RedisClient,
+    keys: dict[str, KeySettings] | None = None,
+    quotas: QuotaSettings = UNLIMITED,
+    files: Path | None = None,
 ) -> AsyncIterator[LocalApi]:
-    """Serve on a free port of loopback until the block ends. The services close `client`."""
+    """Serve on a free port of loopback until the block ends. The services close `client`. `files`: folder of files."""
     services = Services(
-        settings=ApiSettings(**settings),
+        settings=ApiSettings(),
         store_client=client,
         models={"sim": ModelSettings(engine="sim")},
         keyring=Keyring(keys or {}),
@@ -75,6 +80,7 @@ async def api_in_process(
         tracing=Tracing(),
         version="0",
         quota_settings=quotas,
+        files_settings=FilesSettings() if files is None else FilesSettings(dir=files),
     )
     await services.store.try_to_enter()
     listener = socket.create_server(("127.0.0.1", 0))

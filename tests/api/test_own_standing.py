@@ -1,0 +1,168 @@
+"""A client's standing is its key's: nothing that it sends makes it another tenant, gives it weight or a higher lane."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_in_process import LocalApi, api_in_process
+
+from api.openai.batch_lines import envelope, job_of, request_of
+from api.settings import KeySettings
+from offline.batch.urgency import BatchStanding, lane_of
+from streaming.batches.batch import Batch
+from streaming.keys import parse_lane
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+
+LOW, HIGH = "sk-low-0123456789", "sk-high-0123456789"
+CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}
+AS_JOB = {"Prefer": "respond-async"}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "completion": ("/v1/completions", {"model": "sim", "prompt": ["a", "b"], "n": 2}),
+    "job": ("/v1/jobs", CHAT),
+    "completion job": ("/v1/jobs", {"model": "sim", "prompt": "a", "endpoint": "/v1/completions"}),
+}
+HEADERS = {
+    "X-Tenant": "high", "X-Tenant-Id": "high", "X-Penstock-Tenant": "high", "X-User-Id": "high",
+    "X-Forwarded-User": "high",
+    "OpenAI-Organization": "high", "OpenAI-Project": "high", "X-Priority": "interactive", "X-Lane": "interactive",
+    "X-Weight": "1000", "X-SMG-Priority": "interactive", "X-Service-Tier": "priority", "Priority": "u=0", "Baggage":
+    "tenant=high,priority=interactive", "X-Api-Key": HIGH, "Api-Key": HIGH, "Cookie": f"tenant=high; key={HIGH}",
+}  # fmt: skip
+FIELDS: tuple[dict[str, Any], ...] = (
+    {"queue": {"priority": "interactive"}},
+    {"service_tier": "priority"},
+    {"service_tier": "scale", "queue": {"priority": "interactive"}},
+    {"tenant": "high", "weight": 1000, "lane": "interactive", "ceiling": "interactive"},
+    {"user": "high"},
+    {"metadata": {"tenant": "high", "priority": "interactive", "weight": "1000", "batch": "batch_1", "line": "0"}},
+    {"priority": 0, "nvext": {"priority": 1}, "extra_body": {"queue": {"priority": "interactive"}}},
+)
+REFUSED: tuple[dict[str, Any], ...] = (
+    {"queue": {"tenant": "high"}},
+    {"queue": {"weight": 1000}},
+    {"queue": {"priority": "urgent"}},
+    {"priority": "interactive"},
+)
+
+
+def key_of(secret: str, tenant: str, priority: Priority) -> KeySettings:
+    return KeySettings(sha256=hashlib.sha256(secret.encode()).hexdigest(), tenant=tenant, priority=priority)
+
+
+@pytest.fixture
+async def api(redis_url: str, wire: RedisClient, tmp_path: Path) -> AsyncIterator[LocalApi]:
+    keys = {
+        "low": key_of(LOW, "low", Priority.BATCH),
+        "high": key_of(HIGH, "high", Priority.INTERACTIVE),
+    }
+    async with api_in_process(RedisClient.open(wire.settings), keys, files=tmp_path) as api:
+        yield api
+
+
+async def put(
+    api: LocalApi, shape: str, fields: dict[str, Any], headers: dict[str, str], key: str = LOW
+) -> tuple[int, Any]:
+    path, body = SHAPES[shape]
+    named = AS_JOB | headers | {"Authorization": f"Bearer {key}"}
+    answer = await api.client.post(path, json=body | fields, headers=named)
+    return answer.status_code, answer.json()
+
+
+async def is_low(api: LocalApi, job_id: str) -> bool:
+    """Whether the store has the job as its key allows, in its record and in the lane that it waits in."""
+    record = await api.services.job_reader.record(job_id)
+    _, lane = parse_lane(record.lane)
+    return (record.job.tenant, record.job.priority, lane) == ("low", Priority.BATCH, Priority.BATCH)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("fields", FIELDS, ids="+".join)
+async def test_no_field_lifts_a_request(api: LocalApi, shape: str, fields: dict[str, Any]) -> None:
+    """What asks for more is clamped to the key's lane, and what would name a tenant or a weight has no effect."""
+    status, job = await put(api, shape, fields, {})
+    assert status == 202 and job["priority"] == "batch"
+    assert await is_low(api, job["id"])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("fields", REFUSED, ids=json.dumps)
+async def test_a_field_of_queue_that_is_none_is_refused(api: LocalApi, shape: str, fields: dict[str, Any]) -> None:
+    status, body = await put(api, shape, fields, {})
+    assert status == 400 and body["error"]["param"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_no_header_lifts_a_request(api: LocalApi, shape: str) -> None:
+    """Each alone, and all together; a second Authorization does not replace the first one silently either."""
+    for headers in (*({name: value} for name, value in HEADERS.items()), HEADERS):
+        status, job = await put(api, shape, {}, headers)
+        assert status == 202 and await is_low(api, job["id"]), headers
+    path, body = SHAPES[shape]
+    twice = [("Authorization", f"Bearer {LOW}"), ("Authorization", f"Bearer {HIGH}"), *AS_JOB.items()]
+    answer = await api.client.post(path, json=body, headers=twice)
+    if answer.status_code == 202:
+        record = await api.services.job_reader.record(answer.json()["id"])
+        used = {"low": Priority.BATCH, "high": Priority.INTERACTIVE}[record.job.tenant]
+        assert record.job.priority.rank >= used.rank, "both keys are the caller's own, and no mixture of them is used"
+
+
+async def test_no_idempotency_key_leads_into_another_tenant(api: LocalApi) -> None:
+    """Keys belong to a tenant: the same one, and one that spells a tenant, are the caller's own."""
+    _, theirs = await put(api, "job", {}, {"Idempotency-Key": "k"}, HIGH)
+    for key in ("k", "high:k", "header:k", "high k", "4:high1:k", "{0}:idem:high"):
+        status, job = await put(api, "job", {}, {"Idempotency-Key": key})
+        assert status == 202 and job["id"] != theirs["id"] and await is_low(api, job["id"]), key
+        again = (await put(api, "job", {"queue": {"priority": "interactive"}}, {"Idempotency-Key": key}))[0]
+        assert again == 422, "a job cannot be lifted later by its key"
+    record = await api.services.job_reader.record(theirs["id"])
+    assert (record.job.tenant, record.job.priority) == ("high", Priority.STANDARD)
+
+
+async def test_no_field_lifts_a_batch(api: LocalApi) -> None:
+    """Its tenant and its highest lane are those of the key that created it."""
+    authorized = {"Authorization": f"Bearer {LOW}"}
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "sim", "prompt": "x"}}
+    sent = await api.client.post(
+        "/v1/files", files={"file": ("in.jsonl", json.dumps(row))}, data={"purpose": "batch"}, headers=authorized
+    )
+    body = {"input_file_id": sent.json()["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    lifted = {"tenant": "high", "ceiling": "interactive", "priority": "interactive", "lane": "interactive"}
+    for more in ({}, lifted, {"metadata": {"tenant": "high", "lane": "interactive"}}):
+        answer = await api.client.post("/v1/batches", json=body | more, headers=authorized | HEADERS)
+        if answer.status_code == 400:
+            assert more is lifted and answer.json()["error"]["param"] in lifted
+            continue
+        batch = (await api.services.batches.get(answer.json()["id"], "low")).batch
+        assert (batch.tenant, batch.ceiling) == ("low", Priority.BATCH)
+
+
+BATCH = Batch(
+    id="batch_1", tenant="low", ceiling=Priority.BATCH, endpoint="/v1/chat/completions", input_file="file-1",
+    window="24h", output_keep_ms=1,
+)  # fmt: skip
+
+
+def test_a_late_batch_gets_no_lane_above_its_key() -> None:
+    """Being late brings its lines to the standard lane, but no further than the key may go."""
+    late = BatchStanding(lines_left=1_000, per_second=1.0, left_s=1.0, window_s=900.0)
+    assert (
+        lane_of(late, Priority.BATCH)[0] is Priority.BATCH and lane_of(late, Priority.STANDARD)[0] is Priority.STANDARD
+    )
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids="+".join)
+def test_no_field_lifts_a_line(fields: dict[str, Any]) -> None:
+    """Neither in the request nor in the envelope around it."""
+    around = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}
+    row = json.dumps(around | FIELDS[3] | {"body": CHAT | fields})
+    request = request_of(envelope(row.encode(), "/v1/chat/completions"), None)
+    job = job_of(request, BATCH, job_id="j", number=0, lane=Priority.BATCH, left_ms=None)
+    assert (job.tenant, job.priority) == ("low", Priority.BATCH)
+    assert job.metadata == {"batch": BATCH.id, "line": "0"}, "not what the line says"
