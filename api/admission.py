@@ -162,10 +162,10 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
 
 def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:
     """Return the wait that the client is told, and note it, to be compared with the measured one."""
-    prediction = services.waits.predict_at(job, accepted.waiting)
-    if prediction is not None:
-        services.wait_sampler.note(accepted.id, prediction)
-    return services.waits.wait_of(job, accepted.waiting)
+    prediction, wait = services.waits.predict_at(job, accepted.waiting), services.waits.wait_of(job, accepted.waiting)
+    if prediction is not None and wait is not None:
+        services.wait_sampler.note(job.id, prediction, wait)
+    return wait
 
 
 async def _accept(

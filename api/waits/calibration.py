@@ -1,14 +1,16 @@
 """Wait calibration: compares predicted with measured waits, and turns a prediction into an estimate with a band.
 
-An error is the ratio r = (measured + 1 s) / (predicted + 1 s). The second makes the ratio defined for a prediction of
-zero, and keeps a few milliseconds from counting as a large error. The median of recent ratios corrects the next
-prediction, and their 10 % and 90 % quantiles are its band; nothing is assumed about their distribution.
+Waits are compared as ratios, r(a, b) = (a + 1 s) / (b + 1 s): the second makes the ratio defined for a prediction of
+zero, and keeps a few milliseconds from counting as a large error. The median of the latest r(measured, predicted)
+corrects the next prediction. The 10 % and 90 % quantiles of r(measured, told) are its band: they are of what clients
+were told, so a correction that lags behind a changing load widens the band.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from statistics import median
 from typing import Literal, NamedTuple, TypeAlias
 
 from api.openai.wait import Wait
@@ -17,12 +19,14 @@ from streaming.priority import Priority
 
 WINDOW_S = 900.0
 """Older errors are forgotten."""
-MAX_ERRORS = 256
+MAX_ERRORS = 128
 """Errors kept for each source."""
+LATEST = 16
+"""Of these, the ones that correct a prediction: few, to follow a changing load."""
 MIN_ERRORS = 20
 """With fewer errors there is no band: two of them lie outside it on average."""
 OFFSET_S = 1.0
-LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
+LOW, HIGH = 0.1, 0.9
 
 Estimator: TypeAlias = Literal["plan", "rate"]
 """The scheduler's plan, or this process's completion rate."""
@@ -50,44 +54,62 @@ class Prediction(NamedTuple):
     seconds: float
 
 
-class _Ratios:
+class _Factors(NamedTuple):
+    """What a prediction is multiplied by, and then its ends."""
+
+    middle: float
+    low: float | None = None
+    high: float | None = None
+
+
+class _Errors:
     """The latest errors of one source."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[float, float]] = deque(maxlen=MAX_ERRORS)
-        self._factors: tuple[float, float, float] | None = None
+        self._kept: deque[tuple[float, float, float]] = deque(maxlen=MAX_ERRORS)
+        """When it was learned, and the measured wait over the predicted one and over the told one."""
+        self._factors = _Factors(1.0)
 
-    def add(self, ratio: float, now: float) -> None:
-        self._kept.append((now, ratio))
+    def add(self, of_predicted: float, of_told: float, now: float) -> None:
+        self._kept.append((now, of_predicted, of_told))
         while self._kept[0][0] < now - WINDOW_S:
             self._kept.popleft()
-        ordered = sorted(ratio for _, ratio in self._kept)
-        enough = len(ordered) >= MIN_ERRORS
-        self._factors = (_at(ordered, LOW), _at(ordered, MIDDLE), _at(ordered, HIGH)) if enough else None
+        middle = median([ratio for _, ratio, _ in list(self._kept)[-LATEST:]])
+        if len(self._kept) < MIN_ERRORS:
+            self._factors = _Factors(middle)
+            return
+        ordered = sorted(ratio for *_, ratio in self._kept)
+        self._factors = _Factors(middle, _at(ordered, LOW), _at(ordered, HIGH))
 
-    def factors(self, now: float) -> tuple[float, float, float] | None:
-        """The quantiles, low to high; None with too few errors, or none lately."""
-        return self._factors if self._kept and self._kept[-1][0] >= now - WINDOW_S else None
+    def factors(self, now: float) -> _Factors:
+        """Those that hold now; without errors lately, none is known."""
+        return self._factors if self._kept and self._kept[-1][0] >= now - WINDOW_S else _Factors(1.0)
 
 
 class WaitErrors:
     """The recent errors of each source, in one process; bounded by models times lanes times four."""
 
     def __init__(self) -> None:
-        self._ratios: defaultdict[Source, _Ratios] = defaultdict(_Ratios)
+        self._errors: defaultdict[Source, _Errors] = defaultdict(_Errors)
 
-    def learn(self, prediction: Prediction, waited_s: float) -> None:
-        """Add a measured wait."""
-        ratio = (waited_s + OFFSET_S) / (prediction.seconds + OFFSET_S)
-        self._ratios[prediction.source].add(ratio, time.monotonic())
+    def learn(self, prediction: Prediction, told: Wait, waited_s: float) -> None:
+        """Add a measured wait, and what its client was told."""
+        of_predicted = (waited_s + OFFSET_S) / (prediction.seconds + OFFSET_S)
+        of_told = (waited_s + OFFSET_S) / (told.eta_ms / 1000 + OFFSET_S)
+        self._errors[prediction.source].add(of_predicted, of_told, time.monotonic())
 
     def wait(self, prediction: Prediction) -> Wait:
         """Correct a prediction, with its band if enough errors are known."""
-        factors = self._ratios[prediction.source].factors(time.monotonic())
-        if factors is None:
-            return Wait(int(1000 * prediction.seconds))
-        low, middle, high = (max(0.0, (prediction.seconds + OFFSET_S) * factor - OFFSET_S) for factor in factors)
-        return Wait(int(1000 * middle), int(1000 * low), int(1000 * high))
+        middle, low, high = self._errors[prediction.source].factors(time.monotonic())
+        eta_s = _scaled(prediction.seconds, middle)
+        if low is None or high is None:
+            return Wait(int(1000 * eta_s))
+        low_s, high_s = _scaled(eta_s, low), _scaled(eta_s, high)
+        return Wait(int(1000 * min(max(eta_s, low_s), high_s)), int(1000 * low_s), int(1000 * high_s))
+
+
+def _scaled(seconds: float, factor: float) -> float:
+    return max(0.0, (seconds + OFFSET_S) * factor - OFFSET_S)
 
 
 def _at(ordered: list[float], share: float) -> float:

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+from api.openai.wait import Wait
 from api.waits.calibration import Prediction, Source, WaitErrors
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
@@ -30,6 +31,7 @@ LOOK_SHARE = 0.1
 @dataclass(slots=True)
 class _Watched:
     prediction: Prediction
+    told: Wait
     since: float
     look_at: float
 
@@ -43,19 +45,19 @@ class WaitSampler:
         self._counts: Counter[Source] = Counter()
         self._sampled_at: dict[Source, float] = {}
 
-    def note(self, job_id: str, prediction: Prediction) -> None:
-        """Consider a job for the sample; it was accepted just now with this prediction."""
+    def note(self, job_id: str, prediction: Prediction, told: Wait) -> None:
+        """Consider a job for the sample; it was accepted just now, and its client was told this wait."""
         now, source = time.monotonic(), prediction.source
         if now - self._sampled_at.get(source, float("-inf")) < SAMPLE_INTERVAL_S or self._counts[source] >= MAX_WATCHED:
             return
         self._sampled_at[source] = now
-        self.watch(job_id, prediction, now + max(SAMPLE_INTERVAL_S, prediction.seconds))
+        self.watch(job_id, prediction, told, now + max(SAMPLE_INTERVAL_S, prediction.seconds))
 
-    def watch(self, job_id: str, prediction: Prediction, look_at: float) -> None:
+    def watch(self, job_id: str, prediction: Prediction, told: Wait, look_at: float) -> None:
         """Look at a job from then on (monotonic time) until it has started."""
         if job_id not in self._watched:
             self._counts[prediction.source] += 1
-        self._watched[job_id] = _Watched(prediction, time.monotonic(), look_at)
+        self._watched[job_id] = _Watched(prediction, told, time.monotonic(), look_at)
 
     @property
     def watched(self) -> int:
@@ -80,7 +82,7 @@ class WaitSampler:
             watched = self._watched[job_id]
             waited_s = None if record is None else measured_s(record, watched.prediction.seconds)
             if waited_s is not None:
-                self._errors.learn(watched.prediction, waited_s)
+                self._errors.learn(watched.prediction, watched.told, waited_s)
             elif record is not None and not record.state.final:
                 watched.look_at = now + max(SAMPLE_INTERVAL_S, LOOK_SHARE * (now - watched.since))
                 continue

@@ -112,4 +112,19 @@ PROMISES = (
         (Edit("api/openai/batch_lines.py", "        priority=lane,\n", "        priority=request.lane,\n"),),
         (STANDING + "no_field_lifts_a_line",),
     ),
+    Bug(
+        "waits of others refuse",
+        "The order starts jobs with a limit sooner, and they are refused by how long all others wait.",
+        (
+            Edit(
+                "api/waits/calibration.py",
+                "return cls(job.model, job.priority, estimator, limited)",
+                "return cls(job.model, job.priority, estimator)",
+            ),
+        ),
+        (
+            CALIBRATION + "there_is_no_band_without_enough_errors_of_the_same_source",
+            LIMITS + "few_measured_waits_refuse_nothing",
+        ),
+    ),
 )

@@ -17,6 +17,7 @@ import uvicorn
 
 from api.app import build_app
 from api.auth.keys import Keyring
+from api.openai.wait import Wait
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
@@ -58,9 +59,10 @@ class LocalApi:
     def calibrate(self, lane: Priority, spread: float, *, limited: bool) -> None:
         """Past waits of jobs, with or without a time limit, were as long as predicted, give or take `spread` of it."""
         source = Source("sim", lane, "plan", limited)
-        for number in range(MIN_ERRORS):
-            waited_s = 100 * (1 + spread * (2 * number / (MIN_ERRORS - 1) - 1))
-            self.services.waits.errors.learn(Prediction(source, 100.0), waited_s)
+        for number in reversed(range(MIN_ERRORS)):  # more and less in turns, the exact ones last
+            off = (number // 2) / (MIN_ERRORS // 2 - 1) * (1 if number % 2 else -1)
+            waited_s = 100 * (1 + spread * off)
+            self.services.waits.errors.learn(Prediction(source, 100.0), Wait(100_000), waited_s)
 
 
 @asynccontextmanager

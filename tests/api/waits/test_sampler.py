@@ -78,8 +78,8 @@ async def test_a_sample_of_each_lane_is_watched_until_it_starts(clock: Clock) ->
     for number in range(2 * MAX_WATCHED):
         clock.now += 1.0
         for again in range(3):
-            watching.note(f"s{number}.{again}", Prediction(STANDARD, 0.0))
-    watching.note("b", Prediction(BATCH, 1e6))
+            watching.note(f"s{number}.{again}", Prediction(STANDARD, 0.0), Wait(1_000))
+    watching.note("b", Prediction(BATCH, 1e6), Wait(0))
     await watching.look()
     assert records.asked == [f"s{number}.0" for number in range(MAX_WATCHED)], "a long queue hides no other lane"
     records.asked.clear()
@@ -95,7 +95,7 @@ async def test_a_sample_of_each_lane_is_watched_until_it_starts(clock: Clock) ->
     clock.now += 10.0
     await watching.look()
     assert records.asked == ["s1.0"]
-    watching.note("next", Prediction(STANDARD, 0.0))
+    watching.note("next", Prediction(STANDARD, 0.0), Wait(0))
     records.asked.clear()
     clock.now += 30.0
     await watching.look()
@@ -110,13 +110,13 @@ async def test_the_store_has_what_a_wait_needs(wire: RedisClient) -> None:
     for _ in range(MIN_ERRORS):
         job = replace(JOB, id=new_job_id(0))
         await queue.put(job)
-        watching.watch(job.id, prediction, look_at=0.0)
+        watching.watch(job.id, prediction, Wait(0), look_at=0.0)
     await watching.look()
     assert watching.watched == MIN_ERRORS, "none has started"
     assert len((await lease.claim(0, MIN_ERRORS)).jobs) == MIN_ERRORS
-    watching.watch(new_job_id(0), prediction, look_at=0.0)
+    watching.watch(new_job_id(0), prediction, Wait(0), look_at=0.0)
     for job_id in list(watching.due(float("inf"))):
-        watching.watch(job_id, prediction, look_at=0.0)
+        watching.watch(job_id, prediction, Wait(0), look_at=0.0)
     await watching.look()
     wait = errors.wait(prediction)
     assert wait.low_ms is not None and wait.eta_ms < 3_600_000 and watching.watched == 0
