@@ -1,0 +1,229 @@
+"""Gatekeeper: applies the gate (workers/gate) to one worker's engine, and learns from what the engine does.
+
+It follows the texts that the engine runs, says which may begin and how many jobs may be claimed, and notes how long
+answers become and how long steps take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from random import Random
+from typing import TypeAlias
+
+from penstock.engine import Engine, ModelCard, Piece
+from streaming.fleet.settings import LaneTargets
+from streaming.jobs.job import Job, Tokens
+from streaming.jobs.work import answer_tokens, prompt_sizes
+from streaming.priority import Priority
+from workers.attempt import Attempt
+from workers.gate.decision import ADMITTED, GateDecision
+from workers.gate.gate import Gate, HeldText, KvCapacity
+from workers.gate.lengths import LengthHistory
+from workers.gate.predictor import LatencyPredictor, may_admit_offline
+from workers.record import Recorder
+from workers.settings import WorkerSettings
+
+MAX_CLAIM = 4
+"""Jobs per claim of an engine limited by its KV cache, because their sizes are known only once they are claimed."""
+RETRY_INTERVAL_S = 0.02
+"""How often a text that waits at the gate is tried again while none ends."""
+SAMPLE_INTERVAL_S = 0.1
+"""How often the duration of a step is noted for the predictor."""
+SMOOTHING = 50
+"""Texts over which mean sizes are smoothed."""
+
+Choices: TypeAlias = Mapping[str, tuple[Attempt, int]]
+"""What the engine runs, by its request id: the attempt, and the index of the choice."""
+
+
+class Smoothed:
+    """Mean of the newest values."""
+
+    def __init__(self) -> None:
+        self.value, self._count = 0.0, 0
+
+    def note(self, value: float) -> None:
+        """Take one more value into account."""
+        self._count = min(SMOOTHING, self._count + 1)
+        self.value += (value - self.value) / self._count
+
+
+class Gatekeeper:
+    """The gate of one worker."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        card: ModelCard,
+        settings: WorkerSettings,
+        targets: LaneTargets,
+        recorder: Recorder,
+        running: Choices,
+    ) -> None:
+        """
+        Args:
+            targets: latencies that chats keep; without any, lane batch is limited by the cache alone.
+            running: what the engine runs, kept up to date by the caller.
+        """
+        self._engine, self._card, self._settings, self._recorder = engine, card, settings, recorder
+        self._targets, self._running = targets.interactive, running
+        self.gate = Gate(LengthHistory(), Random())  # noqa: S311 - draws, no secrets
+        self._predictor = LatencyPredictor() if self._targets.is_set else None
+        self._prompt, self._limit, self._chat = Smoothed(), Smoothed(), Smoothed()
+        """Tokens of prompts, of the longest answers they allow, and of the prompts of lane interactive."""
+        self._scale = Smoothed()
+        """Counted over estimated tokens of prompts sent as text."""
+        self._waiting: dict[str, HeldText] = {}
+        """Texts that were refused, by request id: tried again as they are."""
+        self._stepped_at: float | None = None
+        self._sampled_at = self._retry_at = 0.0
+        self._ended = 0
+
+    @property
+    def limits_cache(self) -> bool:
+        """Whether the gate looks at the KV cache of this engine."""
+        return self._settings.gate and self._engine.stats().kv_tokens > 0
+
+    def load(self, history: LengthHistory) -> None:
+        """Begin with a history that was stored."""
+        self.gate.history = history
+
+    # --- what may begin ----------------------------------------------------------------------------------------------
+
+    def room(self, held_back: int) -> int:
+        """How many jobs to claim: as many as find a place, and `prefetch` to be at hand.
+
+        Args:
+            held_back: jobs above lane batch that wait at the gate. While there are any, the worker claims none.
+        """
+        stats, prefetch = self._engine.stats(), self._settings.prefetch
+        free = stats.slots - len(self._running)
+        if not self.limits_cache:
+            return free + prefetch - held_back
+        if held_back:
+            return 0
+        self._sync()
+        typical = HeldText(round(self._prompt.value), self._usual_limit(), self._usual_window(), Random(0))  # noqa: S311
+        fitting = self.gate.fitting(typical, self._capacity(), max(0, min(free, MAX_CLAIM)))
+        return min(fitting + prefetch, MAX_CLAIM)
+
+    def batch_room(self, slots: int | None, held_back: int) -> int | None:
+        """How many jobs of lane batch to claim; None: any number.
+
+        Args:
+            slots: how many the slots reserved for higher lanes allow.
+            held_back: jobs of lane batch that wait at the gate.
+        """
+        if held_back:
+            return 0
+        if self._predictor is None or slots == 0:
+            return slots
+        decision = self._offline(round(self._prompt.value))
+        return slots if decision.admitted else 0
+
+    def admits(self, attempt: Attempt, request_id: str, index: int) -> bool:
+        """Decide whether a choice may begin now; counts a refusal once per text."""
+        if not self.limits_cache and self._predictor is None:
+            return True
+        self._sync()
+        text = self._waiting.get(request_id) or self._text(attempt, index)
+        decision = self._decide(attempt.job, text)
+        if decision.admitted:
+            self._waiting.pop(request_id, None)
+            self.gate.held[request_id] = text
+        elif request_id not in self._waiting:
+            self._waiting[request_id] = text
+            self._recorder.refused(decision.reason)
+        return decision.admitted
+
+    def is_due(self, now: float) -> bool:
+        """Whether texts that wait at the gate are to be tried again though none has ended."""
+        if not self._waiting or now < self._retry_at:
+            return False
+        self._retry_at = now + RETRY_INTERVAL_S
+        return True
+
+    def _decide(self, job: Job, text: HeldText) -> GateDecision:
+        decision = self.gate.admit(text, self._capacity()) if self.limits_cache else ADMITTED
+        if decision.admitted and job.priority is Priority.BATCH and self._predictor is not None:
+            return self._offline(text.prompt + text.generated)
+        return decision
+
+    def _offline(self, prompt: int) -> GateDecision:
+        assert self._predictor is not None
+        held = self.gate.held.values()
+        return may_admit_offline(
+            self._predictor,
+            self._targets,
+            texts=len(held),
+            held=sum([each.prompt + each.generated for each in held]),
+            prefills=[each.prompt for each in held if not each.generated],
+            prompt=prompt,
+            chat_prompt=round(self._chat.value),
+        )
+
+    def _capacity(self) -> KvCapacity:
+        stats = self._engine.stats()
+        reserve = self.gate.reserve.share if stats.evicts else 0.0
+        return KvCapacity(stats.slots, stats.kv_tokens, stats.kv_pinned, reserve, stats.evicts)
+
+    def _text(self, attempt: Attempt, index: int) -> HeldText:
+        job = attempt.job
+        prompt = prompt_sizes(job.prompt)[index // job.sampling.n]
+        if not isinstance(job.prompt, Tokens) and self._scale.value:
+            prompt = round(prompt * self._scale.value)
+        prompt = max(1, min(prompt, self._card.context))
+        limit = max(1, answer_tokens(job.sampling.max_tokens, self._card, prompt))
+        self._prompt.note(prompt)
+        self._limit.note(limit)
+        if job.priority is Priority.INTERACTIVE:
+            self._chat.note(prompt)
+        return self.gate.text(job.priority, job.tenant, prompt, limit, attempt.generated(index))
+
+    def _sync(self) -> None:
+        """Bring the texts of the gate up to what the engine has generated."""
+        for request_id, text in self.gate.held.items():
+            attempt, index = self._running[request_id]
+            text.generated = attempt.generated(index)
+            counted = attempt.prompt_tokens(index)
+            if counted and counted != text.prompt:
+                self._scale.note(counted / max(1, prompt_sizes(attempt.job.prompt)[index // attempt.job.sampling.n]))
+                text.prompt = counted
+
+    # --- what is learned ---------------------------------------------------------------------------------------------
+
+    def note_step(self, texts: int, now: float) -> None:
+        """Learn from a step that gave a token to `texts` texts and ended `now`, in monotonic seconds."""
+        if self._predictor is None:
+            return
+        before, self._stepped_at = self._stepped_at, now if self._running else None
+        if before is not None and now - self._sampled_at >= SAMPLE_INTERVAL_S:
+            self._sampled_at = now
+            self._sync()
+            held = sum([each.prompt + each.generated for each in self.gate.held.values()])
+            self._predictor.note_step(texts, held, now - before)
+
+    def note_end(self, attempt: Attempt, index: int, piece: Piece) -> None:
+        """Learn from a choice that has ended: its length, and how long its first token took."""
+        self._waiting.pop(piece.id, None)
+        self.gate.held.pop(piece.id, None)
+        if piece.finish in ("stop", "length"):
+            self._ended += 1
+            self.gate.history.add(attempt.job.priority, attempt.job.tenant, attempt.generated(index))
+        if self._predictor is not None and (taken_s := attempt.first_token_s()) is not None:
+            self._predictor.note_first(max(0, attempt.prompt_tokens(index) - piece.cached_tokens), taken_s)
+
+    def forget(self, request_id: str) -> None:
+        """Forget a choice that this worker has given up."""
+        self._waiting.pop(request_id, None)
+        self.gate.held.pop(request_id, None)
+
+    def report(self) -> None:
+        """Judge the engine's evictions, and show reserve and predicted peak. Call about once a second."""
+        stats = self._engine.stats()
+        self.gate.reserve.note(self._ended, stats.evictions)
+        self._ended = 0
+        if self.limits_cache:
+            self._sync()
+            self._recorder.gate(self.gate.peak(self._capacity()), self._capacity().reserve)
