@@ -177,6 +177,13 @@ class Stats(msgspec.Struct, frozen=True):
     kv_tokens: int = 0
     """Capacity of the KV cache in tokens; 0: not limited beyond the slots."""
     kv_used: int = 0
+    kv_pinned: int = 0
+    """Tokens of the KV cache that no request may use, e.g. prefixes that are kept."""
+    evicts: bool = False
+    """Whether the engine takes requests that may not fit into its KV cache, and evicts or pauses some when they do not
+    (MAX_UTILIZATION). If not, it keeps each request's longest answer free before it begins."""
+    evictions: int = 0
+    """How often the engine has evicted or paused a request since it started."""
     steps: int = 0
     extra: dict[str, float] = {}
 

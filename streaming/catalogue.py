@@ -346,6 +346,15 @@ FLEET = (
         "other start of the same process",
     ),
     Key("card", "card", "hash", "a worker that has loaded", "for ever", "model cards by model name"),
+    Key(
+        "lengths",
+        "lengths:{}",
+        "hash",
+        "a worker, every few seconds while answers end",
+        "a week after its newest write",
+        "by model: the newest output lengths of its answers by lane and tenant (lengths), and the version of that "
+        "message",
+    ),
     Key("leader", "leader", "string", "lead", "a few seconds", "the scheduler that acts, by the name it leads under"),
     Key(
         "leader_epoch",

@@ -199,6 +199,23 @@ class Metrics:
         self.worker_running = self._gauge(
             "penstock_worker_running", "Texts being generated now.", ("model",), "livesum"
         )
+        self.gate_refusals = self._counter(
+            "penstock_gate_refusals_total",
+            "Texts that waited at the gate before they began (slots | kv | ttft | itl).",
+            ("model", "reason"),
+        )
+        self.gate_peak = self._gauge(
+            "penstock_gate_peak_tokens",
+            "KV cache that the running texts are predicted to hold at most.",
+            ("model",),
+            "livesum",
+        )
+        self.gate_reserve = self._gauge(
+            "penstock_gate_reserve_ratio",
+            "Share of the KV cache that the gate keeps free.",
+            ("model",),
+            "livemostrecent",
+        )
         self.lapsed_workers = self._counter("penstock_lapsed_workers_total", "Workers whose lease ran out.")
         self.lease_reclaims = self._counter("penstock_lease_reclaims_total", "Jobs taken back from lapsed workers.")
         self.given_up = self._counter("penstock_jobs_given_up_total", "Jobs that lost too many workers.")

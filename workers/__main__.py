@@ -25,7 +25,7 @@ from runtime.process import Launch, argument_parser, collect_rarely, needed_to_s
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
-from streaming.fleet.settings import ModelSettings, served_models
+from streaming.fleet.settings import LaneTargets, ModelSettings, served_models
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
@@ -84,7 +84,8 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     telemetry.serve_metrics()
     me = this_process("worker", options.id)
     me = msgspec.structs.replace(me, model=model, shape=options.shape or "")
-    return WorkerProcess(me, config, engine, telemetry.metrics, telemetry.trace(), launch.lifeline).run()
+    tracing, targets = telemetry.trace(), settings.targets
+    return WorkerProcess(me, config, engine, telemetry.metrics, tracing, launch.lifeline, targets).run()
 
 
 async def _checked() -> int:
@@ -132,8 +133,9 @@ class WorkerProcess:
         metrics: Metrics,
         tracing: Tracing,
         lifeline: Lifeline,
+        targets: LaneTargets,
     ) -> None:
-        self._me, self._config, self._engine = me, config, engine
+        self._me, self._config, self._engine, self._targets = me, config, engine, targets
         self._metrics, self._tracing, self._lifeline = metrics, tracing, lifeline
         self._worker: Worker | None = None
         self._tally = WorkCounters()
@@ -187,7 +189,9 @@ class WorkerProcess:
     async def _work(self, client: RedisClient, card: ModelCard, recorder: Recorder) -> int:
         settings = self._config.section("worker", WorkerSettings)
         collect_rarely()
-        self._worker = Worker(client, self._engine, card, settings, recorder, self._on_cordon, self._me.id)
+        self._worker = Worker(
+            client, self._engine, card, settings, recorder, self._on_cordon, self._me.id, self._targets
+        )
         run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
         watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
         self._state = "ready"

@@ -82,8 +82,10 @@ class Attempt:
         self._record = bytearray(b"".join([encode_delta(replace(row, stream=claim.number)) for row in history.rows]))
         """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
         hot data of the token path in the processor's cache."""
-        self._completion = sum([row.n for row in history.rows])
-        """Tokens generated."""
+        self._counts = [0] * claim.job.choices
+        """Tokens generated, by choice."""
+        for row in history.rows:
+            self._counts[row.index] += row.n
         self.seq = len(history.rows)
         """The last delta's number."""
         self.first_frame = claim.first_frame
@@ -119,7 +121,7 @@ class Attempt:
         self.share = 1
         """How many of its choices may be in the engine at a time."""
         self.last_start = 0
-        """Sequence number, among all texts of the worker, of the choice that was submitted last."""
+        """Sequence number, among all texts of the worker, of the choice that was submitted last; 0: none was."""
 
     @property
     def over(self) -> bool:
@@ -149,6 +151,22 @@ class Attempt:
     def constrained(self) -> bool:
         """Whether its complete texts must be JSON."""
         return self.job.sampling.json_schema is not None and not self.stopped
+
+    def generated(self, index: int) -> int:
+        """Tokens of a choice, also by earlier attempts."""
+        return self._counts[index]
+
+    def prompt_tokens(self, index: int) -> int:
+        """Tokens of a choice's prompt as the engine counted them; 0: not known yet."""
+        return self._prompts.get(index, (0, 0))[0]
+
+    def first_token_s(self) -> float | None:
+        """Seconds from the hand-over to the engine to the first token, without the wait inside the engine if that is
+        known. None: no such time is known of one whole prompt, as for a continued job or one of several choices."""
+        stamps = self.stamps
+        if self._history or self._choices > 1 or not stamps.first:
+            return None
+        return stamps.first - (stamps.scheduled or stamps.released)
 
     def note_start(self, at_us: int) -> None:
         """Note the Redis time of the run's first token (0: not known), which its opening tells to a later attempt."""
@@ -182,6 +200,11 @@ class Attempt:
     def queue_choices(self) -> None:
         """Queue every unfinished choice for submission, by rising index."""
         self._waiting.extend(self.requests().items())
+
+    @property
+    def next_choice(self) -> tuple[int, Request]:
+        """The choice that has waited longest, if any waits."""
+        return self._waiting[0]
 
     def start_next(self) -> tuple[int, Request]:
         """Take the choice that has waited longest; the caller submits it to the engine."""
@@ -242,7 +265,7 @@ class Attempt:
             delta = encode_plain(
                 PlainDelta(self.number, self.seq, index, piece.text, piece.ids, n, finish, piece.logprobs)
             )
-        self._completion += n
+        self._counts[index] += n
         self._record += delta
         return delta
 
@@ -317,11 +340,11 @@ class Attempt:
             (*self._sections, Section(self.opening.first, Run(worker, self.number))),
             packed(self.seq, self._record),
             generated,
-            (*self._past_tokens, self._completion - sum(self._past_tokens)) if self._sections else (),
+            (*self._past_tokens, sum(self._counts) - sum(self._past_tokens)) if self._sections else (),
         )
 
     def _usage(self) -> Usage:
-        return total_usage(self._prompts, self._completion, self._choices, self.job.sampling.n)
+        return total_usage(self._prompts, sum(self._counts), self._choices, self.job.sampling.n)
 
 
 def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:

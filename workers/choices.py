@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from penstock.engine import Engine, EngineDead, ModelCard, Refused, Stats
+from penstock.engine import Engine, EngineDead, ModelCard, Piece, Refused, Stats
 from streaming.jobs.job import Job
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
 from workers.attempt import Attempt
+from workers.gatekeeper import Gatekeeper
 from workers.settings import WorkerSettings
 
 PARTIAL_PER_SLOT = 4
@@ -21,6 +22,11 @@ def reserved_slots(slots: int, wanted: int | None) -> int:
     return min(slots - 1, max(1, slots // 64) if wanted is None else wanted)
 
 
+def room_for_batch(slots: int, reserved: int, batch_texts: int) -> int | None:
+    """How many more jobs of lane batch may be held while the reserved slots stay free. None: any number."""
+    return max(0, slots - reserved - batch_texts) if reserved else None
+
+
 class ChoiceStarter:
     """Starts one choice of each job at once, and further ones while the engine has room."""
 
@@ -29,6 +35,7 @@ class ChoiceStarter:
         engine: Engine,
         card: ModelCard,
         settings: WorkerSettings,
+        gate: Gatekeeper,
         room: asyncio.Event,
         *,
         is_full: Callable[[], bool],
@@ -37,6 +44,7 @@ class ChoiceStarter:
     ) -> None:
         """
         Args:
+            gate: says which choices the engine takes.
             room: set when the claimer should look for jobs.
             is_full: whether the claimer found no room when it last looked.
             on_stopped: called with an attempt whose choice the engine refused after others had started.
@@ -44,7 +52,7 @@ class ChoiceStarter:
         """
         self._engine, self.card, self._settings, self._room = engine, card, settings, room
         self._is_full, self._on_stopped, self._on_started = is_full, on_stopped, on_started
-        self.running: dict[str, tuple[Attempt, int]] = {}
+        self.gate, self.running = gate, gate.running
         """Running choices, by the engine's request id: the attempt, and the index of the choice."""
         self.batch_texts = 0
         """Number of running choices of lane batch."""
@@ -75,15 +83,30 @@ class ChoiceStarter:
         """Number of choices that the engine runs or queues."""
         return len(self.running)
 
+    def room(self) -> int:
+        """How many jobs to claim."""
+        return self.gate.room(self._held_back(batch=False))
+
+    def batch_room(self) -> int | None:
+        """How many jobs of lane batch to claim at most; None: any number."""
+        free = room_for_batch(self.stats().slots, self.reserved, self.batch_texts)
+        return self.gate.batch_room(free, self._held_back(batch=True))
+
+    def _held_back(self, *, batch: bool) -> int:
+        """Jobs of lane batch, or of the others, that wait at the gate with their first choice."""
+        held = [each for each in self.waiting.values() if not each.last_start]
+        return sum([(each.job.priority is Priority.BATCH) is batch for each in held])
+
     def stats(self) -> Stats:
         """Statistics of the engine."""
         return self._engine.stats()
 
     def submit(self, attempt: Attempt) -> None:
-        """Start the first choice. The others are started once all jobs of this claim have their first one."""
+        """Start the first choice if the gate lets it through. The others are started once all jobs of this claim have
+        their first one."""
         attempt.stamps.release()
         attempt.queue_choices()
-        if attempt.waits:
+        if attempt.waits and self._is_first(attempt) and self._passes(attempt):
             self._start(attempt)
             if self.waiting:
                 self._note_overtaking(attempt.job.priority)
@@ -92,12 +115,24 @@ class ChoiceStarter:
             self.waiting[attempt.job.id] = attempt
             asyncio.get_running_loop().call_soon(self._start_waiting)
 
+    def _is_first(self, attempt: Attempt) -> bool:
+        """Whether no job of its lane, or of a higher one, waits at the gate."""
+        rank = attempt.job.priority.rank
+        return all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values())
+
+    def _passes(self, attempt: Attempt) -> bool:
+        index, request = attempt.next_choice
+        return self.gate.admits(attempt, index, request.id)
+
     def _start(self, attempt: Attempt) -> None:
         """Give the engine the next choice. If the engine refuses it, the job fails. Raises EngineDead."""
         index, request = attempt.start_next()
+        if not attempt.last_start:
+            attempt.stamps.release()
         try:
             self._engine.submit(request)
         except Refused as refused:
+            self.gate.forget(attempt.job.id, request.id)
             attempt.refuse(index, refused.failure)
             return
         self._starts += 1
@@ -124,22 +159,27 @@ class ChoiceStarter:
 
     def _start_waiting(self) -> None:
         """Start waiting choices while there is room: first for jobs that have none running, by lane and time since the
-        last start, so that every job makes progress; then by lane, and in a lane the oldest job."""
+        last start, so that every job makes progress; then by lane, and in a lane the oldest job. What the gate refuses
+        first holds back its lane and the lower ones."""
+        blocked = len(Priority)
         waiting = sorted(self.waiting.values(), key=lambda each: each.job.priority.rank)
         slots = self.stats().slots
         try:
             for attempt in sorted(waiting, key=lambda each: (each.job.priority.rank, each.last_start)):
                 if not attempt.started and self._may_start(attempt, slots):
+                    if not self._passes(attempt):
+                        blocked = attempt.job.priority.rank
+                        break
                     self._start_next(attempt)
             for attempt in waiting:
-                while self._may_start(attempt, slots):
+                while attempt.job.priority.rank < blocked and self._may_start(attempt, slots) and self._passes(attempt):
                     self._start_next(attempt)
         except EngineDead as error:
             self.dead = error  # the event loop and the engine call this, and must not get the error
             return
         for attempt in waiting:
             if not attempt.waits:
-                del self.waiting[attempt.job.id]
+                self.waiting.pop(attempt.job.id, None)
                 self._room.set()
         self._on_started()
 
@@ -180,8 +220,17 @@ class ChoiceStarter:
             self._start_waiting()
 
     def stop(self, attempt: Attempt) -> None:
+        """Stop an attempt that starts no more choices; the engine still sends the last pieces of those that run."""
+        if not attempt.waits:
+            self.waiting.pop(attempt.job.id, None)
+            self.gate.forget(attempt.job.id)
         for request_id in attempt.live_ids():
             self._engine.cancel(request_id)
+
+    def end(self, attempt: Attempt, index: int, piece: Piece) -> None:
+        """Called with the last piece of a choice."""
+        self.gate.note_end(attempt, index, piece)
+        self.forget(piece.id)
 
     def let_go(self, attempt: Attempt) -> None:
         """Stop an attempt, and ignore what the engine still sends for it."""
@@ -192,7 +241,8 @@ class ChoiceStarter:
             self.forget(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Called when the engine has ended a choice."""
+        """Forget a choice that the engine no longer runs for this worker."""
         attempt, _ = self.running.pop(request_id, (None, 0))
         if attempt is not None:
+            self.gate.forget(attempt.job.id, request_id)
             self.batch_texts -= attempt.job.priority is Priority.BATCH

@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.engine import Capabilities, Failure, Stats
+from penstock.engine import Capabilities, Failure
 from runtime.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
 from streaming.jobs.frames import Delta
@@ -24,9 +24,6 @@ from workers.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
-
-KV_BATCH = 4
-"""Batch size of a claim for an engine limited by its KV cache, whose free space is known only after a submit."""
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.25, 5.0
 """Backoff after a claim that brought jobs which only a newer version can read: doubled while claims bring nothing
@@ -56,19 +53,6 @@ class ClaimTarget(Protocol):
     def lose(self, partition: int) -> None:
         """Called when the worker's lease of a partition was revoked."""
         ...
-
-
-def room(stats: Stats, texts: int, prefetch: int) -> int:
-    """How many jobs to claim: free slots plus `prefetch`; none while prefetched jobs already wait for KV cache."""
-    free = stats.slots + prefetch - texts
-    if not stats.kv_tokens:
-        return free
-    return 0 if stats.waiting >= max(1, prefetch) else min(free, KV_BATCH)
-
-
-def room_for_batch(slots: int, reserved: int, batch_texts: int) -> int | None:
-    """How many more jobs of lane batch may be held while the reserved slots stay free. None: any number."""
-    return max(0, slots - reserved - batch_texts) if reserved else None
 
 
 def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta]) -> str:
@@ -210,8 +194,7 @@ class Claimer:
         return claim.result()
 
     async def _claim(self, partition: int, want: int) -> bool:
-        alone, starter = partition in self._suspects, self._starter
-        lowest = room_for_batch(starter.stats().slots, starter.reserved, starter.batch_texts)
+        alone, lowest = partition in self._suspects, self._starter.batch_room()
         self._under_way.add(partition)
         try:
             claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest)
@@ -318,9 +301,7 @@ class Claimer:
             return 0
         if self._suspects and (self._target.running or self._claims or partition not in self._suspects):
             return 0
-        free = (
-            0 if self._starter.is_laden else room(self._starter.stats(), self._starter.texts, self._settings.prefetch)
-        )
+        free = 0 if self._starter.is_laden else self._starter.room()
         self.is_full = free <= 0
         return free
 

@@ -6,13 +6,11 @@ answers become and how long steps take.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+import asyncio
 from random import Random
-from typing import TypeAlias
 
 from penstock.engine import Engine, ModelCard, Piece
-from streaming.fleet.settings import LaneTargets
+from streaming.fleet.settings import LaneTargets, LatencyTargets
 from streaming.jobs.job import Job, Tokens
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
@@ -30,11 +28,9 @@ RETRY_INTERVAL_S = 0.02
 """How often a text that waits at the gate is tried again while none ends."""
 SAMPLE_INTERVAL_S = 0.1
 """How often the duration of a step is noted for the predictor."""
+REPORT_INTERVAL_S = 1.0
 SMOOTHING = 50
 """Texts over which mean sizes are smoothed."""
-
-Choices: TypeAlias = Mapping[str, tuple[Attempt, int]]
-"""What the engine runs, by its request id: the attempt, and the index of the choice."""
 
 
 class Smoothed:
@@ -59,31 +55,27 @@ class Gatekeeper:
         settings: WorkerSettings,
         targets: LaneTargets,
         recorder: Recorder,
-        running: Choices,
     ) -> None:
-        """
-        Args:
-            targets: latencies that chats keep; without any, lane batch is limited by the cache alone.
-            running: what the engine runs, kept up to date by the caller.
-        """
+        """`targets`: latencies that chats keep; without any, lane batch is limited by the cache alone."""
         self._engine, self._card, self._settings, self._recorder = engine, card, settings, recorder
-        self._targets, self._running = targets.interactive, running
+        self._targets = targets.interactive
+        self.running: dict[str, tuple[Attempt, int]] = {}
+        """What the engine runs, by its request id: the attempt, and the index of the choice. The caller keeps it."""
+        self.limits_cache = settings.gate and engine.stats().kv_tokens > 0
+        """Whether the gate looks at the KV cache of this engine."""
         self.gate = Gate(LengthHistory(), Random())  # noqa: S311 - draws, no secrets
-        self._predictor = LatencyPredictor() if self._targets.is_set else None
+        self._predictor = LatencyPredictor() if self._targets != LatencyTargets() else None
         self._prompt, self._limit, self._chat = Smoothed(), Smoothed(), Smoothed()
         """Tokens of prompts, of the longest answers they allow, and of the prompts of lane interactive."""
+        self._lane = str(Priority.STANDARD)
+        """Of the text that was tried last."""
         self._scale = Smoothed()
         """Counted over estimated tokens of prompts sent as text."""
-        self._waiting: dict[str, HeldText] = {}
-        """Texts that were refused, by request id: tried again as they are."""
+        self._refused: dict[str, tuple[str, HeldText]] = {}
+        """By job: the choice that was refused, by its request id, and tried again as it is."""
         self._stepped_at: float | None = None
         self._sampled_at = self._retry_at = 0.0
         self._ended = 0
-
-    @property
-    def limits_cache(self) -> bool:
-        """Whether the gate looks at the KV cache of this engine."""
-        return self._settings.gate and self._engine.stats().kv_tokens > 0
 
     def load(self, history: LengthHistory) -> None:
         """Begin with a history that was stored."""
@@ -98,13 +90,14 @@ class Gatekeeper:
             held_back: jobs above lane batch that wait at the gate. While there are any, the worker claims none.
         """
         stats, prefetch = self._engine.stats(), self._settings.prefetch
-        free = stats.slots - len(self._running)
+        free = stats.slots - len(self.running)
         if not self.limits_cache:
             return free + prefetch - held_back
         if held_back:
             return 0
         self._sync()
-        typical = HeldText(round(self._prompt.value), self._usual_limit(), self._usual_window(), Random(0))  # noqa: S311
+        limit = round(self._limit.value) or answer_tokens(None, self._card)
+        typical = self.gate.text(self._lane, "", round(self._prompt.value), limit)
         fitting = self.gate.fitting(typical, self._capacity(), max(0, min(free, MAX_CLAIM)))
         return min(fitting + prefetch, MAX_CLAIM)
 
@@ -122,24 +115,27 @@ class Gatekeeper:
         decision = self._offline(round(self._prompt.value))
         return slots if decision.admitted else 0
 
-    def admits(self, attempt: Attempt, request_id: str, index: int) -> bool:
-        """Decide whether a choice may begin now; counts a refusal once per text."""
+    def admits(self, attempt: Attempt, index: int, request_id: str) -> bool:
+        """Decide whether a choice begins now; counts a refusal once per choice."""
         if not self.limits_cache and self._predictor is None:
             return True
         self._sync()
-        text = self._waiting.get(request_id) or self._text(attempt, index)
-        decision = self._decide(attempt.job, text)
+        job = attempt.job
+        refused_id, text = self._refused.get(job.id, ("", None))
+        if text is None or refused_id != request_id:
+            text = self._text(attempt, index)
+        decision = self._decide(job, text)
         if decision.admitted:
-            self._waiting.pop(request_id, None)
+            self._refused.pop(job.id, None)
             self.gate.held[request_id] = text
-        elif request_id not in self._waiting:
-            self._waiting[request_id] = text
+        elif refused_id != request_id:
+            self._refused[job.id] = request_id, text
             self._recorder.refused(decision.reason)
         return decision.admitted
 
     def is_due(self, now: float) -> bool:
         """Whether texts that wait at the gate are to be tried again though none has ended."""
-        if not self._waiting or now < self._retry_at:
+        if not self._refused or now < self._retry_at:
             return False
         self._retry_at = now + RETRY_INTERVAL_S
         return True
@@ -155,7 +151,8 @@ class Gatekeeper:
         held = self.gate.held.values()
         return may_admit_offline(
             self._predictor,
-            self._targets,
+            ttft_ms=self._targets.ttft_ms,
+            itl_ms=self._targets.itl_ms,
             texts=len(held),
             held=sum([each.prompt + each.generated for each in held]),
             prefills=[each.prompt for each in held if not each.generated],
@@ -177,6 +174,7 @@ class Gatekeeper:
         limit = max(1, answer_tokens(job.sampling.max_tokens, self._card, prompt))
         self._prompt.note(prompt)
         self._limit.note(limit)
+        self._lane = job.priority
         if job.priority is Priority.INTERACTIVE:
             self._chat.note(prompt)
         return self.gate.text(job.priority, job.tenant, prompt, limit, attempt.generated(index))
@@ -184,7 +182,7 @@ class Gatekeeper:
     def _sync(self) -> None:
         """Bring the texts of the gate up to what the engine has generated."""
         for request_id, text in self.gate.held.items():
-            attempt, index = self._running[request_id]
+            attempt, index = self.running[request_id]
             text.generated = attempt.generated(index)
             counted = attempt.prompt_tokens(index)
             if counted and counted != text.prompt:
@@ -197,7 +195,7 @@ class Gatekeeper:
         """Learn from a step that gave a token to `texts` texts and ended `now`, in monotonic seconds."""
         if self._predictor is None:
             return
-        before, self._stepped_at = self._stepped_at, now if self._running else None
+        before, self._stepped_at = self._stepped_at, now if self.running else None
         if before is not None and now - self._sampled_at >= SAMPLE_INTERVAL_S:
             self._sampled_at = now
             self._sync()
@@ -206,21 +204,25 @@ class Gatekeeper:
 
     def note_end(self, attempt: Attempt, index: int, piece: Piece) -> None:
         """Learn from a choice that has ended: its length, and how long its first token took."""
-        self._waiting.pop(piece.id, None)
-        self.gate.held.pop(piece.id, None)
         if piece.finish in ("stop", "length"):
             self._ended += 1
             self.gate.history.add(attempt.job.priority, attempt.job.tenant, attempt.generated(index))
         if self._predictor is not None and (taken_s := attempt.first_token_s()) is not None:
             self._predictor.note_first(max(0, attempt.prompt_tokens(index) - piece.cached_tokens), taken_s)
 
-    def forget(self, request_id: str) -> None:
-        """Forget a choice that this worker has given up."""
-        self._waiting.pop(request_id, None)
+    def forget(self, job_id: str, request_id: str = "") -> None:
+        """Forget what of a job waits at the gate, and a choice that the engine no longer runs."""
+        self._refused.pop(job_id, None)
         self.gate.held.pop(request_id, None)
 
+    async def keep_reporting(self) -> None:
+        """Judge the engine's evictions, and show reserve and predicted peak, for ever."""
+        while True:
+            await asyncio.sleep(REPORT_INTERVAL_S)
+            self.report()
+
     def report(self) -> None:
-        """Judge the engine's evictions, and show reserve and predicted peak. Call about once a second."""
+        """Judge the engine's evictions since the last call, and show reserve and predicted peak."""
         stats = self._engine.stats()
         self.gate.reserve.note(self._ended, stats.evictions)
         self._ended = 0

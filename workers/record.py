@@ -11,6 +11,7 @@ from telemetry import tracing
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, RecordedTracing, Span, Tracing
 from workers.attempt import Attempt
+from workers.gate.decision import GateReason
 
 MANY_ATTEMPTS = 10
 """From this attempt on, all share one label: a job that is handed back may have any number of attempts."""
@@ -122,6 +123,15 @@ class Recorder:
     def failed(self, end: Terminal) -> None:
         """Count a failed job by its reason, also one that could not begin."""
         self.metrics.job_failures.labels(end.failure.code if end.failure else "job_failed").inc()
+
+    def refused(self, reason: GateReason) -> None:
+        """Count a text that the gate did not let begin at once."""
+        self.metrics.gate_refusals.labels(self._model, reason).inc()
+
+    def gate(self, peak: int, reserve: float) -> None:
+        """Set the gauges of the gate: tokens of KV cache that the running texts will hold at most, and the reserve."""
+        self.metrics.gate_peak.labels(self._model).set(peak)
+        self.metrics.gate_reserve.labels(self._model).set(reserve)
 
     def released(self, job_id: str) -> None:
         """Record that the worker put a job back unfinished."""

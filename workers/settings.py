@@ -19,6 +19,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     reserved_slots: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Slots that lane batch may not fill, so that a chat does not wait for a line of a batch to end. None: one in
     sixty-four, at least one; where there are many slots, one becomes free soon."""
+    gate: bool = True
+    """Give the engine a text only if its KV cache is predicted to hold all texts until they have ended. It matters for
+    engines that are limited by their KV cache alone."""
     checkpoint_frames: Positive = 4096
     """Steps that a running job may keep in its worker's log before the worker writes a checkpoint of its tokens and
     trims those steps. For a job of more than four times as many tokens: a quarter of its tokens."""

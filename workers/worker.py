@@ -15,6 +15,8 @@ from typing import Any
 from penstock.engine import Engine, EngineDead, Failure, ModelCard, Piece, Refused
 from runtime.loops import ExpectedErrors, retry_until, run_periodically, watch_lag
 from streaming.errors import Fenced, Unavailable
+from streaming.fleet.lengths import LengthStore
+from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.control import Cancel, Control, Cordon, Follow, Hold, Wake
@@ -31,8 +33,10 @@ from workers.checker import AnswerChecks
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
 from workers.drain import Drain
+from workers.gatekeeper import Gatekeeper
 from workers.heartbeat import Heartbeat
 from workers.held_jobs import HeldJobs
+from workers.length_keeper import LengthKeeper
 from workers.listeners import ListenerWatch
 from workers.record import Recorder
 from workers.settings import WorkerSettings
@@ -57,8 +61,9 @@ class Worker:
         recorder: Recorder,
         on_cordon: Callable[[str], None] = lambda _: None,
         name: str = "",
+        targets: LaneTargets = NO_TARGETS,
     ) -> None:
-        """`name`: of this process in `penstock ps`."""
+        """`name`: of this process in `penstock ps`; `targets`: latencies that its lanes keep."""
         self._on_cordon = on_cordon
         self.lease = Lease(client, card.name, name)
         self._client, self._engine, self._card = client, engine, card
@@ -67,10 +72,13 @@ class Worker:
         self._held = HeldJobs(self.lease)
         self._attempts = self._held.attempts
         self._room = asyncio.Event()
+        self._gate = Gatekeeper(engine, card, settings, targets, recorder)
+        self._lengths = LengthKeeper(LengthStore(client), card.name, self._gate)
         self._starter = ChoiceStarter(
             engine,
             card,
             settings,
+            self._gate,
             self._room,
             is_full=lambda: self._claimer.is_full,
             on_stopped=self._end_if_over,
@@ -133,7 +141,7 @@ class Worker:
         interval_s = self._client.settings.lease_ms / 3000
         checking = run_periodically(self._check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True)
         loops = [self._keep_obeying(), checking, sweeping, watch_lag(), self._clock.keep()]
-        loops.append(self._listeners.keep_looking())
+        loops += [self._listeners.keep_looking(), self._lengths.keep(), self._gate.keep_reporting()]
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             loops += [
                 self._unless_fenced(partition, loop) for loop in (writer.run(), self._heartbeat.keep_beating(partition))
@@ -165,6 +173,7 @@ class Worker:
 
         async def register() -> None:
             await self._clock.renew()
+            await self._lengths.load()
             await self.lease.register()  # last: nothing renews the lease before `run` continues
 
         expected = ExpectedErrors(Unavailable, log.warning, "the worker cannot register, trying again: %s")
@@ -241,13 +250,14 @@ class Worker:
                 for address in attempt.addresses:
                     rows[address].append(delta)
             if piece.finish or piece.failure is not None:
-                self._starter.forget(piece.id)
+                self._starter.end(attempt, index, piece)
                 self._end_if_over(attempt)
                 freed = True
                 if not attempt.over and self._claimer.is_full:
                     self._room.set()  # where a job ends, this is done once that is written
-        if freed and self._partial:
+        if self._partial and (freed or self._gate.is_due(now)):
             self._starter.refill()
+        self._gate.note_step(len(pieces), now)
         for writer in writers:
             writer.send()
 
@@ -335,13 +345,16 @@ class Worker:
         self._stop(attempt, JobState.EXPIRED, EXPIRED)
 
     def _stop(self, attempt: Attempt, state: JobState, failure: Failure) -> None:
-        """End a job early: when the engine has stopped, or at once if only its answer check still runs."""
+        """End a job early: when the engine has stopped; at once if it waits at the gate, or is being checked."""
+        ran = not attempt.over
         attempt.stop(state, failure)
         if attempt.is_checked and attempt.check is not None:
             attempt.check.cancel()
             self._end_and_send(attempt)
         else:
             self._starter.stop(attempt)
+            if ran and attempt.over:  # the engine has none of its choices
+                self._end_and_send(attempt)
 
     async def _check_engine(self) -> None:
         """Raises EngineDead if the engine does not live."""

@@ -12,6 +12,7 @@ from bench.planted.clients import CLIENTS
 from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
 from bench.planted.fencing import ENDS, FENCING
+from bench.planted.gate import GATE
 from bench.planted.leavings import LEAVINGS
 from bench.planted.long_results import LONG_RESULTS
 from bench.planted.measurements import MEASUREMENTS
@@ -55,6 +56,7 @@ BUGS = (
     *CLIENTS,
     *TERMINAL,
     *ATTEMPTS,
+    *GATE,
     *PROMISES,
     *LEAVINGS,
 )

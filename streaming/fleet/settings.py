@@ -24,6 +24,25 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     nice: Annotated[int, msgspec.Meta(ge=0, le=19)] = 0
 
 
+class LatencyTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Latencies that readers should see. None: no target."""
+
+    ttft_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """From the engine's begin to the first token."""
+    itl_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Between two tokens."""
+
+
+class LaneTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """[models.<name>.targets.<lane>]: the latencies of a model's lanes."""
+
+    interactive: LatencyTargets = LatencyTargets()
+    """Workers begin texts of lane batch only while these are predicted to hold."""
+
+
+NO_TARGETS = LaneTargets()
+
+
 class ShapeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One row of [models.<name>.shapes.<shape>]: settings of one of the model's pools. Those it leaves out are the
     model's."""
@@ -55,6 +74,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The most that all workers of this model may cost together; it overrides min_workers. None: no limit."""
     resources: Resources = Resources()
     """Limits of each of its worker processes: `resources.cpus`, `.memory_mib`, `.nice`."""
+    targets: LaneTargets = LaneTargets()
+    """Latencies that workers keep, e.g. `targets.interactive.itl_ms = 50`."""
     options: dict[str, Any] = {}
     """Override the engine's own section for this model, e.g. `options.path` for a GGUF file."""
     shapes: dict[str, ShapeSettings] = {}

@@ -60,6 +60,7 @@ Admission reserves the memory that the others need (`streaming/store/memory.py`)
 | override       | api                    | set or end a manual override of a pool; wake the scheduler          |
 | report         | any                    | heartbeat of a process, with its description                        |
 | card           | worker                 | store the model card of a loaded model                              |
+| lengths        | worker                 | store the output lengths of a model, unless newer ones are there    |
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ NAMES = (
     "override",
     "report",
     "card",
+    "lengths",
 )
 
 SHARED_FILE = "prelude"

@@ -27,7 +27,7 @@ SCRIPTS: Mapping[str, frozenset[str]] = {
     },
     "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
         "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",
-        "unfollow", "record", "salvage", "card",
+        "unfollow", "record", "salvage", "card", "lengths",
     },
     "scheduler": EVERY_ROLE | SWEEP_SCRIPTS | {"lanes", "lead", "plan", "act"},
     "offline": EVERY_ROLE | {
@@ -79,6 +79,7 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
     "worker": {
         "xrange": frozenset({"log"}),
         "hgetall": frozenset({"card"}),
+        "hmget": frozenset({"lengths"}),
         "pubsub|numsub": frozenset(),
     },
     "scheduler": {

@@ -18,7 +18,7 @@ from scheduler.policy.shapes import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.settings import End, EventSettings, WebhookSettings
-from streaming.fleet.settings import ModelSettings, Resources, ShapeSettings, served_models
+from streaming.fleet.settings import LaneTargets, LatencyTargets, ModelSettings, Resources, ShapeSettings, served_models
 from streaming.jobs.settings import QuotaSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings
@@ -120,7 +120,7 @@ DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "up": UpSettings, "api": ApiSettings, "redis": RedisSettings, "worker": WorkerSettings,
     "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
-    "models.<name>.shapes.<shape>": ShapeSettings,
+    "models.<name>.targets.<lane>": LatencyTargets, "models.<name>.shapes.<shape>": ShapeSettings,
     "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
     "quotas": QuotaSettings,
     "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
@@ -139,7 +139,7 @@ IN_WORDS: dict[str, tuple[Any, ...]] = {
     "by the keys": (None,),
     "unset": (None,),
     "all of them": (get_args(End),),
-    "`{}`": ({}, QuotaSettings(), Resources()),
+    "`{}`": ({}, QuotaSettings(), Resources(), LaneTargets()),
     "`[]`": ((),),
 }
 """What a default that is said in words may be."""

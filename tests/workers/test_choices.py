@@ -7,7 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from flow import deltas_of
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from sim_worker import DeafEngine, Running, Start, a_job, ended, recorder, start, text_of, until
 
 from penstock.engine import EngineDead, EngineHealth, Piece, Request, Sampling, Stats
+from streaming.fleet.settings import NO_TARGETS
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
@@ -24,10 +25,11 @@ from streaming.jobs.reaper import Reaper
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
-from workers.choices import ChoiceStarter
+from workers.choices import ChoiceStarter, reserved_slots, room_for_batch
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import token_text
+from workers.gatekeeper import Gatekeeper
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
@@ -380,6 +382,22 @@ async def test_a_slot_that_becomes_free_is_taken_at_once(wire: RedisClient, star
     assert running.worker.running == 3
 
 
+@pytest.mark.parametrize(
+    ("slots", "wanted", "kept"),
+    [(256, None, 4), (4, None, 1), (2, None, 1), (1, None, 0), (8, 0, 0), (8, 3, 3), (8, 99, 7)],
+)
+def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
+    """One in sixty-four, at least one, never all."""
+    assert reserved_slots(slots, wanted) == kept
+
+
+@pytest.mark.parametrize(("batch_texts", "more"), [(0, 6), (6, 0), (7, 0)])
+def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
+    """The slots kept for others stay empty; with none kept there is no limit."""
+    assert room_for_batch(8, 2, batch_texts) == more
+    assert room_for_batch(8, 0, batch_texts) is None
+
+
 async def test_a_job_whose_choices_have_all_begun_makes_room_for_others() -> None:
     """As many that wait for some of theirs keep the worker from claiming: it looks again once one of them has all."""
     engine: Any = SimpleNamespace(stats=lambda: Stats(slots=4), submit=lambda _request: None)
@@ -392,8 +410,9 @@ async def test_a_job_whose_choices_have_all_begun_makes_room_for_others() -> Non
         first_frame=1,
     )  # fmt: skip
     card: Any = SimpleNamespace(context=512)
+    gate = Gatekeeper(engine, card, WorkerSettings(), NO_TARGETS, cast(Any, None))
     starter = ChoiceStarter(
-        engine, card, WorkerSettings(), room,
+        engine, card, WorkerSettings(), gate, room,
         is_full=lambda: False, on_stopped=lambda _: None, on_started=lambda: None,
     )  # fmt: skip
     starter.submit(Attempt(claim))

@@ -13,7 +13,7 @@ import pytest
 from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
 from cli.log_lines import ran_alone
-from penstock.engine import Capabilities, Stats
+from penstock.engine import Capabilities
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Plans
 from streaming.jobs.codec import encode
@@ -28,8 +28,7 @@ from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from telemetry.logs import JsonLines
-from workers.choices import reserved_slots
-from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer, room, room_for_batch
+from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer
 from workers.engines.sim.settings import SimSettings
 from workers.settings import WorkerSettings
 
@@ -101,38 +100,6 @@ async def test_slots_are_kept_for_higher_lanes(wire: RedisClient, start: Start) 
     for chat in chats:
         assert (await ended(wire, chat.id)).state is JobState.COMPLETED
     assert {id(each) for each in running.engine._batch.running} == held, "a chat waited for a line to end"
-
-
-@pytest.mark.parametrize(
-    ("slots", "wanted", "kept"),
-    [(256, None, 4), (4, None, 1), (2, None, 1), (1, None, 0), (8, 0, 0), (8, 3, 3), (8, 99, 7)],
-)
-def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
-    """One in sixty-four, at least one, never all."""
-    assert reserved_slots(slots, wanted) == kept
-
-
-@pytest.mark.parametrize(
-    ("stats", "texts", "fit"),
-    [
-        (Stats(slots=8), 0, 10),
-        (Stats(slots=8), 9, 1),
-        (Stats(slots=8), 12, -2),
-        (Stats(slots=64, kv_tokens=1000), 0, 4),
-        (Stats(slots=64, kv_tokens=1000, waiting=1), 63, 3),
-        (Stats(slots=64, kv_tokens=1000, waiting=2), 10, 0),
-    ],
-)
-def test_how_many_jobs_fit(stats: Stats, texts: int, fit: int) -> None:
-    """Slots and a prefetch of two; where the KV cache is the limit, few at once, and none while what came waits."""
-    assert room(stats, texts, 2) == fit
-
-
-@pytest.mark.parametrize(("batch_texts", "more"), [(0, 6), (6, 0), (7, 0)])
-def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
-    """The slots kept for others stay empty; with none kept there is no limit."""
-    assert room_for_batch(8, 2, batch_texts) == more
-    assert room_for_batch(8, 0, batch_texts) is None
 
 
 async def hold(wire: RedisClient, running: Running, for_ms: int) -> None:
@@ -253,11 +220,13 @@ class Hands:
 
     def __init__(self) -> None:
         self.begun: list[str] = []
-        self.reserved = self.batch_texts = 0
         self.card = SimpleNamespace(capabilities=Capabilities())
 
-    def stats(self) -> Stats:
-        return Stats(running=0, waiting=0, slots=8)
+    def room(self) -> int:
+        return 9
+
+    def batch_room(self) -> None:
+        return None
 
     async def refusal(self, _: Job) -> None:
         return None
@@ -344,7 +313,7 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
 
     lease.claim = claim  # type: ignore[method-assign]
     claimer, hands = a_claimer(wire, lease)
-    hands.looked, hands.running, hands.texts, hands.is_laden = looked, 0, 0, False  # type: ignore[attr-defined]
+    hands.looked, hands.running, hands.is_laden = looked, 0, False  # type: ignore[attr-defined]
     rounds.append([])
     await claimer.run([0, 1, 2])
     assert rounds[:3] == [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
@@ -353,7 +322,7 @@ async def test_each_round_begins_with_another_partition(wire: RedisClient) -> No
 async def test_suspects_wait_for_a_claim_of_another_partition(wire: RedisClient) -> None:
     """It may bring jobs, and nothing runs beside a suspect."""
     claimer, hands = a_claimer(wire, Lease(wire, "m"))
-    hands.running, hands.texts, hands.is_laden = 0, 0, False  # type: ignore[attr-defined]
+    hands.running, hands.is_laden = 0, False  # type: ignore[attr-defined]
     claimer._suspects.add(0)
     assert claimer._wanted(0) > 0 and claimer._wanted(1) == 0
     claimer._claims[1] = asyncio.create_task(asyncio.sleep(0, result=False))

@@ -1,14 +1,15 @@
 """The gate: admits a text to an engine only if the KV cache will hold it and all others until they have ended. Pure.
 
 After LightLLM's Past-Future scheduler: the final length of every text is drawn from the history of output lengths, in a
-few worlds, and the future peak of the highest world must fit. A decision draws a quarter of the texts again, and those
-that have outgrown their draws; all of them would cost as much as the rest of the decision.
+few worlds, and the future peak of the highest world must fit. A decision draws some of the texts again, in turn, and
+those that have outgrown their draws; many texts at once would cost more than the rest of the decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from random import Random
 
 from workers.gate.decision import ADMITTED, GateDecision
@@ -18,8 +19,8 @@ from workers.gate.reserve import Reserve
 
 UNLIMITED = 1 << 31
 """Tokens of a request that no capacity limits."""
-REDRAWN = 4
-"""A decision draws one in so many texts again."""
+REDRAWN = 48
+"""Texts that a decision draws again."""
 
 
 class HeldText:
@@ -152,9 +153,10 @@ class Gate:
 
     def _redrawn(self) -> list[HeldText]:
         """The texts that it holds, with draws above what they have generated, in as many worlds as one more needs."""
-        held, self._turn = list(self.held.values()), (self._turn + 1) % REDRAWN
-        count = worlds(len(held))
-        for text in held[self._turn :: REDRAWN]:
+        held = list(self.held.values())
+        count, start = worlds(len(held)), self._turn % max(1, len(held))
+        self._turn = start + REDRAWN
+        for text in islice(chain(held[start:], held[:start]), REDRAWN):
             text.draw(count, self._random)
         for text in held:
             if text.lowest <= text.generated < text.limit or len(text.finals) < count:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from workers.gate.decision import ADMITTED, GateDecision
 
 FORGETTING = 0.998
@@ -59,13 +57,6 @@ class RecursiveFit:
             self._covariance = [[each * MAX_COVARIANCE / largest for each in row] for row in self._covariance]
 
 
-class LatencyTargets(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a lane's readers should see. None: no target."""
-
-    ttft_ms: float | None = None
-    itl_ms: float | None = None
-
-
 class LatencyPredictor:
     """Predicts TTFT and TPOT of one engine."""
 
@@ -105,8 +96,9 @@ class LatencyPredictor:
 
 def may_admit_offline(
     predictor: LatencyPredictor,
-    targets: LatencyTargets,
     *,
+    ttft_ms: float | None,
+    itl_ms: float | None,
     texts: int,
     held: int,
     prefills: Iterable[int],
@@ -119,6 +111,8 @@ def may_admit_offline(
     refused for a latency that is not known yet.
 
     Args:
+        ttft_ms: milliseconds that a chat may wait for its first token; None: no target.
+        itl_ms: milliseconds between two tokens of a chat; None: no target.
         texts: texts that the engine runs.
         held: tokens that they hold.
         prefills: prompt tokens of each of them that has no token yet.
@@ -128,9 +122,9 @@ def may_admit_offline(
     if not texts:
         return ADMITTED
     tpot = predictor.tpot_s(texts + 1, held + prompt)
-    if targets.itl_ms is not None and tpot is not None and 1000 * tpot > targets.itl_ms:
+    if itl_ms is not None and tpot is not None and 1000 * tpot > itl_ms:
         return GateDecision(False, "itl")
     waits = [predictor.ttft_s(each) or 0.0 for each in (*prefills, prompt, chat_prompt)]
-    if targets.ttft_ms is not None and 1000 * sum(waits) > targets.ttft_ms:
+    if ttft_ms is not None and 1000 * sum(waits) > ttft_ms:
         return GateDecision(False, "ttft")
     return ADMITTED

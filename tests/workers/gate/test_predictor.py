@@ -9,7 +9,6 @@ import pytest
 from workers.gate.predictor import (
     MIN_OBSERVATIONS,
     LatencyPredictor,
-    LatencyTargets,
     RecursiveFit,
     may_admit_offline,
 )
@@ -76,12 +75,10 @@ def test_nothing_is_predicted_from_too_little() -> None:
     assert predictor.tpot_s(1, 100) == pytest.approx(0.01, rel=0.01) and predictor.ttft_s(10) is None
 
 
-TARGETS = LatencyTargets(ttft_ms=200, itl_ms=10)
-
-
-def admitted(predictor: LatencyPredictor, targets: LatencyTargets = TARGETS, **changes: object) -> tuple[bool, str]:
-    load = {"texts": 10, "held": 5000, "prefills": (), "prompt": 100, "chat_prompt": 100} | changes
-    return may_admit_offline(predictor, targets, **load)[:2]  # type: ignore[arg-type]
+def admitted(predictor: LatencyPredictor, **changes: object) -> tuple[bool, str]:
+    """Beside ten texts, with targets of 200 and 10 ms, as far as nothing else is said."""
+    load = {"texts": 10, "held": 5000, "prefills": (), "prompt": 100, "chat_prompt": 100, "ttft_ms": 200, "itl_ms": 10}
+    return may_admit_offline(predictor, **load | changes)[:2]  # type: ignore[arg-type]
 
 
 def test_a_line_of_a_batch_is_admitted_while_a_chat_keeps_its_targets() -> None:
@@ -96,17 +93,17 @@ def test_a_line_of_a_batch_is_admitted_while_a_chat_keeps_its_targets() -> None:
 def test_the_line_in_question_counts() -> None:
     """Not what runs now, but what would run with it."""
     predictor = learned(Random(4), noise=0.0)
-    only = LatencyTargets(itl_ms=1000 * step_s(10, 5000) + 0.02)
-    assert admitted(predictor, only, prompt=10) == (False, "itl")
-    assert admitted(predictor, only, prompt=10, texts=9) == (True, "")
+    only = {"ttft_ms": None, "itl_ms": 1000 * step_s(10, 5000) + 0.02}
+    assert admitted(predictor, prompt=10, **only) == (False, "itl")
+    assert admitted(predictor, prompt=10, texts=9, **only) == (True, "")
 
 
 def test_without_a_target_or_without_knowledge_nothing_is_refused() -> None:
     predictor = learned(Random(5))
-    assert admitted(predictor, LatencyTargets(), texts=200, held=10**6, prompt=4000) == (True, "")
+    assert admitted(predictor, ttft_ms=None, itl_ms=None, texts=200, held=10**6, prompt=4000) == (True, "")
     assert admitted(LatencyPredictor(), texts=200, held=10**6, prompt=4000) == (True, "")
 
 
 def test_an_idle_engine_takes_one() -> None:
     """However slow it is, the lane does not wait for ever."""
-    assert admitted(learned(Random(6)), LatencyTargets(ttft_ms=1, itl_ms=1), texts=0, held=0) == (True, "")
+    assert admitted(learned(Random(6)), ttft_ms=1, itl_ms=1, texts=0, held=0) == (True, "")

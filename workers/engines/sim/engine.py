@@ -106,7 +106,7 @@ class SimEngine:
         self._numerals = [digits.encode() for digits in self._digits]
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._steps = 0
+        self._steps = self._evictions = 0
         self._stepped_at = 0.0
         self._hung = False
         self._slowdown = 1.0
@@ -161,6 +161,8 @@ class SimEngine:
             kv_tokens=self._settings.kv_tokens,
             # Computed only where the cache is limited, because every claim reads it.
             kv_used=sum([each.used for each in self._batch.running.values()]) if self._settings.kv_tokens else 0,
+            evicts=self._settings.kv_policy == "MAX_UTILIZATION",
+            evictions=self._evictions,
             steps=self._steps,
         )
 
@@ -314,6 +316,7 @@ class SimEngine:
         running = self._batch.running
         while len(running) > 1 and sum(sequence.used + 1 for sequence in running.values()) > capacity:
             self._batch.waiting.appendleft(running.popitem()[1])
+            self._evictions += 1
 
     def _token(self, sequence: _Sequence) -> Piece | None:
         """Generate the next token of one sequence; None if nothing of it may be shown yet."""

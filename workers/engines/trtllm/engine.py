@@ -269,6 +269,8 @@ class TrtllmEngine:
             waiting=len(engine.requests) - running,
             kv_tokens=engine.kv_tokens,
             kv_used=self._held(engine) if used is None else used,
+            evicts=self._settings.scheduler_policy == "MAX_UTILIZATION",
+            evictions=0 if engine.reader is None else engine.reader.paused,
             steps=engine.requests.steps,
             extra={**trtllm_stats.shown(latest), "retracted_tokens": float(engine.requests.retracted)},
         )

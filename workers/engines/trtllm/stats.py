@@ -38,6 +38,8 @@ class StatsReader:
 
     def __init__(self, read: Callable[..., Any]) -> None:
         self.latest: Mapping[str, Any] = {}
+        self.paused = 0
+        """Sum over all iterations read so far of the requests that were paused in each."""
         self._read = read
         self._ended = threading.Event()
         threading.Thread(target=self._run, name="trtllm-stats", daemon=True).start()
@@ -56,7 +58,14 @@ class StatsReader:
                 return
             if batch:
                 self.latest = batch[-1]
+                self.paused += sum([paused(each) for each in batch])
             pause = MIN_PAUSE_S if batch else min(pause * 2, MAX_PAUSE_S)
+
+
+def paused(iteration: Mapping[str, Any]) -> int:
+    """Requests that the engine paused in this iteration to free their KV cache; 0 if it does not report them."""
+    value = (iteration.get("inflightBatchingStats") or {}).get("numPausedRequests", 0)
+    return value if isinstance(value, int) else 0
 
 
 def kv_used(latest: Mapping[str, Any]) -> int | None:

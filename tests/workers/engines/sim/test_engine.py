@@ -124,6 +124,8 @@ async def test_with_full_use_the_youngest_is_evicted_and_comes_back(start: Start
         bench.engine.submit(Request(name, prompt, Sampling(max_tokens=20)))
     by_id = await bench.until_ended("a", "b")
     order = "".join(piece.id for piece in bench.pieces())
+    stats = bench.engine.stats()
+    assert (stats.evicts, stats.evictions) == (True, 1)
     assert order.startswith("ab") and order.rstrip("b").endswith("a" * 2), "b pauses while a goes on alone"
     assert text(by_id["a"]) == text(by_id["b"]) == expected(prompt, 20)
 

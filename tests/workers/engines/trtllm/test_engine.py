@@ -1305,6 +1305,19 @@ async def test_statistics_come_from_their_own_thread(rig: Any) -> None:
     assert started.engine.stats().extra["iteration_ms"] == 12.0
 
 
+async def test_every_pause_is_counted(rig: Any) -> None:
+    """Of all iterations that a read brings, not of the last one alone; an engine that says nothing has none."""
+    started = await rig(enable_iter_perf_stats=True, scheduler_policy="MAX_UTILIZATION")
+    assert (started.engine.stats().evicts, started.engine.stats().evictions) == (True, 0)
+    started.llm.statistics = [
+        *({"inflightBatchingStats": {"numPausedRequests": paused}} for paused in (2, 1, 0)),
+        {"inflightBatchingStats": None},
+    ]
+    await until(lambda: started.engine.stats().evictions == 3)
+    started.llm.statistics = [{"inflightBatchingStats": {"numPausedRequests": 4}}]
+    await until(lambda: started.engine.stats().evictions == 7)
+
+
 async def test_statistics_that_break_do_not_hurt(rig: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A backend that raises instead of giving statistics is asked no more, and everything else goes on."""
     started = await rig(enable_iter_perf_stats=True)

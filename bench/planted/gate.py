@@ -1,0 +1,108 @@
+"""Planted bugs of the gate: what it predicts, what it lets into the engine, and what becomes of what waits."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit, lua
+
+PURE = "tests/workers/gate/test_"
+KEEPER = "tests/workers/test_gatekeeper.py::test_"
+WORKER = "tests/workers/test_gate_of_worker.py::test_"
+
+GATE = (
+    Bug(
+        "a peak of the texts as they are now",
+        "Texts grow beyond the cache, and the engine evicts.",
+        (Edit("workers/gate/peak.py", "peak = max(peak, remaining * number + held)", "peak = max(peak, held)"),),
+        (PURE + "peak.py::test_the_formula_equals_counting_on_a_thousand_random_batches",),
+    ),
+    Bug(
+        "headroom that forgets the texts that end later",
+        "A claim gets a budget that does not fit.",
+        (Edit("workers/gate/peak.py", "            before = max(before, term)", "            pass"),),
+        (PURE + "peak.py::test_headroom_is_the_most_that_one_more_text_may_hold",),
+    ),
+    Bug(
+        "a cold history that guesses",
+        "The first texts of a new model are evicted.",
+        (Edit("workers/gate/lengths.py", "LengthWindow(unknown=WINDOW // 2)", "LengthWindow((1,))"),),
+        (PURE + "lengths.py::test_at_first_every_text_is_expected_to_use_its_limit",),
+    ),
+    Bug(
+        "draws that ignore what a text has generated",
+        "A long text counts as ending at once for as long as it runs.",
+        (Edit("workers/gate/gate.py", "text.lowest <= text.generated < text.limit or ", ""),),
+        (PURE + "gate.py::test_a_text_that_has_outgrown_its_draws_is_drawn_again",),
+    ),
+    Bug(
+        "pinned tokens count as free",
+        "Kept prefixes are evicted, or texts are.",
+        (
+            Edit(
+                "workers/gate/gate.py",
+                "int(self.tokens * (1 - self.reserve)) - self.taken",
+                "int(self.tokens * (1 - self.reserve))",
+            ),
+        ),
+        (PURE + "gate.py::test_what_is_pinned_or_reserved_is_taken",),
+    ),
+    Bug(
+        "a reserve that never falls",
+        "One bad minute costs a fifth of the cache for ever.",
+        (Edit("workers/gate/reserve.py", "max(MIN_RESERVE, self.share - STEP)", "self.share"),),
+        (PURE + "gate.py::test_the_reserve_rises_with_evictions_and_falls_without",),
+    ),
+    Bug(
+        "an outlier that the fit believes",
+        "After one pause of the machine no line of a batch begins for a minute.",
+        (Edit("workers/gate/predictor.py", "max(-bound, min(bound, residual))", "residual"),),
+        (PURE + "predictor.py::test_steps_and_first_tokens_are_predicted_within_a_tenth",),
+    ),
+    Bug(
+        "a gate that predicts only what runs",
+        "The line that breaks the target is let in.",
+        (Edit("workers/gate/predictor.py", "tpot_s(texts + 1, held + prompt)", "tpot_s(texts, held)"),),
+        (PURE + "predictor.py::test_the_line_in_question_counts",),
+    ),
+    Bug(
+        "answers that were cut off are learned",
+        "Cancelled jobs make answers look short, and texts are evicted.",
+        (Edit("workers/gatekeeper.py", 'if piece.finish in ("stop", "length"):', "if piece.finish:"),),
+        (KEEPER + "only_answers_that_ended_by_themselves_or_at_their_limit_are_learned",),
+    ),
+    Bug(
+        "the engine gets whatever there is a slot for",
+        "A full cache evicts texts as before.",
+        (Edit("workers/choices.py", "self._is_first(attempt) and self._passes(attempt)", "self._is_first(attempt)"),),
+        (WORKER + "with_the_gate_a_full_cache_evicts_nothing",),
+    ),
+    Bug(
+        "small jobs overtake at the gate",
+        "A large job waits for as long as small ones come.",
+        (Edit("workers/choices.py", "self._is_first(attempt) and self._passes(attempt)", "self._passes(attempt)"),),
+        (WORKER + "jobs_of_a_lane_begin_in_the_order_of_their_claims",),
+    ),
+    Bug(
+        "a line at the gate stops every claim",
+        "A chat that would fit waits for a line of a batch to begin.",
+        (
+            Edit(
+                "workers/choices.py",
+                "self.gate.room(self._held_back(batch=False))",
+                "self.gate.room(self._held_back(batch=False) + self._held_back(batch=True))",
+            ),
+        ),
+        (WORKER + "a_waiting_job_does_not_hold_back_chats_that_fit",),
+    ),
+    Bug(
+        "a cancelled job waits at the gate for ever",
+        "Its reader hears nothing until a place is free that it does not need.",
+        (Edit("workers/worker.py", "if ran and attempt.over:", "if False:"),),
+        (WORKER + "a_job_that_waits_at_the_gate_ends_at_once",),
+    ),
+    Bug(
+        "an older worker overwrites a newer history",
+        "During an upgrade new workers lose what they have learned.",
+        (lua("lengths", "then return 0 end", "then end"),),
+        (WORKER + "a_newer_history_is_left_to_newer_workers",),
+    ),
+)

@@ -1,0 +1,160 @@
+"""Workers before a full KV cache, on a real server: what does not fit waits in the worker, and nothing is lost."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
+
+from streaming.fleet.lengths import LengthStore
+from streaming.jobs.job import JobState
+from streaming.jobs.queue import Queue
+from streaming.keys import fleet_key
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from workers.engines.sim.settings import SimSettings
+from workers.gate.lengths import VERSION, OutputLengths
+from workers.settings import WorkerSettings
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["recorder", "start"]  # fixtures
+
+FULL = SimSettings(step_ms=2, prefill_ms=1, slots=8, kv_tokens=400, kv_policy="MAX_UTILIZATION")
+
+
+async def _holds(running: Running, jobs: int) -> bool:
+    return running.worker.running == jobs
+
+
+async def _runs(running: Running, texts: int) -> bool:
+    return len(running.worker._starter.running) == texts
+
+
+@pytest.mark.parametrize("gate", [True, False])
+async def test_with_the_gate_a_full_cache_evicts_nothing(wire: RedisClient, start: Start, gate: bool) -> None:
+    """Twelve answers of which three fit; every text is whole in both cases."""
+    queue = Queue(wire)
+    jobs = [a_job(queue, f"job {number}", 120) for number in range(12)]
+    for job in jobs:
+        await queue.put(job)
+    running = await start(FULL, WorkerSettings(gate=gate, drain_s=5))
+    for number, job in enumerate(jobs):
+        record = await ended(wire, job.id)
+        assert (record.state, text_of(record)) == (JobState.COMPLETED, expected(f"job {number}", 120))
+    evictions = running.engine.stats().evictions
+    assert evictions == 0 if gate else evictions > 0
+
+
+async def test_a_waiting_job_does_not_hold_back_chats_that_fit(wire: RedisClient, start: Start) -> None:
+    """A line of a batch waits at the gate beside a long job; a chat is claimed, begins at once and ends before both."""
+    queue = Queue(wire)
+    slow = msgspec.structs.replace(FULL, step_ms=10)
+    running = await start(slow, WorkerSettings(drain_s=0))
+    long = a_job(queue, "long", 250)
+    await queue.put(long)
+    await until(lambda: _runs(running, 1))
+    line = a_job(queue, "line", 200, priority=Priority.BATCH)
+    await queue.put(line)
+    await until(lambda: _holds(running, 2))
+    chat = a_job(queue, "chat", 20, priority=Priority.INTERACTIVE)
+    await queue.put(chat)
+    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+    assert await _runs(running, 1) and await _holds(running, 2), "the others were not over"
+    for job in (long, line):
+        assert (await ended(wire, job.id)).state is JobState.COMPLETED
+
+
+async def test_jobs_of_a_lane_begin_in_the_order_of_their_claims(wire: RedisClient, start: Start) -> None:
+    """One claim brings three: the second does not fit, and the third waits behind it, though it would."""
+    queue = Queue(wire)
+    jobs = [a_job(queue, f"job {number}", tokens) for number, tokens in enumerate((250, 200, 10))]
+    for job in jobs:
+        await queue.put(job)
+    await start(FULL, WorkerSettings(drain_s=5))
+    ends = [(await ended(wire, job.id)).terminal for job in jobs]
+    released = [end.generated.released for end in ends if end is not None]
+    assert len(released) == 3 and released == sorted(released)
+    assert ends[0] is not None and released[1] > ends[0].generated.first, "the second did not wait"
+
+
+@pytest.mark.parametrize("way", ["cancel", "deadline"])
+async def test_a_job_that_waits_at_the_gate_ends_at_once(wire: RedisClient, start: Start, way: str) -> None:
+    """No choice of it runs whose end could end it, and the next job takes its turn."""
+    queue = Queue(wire)
+    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
+    long = a_job(queue, "long", 250)
+    await queue.put(long)
+    await until(lambda: _runs(running, 1))
+    waits = a_job(queue, "waits", 200, deadline_ms=400 if way == "deadline" else None)
+    await queue.put(waits)
+    if way == "cancel":
+        await until(lambda: _holds(running, 2))
+        await queue.cancel(waits.id)
+    record = await ended(wire, waits.id)
+    assert record.state is (JobState.CANCELLED if way == "cancel" else JobState.EXPIRED)
+    assert await _runs(running, 1)
+    after = a_job(queue, "after", 5)
+    await queue.put(after)
+    assert (await ended(wire, after.id)).state is JobState.COMPLETED
+    assert not running.worker._starter.waiting and not running.worker._gate._refused
+
+
+async def test_a_drain_hands_back_what_waits_at_the_gate(wire: RedisClient, start: Start) -> None:
+    queue, running = Queue(wire), await start(FULL, WorkerSettings(drain_s=0))
+    jobs = [a_job(queue, f"job {number}", 250) for number in range(2)]
+    for job in jobs:
+        await queue.put(job)
+    await until(lambda: _holds(running, 2))
+    running.stop.set()
+    await running.task
+    await start(FULL)
+    for number, job in enumerate(jobs):
+        assert text_of(await ended(wire, job.id)) == expected(f"job {number}", 250)
+
+
+async def test_the_history_survives_a_restart(wire: RedisClient, start: Start) -> None:
+    """A worker that starts is as wise as the one before it was; so is one of another engine setting."""
+    queue, running = Queue(wire), await start(FULL)
+    for number in range(3):
+        job = a_job(queue, f"job {number}", 20 + number)
+        await queue.put(job)
+        await ended(wire, job.id)
+    await running.worker._lengths._write()
+    assert 0 < await wire.redis.ttl(fleet_key("lengths", "m")) <= 7 * 24 * 3600
+    later = await start(FULL)
+    await until(lambda: _knows(later, (20, 21, 22)))
+
+
+async def _knows(running: Running, lengths: tuple[int, ...]) -> bool:
+    return running.worker._gate.gate.history.message().lanes.get("standard", ()) == lengths
+
+
+async def test_a_newer_history_is_left_to_newer_workers(
+    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is neither read nor overwritten."""
+    store = LengthStore(wire)
+    assert await store.write("m", VERSION + 1, b"of the future")
+    queue, running = Queue(wire), await start(FULL)
+    job = a_job(queue, "hello", 9)
+    await queue.put(job)
+    await ended(wire, job.id)
+    await running.worker._lengths._write()
+    assert await store.read("m") == (VERSION + 1, b"of the future")
+    assert "are left to newer workers" in caplog.text
+
+
+async def test_a_history_that_cannot_be_read_is_replaced(wire: RedisClient, start: Start) -> None:
+    """The worker starts all the same."""
+    store = LengthStore(wire)
+    assert await store.read("m") is None
+    await store.write("m", VERSION, msgspec.msgpack.encode({"lanes": {"standard": ["long"]}}))
+    queue, running = Queue(wire), await start(FULL)
+    job = a_job(queue, "hello", 9)
+    await queue.put(job)
+    await ended(wire, job.id)
+    await running.worker._lengths._write()
+    stored = await store.read("m")
+    assert stored is not None
+    assert msgspec.msgpack.decode(stored[1], type=OutputLengths).lanes == {"standard": (9,)}

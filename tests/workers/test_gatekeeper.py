@@ -1,0 +1,198 @@
+"""The gate of one worker: what may begin, how many jobs it lets the worker claim, and what it learns."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from penstock.engine import Capabilities, ModelCard, Piece, Sampling, Stats
+from streaming.fleet.settings import LaneTargets, LatencyTargets
+from streaming.jobs.job import Job, Text, Tokens
+from streaming.jobs.lease import Claim
+from streaming.priority import Priority
+from workers.attempt import Attempt
+from workers.gatekeeper import MAX_CLAIM, RETRY_INTERVAL_S, SAMPLE_INTERVAL_S, Gatekeeper
+from workers.settings import WorkerSettings
+
+CARD = ModelCard(name="m", engine="sim", context=4096, max_output=4000, capabilities=Capabilities(), created=0)
+EVICTING = Stats(slots=8, kv_tokens=1000, evicts=True)
+
+
+class Noted:
+    """Stands for the recorder and for the engine."""
+
+    def __init__(self, stats: Stats) -> None:
+        self.load, self.reasons, self.gauges = stats, list[str](), list[tuple[int, float]]()
+
+    def stats(self) -> Stats:
+        return self.load
+
+    def refused(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def gate(self, peak: int, reserve: float) -> None:
+        self.gauges.append((peak, reserve))
+
+
+class Bench:
+    """A gatekeeper, and texts for it."""
+
+    def __init__(self, stats: Stats = EVICTING, targets: LatencyTargets | None = None, **settings: Any) -> None:
+        self.noted = Noted(stats)
+        lanes = LaneTargets(interactive=targets or LatencyTargets())
+        whole = cast(Any, self.noted)
+        self.keeper = Gatekeeper(whole, CARD, WorkerSettings(**settings), lanes, whole)
+        self._count = 0
+
+    def text(self, prompt: int | Text = 100, limit: int = 100, lane: Priority = Priority.STANDARD) -> Attempt:
+        """A prompt of so many tokens, or one sent as text."""
+        self._count += 1
+        sent = Tokens(((1,) * prompt,)) if isinstance(prompt, int) else prompt
+        sampling = Sampling(max_tokens=limit)
+        made = Job(id=f"0-{self._count}", model="m", tenant="t", priority=lane, sampling=sampling, prompt=sent)
+        attempt = Attempt(
+            Claim(
+                job=made, partition=0, attempt=1, number=self._count, created_ms=0, claimed_ms=0, deadline_ms=None,
+                reply=(), past=(), first_frame=1,
+            )
+        )  # fmt: skip
+        attempt.queue_choices()
+        return attempt
+
+    def begin(self, attempt: Attempt) -> bool:
+        """As the worker does it."""
+        index, request = attempt.next_choice
+        if not self.keeper.admits(attempt, index, request.id):
+            return False
+        attempt.start_next()
+        self.keeper.running[request.id] = attempt, index
+        return True
+
+    def give(self, attempt: Attempt, tokens: int = 1, finish: str = "", prompt: int = 0) -> None:
+        """A piece of its only choice."""
+        piece = Piece(f"{attempt.job.id}/{attempt.number}/0", "x", (), tokens, finish, prompt)
+        attempt.take(0, piece, 1.0)
+        if finish:
+            self.keeper.note_end(attempt, 0, piece)
+            del self.keeper.running[piece.id]
+            self.keeper.forget(attempt.job.id, piece.id)
+
+
+@pytest.mark.parametrize("unlimited", [Bench(Stats(slots=8)), Bench(gate=False)], ids=["no cache", "switched off"])
+def test_only_slots_limit_an_engine_whose_cache_does_not(unlimited: Bench) -> None:
+    """And the gate follows no text."""
+    assert unlimited.keeper.room(0) == 9
+    assert all(unlimited.begin(unlimited.text(900, 3000)) for _ in range(9))
+    assert (unlimited.keeper.room(0), unlimited.keeper.gate.held, unlimited.noted.reasons) == (0, {}, [])
+
+
+def test_what_does_not_fit_is_refused_once_and_begins_when_there_is_room() -> None:
+    bench = Bench()
+    texts = [bench.text() for _ in range(6)]
+    assert [bench.begin(each) for each in texts] == [True] * 4 + [False] * 2
+    assert bench.noted.reasons == ["kv", "kv"] and not bench.begin(texts[4]) and bench.noted.reasons == ["kv", "kv"]
+    bench.give(texts[0], 100, "length")
+    assert bench.begin(texts[4]) and not bench.begin(texts[5]) and bench.noted.reasons == ["kv", "kv"]
+
+
+def test_an_engine_that_never_evicts_is_filled_to_the_last_token() -> None:
+    """Its promise needs no reserve."""
+    for stats, most in ((Stats(slots=8, kv_tokens=1000), 5), (EVICTING, 4)):
+        bench = Bench(stats)
+        assert sum([bench.begin(bench.text()) for _ in range(8)]) == most
+
+
+def test_pinned_tokens_are_taken() -> None:
+    bench = Bench(Stats(slots=8, kv_tokens=1000, kv_pinned=500))
+    assert sum([bench.begin(bench.text()) for _ in range(8)]) == 2
+
+
+def test_as_many_jobs_are_claimed_as_fit_and_one_to_be_at_hand() -> None:
+    bench = Bench()
+    assert bench.begin(bench.text(200, 200))
+    assert bench.keeper.room(0) == 2  # one more of that size, and the one
+    assert bench.begin(bench.text(200, 200))
+    assert bench.keeper.room(0) == 1
+    assert bench.keeper.room(held_back=1) == 0
+    assert Bench(Stats(slots=99, kv_tokens=10**6, evicts=True)).keeper.room(0) == MAX_CLAIM
+
+
+def test_lines_of_a_batch_are_not_claimed_while_one_waits_at_the_gate() -> None:
+    keeper = Bench().keeper
+    assert (keeper.batch_room(None, 0), keeper.batch_room(3, 0), keeper.batch_room(3, 1)) == (None, 3, 0)
+
+
+def test_it_follows_what_texts_generate_and_how_long_their_prompts_are() -> None:
+    """Of a prompt sent as text the engine counts the tokens; the ratio holds for the next ones."""
+    bench = Bench(Stats(slots=8, kv_tokens=100_000, evicts=True))
+    first = bench.text(Text(("x" * 400,)))
+    assert bench.begin(first)
+    (held,) = bench.keeper.gate.held.values()
+    assert (held.prompt, held.generated) == (100, 0)
+    bench.give(first, 3, prompt=300)
+    bench.keeper.room(0)
+    assert (held.prompt, held.generated) == (300, 3)
+    assert bench.begin(bench.text(Text(("x" * 400,))))
+    assert [each.prompt for each in bench.keeper.gate.held.values()] == [300, 300]
+
+
+def test_only_answers_that_ended_by_themselves_or_at_their_limit_are_learned() -> None:
+    bench = Bench(Stats(slots=99, kv_tokens=10**6))
+    for finish, tokens in (("stop", 5), ("length", 7), ("cancelled", 3)):
+        attempt = bench.text(lane=Priority.BATCH)
+        assert bench.begin(attempt)
+        bench.give(attempt, tokens - 1)
+        bench.give(attempt, 1, finish)
+    assert bench.keeper.gate.history.message().lanes == {"batch": (5, 7)}
+    assert bench.keeper.gate.held == {}
+
+
+def test_evictions_raise_the_reserve_and_the_gauges_show_it() -> None:
+    bench = Bench()
+    assert bench.begin(bench.text())
+    bench.noted.load = Stats(slots=8, kv_tokens=1000, evicts=True, evictions=50)
+    bench.keeper.report()
+    assert bench.noted.gauges == [(200, pytest.approx(0.07))]
+
+
+def test_a_text_that_waits_is_tried_again_now_and_then() -> None:
+    bench = Bench()
+    assert not bench.keeper.is_due(100.0)
+    texts = [bench.text() for _ in range(5)]
+    assert [bench.begin(each) for each in texts] == [True] * 4 + [False]
+    assert [bench.keeper.is_due(100.0 + RETRY_INTERVAL_S * part) for part in (0, 0.5, 1.0)] == [True, False, True]
+    bench.keeper.forget(texts[4].job.id)  # cancelled
+    assert not bench.keeper.is_due(200.0)
+
+
+def slow_steps(bench: Bench) -> None:
+    """Steps of a millisecond a text, as the worker reports them."""
+    now = 0.0
+    for texts in (1, 2, 3, 4) * 10:
+        bench.keeper.note_step(texts, now)
+        bench.keeper.note_step(texts, now + texts / 1000)
+        bench.keeper._stepped_at = None  # the engine pauses
+        now += SAMPLE_INTERVAL_S + 1
+
+
+def test_lines_of_a_batch_begin_only_while_a_chat_keeps_its_targets() -> None:
+    """At three milliseconds between tokens three texts may run, if the third is a line; chats begin anyway."""
+    bench = Bench(Stats(slots=8), LatencyTargets(itl_ms=3.2))
+    assert bench.begin(bench.text(lane=Priority.INTERACTIVE))
+    slow_steps(bench)
+    assert bench.keeper.batch_room(None, 0) is None
+    line, late = bench.text(lane=Priority.BATCH), bench.text(lane=Priority.BATCH)
+    assert bench.begin(line) and bench.begin(bench.text(lane=Priority.INTERACTIVE))
+    assert not bench.begin(late) and bench.noted.reasons == ["itl"]
+    assert bench.keeper.batch_room(5, 0) == 0
+    assert bench.begin(bench.text(lane=Priority.STANDARD))
+    for attempt, _ in list(bench.keeper.running.values()):
+        bench.give(attempt, 100, "length")
+    assert bench.begin(late)
+
+
+def test_without_targets_no_step_is_noted() -> None:
+    bench = Bench()
+    slow_steps(bench)
+    assert bench.keeper._predictor is None and bench.keeper.batch_room(None, 0) is None
