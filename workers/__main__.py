@@ -25,7 +25,7 @@ from runtime.process import Launch, argument_parser, collect_rarely, needed_to_s
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
-from streaming.fleet.settings import LaneTargets, ModelSettings, served_models
+from streaming.fleet.settings import NO_TARGETS, LaneTargets, ModelSettings, served_models
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
@@ -133,7 +133,7 @@ class WorkerProcess:
         metrics: Metrics,
         tracing: Tracing,
         lifeline: Lifeline,
-        targets: LaneTargets,
+        targets: LaneTargets = NO_TARGETS,
     ) -> None:
         self._me, self._config, self._engine, self._targets = me, config, engine, targets
         self._metrics, self._tracing, self._lifeline = metrics, tracing, lifeline
