@@ -335,7 +335,7 @@ QUEUE = (
     Bug(
         "rows for nobody",
         "The log holds a copy of every row for each API process that has died.",
-        (Edit("workers/worker.py", "        loops.append(self._listeners.keep_looking())\n", ""),),
+        (Edit("workers/worker.py", "self._listeners.keep_looking(), ", ""),),
         ("tests/workers/test_listeners.py::test_an_address_nobody_listens_at_is_dropped",),
     ),
     Bug(

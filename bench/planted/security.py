@@ -107,8 +107,8 @@ SECURITY = (
         (
             Edit(
                 "streaming/store/acl.py",
-                '"xrange": frozenset({"log"}),\n        "hgetall": frozenset({"card"}),\n        "pubsub',
-                '"xrange": frozenset({"log", "dead"}),\n        "hgetall": frozenset({"card"}),\n        "pubsub',
+                '"xrange": frozenset({"log"}),\n        "hgetall": frozenset({"card"}),\n        "hmget',
+                '"xrange": frozenset({"log", "dead"}),\n        "hgetall": frozenset({"card"}),\n        "hmget',
             ),
         ),
         ("tests/streaming/store/test_excess.py::test_each_row_of_the_table_is_sent_and_nothing_else",),

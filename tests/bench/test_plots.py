@@ -9,6 +9,7 @@ from bench.breakdown.__main__ import draw as draw_breakdown
 from bench.gateway.sweep import draw as draw_gateway
 from bench.growth.__main__ import draw as draw_growth
 from bench.jobs.__main__ import draw as draw_jobs
+from bench.order.gate import draw as draw_order_gate
 from bench.plots import Axis
 from bench.report import load
 from bench.scale.__main__ import draw as draw_scale
@@ -21,6 +22,7 @@ DRAWS = {
     "breakdown": draw_breakdown,
     "growth": draw_growth,
     "table1": draw_table1,
+    "order-gate": draw_order_gate,
 }
 
 
@@ -56,5 +58,5 @@ def test_the_plots_of_the_docs_show_the_results(tmp_path: Path) -> None:
         draw(load(results / f"{name}.json"), tmp_path)
     draw_scale([load(results / f"{name}.json") for name in ("scale", "scale-shapes")], tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    assert drawn.keys() == {path.name for path in shown.glob("*.svg")} and len(drawn) == 15
+    assert drawn.keys() == {path.name for path in shown.glob("*.svg")} and len(drawn) == 16
     assert [name for name, svg in drawn.items() if svg != (shown / name).read_bytes()] == []

@@ -20,6 +20,7 @@ from streaming.catalogue import CATALOGUE, FLEET
 from streaming.errors import UnknownFile, UnknownJob
 from streaming.events.redeliveries import Redeliveries
 from streaming.events.webhooks import Webhooks
+from streaming.fleet.lengths import LengthStore
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
@@ -51,8 +52,9 @@ SENT: Mapping[str, Calls] = {
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
     ],
     "worker": lambda wire: [
-        Fleet(wire).cards(), drained(read_log(wire, 0, "w", 1)), wire.listeners(["penstock:api:x"]), wire.run_ids(),
-        wire.time_us(""), read_identity(wire),
+        Fleet(wire).cards(), LengthStore(wire).read("m"), drained(read_log(wire, 0, "w", 1)),
+        wire.listeners(["penstock:api:x"]),
+        wire.run_ids(), wire.time_us(""), read_identity(wire),
     ],
     "scheduler": lambda wire: [
         Plans(wire).cold_starts(), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
