@@ -24,6 +24,7 @@ from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import SWEEP_INTERVAL_S, ConnectionGuard
+from api.stream.draining_server import DrainingServer
 from penstock import __version__
 from runtime.config import Config, ConfigError
 from runtime.loops import supervise
@@ -137,7 +138,7 @@ async def _serve(services: Services, listener: socket.socket, launch: Launch, te
     app = build_app(services, lambda: launch.lifeline.say("ready", url))
     guard = _guard(services)
     services.spawn(supervise(guard.keep_sweeping, SWEEP_INTERVAL_S))
-    server = uvicorn.Server(
+    server = DrainingServer(
         uvicorn.Config(
             app,
             http=cast(type[asyncio.Protocol], partial(Connection, guard=guard)),

@@ -53,6 +53,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._admitted = True
         self._silent = True
         """No byte has arrived yet."""
+        self._last = False
+        """The server stops after the request that arrives now."""
         self._dropping = False
         """Bytes that arrive are discarded."""
         self._in_body = self._begun = self._ended = False
@@ -92,9 +94,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle = self.scope = None  # type: ignore[assignment]  # as the library begins with them
 
     def shutdown(self) -> None:
-        """Called when the server stops: a client whose request was refused gets no more time to read the answer."""
-        if self._dropping and (self.cycle is None or self.cycle.disconnected):
+        """The server stops: answer a request that is on its way; give a refused client no more time to read why."""
+        answers = self.cycle is not None and not self.cycle.response_complete
+        if self._dropping and not (answers and not self.cycle.disconnected):
             self.transport.close()
+        elif not answers and (self._silent or (self._begun and not self._in_body)):
+            self._last = True
+            if self._silent:
+                self._enter(self._guard.ending)
         else:
             super().shutdown()
 
@@ -204,7 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         cycle.transport = cast(asyncio.Transport, AnswerTransport(self.transport, self._end))
-        if self._length > MAX_UNREAD_BYTES or not self._admitted:
+        if self._length > MAX_UNREAD_BYTES or not self._admitted or self._last:
             cycle.keep_alive = False
         self._in_body, self._body_bytes, self._framed_bytes, self._max_body_bytes = True, 0, 0, None
 

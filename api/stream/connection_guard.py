@@ -21,6 +21,8 @@ IDLE_TIMEOUT_S = 75.0
 """Keep-alive timeout between two requests of a connection."""
 LINGER_TIMEOUT_S = 5.0
 """How long a refused client may keep sending (its bytes are dropped), so that it can read the refusal."""
+ENDING_TIMEOUT_S = 1.0
+"""How long a connection on which nothing was sent may hold up the end of the server."""
 MAX_SURPLUS = 256
 """Connections beyond the limits that may wait for their request line; and, separately, health probes among them."""
 MAX_EXPIRED_PER_SWEEP = 100
@@ -66,10 +68,11 @@ class ConnectionGuard:
         self.body = DeadlineQueue[GuardedConnection](settings.body_timeout_s, lambda it: it.body_overdue())
         self.idle = DeadlineQueue[GuardedConnection](IDLE_TIMEOUT_S, lambda it: it.idle_overdue())
         self.lingering = DeadlineQueue[GuardedConnection](LINGER_TIMEOUT_S, lambda it: it.linger_overdue())
+        self.ending = DeadlineQueue[GuardedConnection](ENDING_TIMEOUT_S, lambda it: it.idle_overdue())
         self.writing = DeadlineQueue[GuardedConnection](
             settings.send_timeout_s, lambda connection: connection.write_overdue()
         )
-        self._queues = (self.head, self.body, self.idle, self.lingering, self.writing)
+        self._queues = (self.head, self.body, self.idle, self.lingering, self.ending, self.writing)
         self._trusted = settings.proxy_networks
         self._admitted: dict[GuardedConnection, str] = {}
         """The client that each connection counts for; "" if it counts in the total only."""

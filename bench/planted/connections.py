@@ -9,6 +9,7 @@ ENDS = "tests/api/test_process.py::test_"
 BOUNDS = "tests/api/test_bounds.py::test_"
 UPLOADS = "tests/api/test_uploads.py::test_"
 INPUT_VALIDATION = "tests/offline/batch/test_input_validation.py::test_"
+DRAINING = "tests/api/stream/test_draining_server.py::test_"
 CONNECTION = "api/stream/bounded_protocol.py"
 DROPPED = (
     "            cycle.keep_alive = False\n            self._dropping = True\n            self._leave()\n        elif"
@@ -17,6 +18,24 @@ DROPPED = (
 CUT_OFF = "tests/system/test_losses.py::test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once"
 
 CONNECTIONS = (
+    Bug(
+        "a listener that closes on its queue",
+        "Requests that were sent before an API process stopped accepting end in a reset connection.",
+        (Edit("api/stream/draining_server.py", "            await _until_quiet(selector)\n", "            pass\n"),),
+        (DRAINING + "a_request_that_was_sent_before_the_end_is_answered",),
+    ),
+    Bug(
+        "a connection without bytes is closed at the end",
+        "A client that had connected, and was about to send its request, ends in a reset connection.",
+        (Edit(CONNECTION, "(self._silent or (self._begun and not self._in_body))", "False"),),
+        (DRAINING + "a_request_that_its_client_is_about_to_send_is_answered",),
+    ),
+    Bug(
+        "the last request does not close its connection",
+        "A client that asks once more holds up the end of an API process for its whole drain time.",
+        (Edit(CONNECTION, " or not self._admitted or self._last:", " or not self._admitted:"),),
+        (DRAINING + "a_request_that_its_client_is_about_to_send_is_answered",),
+    ),
     Bug(
         "every IPv6 address is a client",
         "One machine has 2^64 addresses, and the limit of one client for each of them.",
