@@ -20,7 +20,7 @@ from api.stream.draining_server import DrainingServer
 
 ASK = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 CLIENTS = 5
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
