@@ -306,13 +306,17 @@ def test_running_job_is_finished_first(start: Any) -> None:
 
 
 def test_down_says_what_it_waits_for(start: Any) -> None:
-    """`down` counts the running jobs, as the terminal of `up` does."""
-    up = start("--sim-step-ms", "20").ready()
-    job_id = up.run("submit", "hello", "--max-tokens", "100").stdout.strip()
+    """`down` counts the running jobs, as the terminal of `up` does; a signal to `up` ends the wait."""
+    up = start("--sim-step-ms", "500").ready()
+    job_id = up.run("submit", "hello", "--max-tokens", "200").stdout.strip()
     eventually(lambda: json.loads(up.run("jobs", "show", job_id, "--json").stdout)["status"] == "in_progress")
-    down = up.run("down")
-    assert (down.returncode, down.stderr) == (0, "draining\ndraining: 1 job to finish\n")
-    assert up.end() == 0
+    command = [*penstock(), "down", "--data-dir", str(up.data_dir)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=up.environ, text=True) as down:
+        assert down.stderr is not None
+        assert [down.stderr.readline() for _ in range(2)] == ["draining\n", "draining: 1 job to finish\n"]
+        up.process.send_signal(signal.SIGINT)
+        assert down.wait(60) == 0
+    assert up.end() == 130
 
 
 def test_second_interrupt_stops_now_and_loses_nothing(start: Any) -> None:
