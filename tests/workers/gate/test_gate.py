@@ -8,7 +8,7 @@ import pytest
 
 from bench.order.admission import Greedy, PastFuture, Ungated, simulated
 from bench.order.engine import EngineShape, ModelText
-from workers.gate.gate import Gate, HeldText, KvCapacity, admit
+from workers.gate.gate import REDRAWN, Gate, HeldText, KvCapacity, admit
 from workers.gate.lengths import LengthHistory, LengthWindow
 from workers.gate.reserve import MAX_RESERVE, MIN_RESERVE, WINDOW_TEXTS, Reserve
 
@@ -101,10 +101,10 @@ def test_how_many_like_one_fit() -> None:
 def test_a_text_that_has_outgrown_its_draws_is_drawn_again() -> None:
     """Else it would count as ending at once, for as long as it runs."""
     gate = gate_of(10, 500)
-    gate.held = {str(number): gate.text("standard", "t", 10, 600) for number in range(40)}
+    gate.held = {str(number): gate.text("standard", "t", 10, 600) for number in range(2 * REDRAWN)}
     for each in gate.held.values():
         each.generated = 490
-    assert gate.peak(KvCapacity(99, 10**6)) >= 40 * (10 + 491)
+    assert gate.peak(KvCapacity(99, 10**6)) >= 2 * REDRAWN * (10 + 491)
     assert all(min(each.finals) > 490 for each in gate.held.values())
 
 
