@@ -90,13 +90,14 @@ async def _lose_or_move(stage: FaultTestbed, cluster: PenstockCluster, servers: 
 
 
 FAILING_OVER = Budget(
-    refused=30,
+    refused=18,
     codes=("store_unavailable",),
     unanswered=2,
-    broken=30,
+    broken=18,
     why="nothing is accepted or read without a primary",
 )
-"""Twice the most that was seen: 14.4 and 14.8 in a trial, on a machine with ten times the load it can bear."""
+"""Seen were at most 15 and 17 in all 20 trials beside busy loops, and mostly none. On a machine with ten times the load
+it can bear, it was 14.4 and 14.8 in a trial on average."""
 
 
 TOKENS = 150
