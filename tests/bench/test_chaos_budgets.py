@@ -15,12 +15,14 @@ from bench.report import RESULTS
 
 SEEN: dict[str, tuple[float, float]] = {
     "F04": (17.5, 13.5),
+    "F05": (3.4, 3.9),
     "F06": (14.4, 14.8),
+    "F07": (0.8, 0.3),
     "F23": (14.4, 14.8),
     "F18": (0, 7),
 }
 """Of answers in a trial, refused and broken off, at the most, on machines that were busier than those of the published
-runs."""
+runs, or in runs whose place a later one took."""
 
 
 def _plays() -> list[dict[str, Any]]:
@@ -31,8 +33,9 @@ def _plays() -> list[dict[str, Any]]:
     return [play for play in plays if isinstance(play["refused"], int) and play["trials"]]
 
 
-def _seen(row: str) -> tuple[float, float]:
-    plays = [play for play in _plays() if play["id"] == row]
+def _seen(row: str, *, passed: bool = False) -> tuple[float, float]:
+    """By all plays, or by those alone that passed."""
+    plays = [play for play in _plays() if play["id"] == row and (play["passed"] or not passed)]
     most = [max((play[kind] / play["trials"] for play in plays), default=0.0) for kind in ("refused", "broken")]
     return max(most[0], SEEN.get(row, (0, 0))[0]), max(most[1], SEEN.get(row, (0, 0))[1])
 
@@ -40,11 +43,12 @@ def _seen(row: str) -> tuple[float, float]:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_a_budget_is_near_what_was_seen(row: Any) -> None:
     """A row that answers ten times worse must fail; few answers of a kind may be twice as many by chance."""
-    (refused, broken), budget = _seen(row.id), row.budget
+    (refused, broken), (refused_rightly, broken_rightly) = _seen(row.id), _seen(row.id, passed=True)
+    budget = row.budget
     if budget.refused != ANY:
         others = sum(other.most for other in budget.others)
-        assert refused <= budget.refused + others <= max(6, 3 * refused) + others
-    assert broken <= budget.broken <= max(12 if broken else 1, 3 * broken)
+        assert refused_rightly <= budget.refused + others <= max(6, 3 * refused) + others
+    assert broken_rightly <= budget.broken <= max(12 if broken else 1, 3 * broken)
     assert budget.unanswered <= 3
 
 
