@@ -144,10 +144,10 @@ def test_the_folder_of_files_says_whose_it_is(door: House, ann: OpenAI) -> None:
 def test_lists_in_pages_and_orders(ann: OpenAI) -> None:
     """The client's own paging sees each once, newest or oldest first."""
     made = [ann.files.create(file=(f"{number}.jsonl", b"{}\n"), purpose="batch").id for number in range(7)]
+    assert ann.files.list(limit=3, after=made[2]).data[0].id == made[1], "else the client pages without end"
     assert [file.id for file in ann.files.list(limit=3)] == made[::-1]
     assert [file.id for file in ann.files.list(limit=2, order="asc")] == made
     assert [file.id for file in ann.files.list(purpose="batch_output")] == []
-    assert ann.files.list(limit=3, after=made[2]).data[0].id == made[1]
     with pytest.raises(BadRequestError, match="after names no file"):
         ann.files.list(after="file-" + "0" * 32)
     for name in made:
