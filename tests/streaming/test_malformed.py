@@ -37,7 +37,7 @@ from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.summaries import Summaries
 from streaming.jobs.terminal import Terminal
-from streaming.keys import channel, fleet_key, partition_key
+from streaming.keys import GROUP, channel, fleet_key, partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
@@ -237,6 +237,19 @@ async def test_a_malformed_job_leaves_nothing_behind(wire: RedisClient) -> None:
     assert not await wire.redis.exists(partition_key(0, "heirs", lost.id))
     assert 0 < await wire.redis.ttl(partition_key(0, "log", lost.id)) <= 60
     assert await wire.redis.keys(partition_key(0, "idem", "*")) == []
+
+
+async def test_a_running_job_whose_place_is_lost_leaves_its_lane(wire: RedisClient) -> None:
+    """Its record does not say any more which entry it has: it is found among those of the worker that runs it, though
+    somebody else comes upon the record."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    await queue.put(job := a_job(queue))
+    assert len((await lease.claim(0, 1)).jobs) == 1
+    lane = (await wire.redis.hget(partition_key(0, "job", job.id), "lane")).decode()  # type: ignore[misc]
+    await wire.redis.hset(partition_key(0, "job", job.id), mapping={"entry": "nowhere", "deadline": "never"})  # type: ignore[misc]
+    await JobReader(wire).record(job.id)
+    assert set(await reasons(wire)) == {job.id}
+    assert (await wire.redis.xlen(lane), (await wire.redis.xpending(lane, GROUP))["pending"]) == (0, 0)
 
 
 async def test_a_job_that_is_malformed_as_its_worker_dies_keeps_no_log(wire: RedisClient) -> None:
