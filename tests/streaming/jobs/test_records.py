@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from flow import until
 from streaming.errors import MalformedJob, UnknownJob
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.records import parse_record
+from streaming.jobs.records import REASONS, parse_record
 from streaming.redis.client import RedisClient
 
 
@@ -36,3 +37,12 @@ def test_a_key_of_another_kind_is_no_record() -> None:
     """It says what is wrong with it."""
     with pytest.raises(MalformedJob, match="the key holds no hash"):
         parse_record("j", b"text", None)  # type: ignore[arg-type]
+
+
+def test_why_a_script_ended_a_job_has_the_code_that_the_page_lists() -> None:
+    """With its status. Only the store's own words for a cancel and for an unreadable record differ from it."""
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
+    other = {"cancelled": "job_cancelled", "malformed": "malformed_job"}
+    for reason, failure in REASONS.items():
+        assert failure.code == other.get(reason, reason)
+        assert f"| {failure.status} | `{failure.code}` |" in page
