@@ -35,7 +35,7 @@ from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import ModelSettings, served_models
-from streaming.jobs.settings import QuotaSettings
+from streaming.jobs.settings import QuotaSettings, TenantSettings, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.live_gauges import GaugeSample
@@ -55,6 +55,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "webhooks": WebhookSettings,
     "events": EventSettings,
     "quotas": QuotaSettings,
+    "tenants": TenantSettings,
 }
 
 LIVE_TIMEOUT_S = 5.0
@@ -101,6 +102,7 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry) -> Service
         files_settings=config.section("files", FilesSettings),
         batch_settings=config.section("batch", BatchSettings),
         quota_settings=config.section("quotas", QuotaSettings),
+        weights=weights_of(config.table("tenants", TenantSettings)),
     )
 
 

@@ -162,7 +162,8 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
 
 def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:
     """Return the wait that the client is told, and note it, to be compared with the measured one."""
-    prediction, wait = services.waits.predict_at(job, accepted.waiting), services.waits.wait_of(job, accepted.waiting)
+    position = accepted.place.in_lane
+    prediction, wait = services.waits.predict_at(job, position), services.waits.wait_of(job, position)
     if prediction is not None and wait is not None:
         services.wait_sampler.note(job.id, prediction, wait)
     return wait
@@ -288,7 +289,7 @@ def idempotency_key(scope: Scope) -> str:
 
 
 def _headers(asked: Request, accepted: Accepted, wait: Wait | None) -> dict[str, str]:
-    headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.waiting)}
+    headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.place.before)}
     if wait is not None:
         headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
     if ignored := ignored_fields(asked):

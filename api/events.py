@@ -42,6 +42,7 @@ from runtime.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
+from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import MALFORMED, NEWER, JobRecord
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
@@ -194,12 +195,13 @@ class EventReader:
         services, record = self._services, self._record
         position: int | None = None
         if not self._place.queued:
-            position = await self._position(record)
-            yield [queued_event(await view_of(services, record, position=position))]
+            place = await self._queue_place(record)
+            position = place.before
+            yield [queued_event(await view_of(services, record, place=place))]
         buffer = services.relay.open(record.job.id, rowless=True)
         try:
             while record.state is JobState.QUEUED and not record.runs:
-                view = await view_of(services, record, position=await self._position(record))
+                view = await view_of(services, record, place=await self._queue_place(record))
                 if view.position != position:
                     position = view.position
                     yield [position_event(view)]
@@ -216,8 +218,8 @@ class EventReader:
     async def _outline(self) -> JobRecord:
         return await patiently(lambda: self._services.job_reader.outline(self._record.job.id))
 
-    async def _position(self, record: JobRecord) -> int:
-        return await patiently(lambda: self._services.job_reader.position(record, POSITION_INTERVAL_S))
+    async def _queue_place(self, record: JobRecord) -> QueuePlace:
+        return await patiently(lambda: self._services.job_reader.place(record, POSITION_INTERVAL_S))
 
     async def _deltas(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the deltas of each run, after its `started`, until the job's end."""

@@ -24,6 +24,7 @@ from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.job import Job, JobState
+from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
 
 MAX_WAIT_S = 600.0
@@ -64,7 +65,7 @@ def _accepted_view(services: Services, admitted: Admitted) -> JobView:
     return JobView(
         facts=_facts(services, job, accepted.created_ms),
         status=accepted.state,
-        position=None if accepted.joined else accepted.waiting,
+        place=None if accepted.joined else accepted.place,
         attempts=accepted.attempts,
         wait=admitted.wait,
         epoch=accepted.epoch,
@@ -173,16 +174,16 @@ def _facts(services: Services, job: Job, created_ms: int) -> Facts:
     return Facts.of(job, created_ms, fingerprint(card) if card else None)
 
 
-async def view_of(services: Services, record: JobRecord, *, deep: bool = True, position: int | None = None) -> JobView:
-    """Return a job as its owner may see it; `deep` also looks up its place in the lane, unless `position` gives it."""
+async def view_of(
+    services: Services, record: JobRecord, *, deep: bool = True, place: QueuePlace | None = None
+) -> JobView:
+    """Return a job as its owner may see it; `deep` also looks up its place in the queue, unless `place` gives it."""
     if record.state is not JobState.QUEUED:
-        position = None
-    elif deep and position is None:
-        position = await services.job_reader.position(record)
-    job, wait = record.job, None
-    if position is not None:
-        wait = services.waits.wait_of(job, position)
-    return JobView.of(record, facts_of(services, record), position, wait)
+        place = None
+    elif deep and place is None:
+        place = await services.job_reader.place(record)
+    wait = services.waits.wait_of(record.job, place.in_lane) if place is not None else None
+    return JobView.of(record, facts_of(services, record), place, wait)
 
 
 def _listed(services: Services, record: JobRecord) -> JobView:

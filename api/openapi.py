@@ -70,7 +70,7 @@ HEADERS = {
     "x-request-id": "The id of this request in the logs: the one you sent, or a new one.",
     "openai-processing-ms": "Milliseconds until the answer began.",
     "X-Job-Id": "The job that serves this request; /v1/jobs/{job_id}/events resumes its stream.",
-    "X-Queue-Position": "Jobs ahead of this one in its lane when it was accepted.",
+    "X-Queue-Position": "Jobs that were expected to start before this one when it was accepted.",
     "X-Queue-ETA-Ms": "Estimated milliseconds until the job starts, with a cold start if needed; absent if unknown.",
     "X-Ignored-Fields": "Fields of the body that had no effect.",
     "Location": "Where the job can be read.",

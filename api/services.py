@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,8 @@ class Services:
     files_settings: FilesSettings = field(default_factory=FilesSettings)
     batch_settings: BatchSettings = field(default_factory=BatchSettings)
     quota_settings: QuotaSettings = UNLIMITED
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By tenant, see TenantSettings."""
     subscriptions: EventSubscriptions = field(default_factory=lambda: EventSubscriptions(EventSettings(), {}))
     cards: dict[str, ModelCard] = field(default_factory=dict)
     """Model cards that workers wrote when they loaded the models, refreshed in the background."""
@@ -80,7 +82,7 @@ class Services:
     def __post_init__(self) -> None:
         store_client = self.store_client
         self.headroom, self.file_store = Headroom(store_client), FileStore(self.files_settings.dir)
-        self.queue, self.job_reader = Queue(store_client, self.headroom), JobReader(store_client)
+        self.queue, self.job_reader = Queue(store_client, self.headroom, self.weights), JobReader(store_client)
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
         self.files, self.batches, self.quota_usage = Files(store_client), Batches(store_client), Quotas(store_client)
         self.leadership, self.plans = Leadership(store_client), Plans(store_client)

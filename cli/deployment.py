@@ -22,7 +22,7 @@ from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.settings import ModelSettings, ShapeSettings, check_model_names
-from streaming.jobs.settings import QuotaSettings
+from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -47,6 +47,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "webhooks": WebhookSettings,
     "events": EventSettings,
     "quotas": QuotaSettings,
+    "tenants": TenantSettings,
 }
 """Every section of a deployment and the struct that validates it."""
 

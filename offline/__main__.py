@@ -44,7 +44,7 @@ from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import ModelSettings, served_models
-from streaming.jobs.settings import QuotaSettings
+from streaming.jobs.settings import QuotaSettings, TenantSettings, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.memory import Headroom
@@ -70,6 +70,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "webhooks": WebhookSettings,
     "events": EventSettings,
     "quotas": QuotaSettings,
+    "tenants": TenantSettings,
 }
 
 
@@ -102,6 +103,7 @@ class OfflineProcess:
         self._served = served_models(config.table("models", ModelSettings))
         self._events = config.section("events", EventSettings)
         self._quotas = config.section("quotas", QuotaSettings)
+        self._weights = weights_of(config.table("tenants", TenantSettings))
         self._webhooks = config.table("webhooks", WebhookSettings)
         self._endpoints = [Endpoint(name, row) for name, row in self._webhooks.items()]
         check_broker("events.publish_url", self._events.publish_url)
@@ -120,7 +122,8 @@ class OfflineProcess:
         on_stop_signal(stop.set)
         store_client = RedisClient.open(self._redis)
         headroom, store = Headroom(store_client), StoreMonitor(store_client)
-        tools = BatchTools(store_client, headroom, store, tuple(self._served), self._batch, self._max_choices)
+        served = tuple(self._served)
+        tools = BatchTools(store_client, headroom, store, served, self._batch, self._max_choices, self._weights)
         say_s = min(1.0, self._redis.lease_ms / 2000)
         context = TurnContext(tools, self._file_store, self._metrics, self._keep_s, self.settings.turn_s, say_s)
         self._runner = runner = BatchRunner(context, self._quarantine_s)
@@ -175,7 +178,15 @@ class OfflineProcess:
             return None
         wanted = EventSubscriptions(self._events, self._webhooks)
         intake = Intake(
-            store_client, headroom, store, self._served, self._events, wanted, self._max_choices, quota=self._quotas
+            store_client,
+            headroom,
+            store,
+            self._served,
+            self._events,
+            wanted,
+            self._max_choices,
+            quota=self._quotas,
+            weights=self._weights,
         )
         return Consumer(intake, self._events, self._metrics)
 

@@ -32,12 +32,12 @@ ENGINES = ("llamacpp", "sim", "trtllm")
 SECTIONS = (
     *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes", "telemetry"),
     *ENGINES,
-    *("models", "keys"),
+    *("models", "keys", "tenants"),
     *("webhooks", "events", "quotas"),
 )
 """All sections. A process that reads only some of them still refuses an unknown one."""
 
-TABLES = ("models", "keys", "webhooks")
+TABLES = ("models", "keys", "tenants", "webhooks")
 """Sections with one table per name; they have no environment variables."""
 
 ALIASES = {

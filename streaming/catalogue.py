@@ -31,7 +31,7 @@ CATALOGUE = (
         "times (ms, with decimals where they divide its timing), reply addresses, runs, resets (epoch), record, when "
         "its answer was delivered, its idempotency key, whether a request that did not wait was told its id (pinned); "
         "for lists its metadata, and a summary: the record without its rows; the bytes of its request with the span "
-        "they are counted in (size)",
+        "they are counted in (size); what it costs, its tenant's weight and its patience (order)",
     ),
     Key(
         "lane",
@@ -48,6 +48,55 @@ CATALOGUE = (
         "reap, release",
         "for ever; an entry until its job's end",
         "by model and priority: ids of jobs whose worker was lost; read before the lane",
+    ),
+    Key(
+        "tenants",
+        "tenants:{}:{}",
+        "zset",
+        "put, decline; claim, finish, cancel, reap",
+        "an entry while its tenant has waiting jobs",
+        "by model and priority: tenants with jobs that wait in the lane, by their virtual counter (units of work)",
+    ),
+    Key(
+        "line",
+        "line:{}:{}:{}:{}",
+        "zset",
+        "put, decline; claim, cancel, reap",
+        "an entry while its job waits in the lane",
+        "by length of the model's name, model, priority and tenant: entries of waiting jobs by their latest start (ms)",
+    ),
+    Key(
+        "arrivals",
+        "arrivals:{}:{}",
+        "zset",
+        "put, decline; claim, cancel, reap",
+        "an entry while its job waits in the lane",
+        "by model and priority: entries of waiting jobs, by the Redis time (ms) of their arrival",
+    ),
+    Key(
+        "lifts",
+        "lifts:{}:{}",
+        "hash",
+        "put, decline; claim, cancel, reap",
+        "a field while its tenant has waiting jobs",
+        "by model and priority: the virtual counter of each tenant when the first of its waiting jobs came",
+    ),
+    Key(
+        "served",
+        "served:{}:{}",
+        "zset",
+        "claim, cancel, reap, finish",
+        "an hour after the lane's last claim; an entry until the virtual time has passed it",
+        "by model and priority: virtual counters of tenants without waiting jobs, and the lane's virtual time under "
+        "the empty name",
+    ),
+    Key(
+        "credit",
+        "credit:{}",
+        "hash",
+        "claim; put, decline",
+        "an hour after the last claim that changed it",
+        "by model: the credit of each lower lane toward its floor, in parts of a unit of work",
     ),
     Key(
         "worker",

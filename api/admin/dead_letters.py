@@ -44,7 +44,7 @@ async def replay(request: Request) -> Response:
     if not letter.job:
         raise errors.invalid_request("This letter is not a job: there is nothing to replay. Drop it.")
     try:
-        accepted = await DeadLetters(services.store_client).replay(letter.id)
+        accepted = await DeadLetters(services.store_client, services.weights).replay(letter.id)
     except UnknownJob:
         raise errors.result_expired(letter.job) from None
     except MalformedJob as error:

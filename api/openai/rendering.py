@@ -23,6 +23,7 @@ from penstock.engine import Logprob, ModelCard
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
+from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
@@ -238,8 +239,8 @@ class JobView:
     done_ms: int = 0
     expires_ms: int = 0
     """When the result expires."""
-    position: int | None = None
-    """Jobs ahead of it in its lane, while it waits."""
+    place: QueuePlace | None = None
+    """Its place in the order of the queue, while it waits."""
     wait: Wait | None = None
     """Expected time until it starts; None: unknown."""
     attempts: int = 0
@@ -252,7 +253,7 @@ class JobView:
     terminal: Terminal | None = None
 
     @classmethod
-    def of(cls, record: JobRecord, facts: Facts, position: int | None = None, wait: Wait | None = None) -> JobView:
+    def of(cls, record: JobRecord, facts: Facts, place: QueuePlace | None = None, wait: Wait | None = None) -> JobView:
         """Take the fields from a job's record."""
         return cls(
             facts=facts,
@@ -261,7 +262,7 @@ class JobView:
             first_ms=record.first_ms,
             done_ms=record.done_ms,
             expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
-            position=position,
+            place=place,
             wait=wait,
             attempts=record.attempt,
             attempt_log=record.attempts,
@@ -270,6 +271,16 @@ class JobView:
             metadata=record.job.metadata,
             terminal=record.terminal,
         )
+
+    @property
+    def position(self) -> int | None:
+        """Jobs that are expected to start before it, while it waits."""
+        return self.place.before if self.place else None
+
+    @property
+    def reason(self) -> str | None:
+        """Why it stands at its place, while it waits."""
+        return self.place.reason if self.place else None
 
 
 def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -288,6 +299,7 @@ def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str,
         "model": view.facts.model,
         "priority": view.facts.priority.value,
         "queue_position": view.position,
+        "queue_reason": view.reason,
         **wait_fields(view.wait),
         "attempts": view.attempts,
         "attempt_log": None if view.attempt_log is None else [_attempt(each) for each in view.attempt_log],

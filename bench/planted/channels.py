@@ -149,7 +149,7 @@ LOOKS = (
     Bug(
         "a look at the lane for every reader",
         "Each reader of a waiting job has a thousand entries read twice a second.",
-        (Edit("streaming/jobs/reader.py", "look is None or look.began < asked - old_s or old_s == 0:", "True:"),),
+        (Edit("streaming/jobs/places.py", "look is None or look.began < asked - old_s or old_s == 0:", "True:"),),
         (LISTS + "readers_who_wait_share_one_look_at_their_lane",),
     ),
     Bug(

@@ -19,7 +19,7 @@ QUEUE = (
     Bug(
         "a put that does not know its repetition",
         "A put whose answer was lost, sent again, makes a second entry: the job runs twice.",
-        (lua("put", "if redis.call('EXISTS', job) == 1 then return {'queued', now, 0, epoch} end\n", ""),),
+        (lua("put", "if redis.call('EXISTS', job) == 1 then return {'queued', now, {}, epoch} end\n", ""),),
         (REGRESSIONS + "a_put_that_is_repeated_late_runs_nothing_again",),
     ),
     Bug(
@@ -152,8 +152,8 @@ QUEUE = (
         (
             lua(
                 "prelude",
-                "  ack_and_delete(s[1], s[2])\n  buffer_write(buffered_releases, worker, id)\n",
-                "  buffer_write(buffered_releases, worker, id)\n",
+                "  ack_and_delete(s[1], s[2])\n  if kind == 'lane' then leave_line(model, priority, s[4] or",
+                "  if kind == 'lane' then leave_line(model, priority, s[4] or",
             ),
         ),
         (REGRESSIONS + "a_lost_worker_leaves_no_entry_behind",),
@@ -164,8 +164,8 @@ QUEUE = (
         (
             lua(
                 "claim",
-                "local ran, job = pcall(claim_entry, lane, item[1], fields[2])",
-                "local ran, job = true, claim_entry(lane, item[1], fields[2])",
+                "local ran, result = pcall(step)",
+                "local ran, result = true, step()",
             ),
         ),
         (MALFORMED + "a_claim_gives_the_other_jobs",),

@@ -203,7 +203,13 @@ TOKENS = (
     Bug(
         "one number for two runs",
         "A job that fails in its claim uses up no place but a number: another job of the worker gets it too.",
-        (lua("claim", "job_key(id), number + begun + 1\n", "job_key(id), number + begun + 1\n  begun = begun + 1\n"),),
+        (
+            lua(
+                "claim",
+                "  fail_malformed(id, why, now, nil, lane, entry)\n",
+                "  begun = begun + 1\n  fail_malformed(id, why, now, nil, lane, entry)\n",
+            ),
+        ),
         (REGRESSIONS + "a_run_has_a_number_of_its_own_whatever_fails_beside_it",),
     ),
     Bug(

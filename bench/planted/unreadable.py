@@ -32,7 +32,7 @@ UNREADABLE = (
     Bug(
         "a claim that breaks off counts for nobody",
         "Jobs that it had read wait for a worker that does not know of them, for as long as it lives and longer.",
-        (lua("claim", "            redis.call('SADD', claims_key(worker), unpack(job_ids(entries)))\n", ""),),
+        (lua("claim", "    if held then taken[#taken + 1] = id end\n", ""),),
         (TEST + "a_refusal_in_the_middle_of_a_claim_loses_no_job",),
     ),
     Bug(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,6 +62,8 @@ class BatchTools:
     settings: BatchSettings
     max_choices: int
     """Largest `n` of one line."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """By tenant, see TenantSettings."""
 
 
 class Lines:
@@ -69,7 +71,7 @@ class Lines:
 
     def __init__(self, tools: BatchTools, lease: BatchLease, folder: Path) -> None:
         self._tools, self._lease, self._folder = tools, lease, folder
-        self._queue = Queue(tools.store_client, tools.headroom)
+        self._queue = Queue(tools.store_client, tools.headroom, tools.weights)
         self._job_reader, self._fleet = JobReader(tools.store_client), Fleet(tools.store_client)
         self.plan, self.ledger = InputPlan(), Ledger(folder, 0)
         self.base = lease.progress

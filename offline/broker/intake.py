@@ -16,7 +16,7 @@ from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import joined
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.queue import Queue
+from streaming.jobs.queue import NO_WEIGHTS, Queue
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
@@ -45,8 +45,9 @@ class Intake:
         subscriptions: EventSubscriptions,
         max_choices: int,
         quota: QuotaSettings = UNLIMITED,
+        weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> None:
-        self._queue, self._fleet = Queue(store_client, headroom), Fleet(store_client)
+        self._queue, self._fleet = Queue(store_client, headroom, weights), Fleet(store_client)
         self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(store_client)
         self._models, self._settings, self._subscriptions = models, settings, subscriptions
         self._max_choices, self._quota = max_choices, quota

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ import msgspec
 from streaming.errors import MalformedJob, UnknownJob
 from streaming.ids import partition_of, replay_job_id
 from streaming.jobs.job import Job
-from streaming.jobs.queue import Accepted, Queue
+from streaming.jobs.queue import NO_WEIGHTS, Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.keys import parse_lane, partition_key
@@ -41,8 +42,9 @@ class DeadLetter:
 class DeadLetters:
     """Dead letters in the store. Stateless; many may share a client. Every method raises Unavailable."""
 
-    def __init__(self, client: RedisClient) -> None:
-        self._client, self._reader, self._queue = client, JobReader(client), Queue(client)
+    def __init__(self, client: RedisClient, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
+        """`weights`: of tenants, for replays."""
+        self._client, self._reader, self._queue = client, JobReader(client), Queue(client, weights=weights)
 
     async def recent(self, limit: int) -> list[DeadLetter]:
         """List the dead letters of all partitions, newest first."""

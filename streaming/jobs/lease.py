@@ -133,8 +133,8 @@ class Lease:
         )
 
     async def claim(self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
-        """Claim up to `want` waiting jobs, highest lane first, at most `lowest` of them from the lowest lane; or, if
-        `alone`, one suspect. If it gets fewer, the worker is marked as idle and will be woken. Raises Fenced,
+        """Claim up to `want` waiting jobs in the order of the queue, at most `lowest` of them from the lowest lane; or,
+        if `alone`, one suspect. If it gets fewer, the worker is marked as idle and will be woken. Raises Fenced,
         Unavailable."""
         most = "" if alone or lowest is None else lowest
         want = 1 if alone else want
@@ -188,7 +188,8 @@ class Lease:
         """Build the call that writes the terminal record and acknowledges the job; idempotent."""
         end = finish.terminal
         summary, whole = encode(without_rows(end)), "1" if finish.with_rows else ""
-        args = (self.id, end.job, finish.number, end.state, encode(end), summary, whole, finish.dead)
+        generated = end.usage.completion
+        args = (self.id, end.job, finish.number, end.state, encode(end), summary, whole, finish.dead, generated)
         return ("finish", partition_of(end.job) or 0, args)
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:

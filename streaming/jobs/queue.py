@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,9 +30,10 @@ from streaming.errors import (
 from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import Job, JobState
+from streaming.jobs.places import FIRST, QueuePlace
 from streaming.jobs.quotas import NAMES, Quotas
-from streaming.jobs.settings import UNLIMITED, QuotaSettings
-from streaming.jobs.work import reserved_bytes
+from streaming.jobs.settings import DEFAULT_WEIGHT, UNLIMITED, QuotaSettings
+from streaming.jobs.work import cost_of, reserved_bytes
 from streaming.keys import partition_key
 from streaming.redis.batcher import ScriptBatcher
 from streaming.redis.client import Call, RedisClient
@@ -41,14 +43,15 @@ from streaming.store.memory import Headroom, Reservation
 log = logging.getLogger(__name__)
 
 PUT_RETRY_DELAY_S = 0.05
+NO_WEIGHTS: Mapping[str, float] = {}
 
 
 class Accepted(msgspec.Struct, frozen=True):
     """An accepted job. `joined`: its idempotency key belongs to a job that existed already."""
 
     id: str
-    waiting: int = 0
-    """Jobs in its lane before it."""
+    place: QueuePlace = FIRST
+    """Its place in the order of the queue."""
     created_ms: int = 0
     joined: bool = False
     state: JobState = JobState.QUEUED
@@ -60,10 +63,13 @@ class Accepted(msgspec.Struct, frozen=True):
 
 class Queue:
     """Queue client; coalesces concurrent calls. With a `headroom`, it refuses jobs whose output would not fit into the
-    store's memory beside the reservations of other jobs."""
+    store's memory beside the reservations of other jobs. `weights`: of tenants, see TenantSettings."""
 
-    def __init__(self, client: RedisClient, headroom: Headroom | None = None) -> None:
+    def __init__(
+        self, client: RedisClient, headroom: Headroom | None = None, weights: Mapping[str, float] = NO_WEIGHTS
+    ) -> None:
         self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
+        self._weights = weights
         self._puts, self._follows = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "") -> str:
@@ -168,10 +174,10 @@ class Queue:
 
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
-            case [b"queued", created, waiting, epoch]:
-                return Accepted(job.id, waiting, created, epoch=epoch)
+            case [b"queued", created, place, epoch]:
+                return Accepted(job.id, replace(QueuePlace(*place), lane=job.priority), created, epoch=epoch)
             case [b"joined", known, state, created, attempts, epoch]:
-                return Accepted(known.decode(), 0, created, True, JobState(state.decode()), attempts, epoch)
+                return Accepted(known.decode(), FIRST, created, True, JobState(state.decode()), attempts, epoch)
             case [b"full", waiting]:
                 raise LaneFull(waiting)
             case [b"crowded"]:
@@ -195,7 +201,7 @@ class Queue:
         """Build the call and reserve its memory. Raises StoreFull, NeverFits."""
         settings, partition, body = self._client.settings, self._partition(job.id), encode(job)
         key = idempotency_digest(job.tenant, key) if key else ""
-        may_write = reserved_bytes(job, card)
+        may_write, cost = reserved_bytes(job, card), cost_of(job, card)
         reserved = Reservation()
         if self._headroom is not None:
             reserved = self._headroom.reserve(partition, len(body), may_write, part=part)
@@ -203,6 +209,7 @@ class Queue:
             job.id, body, job.tenant, job.model, job.priority, job.reply_to, _or_empty(job.max_queue_ms),
             _or_empty(job.deadline_ms), key, digest, settings.lane_limit, "1" if must_run else "", settings.retention_s,
             "1" if part else "", job.events, encode_metadata(job.metadata), may_write, _or_empty(reserved.max_reserved),
+            cost.prompt, cost.output, str(self._weights.get(job.tenant, DEFAULT_WEIGHT)), cost.patience_ms,
         )  # fmt: skip
         return ("put", partition, args), reserved
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from bisect import bisect_left
 from collections.abc import AsyncGenerator, Container, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +18,7 @@ from streaming.jobs.codec import encode
 from streaming.jobs.frames import Frame
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, read_log
 from streaming.jobs.job import Job, JobState
+from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
 from streaming.jobs.records import LONG_BYTES, JobRecord, malformed_record, parse_record, read_end
 from streaming.jobs.salvage import salvaged, was_cut_short
 from streaming.jobs.terminal import without_rows
@@ -32,10 +31,6 @@ log = logging.getLogger(__name__)
 
 PAGE = 100
 """Records read, and then parsed, before others have their turn."""
-MAX_COUNTED = 1_000
-"""Jobs read from a lane, whose positions are exact; every other job gets this number."""
-CACHE_MAX_AGE_S = 5.0
-"""How long a lane's read is cached without requests."""
 
 
 class JobReader:
@@ -44,7 +39,7 @@ class JobReader:
     def __init__(self, client: RedisClient) -> None:
         self._client = client
         self._records, self._stands = ScriptBatcher(client, "record"), ScriptBatcher(client, "stand")
-        self._places, self._histories = QueuePositions(client), Histories(client)
+        self._places, self._histories = QueuePlaces(client), Histories(client)
         self._ended: dict[str, asyncio.Task[JobRecord]] = {}
         """Running reads of ended jobs, which concurrent callers share."""
 
@@ -150,12 +145,13 @@ class JobReader:
         out. Raises Unavailable, NewerMessage."""
         return read_log(self._client, partition, worker, first)
 
-    async def position(self, record: JobRecord, old_s: float = 0.0) -> int:
-        """How many jobs of the same lane come first (counted up to 1000). The answer may be `old_s` old, so that one
-        read serves many callers. Raises Unavailable."""
+    async def place(self, record: JobRecord, old_s: float = 0.0) -> QueuePlace:
+        """The job's place in the order of the queue. The answer may be `old_s` old, so that one read serves many
+        callers. Raises Unavailable."""
         if record.state is not JobState.QUEUED:
-            return 0
-        return await self._places.before(partition_of(record.job.id) or 0, record.lane, record.entry, old_s)
+            return FIRST
+        partition = partition_of(record.job.id) or 0
+        return await self._places.find(partition, record.lane, record.job.tenant, record.entry, old_s)
 
     async def again(self, record: JobRecord) -> JobRecord:
         """Read the job's record again; while it waits, without its body. Raises UnknownJob, Unavailable."""
@@ -192,56 +188,3 @@ async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> 
     (ms), 0 if it is not kept. Raises Unavailable."""
     log.error("the record of a job cannot be read, the job fails: %s", error, extra={"job": job_id})
     return int(await client.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))
-
-
-class LaneHead:
-    """One read of a lane's first entries, finished or under way; `began` is monotonic time."""
-
-    def __init__(self, began: float, ids: asyncio.Task[Sequence[bytes]]) -> None:
-        self.began, self.ids = began, ids
-
-
-class QueuePositions:
-    """Counts the jobs before a waiting one; concurrent requests about a lane share one read of it. One per process."""
-
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
-        self._looks: dict[str, LaneHead] = {}
-        """By lane: its last read."""
-
-    async def before(self, partition: int, lane: str, entry: str, old_s: float = 0.0) -> int:
-        """Count the waiting jobs before an entry of a lane, by a read at most `old_s` old. Raises Unavailable."""
-        asked = time.monotonic()
-        while True:
-            look = self._looks.get(lane)
-            if look is None or look.began < asked - old_s or old_s == 0:
-                look = self._look(partition, lane)
-            ids = await asyncio.shield(look.ids)
-            # An entry behind the last one read was put later, perhaps behind others that were not read either.
-            if look.began >= asked or len(ids) >= MAX_COUNTED or (ids and _number(ids[-1]) >= _number(entry)):
-                return bisect_left(ids, _number(entry), key=_number)
-            if self._looks.get(lane) is look:
-                del self._looks[lane]
-
-    def _look(self, partition: int, lane: str) -> LaneHead:
-        now = time.monotonic()
-        self._looks = {name: look for name, look in self._looks.items() if look.began > now - CACHE_MAX_AGE_S}
-        look = self._looks[lane] = LaneHead(now, asyncio.create_task(self._read(partition, lane)))
-        look.ids.add_done_callback(lambda ids: self._forget(lane, look, ids))
-        return look
-
-    def _forget(self, lane: str, look: LaneHead, ids: asyncio.Task[Sequence[bytes]]) -> None:
-        """Drop a failed read from the cache, and retrieve its error: perhaps no caller waits for it any more."""
-        if (ids.cancelled() or ids.exception()) and self._looks.get(lane) is look:
-            del self._looks[lane]
-
-    async def _read(self, partition: int, lane: str) -> Sequence[bytes]:
-        ids: Sequence[bytes] = await self._client.call("waiting", partition, lane, MAX_COUNTED)
-        return ids
-
-
-def _number(entry: bytes | str) -> tuple[int, int]:
-    """Parse an entry's id into numbers that can be compared."""
-    text = entry.decode() if isinstance(entry, bytes) else entry
-    ms, _, number = text.partition("-")
-    return int(ms), int(number)

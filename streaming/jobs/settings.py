@@ -1,10 +1,14 @@
-"""Quota settings ([quotas]): what one tenant may keep in the store."""
+"""Tenant settings ([quotas], [tenants]): what one tenant may keep in the store, and its share of a lane."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated
+
 import msgspec
 
-from runtime.config import Positive
+from runtime.config import ConfigError, Positive
+from streaming.ids import check_tenant
 
 
 class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,3 +36,22 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 UNLIMITED = QuotaSettings()
+
+DEFAULT_WEIGHT = 1.0
+
+
+class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row of [tenants.<name>]: how Penstock treats a tenant's jobs."""
+
+    weight: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = DEFAULT_WEIGHT
+    """Its share of a lane in which jobs of several tenants wait: twice the weight gets twice the work."""
+
+
+def weights_of(tenants: Mapping[str, TenantSettings]) -> dict[str, float]:
+    """The weight of each tenant that has a row; others have DEFAULT_WEIGHT. Raises ConfigError."""
+    for name in tenants:
+        try:
+            check_tenant("the name", name)
+        except ValueError as error:
+            raise ConfigError(f"tenants.{name}", str(error)) from None
+    return {name: float(tenant.weight) for name, tenant in tenants.items()}

@@ -8,8 +8,11 @@ engine computes the prompt of every choice unless its prefix cache has it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.engine import ModelCard, Sampling
 from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens, prompt_count
+from streaming.order import patience_ms, units
 
 UNKNOWN_OUTPUT = 4096
 """Tokens of an answer without a limit by a model that no worker has loaded yet."""
@@ -37,6 +40,30 @@ def work_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
 def weight_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
     """Tokens that quotas count: the work, and the prompt of every choice. `card` as for `work_of`."""
     return sampling.n * sum(prompt_sizes(prompt)) + work_of(prompt, sampling, card)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the order of the queue knows of a job (streaming/order.py)."""
+
+    prompt: int
+    """Tokens of the prompts, once for each choice."""
+    output: int
+    """The most tokens of all choices together; the job's end corrects it."""
+    patience_ms: int
+    """From its arrival to its latest start."""
+
+    @property
+    def units(self) -> int:
+        return units(self.prompt, self.output)
+
+
+def cost_of(job: Job, card: ModelCard | None = None) -> Cost:
+    """Estimate what a job costs. `card`: of its model, if one is known."""
+    sampling = job.sampling
+    output, choices = work_of(job.prompt, sampling, card), max(1, job.choices)
+    patience = patience_ms(job.priority, job.deadline_ms, job.max_queue_ms, output // choices)
+    return Cost(sampling.n * sum(prompt_sizes(job.prompt)), output, patience)
 
 
 def answer_tokens(max_tokens: int | None, card: ModelCard | None, prompt_tokens: int = 0) -> int:

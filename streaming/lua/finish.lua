@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Ends a job: writes its terminal record and acknowledges its lane entry; only the worker that holds it may.
 -- ARGV: worker, id, run, state, record, the same without its rows, '1' if readers are sent the record and not that,
---       reason for a dead letter | ''
+--       reason for a dead letter | '', tokens that the job has generated
 -- Returns: 'fenced' | 0 (ended already, or not this run's, or its record is malformed: then it has failed) | 1
 local NUMBERS = {'created', 'claimed', 'started', 'deadline', 'keep', 'epoch', 'attempt'}
 -- Raise if a reader could not decode these numbers or the runs: it would then report another end than this one.
@@ -19,7 +19,7 @@ if not is_live(worker) then return 'fenced' end
 return run_or_fail(id, worker, function()
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'state', 'worker', 'run', 'lane', 'entry', 'reply', 'keep', 'events', 'idem', 'owed',
-    'attempt', 'tenant', 'size')
+    'attempt', 'tenant', 'size', 'order')
   if not holds_job(id, worker, run, s[1], s[2], s[3]) then return 0 end
   local model, priority = require_lane_entry(s[4], s[5])
   check_readable(job)
@@ -28,6 +28,7 @@ return run_or_fail(id, worker, function()
   count_ended_job(s[12], s[13], retention_s(s[7]), now, #record + #summary)
   ack_and_delete(s[4], s[5])
   add_reserved_bytes(model, priority, s[10], -1)
+  correct_counter(model, priority, s[12] or '', parse_order(s[14]), tonumber(ARGV[9]))
   if s[11] ~= '1' then release_logs(id, redis.call('HGET', job, 'runs')) end
   buffer_write(buffered_releases, worker, id)
   redis.call('EXPIRE', job, retention_s(s[7]))

@@ -193,28 +193,157 @@ local function is_live(worker)
   return live_workers[worker]
 end
 
+-- The number of undelivered entries of a retry or suspects stream. (A lane's waiting jobs are counted by its index.)
+local function count_undelivered(stream)
+  local length = redis.call('XLEN', stream)
+  local pending = length > 0 and redis.pcall('XPENDING', stream, GROUP)
+  return length - (pending and pending[1] or 0)
+end
+
+-- --- the index of a lane: its waiting jobs in their order (streaming/order.py) ---------------------------------------
+
+-- A member of the index is the entry of a job, padded so that members with equal scores sort by arrival.
+local function pad(digits, width)
+  return string.rep('0', width - #digits) .. digits
+end
+
+local function to_member(entry)
+  local ms, number = string.match(entry, '^(%d+)%-(%d+)$')
+  return pad(ms, 15) .. '-' .. pad(number, 10)
+end
+
+local function to_entry(member)
+  local ms, number = string.match(member, '^0*(%d+)%-0*(%d+)$')
+  return ms .. '-' .. number
+end
+
+local function tenant_line(model, priority, tenant)
+  return line_key(#model, model, priority, tenant)
+end
+
+-- Counters of tenants without waiting jobs are forgotten an hour after a lane's last claim.
+local SERVED_RETENTION_S = 3600
+local function note_served(model, priority, ...)
+  redis.call('ZADD', served_key(model, priority), ...)
+  redis.call('EXPIRE', served_key(model, priority), SERVED_RETENTION_S)
+end
+
+-- Add a waiting job to the index of its lane. A tenant that had none starts at the lane's virtual time at least.
+local function join_line(model, priority, tenant, entry, patience)
+  local member, arrived = to_member(entry), tonumber(string.match(entry, '^%d+'))
+  redis.call('ZADD', arrivals_key(model, priority), arrived, member)
+  redis.call('ZADD', tenant_line(model, priority, tenant), arrived + patience, member)
+  local tenants, served = tenants_key(model, priority), served_key(model, priority)
+  if redis.call('ZSCORE', tenants, tenant) then return end
+  local least, known = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES'), redis.call('ZMSCORE', served, '', tenant)
+  local lift = math.max(tonumber(known[1] or 0), tonumber(least[2] or 0))
+  redis.call('ZADD', tenants, math.max(tonumber(known[2] or 0), lift), tenant)
+  redis.call('HSET', lifts_key(model, priority), tenant, lift)
+  if known[2] then redis.call('ZREM', served, tenant) end
+  if not least[1] then redis.call('HDEL', credit_key(model), priority) end -- the lane was empty: its credit begins anew
+end
+
+-- Move a tenant whose last waiting job has left the lane to those served, unless the virtual time has passed it.
+local function retire_tenant(model, priority, tenant, counter)
+  redis.call('ZREM', tenants_key(model, priority), tenant)
+  redis.call('HDEL', lifts_key(model, priority), tenant)
+  local time = redis.call('ZSCORE', served_key(model, priority), '')
+  if time and counter > tonumber(time) then note_served(model, priority, counter, tenant) end
+end
+
+-- Remove a job from the index of its lane without charging its tenant. Does nothing if the job is not in it.
+local function leave_line(model, priority, tenant, entry)
+  local member, line = to_member(entry), tenant_line(model, priority, tenant)
+  redis.call('ZREM', arrivals_key(model, priority), member)
+  if redis.call('ZREM', line, member) == 1 and redis.call('EXISTS', line) == 0 then
+    local counter = redis.call('ZSCORE', tenants_key(model, priority), tenant)
+    retire_tenant(model, priority, tenant, tonumber(counter or 0))
+  end
+end
+
+-- What a job costs, by its record: {units of its prompt, tokens of its output, weight of its tenant, patience in ms}.
+-- A malformed text counts as one unit.
+local function parse_order(text)
+  local prompt, output, weight, patience = string.match(text or '', '^(%d+):(%d+):(%d+%.?%d*):(%d+)$')
+  prompt, output, weight = parse_number(prompt), parse_number(output), parse_number(weight)
+  if not (prompt and output and weight and weight > 0 and parse_number(patience)) then return {1, 0, 1, 0} end
+  return {prompt, output, weight, tonumber(patience)}
+end
+
+local function units_of(prompt, output)
+  return math.max(1, prompt + OUTPUT_UNITS * output)
+end
+
+-- What a job adds to the counter of its tenant.
+local function charge_of(order, output)
+  return math.ceil(COUNTER_SCALE * units_of(order[1], output) / order[3])
+end
+
+-- Correct the counter of a job's tenant by what the job has really generated.
+local function correct_counter(model, priority, tenant, order, generated)
+  local change = charge_of(order, generated) - charge_of(order, order[2])
+  if change == 0 then return end
+  local counter = redis.call('ZSCORE', tenants_key(model, priority), tenant)
+  if counter then
+    local lift = tonumber(redis.call('HGET', lifts_key(model, priority), tenant) or 0)
+    redis.call('ZADD', tenants_key(model, priority), math.max(counter + change, lift), tenant)
+    return
+  end
+  local known = redis.call('ZMSCORE', served_key(model, priority), '', tenant)
+  if not known[1] then return end
+  counter = (known[2] or known[1]) + change
+  if counter > tonumber(known[1]) then
+    note_served(model, priority, counter, tenant)
+  elseif known[2] then
+    redis.call('ZREM', served_key(model, priority), tenant)
+  end
+end
+
+-- The number of requeued jobs of a lane that wait. Their streams exist only since a job of the lane was requeued.
+local function count_requeued(model, priority)
+  local retry, suspects = retry_key(model, priority), suspects_key(model, priority)
+  if redis.call('EXISTS', retry, suspects) == 0 then return 0 end
+  return count_undelivered(retry) + count_undelivered(suspects)
+end
+
+-- The number of waiting jobs of a lane, with those requeued.
+local function count_waiting(model, priority)
+  return redis.call('ZCARD', arrivals_key(model, priority)) + count_requeued(model, priority)
+end
+
+-- The place of a new job in a lane of `waiting` ones (streaming/jobs/places.py says how it is estimated).
+-- Returns: {jobs before it of higher lanes, requeued ones, of its tenant, of other tenants, units of work that its tenant
+--           got more than the one that got least}
+local function count_before(model, priority, tenant, entry, waiting)
+  local higher, requeued = 0, count_requeued(model, priority)
+  for _, lane in ipairs(PRIORITIES) do
+    if lane == priority then break end
+    higher = higher + count_waiting(model, lane)
+  end
+  if waiting == 1 then return {higher, requeued, 0, 0, 0} end
+  local line, tenants = tenant_line(model, priority, tenant), tenants_key(model, priority)
+  local place = redis.call('ZRANK', line, to_member(entry)) or 0
+  local others = waiting - redis.call('ZCARD', line)
+  if others == 0 then return {higher, requeued, place, 0, 0} end
+  local least = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
+  others = math.min(others, (redis.call('ZCARD', tenants) - 1) * place + (redis.call('ZRANK', tenants, tenant) or 0))
+  local ahead = (redis.call('ZSCORE', tenants, tenant) or least[2]) - least[2]
+  return {higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}
+end
+
 -- Wake the scheduler before its next tick: a job waits and no worker is idle.
 local function wake_scheduler(model)
   redis.call('PUBLISH', CHANNEL .. 'scheduler:wake', model)
 end
 
--- The number of undelivered entries of a lane, cached: a call that adds an entry updates waiting_counts.
-local waiting_counts = {}
-local function count_waiting(lane)
-  if not waiting_counts[lane] then
-    local length = redis.call('XLEN', lane)
-    local pending = length > 0 and redis.pcall('XPENDING', lane, GROUP)
-    waiting_counts[lane] = length - (pending and pending[1] or 0)
-  end
-  return waiting_counts[lane]
-end
-
--- Whether a live worker reads this lane: a worker that leaves or whose lease lapses is removed from the group.
-local function has_consumer(lane)
-  local groups = redis.pcall('XINFO', 'GROUPS', lane)
-  for _, group in ipairs(groups.err and {} or groups) do
-    for i = 1, #group, 2 do
-      if group[i] == 'consumers' and group[i + 1] > 0 then return true end
+-- Whether a live worker reads this model's lanes: a worker that leaves or whose lease lapses is removed from the groups.
+local function has_consumer(model)
+  for _, priority in ipairs(PRIORITIES) do
+    local groups = redis.pcall('XINFO', 'GROUPS', lane_key(model, priority))
+    for _, group in ipairs(groups.err and {} or groups) do
+      for i = 1, #group, 2 do
+        if group[i] == 'consumers' and group[i + 1] > 0 then return true end
+      end
     end
   end
   return false
@@ -328,9 +457,10 @@ local function end_job(id, state, reason, now)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
     'tenant', 'size')
-  local model, priority = require_lane_entry(s[1], s[2])
+  local model, priority, kind = require_lane_entry(s[1], s[2])
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   ack_and_delete(s[1], s[2])
+  if kind == 'lane' then leave_line(model, priority, s[10] or '', s[2]) end
   add_reserved_bytes(model, priority, s[8], -1)
   count_ended_job(s[10], s[11], retention_s(s[5]), now, 0)
   if (s[9] or '') ~= '' then redis.call('ZADD', cut_key(), now, id) end
@@ -346,11 +476,12 @@ end
 -- run alone. Raises if its record is malformed.
 local function requeue(id, now, suspect, worker)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline')
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline', 'tenant')
   local model, priority, kind = require_lane_entry(s[1], s[2])
   local due = parse_number(s[3])
   if s[3] and not due then error('invalid deadline', 0) end
   ack_and_delete(s[1], s[2])
+  if kind == 'lane' then leave_line(model, priority, s[4] or '', s[2]) end -- if its claim was interrupted
   buffer_write(buffered_releases, worker, id)
   local lane = (suspect or kind == 'suspects') and suspects_key(model, priority) or retry_key(model, priority)
   local entry = redis.call('XADD', lane, '*', 'job', id)
@@ -496,8 +627,9 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   redis.call('HSET', job, 'state', 'failed', 'reason', 'malformed', 'done', now)
   redis.call('HSETNX', job, 'body', '')
   ack_and_delete(lane, entry)
-  local model, priority = parse_lane(lane or s[2])
+  local model, priority, kind = parse_lane(lane or s[2])
   if model then add_reserved_bytes(model, priority, s[10], -1) end
+  if kind == 'lane' and is_entry(entry) then leave_line(model, priority, s[7] or '', entry) end
   count_ended_job(s[7], s[12], retention_s(s[5]), now, 0)
   pcall(release_logs, id, s[11])
   free_idempotency_key(s[9], id)
@@ -558,6 +690,46 @@ local function run_or_fail(id, worker, step)
   if not why then error(answer, 0) end
   fail_malformed(id, why, now_ms(), worker)
   return nil
+end
+
+-- Make the index of a lane agree with its stream, which is the record of what was accepted: drop the index of an empty
+-- stream, add waiting jobs that it lacks, and remove entries that are no job's. Reads the stream only if their numbers
+-- differ, and at most the first 10,000 entries.
+local function repair_line(model, priority, now)
+  local lane, arrivals = lane_key(model, priority), arrivals_key(model, priority)
+  local length, indexed = redis.call('XLEN', lane), redis.call('ZCARD', arrivals)
+  if length == 0 then
+    for _, tenant in ipairs(redis.call('ZRANGE', tenants_key(model, priority), 0, -1)) do
+      redis.call('DEL', tenant_line(model, priority, tenant))
+    end
+    redis.call('DEL', arrivals, tenants_key(model, priority), lifts_key(model, priority))
+    return
+  end
+  if count_undelivered(lane) <= indexed then return end
+  local from = '-'
+  for _ = 1, 10 do
+    local entries = redis.call('XRANGE', lane, from, '+', 'COUNT', 1000)
+    if #entries == 0 then return end
+    local members = {}
+    for i, item in ipairs(entries) do members[i] = to_member(item[1]) end
+    for i, score in ipairs(redis.call('ZMSCORE', arrivals, unpack(members))) do
+      local entry, fields = entries[i][1], entries[i][2]
+      local pending = not score and redis.pcall('XPENDING', lane, GROUP, entry, entry, 1)
+      if pending and (pending.err or #pending == 0) then
+        if fields[1] ~= 'job' or fields[3] then
+          dead_letter('lane', lane, 'entry', entry, 'reason', 'not a lane entry of Penstock')
+          ack_and_delete(lane, entry)
+        else
+          run_or_fail(fields[2], nil, function(id)
+            local s = redis.call('HMGET', job_key(id), 'state', 'lane', 'entry', 'tenant', 'order')
+            if s[1] ~= 'queued' or s[2] ~= lane or s[3] ~= entry then return ack_and_delete(lane, entry) end
+            join_line(model, priority, s[4] or '', entry, parse_order(s[5])[4])
+          end)
+        end
+      end
+    end
+    from = '(' .. entries[#entries][1]
+  end
 end
 
 -- Fencing check: whether this worker holds the job under this run, by the job's record. If the job has ended or another

@@ -3,17 +3,19 @@
 -- ARGV: id, body, tenant, model, priority, reply, max_queue_ms | '', deadline_ms | '', digest of tenant and idempotency
 --       key | '', body digest, lane limit, '1' if it must not queue, retention in seconds, '1' if it is a batch's line
 --       (not listed by itself), recipients of its events | '', metadata | '', bytes to reserve for what it may still
---       write, the most that may be reserved | '', the tenant's quotas: jobs | '', bytes of their requests | '', bytes
+--       write, the most that may be reserved | '', what the job costs: units of its prompt, tokens of its output; the
+--       weight of its tenant, its patience in ms, the tenant's quotas: jobs | '', bytes of their requests | '', bytes
 --       of their results | ''
--- Returns: {'queued', accepted at, waiting before it, epoch} | {'joined', id, state, accepted at, attempt, epoch} |
---          {'reused'} | {'full', waiting} | {'busy'} | {'crowded'} (the reserved bytes would not fit into the store's
---          memory) | {'quota', which of the three, the usage of it}. The epoch is for a request that does not wait, 0
---          for others.
+-- Returns: {'queued', accepted at, its place, see count_before ({}: not read), epoch} |
+--          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting} | {'busy'} | {'crowded'}
+--          (the reserved bytes would not fit into the store's memory) | {'quota', which of the three, the usage of it}.
+--          The epoch is for a request that does not wait, 0 for others.
 local id, body, tenant, model, priority, reply = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local queue_ms, deadline_ms, idem, digest = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local limit, must_run, keep, part = tonumber(ARGV[11]), ARGV[12] == '1', ARGV[13], ARGV[14] == '1'
 local events, metadata, reserved, max_reserved = ARGV[15], ARGV[16], tonumber(ARGV[17]), tonumber(ARGV[18])
-local quotas = {jobs = tonumber(ARGV[19]), requests = tonumber(ARGV[20]), results = tonumber(ARGV[21])}
+local order, patience = table.concat({ARGV[19], ARGV[20], ARGV[21], ARGV[22]}, ':'), tonumber(ARGV[22])
+local quotas = {jobs = tonumber(ARGV[23]), requests = tonumber(ARGV[24]), results = tonumber(ARGV[25])}
 local exact = exact_ms()
 local now = math.floor(exact)
 local job, lane = job_key(id), lane_key(model, priority)
@@ -22,7 +24,7 @@ local epoch = 0
 if reply == '' and not part then epoch = (redis.call('GET', epoch_key()) or 0) + 1 end
 
 -- A retry of the same put, after its reply was lost.
-if redis.call('EXISTS', job) == 1 then return {'queued', now, 0, epoch} end
+if redis.call('EXISTS', job) == 1 then return {'queued', now, {}, epoch} end
 
 local key = idem ~= '' and idem_key(idem)
 local found = key and find_by_idempotency_key(key, tenant, digest, reply == '', epoch)
@@ -36,7 +38,7 @@ if usage then
   if quotas.results and usage.results >= quotas.results then return {'quota', 'results', usage.results} end
 end
 
-local waiting = count_waiting(lane)
+local waiting = redis.call('ZCARD', arrivals_key(model, priority))
 if waiting >= limit then return {'full', waiting} end
 if must_run then
   local freshest = redis.call('ZRANGE', idle_key(model), -1, -1, 'WITHSCORES')
@@ -49,9 +51,10 @@ end
 
 local ends = usage_span_end(tonumber(keep), now)
 local entry = redis.call('XADD', lane, '*', 'job', id)
-waiting_counts[lane] = waiting + 1
+join_line(model, priority, tenant, entry, patience)
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
-  'lane', lane, 'entry', entry, 'keep', keep, 'owed', reserved, 'size', part and '' or size .. ':' .. ends)
+  'lane', lane, 'entry', entry, 'keep', keep, 'owed', reserved, 'size', part and '' or size .. ':' .. ends,
+  'order', order)
 add_reserved_bytes(model, priority, ARGV[17], 1)
 if events ~= '' then
   redis.call('HSET', job, 'events', events)
@@ -78,5 +81,5 @@ if key then
   redis.call('SET', key, id .. ':' .. digest)
   redis.call('HSET', job, 'idem', key, 'pinned', reply == '' and 1 or '')
 end
-if not wake_worker(model, now) and waiting == 0 and not has_consumer(lane) then wake_scheduler(model) end
-return {'queued', now, waiting, epoch}
+if not wake_worker(model, now) and waiting == 0 and not has_consumer(model) then wake_scheduler(model) end
+return {'queued', now, part and {} or count_before(model, priority, tenant, entry, waiting + 1), epoch}

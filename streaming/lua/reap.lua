@@ -102,9 +102,20 @@ for _, id in ipairs(redis.call('ZRANGE', timers_key(), '-inf', now, 'BYSCORE', '
   run_or_fail(id, nil, expire)
 end
 
+-- Compare the index of each lane in use with its stream.
+flush_writes()
+local owed, looked = redis.call('HGETALL', owed_key()), {}
+for i = 1, #owed, 2 do looked[string.match(owed[i], '^(.+):%a+$') or ''] = true end
+for _, worker in ipairs(redis.call('ZRANGE', leases_key(), 0, most_workers)) do
+  looked[redis.call('HGET', worker_key(worker), 'model') or ''] = true
+end
+looked[''] = nil
+for model in pairs(looked) do
+  for _, priority in ipairs(PRIORITIES) do repair_line(model, priority, now) end
+end
+
 -- Delete the sum of reserved bytes of each empty lane: jobs that were lost, or deleted by hand, released nothing.
 flush_writes()
-local owed = redis.call('HGETALL', owed_key())
 for i = 1, #owed, 2 do
   local model, priority = string.match(owed[i], '^(.+):(%a+)$')
   local unfinished = 0

@@ -1,13 +1,33 @@
 #!lua flags=no-writes
--- Lists the first undelivered entries of a lane. ARGV: the lane's key, most
--- Returns: their ids, in order
-local groups = redis.pcall('XINFO', 'GROUPS', ARGV[1])
-local behind = '-'
-for _, group in ipairs(groups.err and {} or groups) do
-  for i = 1, #group, 2 do
-    if group[i] == 'last-delivered-id' then behind = '(' .. group[i + 1] end
-  end
+-- Reads what decides about the places of a tenant's waiting jobs in a lane. Of a retry or suspects stream: its first
+-- undelivered entries. ARGV: the key of the lane or stream, tenant, most entries
+-- Returns: {{entry of the tenant's jobs, or of the stream's, in order...}, jobs of higher lanes, requeued jobs of this
+--           lane, new jobs of this lane, those of the tenant, tenants with jobs here, those that got less than this one,
+--           its virtual counter, the least one}
+local tenant, most = ARGV[2], tonumber(ARGV[3])
+local model, priority, kind = parse_lane(ARGV[1])
+local higher = 0
+for _, lane in ipairs(PRIORITIES) do
+  if lane == priority then break end
+  higher = higher + count_waiting(model, lane)
 end
-local ids = {}
-for i, entry in ipairs(redis.call('XRANGE', ARGV[1], behind, '+', 'COUNT', ARGV[2])) do ids[i] = entry[1] end
-return ids
+if kind ~= 'lane' then
+  local groups = redis.pcall('XINFO', 'GROUPS', ARGV[1])
+  local behind, ids = '-', {}
+  for _, group in ipairs(groups.err and {} or groups) do
+    for i = 1, #group, 2 do
+      if group[i] == 'last-delivered-id' then behind = '(' .. group[i + 1] end
+    end
+  end
+  for i, entry in ipairs(redis.call('XRANGE', ARGV[1], behind, '+', 'COUNT', most)) do ids[i] = entry[1] end
+  return {ids, higher, 0, 0, 0, 1, 0, 0, 0}
+end
+local line, tenants = tenant_line(model, priority, tenant), tenants_key(model, priority)
+local ids = redis.call('ZRANGE', line, 0, most - 1)
+for i, member in ipairs(ids) do ids[i] = to_entry(member) end
+local least = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
+return {
+  ids, higher, count_requeued(model, priority), redis.call('ZCARD', arrivals_key(model, priority)),
+  redis.call('ZCARD', line), redis.call('ZCARD', tenants), redis.call('ZRANK', tenants, tenant) or 0,
+  tonumber(redis.call('ZSCORE', tenants, tenant) or 0), tonumber(least[2] or 0)
+}

@@ -73,6 +73,7 @@ from functools import cache
 from importlib.resources import files
 
 from streaming.keys import lua_prelude
+from streaming.order import lua_constants
 
 NAMES = (
     "put",
@@ -171,7 +172,7 @@ def load_scripts() -> Mapping[str, Script]:
 
 def assemble(texts: Mapping[str, str]) -> dict[str, Script]:
     """Build the scripts. `texts`: the text of every Lua file by its name, with its suffix."""
-    shared = lua_prelude() + texts[f"{SHARED_FILE}.lua"]
+    shared = lua_prelude() + lua_constants() + texts[f"{SHARED_FILE}.lua"]
     return {name: _script(name, texts[f"{name}.lua"], shared) for name in NAMES}
 
 

@@ -32,6 +32,7 @@ from streaming.events.webhooks import WebhookMessage
 from streaming.jobs.dead_letters import DeadLetter
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
+from streaming.jobs.places import QueuePlace
 from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority
 
@@ -151,7 +152,7 @@ def test_what_is_rendered_is_what_is_described(chat: bool) -> None:
     failed = Terminal("j1", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500))
     assert conforms(completion(facts, done, done.rows), SCHEMAS["ChatCompletion" if chat else "Completion"])
     for view in (
-        JobView(facts, JobState.QUEUED, position=3, wait=Wait(1200)),
+        JobView(facts, JobState.QUEUED, place=QueuePlace(own=3), wait=Wait(1200)),
         JobView(
             facts,
             JobState.COMPLETED,

@@ -19,7 +19,7 @@ from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.settings import End, EventSettings, WebhookSettings
 from streaming.fleet.settings import LaneTargets, LatencyTargets, ModelSettings, Resources, ShapeSettings, served_models
-from streaming.jobs.settings import QuotaSettings
+from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -122,7 +122,7 @@ DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
     "models.<name>.targets.<lane>": LatencyTargets, "models.<name>.shapes.<shape>": ShapeSettings,
     "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
-    "quotas": QuotaSettings,
+    "quotas": QuotaSettings, "tenants.<name>": TenantSettings,
     "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
 }  # fmt: skip
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")

@@ -40,7 +40,7 @@ EXPIRY_S = {
     "job": RETENTION_S, "idem": RETENTION_S, "jobs": 2 * RETENTION_S, "worker": HOUR, "log": 60, "alone": 60,
     "kept": RETENTION_S + 2,
     "outbox": 7 * DAY, "hook": 31 * DAY, "hook_due": 31 * DAY, "hooks": 2 * RETENTION_S,
-    "proc": 10, "leader": 60, "redelivery": DAY, "shares": 60,
+    "proc": 10, "leader": 60, "redelivery": DAY, "shares": 60, "served": HOUR, "credit": HOUR,
 }  # fmt: skip
 """The longest that a key of the kind may live on by itself once everything has ended, in seconds."""
 
@@ -181,6 +181,10 @@ def test_the_catalogue_says_how_long_each_key_lives() -> None:
         "timers",
         "owed",
         "heirs",
+        "tenants",
+        "line",
+        "arrivals",
+        "lifts",
         "batch",
         "batches",
         "due",

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from order_model import OrderModel
 from redis import Redis
 
 from streaming.errors import Fenced, KeyReused
@@ -39,7 +40,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
 from streaming.jobs.terminal import Terminal
-from streaming.jobs.work import reserved_bytes
+from streaming.jobs.work import cost_of, reserved_bytes
 from streaming.keys import channel, partition_key, prefix
 from streaming.priority import Priority
 from streaming.redis.client import Call, RedisClient
@@ -52,7 +53,6 @@ HOUR_MS = 3_600_000
 """Nothing lapses by itself: the rules alone decide whose time is over."""
 OWN, OTHER = channel("api", "own"), channel("api", "other")
 """Where a job's own reader listens, and one that joins later."""
-KINDS = ("retry", "lane")
 PRIORITIES = st.sampled_from([Priority.STANDARD, Priority.STANDARD, Priority.BATCH])
 
 T = TypeVar("T")
@@ -129,12 +129,13 @@ class QueueMachine(RuleBasedStateMachine):
         self.keys: dict[tuple[str, str], Expected] = {}
         self.workers: list[Worker] = []
         self.touched: set[str] = set()
+        self.order = OrderModel()
         self.dead = 0
 
     @initialize(attempts=st.integers(2, 3), workers=st.integers(1, 3), jobs=st.lists(PRIORITIES, max_size=4))
     def open(self, attempts: int, workers: int, jobs: list[Priority]) -> None:
         """Some workers and some jobs are there already."""
-        self.wire = RedisClient.open(RedisSettings(url=self.url, lease_ms=HOUR_MS, max_attempts=attempts))
+        self.wire = RedisClient.open(RedisSettings(url=self.url, lease_ms=HOUR_MS, max_attempts=attempts, timeout_s=30))
         self.queue, self.reader, self.reaper = Queue(self.wire), JobReader(self.wire), Reaper(self.wire)
         self.attempts = attempts
         self.pubsub = self.wire.redis.pubsub()
@@ -315,9 +316,9 @@ class QueueMachine(RuleBasedStateMachine):
         answer = self.run(worker.lease.claim(0, want, alone=alone))
         if alone or answer.suspects:
             waiting = self._waiting("suspects") if alone and answer.suspects else iter(())
+            taken = self._take(waiting, 1 if alone else want)
         else:
-            waiting = self._waiting(*KINDS)
-        taken = self._take(waiting, 1 if alone else want)
+            taken = self._take_in_order(want)
         claims = [claim for claim in answer.jobs if isinstance(claim, Claim)]
         assert [claim.job for claim in claims] == [job.job for job in taken]
         for job, claim in zip(taken, claims, strict=True):
@@ -327,10 +328,18 @@ class QueueMachine(RuleBasedStateMachine):
         if heard:
             worker.suspects = answer.suspects
 
-    def _waiting(self, *kinds: str) -> Iterator[Expected]:
-        """By priority, lost ones before new ones, oldest entry first."""
-        waiting = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.lane[0] in kinds]
-        return iter(sorted(waiting, key=lambda job: (job.job.priority.rank, kinds.index(job.lane[0]), job.entry)))
+    def _take_in_order(self, want: int) -> list[Expected]:
+        now_ms = self.run(self.wire.now_ms())
+        taken, ended = self.order.claim(now_ms, want, None, lambda job_id: self.jobs[job_id].overdue)
+        for job_id in ended:
+            self._ended(self.jobs[job_id], JobState.EXPIRED, "deadline_exceeded_in_queue")
+        self.touched.update(taken)
+        return [self.jobs[job_id] for job_id in taken]
+
+    def _waiting(self, kind: str) -> Iterator[Expected]:
+        """By priority, oldest entry first."""
+        waiting = [job for job in self.jobs.values() if job.state is JobState.QUEUED and job.lane[0] == kind]
+        return iter(sorted(waiting, key=lambda job: (job.job.priority.rank, job.entry)))
 
     def _take(self, waiting: Iterator[Expected], want: int) -> list[Expected]:
         """As many as wanted; those whose time is over end on the way."""
@@ -398,6 +407,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker.last = [worker.lease.finish_call(self._end(job, claim.number, state))]
         self.run(worker.lease.calls(worker.last))
         job.recorded = True
+        self.order.finish(job.job.id, 0)
         self._ended(job, state)
 
     @staticmethod
@@ -582,10 +592,16 @@ class QueueMachine(RuleBasedStateMachine):
         assert record.state is JobState.QUEUED and record.lane in lanes
         job.state, job.holder, job.alone = JobState.QUEUED, None, False
         job.lane, job.entry = (lanes[record.lane], record.lane), tuple(map(int, record.entry.split("-")))
+        if job.lane[0] == "lane":
+            asked = job.job
+            self.order.join(asked.id, asked.tenant, asked.priority, cost_of(asked), 1, record.entry)
+        elif job.lane[0] == "retry":
+            self.order.requeue(job.job.id, record.entry)
         self.touched.add(job.job.id)
 
     def _ended(self, job: Expected, state: JobState, reason: str = "") -> None:
         assert not job.state.final, "a final state never changes"
+        self.order.leave(job.job.id)
         job.state, job.holder, job.reason = state, None, reason
         self.touched.add(job.job.id)
 
@@ -619,6 +635,7 @@ class QueueMachine(RuleBasedStateMachine):
         pipeline.xlen(partition_key(0, "dead"))
         pipeline.hvals(partition_key(0, "owed"))
         *lanes, dead, owed = await pipeline.execute()
+        await self.order.check(self.wire.redis, MODEL)
         entries = [field[b"job"].decode() for lane in lanes for _, field in lane]
         assert sorted(entries) == sorted(job_id for job_id, job in self.jobs.items() if not job.state.final)
         assert dead == self.dead

@@ -38,6 +38,7 @@ from api.openai.wait import Wait
 from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Job, JobState, Text
+from streaming.jobs.places import QueuePlace
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 
@@ -310,12 +311,16 @@ def test_a_fingerprint_follows_the_engine() -> None:
 
 def test_a_waiting_job_shows_where_it_stands() -> None:
     """Position and estimate while queued; what has not happened is null."""
-    view = JobView(
-        facts(), JobState.QUEUED, position=2, wait=Wait(1500, 900, 4000), latest=Cursor(1, 1), metadata={"a": "b"}
-    )
+    place = QueuePlace(own=2, others=40, served=1200, higher=1)
+    wait = Wait(1500, 900, 4000)
+    view = JobView(facts(), JobState.QUEUED, place=place, wait=wait, latest=Cursor(1, 1), metadata={"a": "b"})
     shown = job_object(view)
-    assert (shown["status"], shown["queue_position"], shown["eta_ms"]) == ("queued", 2, 1500)
+    assert (shown["status"], shown["queue_position"], shown["eta_ms"]) == ("queued", 43, 1500)
     assert (shown["eta_low_ms"], shown["eta_high_ms"]) == (900, 4000)
+    assert shown["queue_reason"] == (
+        "lane standard; 1 job of higher lanes first; about 40 jobs of others first, in turns; your jobs got 1,200 "
+        "units of work more than the least served; 2 jobs of your own first, by deadline"
+    )
     assert shown["created_at"] == 1_700_000_000.999
     for name in ("started_at", "first_token_at", "completed_at", "expires_at", "usage"):
         assert shown[name] is None
@@ -352,7 +357,7 @@ def test_a_failed_job_shows_why() -> None:
 
 def test_a_jobs_events_tell_its_life() -> None:
     """queued, started, delta and the final state's name, each with the cursor to go on behind it."""
-    waiting = JobView(facts(), JobState.QUEUED, position=2, wait=Wait(1500), epoch=4)
+    waiting = JobView(facts(), JobState.QUEUED, place=QueuePlace(own=2), wait=Wait(1500), epoch=4)
     ended = Cursor(4, 4, "w-1")
     over = JobView(facts(), JobState.COMPLETED, epoch=4, latest=ended, terminal=done("stop", rows=(delta("hi"),)))
     place = {"position": 2, "eta_ms": 1500, "eta_low_ms": None, "eta_high_ms": None}

@@ -200,8 +200,8 @@ async def test_a_put_says_all_that_its_answer_needs(wire: RedisClient) -> None:
     first = await put(queue, "k")
     again = await put(queue, "k")
     record = await reader.record(first.id)
-    assert first == Accepted(first.id, 0, record.created_ms, epoch=5) and record.epoch == 5
-    assert again == Accepted(first.id, 0, record.created_ms, joined=True, epoch=5)
+    assert first == Accepted(first.id, created_ms=record.created_ms, epoch=5) and record.epoch == 5
+    assert again == Accepted(first.id, created_ms=record.created_ms, joined=True, epoch=5)
     await claim_one(wire)
     assert (await put(queue, "k")).state is JobState.RUNNING
 
@@ -227,12 +227,15 @@ def test_every_key_of_the_catalogue_tells_its_names_apart() -> None:
     """Free names, separators and priorities within them: different arguments are different keys, of all kinds."""
     free = ["a", "b", "a:b", "b:a", ":", "", "a:", ":a", "m:standard", "standard", "a:standard:batch"]
     made: dict[str, tuple[str, ...]] = {}
+    pairs = [(name, str(last)) for name in free for last in Priority]
+    arguments: dict[int, list[tuple[str, ...]]] = {
+        0: [()],
+        1: [(name,) for name in free],
+        2: pairs,
+        4: [(str(len(model)), model, priority, tenant) for model, priority in pairs for tenant in free],
+    }
     for key in CATALOGUE:
-        count = key.pattern.count("{}")
-        assert count <= 2
-        for name in free if count else [""]:
-            for last in list(Priority) if count == 2 else [""]:
-                args = tuple(str(each) for each in (name, last)[:count])
-                text = partition_key(0, key.name, *args)
-                assert text not in made, f"{key.name}{args} is also {made[text]}"
-                made[text] = (key.name, *args)
+        for args in arguments[key.pattern.count("{}")]:
+            text = partition_key(0, key.name, *args)
+            assert text not in made, f"{key.name}{args} is also {made[text]}"
+            made[text] = (key.name, *args)

@@ -1,18 +1,20 @@
-"""The place of a waiting job in its lane: exact up to a bound, one look for all who ask."""
+"""The place of a waiting job in the order of the queue, and its reason: one look for all who ask of a tenant."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from flow import MODEL, a_job
 
 from streaming.errors import Unavailable
-from streaming.jobs import reader as places
+from streaming.jobs import places
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
 from streaming.redis.client import RedisClient
 
 
@@ -25,7 +27,12 @@ async def waiting(wire: RedisClient, count: int) -> list[str]:
 
 async def looks(wire: RedisClient) -> int:
     stats = await wire.redis.info("commandstats")
-    return int(stats.get("cmdstat_xrange", {"calls": 0})["calls"])
+    return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
+async def places_of(reader: JobReader, records: Sequence[JobRecord]) -> list[int]:
+    """Looked up together, by a read that may be old."""
+    return [each.before for each in await asyncio.gather(*(reader.place(record, 60) for record in records))]
 
 
 async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: RedisClient) -> None:
@@ -33,7 +40,7 @@ async def test_places_are_exact_and_follow_what_leaves_the_lane(wire: RedisClien
     ids, reader, lease = await waiting(wire, 8), JobReader(wire), Lease(wire, MODEL)
 
     async def positions() -> list[int]:
-        return [await reader.position(await reader.record(job)) for job in ids]
+        return [(await reader.place(await reader.record(job))).before for job in ids]
 
     assert await positions() == list(range(8))
     await lease.register()
@@ -48,11 +55,10 @@ async def test_one_look_serves_all_who_ask_at_the_same_time(wire: RedisClient) -
     records = [await reader.record(job) for job in ids]
     before = await looks(wire)
     for _ in range(3):
-        assert await asyncio.gather(*(reader.position(each, 60) for each in records)) == list(range(50))
+        assert await places_of(reader, records) == list(range(50))
     assert await looks(wire) - before == 1
     later = await reader.record((await waiting(wire, 2))[1])
-    assert await reader.position(later, 60) == 51
-    assert await reader.position(later) == 51
+    assert (await reader.place(later, 60)).before == (await reader.place(later)).before == 51
 
 
 async def test_beyond_the_bound_every_place_is_the_bound(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +67,7 @@ async def test_beyond_the_bound_every_place_is_the_bound(wire: RedisClient, monk
     ids, reader = await waiting(wire, 15), JobReader(wire)
     records = [await reader.record(job) for job in ids]
     before = await looks(wire)
-    assert [await reader.position(each, 60) for each in records] == [*range(10), *[10] * 5]
+    assert await places_of(reader, records) == [*range(10), *[10] * 5]
     assert await looks(wire) - before == 1
 
 
@@ -76,9 +82,9 @@ async def test_a_look_that_failed_is_not_handed_on(wire: RedisClient, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(wire, "call", unavailable)
-        told = await asyncio.gather(*(reader.position(record, 60) for _ in range(3)), return_exceptions=True)
+        told = await asyncio.gather(*(reader.place(record, 60) for _ in range(3)), return_exceptions=True)
         assert all(isinstance(each, Unavailable) for each in told)
-    assert await reader.position(record, 60) == 0
+    assert (await reader.place(record, 60)).before == 0
 
 
 async def test_a_job_is_looked_at_again_without_its_body(wire: RedisClient) -> None:
@@ -92,7 +98,7 @@ async def test_a_job_is_looked_at_again_without_its_body(wire: RedisClient) -> N
     assert (running.state, running.attempt, running.worker) == ("in_progress", 1, lease.id)
     await lease.release(ids[0], 1)
     back = await reader.again(record)
-    assert back.state == "queued" and back.lane != record.lane and await reader.position(back) == 0
+    assert back.state == "queued" and back.lane != record.lane and (await reader.place(back)).before == 0
 
 
 async def test_records_may_be_read_without_their_bodies(wire: RedisClient) -> None:

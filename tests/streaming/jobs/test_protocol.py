@@ -60,7 +60,7 @@ async def test_a_job_is_put_claimed_logged_and_finished(wire: RedisClient) -> No
     """The whole life of a job leaves one record, an empty lane and no claim."""
     queue, reader = Queue(wire), JobReader(wire)
     job = a_job(queue)
-    assert (await queue.put(job)).waiting == 0
+    assert (await queue.put(job)).place.before == 0
     lease = await a_lease(wire)
     claim = await claim_one(lease)
     assert (claim.job, claim.attempt) == (job, 1)
@@ -364,6 +364,7 @@ async def test_lost_groups_and_alien_entries_do_not_stop_a_lane(wire: RedisClien
     job = a_job(queue)
     await queue.put(job)
     assert [claim.job.id for claim in (await lease.claim(0, 5)).jobs if isinstance(claim, Claim)] == [job.id]
+    await Reaper(wire).sweep()
     (letter,) = await DeadLetters(wire).recent(10)
     assert (letter.lane, letter.entry, letter.job) == (lane, junk.decode(), "")
 

@@ -126,7 +126,7 @@ async def test_a_store_that_is_down_is_told_to_all_and_asked_again_by_the_next(w
     outcomes = await asyncio.gather(*puts, return_exceptions=True)
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
     wire.down = False
-    assert (await queue.put(a_job(queue, "m"))).waiting == 0
+    assert (await queue.put(a_job(queue, "m"))).place.before == 0
 
 
 async def test_a_caller_that_leaves_takes_nobody_with_it(wire: Counted) -> None:

@@ -1,0 +1,247 @@
+"""The order of the queue on a real server: shares of tenants, their gap by partitions, costs, repairs, what is left."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from flow import MODEL
+
+from penstock.engine import Sampling
+from streaming.ids import new_job_id
+from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.job import Job, Text
+from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.terminal import Terminal, Usage
+from streaming.jobs.work import cost_of
+from streaming.keys import partition_key
+from streaming.order import OUTPUT_UNITS
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from streaming.redis.settings import RedisSettings
+
+pytestmark = pytest.mark.slow
+
+STANDARD = Priority.STANDARD
+
+
+def job_of(tenant: str, *, tokens: int = 10, prompt: int = 0, partition: int = 0, **settings: Any) -> Job:
+    return Job(
+        id=new_job_id(partition),
+        model=MODEL,
+        tenant=tenant,
+        priority=settings.pop("priority", STANDARD),
+        prompt=Text(("x" * 4 * prompt,)),
+        sampling=Sampling(max_tokens=tokens),
+        **settings,
+    )
+
+
+async def put(queue: Queue, *jobs: Job) -> list[str]:
+    await queue.put_parts(jobs)
+    return [job.id for job in jobs]
+
+
+async def a_lease(wire: RedisClient) -> Lease:
+    lease = Lease(wire, MODEL)
+    await lease.register()
+    return lease
+
+
+async def claimed(lease: Lease, want: int, partition: int = 0) -> list[Claim]:
+    return [claim for claim in (await lease.claim(partition, want)).jobs if isinstance(claim, Claim)]
+
+
+async def finish(lease: Lease, claim: Claim, generated: int) -> None:
+    end = Terminal(claim.job.id, "completed", 0, ("stop",), usage=Usage(0, generated))  # type: ignore[arg-type]
+    await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+
+
+def tenants_of(claims: Sequence[Claim]) -> list[str]:
+    return [claim.job.tenant for claim in claims]
+
+
+async def index_keys(wire: RedisClient) -> list[str]:
+    kinds = ("tenants", "line", "arrivals", "lifts")
+    keys = [key.decode() for key in await wire.redis.keys("*")]
+    return [key for key in keys if key.split(":")[2] in kinds]
+
+
+async def test_a_light_tenant_does_not_wait_for_one_that_floods(wire: RedisClient) -> None:
+    """Its first job is next, whatever waited before; then both take turns."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    await put(queue, *[job_of("flood") for _ in range(50)])
+    assert tenants_of(await claimed(lease, 3)) == ["flood"] * 3
+    (first, second) = await put(queue, job_of("light"), job_of("light"))
+    claims = await claimed(lease, 4)
+    assert [claim.job.id for claim in claims if claim.job.tenant == "light"] == [first, second]
+    assert sorted(tenants_of(claims[:2])) == ["flood", "light"]
+
+
+async def test_a_weight_is_a_share(wire: RedisClient) -> None:
+    """Of what is claimed while both wait. The weight comes from the settings, not from the job."""
+    queue, lease = Queue(wire, weights={"heavy": 3.0}), await a_lease(wire)
+    await put(queue, *[job_of(tenant) for _ in range(60) for tenant in ("heavy", "light")])
+    assert Counter(tenants_of(await claimed(lease, 40))) == {"heavy": 30, "light": 10}
+
+
+async def test_a_tenant_cannot_save_up_turns(wire: RedisClient) -> None:
+    """After an absence it starts where the others are, and what it was refunded of before counts no more."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    await put(queue, job_of("idle", tokens=1000), *[job_of("busy") for _ in range(60)])
+    claims = await claimed(lease, 30)
+    (long,) = [claim for claim in claims if claim.job.tenant == "idle"]
+    await put(queue, *[job_of("idle") for _ in range(20)])
+    for tenant in ("busy", "idle"):
+        await put(queue, *[job_of(tenant) for _ in range(20)])
+    await finish(lease, long, 0)
+    got = Counter(tenants_of(await claimed(lease, 20)))
+    assert abs(got["idle"] - got["busy"]) <= 2
+
+
+async def test_a_job_costs_what_it_generated(wire: RedisClient) -> None:
+    """A tenant whose answers may be long, and are not, gets as many turns as one that says so beforehand."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    await put(queue, *[job_of("vague", tokens=500) for _ in range(40)], *[job_of("exact", tokens=5) for _ in range(40)])
+    got = Counter[str]()
+    for _ in range(40):
+        (claim,) = await claimed(lease, 1)
+        got[claim.job.tenant] += 1
+        await finish(lease, claim, 5)
+    assert abs(got["vague"] - got["exact"]) <= 2
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+async def test_the_gap_of_two_tenants_is_bounded(redis_url: str, partitions: int) -> None:
+    """While both wait, the units they got differ by at most twice the units of the longest jobs in flight, in each
+    partition: counters are kept there."""
+    wire = RedisClient.open(RedisSettings(url=redis_url, partitions=partitions, timeout_s=30))
+    queue, lease, chance = Queue(wire), await a_lease(wire), random.Random(7)
+    most, slots = 60, 4
+    for tenant, count in (("steady", 60), ("flood", 240)):
+        for number in range(count):
+            tokens, prompt = chance.randint(1, most), chance.randint(0, most)
+            await put(queue, job_of(tenant, tokens=tokens, prompt=prompt, partition=number % partitions))
+    got = {partition: Counter[str]() for partition in wire.partitions}
+    worst, running = dict.fromkeys(wire.partitions, 0), list[tuple[int, Claim]]()
+    for round_ in range(110):
+        partition = round_ % partitions
+        running += [(partition, claim) for claim in await claimed(lease, 1, partition)]
+        if len(running) < slots:
+            continue
+        place, claim = running.pop(chance.randrange(len(running)))
+        tokens, cost = chance.randint(1, claim.job.sampling.max_tokens or 1), cost_of(claim.job)
+        await finish(lease, claim, tokens)
+        got[place][claim.job.tenant] += cost.prompt + OUTPUT_UNITS * tokens
+        worst[place] = max(worst[place], abs(got[place]["steady"] - got[place]["flood"]))
+    bound = 2 * max(most, slots * OUTPUT_UNITS * most)
+    total = sum(got.values(), Counter[str]())
+    gap = abs(total["steady"] - total["flood"])
+    print(
+        f"{partitions} partitions: worst gap of one {max(worst.values())}, of all at the end {gap}, bound {bound} each"
+    )
+    assert max(worst.values()) <= bound and gap <= bound * partitions
+    await wire.close()
+
+
+async def commands(wire: RedisClient) -> Counter[str]:
+    """Calls of every command on the server so far."""
+    stats = await wire.redis.info("commandstats")
+    return Counter({name: int(each["calls"]) for name, each in stats.items()})
+
+
+async def test_a_claim_costs_the_same_with_very_many_tenants(redis_url: str) -> None:
+    """As many commands as with one, each logarithmic; the times are printed."""
+    wire = RedisClient.open(RedisSettings(url=redis_url, timeout_s=60, lane_limit=100_000))
+    calls, times = list[Counter[str]](), list[float]()
+    for tenants in (1, 10_000):
+        queue, lease = Queue(wire), await a_lease(wire)
+        for first in range(0, 10_000, 1000):
+            await put(queue, *[job_of(f"t{number % tenants}") for number in range(first, first + 1000)])
+        await claimed(lease, 1)
+        before, each = await commands(wire), list[float]()
+        for _ in range(100):
+            start = await wire.redis.info("commandstats")
+            await claimed(lease, 1)
+            end = await wire.redis.info("commandstats")
+            each.append(end["cmdstat_evalsha"]["usec"] - start["cmdstat_evalsha"]["usec"])
+        calls.append(await commands(wire) - before)
+        times.append(sorted(each)[len(each) // 4])
+        await wire.redis.flushall()
+    await wire.close()
+    print(f"a claim of one job: {times[0]} us with one tenant, {times[1]} us with 10,000")
+    one, many = (Counter({name: count for name, count in each.items() if "cmdstat_z" in name}) for each in calls)
+    assert sum(many.values()) <= 1.2 * sum(one.values()) and calls[0]["cmdstat_xclaim"] == 100
+
+
+async def test_a_lost_index_is_made_again(wire: RedisClient) -> None:
+    """The lane's stream is the record of what was accepted."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    ids = await put(queue, job_of("a"), job_of("b"), job_of("a"))
+    (running,) = await claimed(lease, 1)
+    await wire.redis.delete(*await index_keys(wire))
+    assert await claimed(lease, 5) == []
+    await Reaper(wire).sweep()
+    assert {claim.job.id for claim in await claimed(lease, 5)} == set(ids) - {running.job.id}
+    assert await index_keys(wire) == []
+
+
+async def test_entries_that_lead_to_no_job_are_dropped(wire: RedisClient) -> None:
+    """Of a record that is gone, of a tenant whose name cannot be read any more, of a stream that was emptied."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    gone, renamed, whole = await put(queue, job_of("a"), job_of("b"), job_of("c"))
+    redis: Any = wire.redis
+    await redis.delete(partition_key(0, "job", gone))
+    await redis.hset(partition_key(0, "job", renamed), "tenant", "zz;9,x")
+    await queue.cancel(renamed)
+    assert [claim.job.id for claim in await claimed(lease, 5)] == [whole]
+    assert await index_keys(wire) == []
+    (lost,) = await put(queue, job_of("d"))
+    await redis.xtrim(partition_key(0, "lane", MODEL, STANDARD), maxlen=0, approximate=False)
+    await Reaper(wire).sweep()
+    assert await index_keys(wire) == [] and await claimed(lease, 5) == []
+    assert (await JobReader(wire).record(lost)).state == "queued"
+
+
+async def test_a_stray_entry_becomes_a_dead_letter(wire: RedisClient) -> None:
+    """At the next sweep; the jobs around it are claimed."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    lane = partition_key(0, "lane", MODEL, STANDARD)
+    (first,) = await put(queue, job_of("a"))
+    stray = await wire.redis.xadd(lane, {"junk": "x"})
+    await Reaper(wire).sweep()
+    (letter,) = await DeadLetters(wire).recent(10)
+    assert letter.entry == stray.decode() and [claim.job.id for claim in await claimed(lease, 5)] == [first]
+    assert await wire.redis.xlen(lane) == 1
+
+
+async def test_what_a_newer_version_must_read_lets_others_pass(wire: RedisClient) -> None:
+    """It goes to the end of its tenant's line and stays charged, so that a worker gets on with the next jobs."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    newer, *others = await put(queue, job_of("a"), job_of("a"), job_of("b"))
+    redis: Any = wire.redis
+    body = await redis.hget(partition_key(0, "job", newer), "body")
+    await redis.hset(partition_key(0, "job", newer), "body", body.replace(b"\xa1v\x01", b"\xa1v\x7f", 1))
+    (claim,) = (await lease.claim(0, 1)).jobs
+    assert isinstance(claim, UnreadableClaim) and claim.newer
+    await lease.decline([claim])
+    assert [each.job.id for _ in range(2) for each in await claimed(lease, 1)] == [others[1], others[0]]
+
+
+async def test_ten_thousand_jobs_of_a_lane_are_all_claimed_once(redis_url: str) -> None:
+    """Lines of batches, in several calls, from several workers at the same time."""
+    wire = RedisClient.open(RedisSettings(url=redis_url, timeout_s=60))
+    queue = Queue(wire)
+    ids = [job_id for n in range(10) for job_id in await put(queue, *[job_of(f"t{n}") for _ in range(1000)])]
+    found: list[str] = []
+    for _ in range(10):
+        lease = await a_lease(wire)
+        found += [claim.job.id for claim in await claimed(lease, 1000)]
+    assert len(found) == 10_000 and set(found) == set(ids) and await index_keys(wire) == []
+    await wire.close()

@@ -1,0 +1,257 @@
+"""The claim script against the pure order of the queue: whatever is put, claimed, ended or requeued, and however old it
+gets, each claim is `next_job`'s pick, and each counter in the store is the model's.
+
+PENSTOCK_EXAMPLES sets how many runs are tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from order_model import OrderModel
+from redis import Redis
+
+from penstock.engine import Sampling
+from streaming.ids import new_job_id
+from streaming.jobs.job import Job, JobState, Text
+from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.reaper import Reaper
+from streaming.jobs.terminal import Terminal, Usage
+from streaming.jobs.work import cost_of
+from streaming.keys import partition_key
+from streaming.order import BOOST_MS, Turn
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from streaming.redis.settings import RedisSettings
+
+pytestmark = pytest.mark.slow
+
+MODEL, HOUR_MS = "a:batch", 3_600_000
+WEIGHTS = {"heavy": 4.0, "light": 0.3}
+TENANTS = st.sampled_from(["a", "b", "heavy", "light"])
+LANES = st.sampled_from(list(Priority))
+LIMITS = st.sampled_from([{}, {}, {"deadline_ms": 90_000}, {"deadline_ms": 20_000}, {"max_queue_ms": 30_000}])
+SEEN: Counter[str] = Counter()
+"""How often the runs took each turn: else the test would not have tried it."""
+
+T = TypeVar("T")
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """Every rule does one thing to the store and to the model."""
+
+    url = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with Redis.from_url(self.url) as client:
+            client.flushall()
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self.wire = RedisClient.open(RedisSettings(url=self.url, lease_ms=HOUR_MS, max_attempts=100, timeout_s=30))
+        self.queue, self.lease = Queue(self.wire, weights=WEIGHTS), Lease(self.wire, MODEL)
+        self.model = OrderModel()
+        self.held: dict[str, Claim] = {}
+        self.overdue: set[str] = set()
+        self.run(self.lease.register())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(work)
+
+    def waiting(self) -> list[str]:
+        return [job_id for lane in self.model.lanes.values() for job_id in lane.waiting]
+
+    @initialize(data=st.data(), lanes=st.lists(LANES, min_size=1, max_size=3), old=st.booleans())
+    def begin(self, data: st.DataObject, lanes: list[Priority], old: bool) -> None:
+        """Long jobs of the highest lane, short ones of lower lanes, which may be old."""
+        for tenant in ("a", "heavy"):
+            self.put(tenant, Priority.INTERACTIVE, 400, data.draw(st.sampled_from([100, 1000])), {}, 5, True)
+        for lane in lanes:
+            self.put(data.draw(TENANTS), lane, 4, 10, {}, 2, True)
+        for lane in set(lanes) & BOOST_MS.keys() if old else ():
+            self.time_passes(lane, "", False)
+
+    @rule(
+        tenant=TENANTS,
+        lane=LANES,
+        size=st.sampled_from([1, 4, 400]),
+        most=st.sampled_from([1, 10, 1000]),
+        limits=LIMITS,
+        count=st.integers(1, 3),
+        together=st.booleans(),
+    )
+    def put(
+        self, tenant: str, lane: Priority, size: int, most: int, limits: dict[str, int], count: int, together: bool
+    ) -> None:
+        """Some jobs of a tenant, one after the other or as lines of a batch: in one call, so at the same time."""
+        jobs = [
+            Job(
+                id=new_job_id(0),
+                model=MODEL,
+                tenant=tenant,
+                priority=lane,
+                prompt=Text(("x" * size * (number + 1),)),
+                sampling=Sampling(max_tokens=most, n=1 + number),
+                **limits,  # type: ignore[arg-type]
+            )
+            for number in range(count)
+        ]
+        if together:
+            self.run(self.queue.put_parts(jobs))
+        else:
+            for job in jobs:
+                self.run(self.queue.put(job))
+        for job, entry in zip(jobs, self.run(self._entries([job.id for job in jobs])), strict=True):
+            weight = WEIGHTS.get(job.tenant, 1.0)
+            self.model.join(job.id, job.tenant, job.priority, cost_of(job), weight, entry)
+
+    async def _entries(self, job_ids: list[str]) -> list[str]:
+        pipeline: Any = self.wire.redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipeline.hget(partition_key(0, "job", job_id), "entry")
+        return [entry.decode() for entry in await pipeline.execute()]
+
+    @rule(want=st.integers(1, 6), spare=st.sampled_from([None, None, 0, 1, 2]))
+    def claim(self, want: int, spare: int | None) -> None:
+        """What the worker gets, one after the other, is what the rule says."""
+        now_ms = self.run(self.wire.now_ms())
+        claimed = self.run(self.lease.claim(0, want, lowest=spare))
+        expected, ended = self.model.claim(now_ms, want, spare, self.overdue.__contains__)
+        jobs = [claim for claim in claimed.jobs if isinstance(claim, Claim)]
+        assert [claim.job.id for claim in jobs] == expected
+        self.held |= {claim.job.id: claim for claim in jobs}
+        for job_id in ended:
+            self.overdue.discard(job_id)
+            assert self.run(JobReader(self.wire).record(job_id)).state is JobState.EXPIRED
+        SEEN.update(pick.turn for pick in self.model.picks)
+        self.model.picks.clear()
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), share=st.sampled_from([0.0, 0.1, 1.0]))
+    def finish(self, data: st.DataObject, share: float) -> None:
+        """A job has generated less than it might have, or all of it."""
+        job_id = data.draw(st.sampled_from(list(self.held)))
+        claim = self.held.pop(job_id)
+        generated = int(cost_of(claim.job).output * share)
+        end = Terminal(job_id, JobState.COMPLETED, 0, ("stop",), usage=Usage(1, generated))
+        self.run(self.lease.calls([self.lease.finish_call(Finish(end, claim.number, True))]))
+        self.model.finish(job_id, generated)
+        self.overdue.discard(job_id)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        """A job goes to its lane's retry stream."""
+        job_id = data.draw(st.sampled_from(list(self.held)))
+        self.run(self.lease.release(job_id, self.held.pop(job_id).number))
+        self.model.requeue(job_id, self.run(self._entries([job_id]))[0])
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        """A waiting job ends."""
+        job_id = data.draw(st.sampled_from(self.waiting()))
+        self.run(self.queue.cancel(job_id))
+        self.model.leave(job_id)
+        self.overdue.discard(job_id)
+
+    @precondition(lambda self: self.waiting())
+    @rule(data=st.data(), swept=st.booleans())
+    def expire(self, data: st.DataObject, swept: bool) -> None:
+        """A job's time is over: the reaper notices, or a claim does."""
+        job_id = data.draw(st.sampled_from(self.waiting()))
+        self.run(self._overdue(job_id))
+        self.overdue.add(job_id)
+        if swept:
+            assert self.run(Reaper(self.wire).sweep()).expired == len(self.overdue)
+            for each in self.overdue:
+                self.model.leave(each)
+            self.overdue.clear()
+
+    async def _overdue(self, job_id: str) -> None:
+        redis: Any = self.wire.redis
+        await redis.hset(partition_key(0, "job", job_id), "deadline", 1)
+        await redis.zadd(partition_key(0, "timers"), {job_id: 1})
+
+    @precondition(lambda self: self.waiting())
+    @rule(lane=st.sampled_from([Priority.STANDARD, Priority.BATCH]), tenant=TENANTS, some=st.booleans())
+    def time_passes(self, lane: Priority, tenant: str, some: bool) -> None:
+        """The jobs of a lane, or those of one tenant there, get so old that their lane counts as a higher one."""
+        jobs = [job for job in self.model.lanes[lane].waiting.values() if not some or job.tenant == tenant]
+        for job in jobs:
+            older_ms = BOOST_MS[lane] + 60_000
+            self.run(self._shift(lane, job.tenant, job.number, older_ms))
+            older = job.arrived_ms - older_ms
+            self.model.lanes[lane].waiting[job.id] = replace(job, arrived_ms=older)
+
+    async def _shift(self, lane: Priority, tenant: str, number: tuple[int, int], older_ms: int) -> None:
+        redis: Any = self.wire.redis
+        member = f"{number[0]:015}-{number[1]:010}"
+        line = partition_key(0, "line", str(len(MODEL)), MODEL, lane, tenant)
+        for key in (partition_key(0, "arrivals", MODEL, lane), line):
+            assert await redis.zscore(key, member) is not None
+            await redis.zincrby(key, -older_ms, member)
+
+    @invariant()
+    def the_store_has_what_the_model_has(self) -> None:
+        self.run(self.model.check(self.wire.redis, MODEL))
+
+    def teardown(self) -> None:
+        """When no job waits, nothing of the index is left but what expires."""
+        try:
+            for job_id in self.waiting():
+                self.run(self.queue.cancel(job_id))
+            self.run(self._nothing_is_left())
+        finally:
+            self.run(self.wire.close())
+            self.runner.close()
+
+    async def _nothing_is_left(self) -> None:
+        redis: Any = self.wire.redis
+        for kind in ("tenants", "line", "arrivals", "lifts"):
+            assert await redis.keys(partition_key(0, "job", "").removesuffix("job:") + f"{kind}:*") == []
+        for kind in ("served", "credit"):
+            for key in await redis.keys(f"*:{kind}:*"):
+                assert await redis.ttl(key) > 0, key
+
+
+@pytest.mark.hypothesis
+def test_every_claim_is_what_the_order_says(redis_url: str) -> None:
+    """Random lives of jobs of four tenants in three lanes; floor and age boost have their turns, too."""
+    SEEN.clear()
+
+    class Bound(OrderMachine):
+        url = redis_url
+
+    run_state_machine_as_test(
+        Bound,
+        settings=settings(
+            max_examples=int(os.environ.get("PENSTOCK_EXAMPLES", "60")),
+            derandomize=settings.default.derandomize and "PENSTOCK_EXAMPLES" not in os.environ,
+            stateful_step_count=40,
+            deadline=None,
+            database=None,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    print(SEEN)
+    assert all(SEEN[turn] > 5 for turn in Turn)
