@@ -30,7 +30,7 @@ BUGS = (
         "a refund for what the return had settled",
         "A tenant whose long job ends early gets turns for it that its return had given it already.",
         (lua("prelude", "math.max(counter + change, lift), tenant", "counter + change, tenant"),),
-        (STATEFUL,),
+        (ORDER + "a_tenant_cannot_save_up_turns", STATEFUL),
     ),
     Bug(
         "a job that costs what it might have",

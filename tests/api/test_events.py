@@ -345,6 +345,7 @@ async def test_a_worker_that_lost_the_job_unknowingly_is_not_listened_to(door: H
     entry = await door_wire.redis.xadd(lane, {"job": job_id})
     await door_wire.redis.hdel(job, "worker", "attempt", "run", "runs")
     await door_wire.redis.hset(job, mapping={"state": "queued", "entry": entry})
+    await Reaper(door_wire).sweep()
     holder = await Hand.claiming(door_wire)
     live = Listener(door, job_id)
     await holder.write("ab")
@@ -559,6 +560,7 @@ async def test_what_a_run_wrote_that_the_store_forgot_is_shown_to_nobody(door: H
     entry = await door_wire.redis.xadd(lane, {"job": job_id})
     await door_wire.redis.hdel(job, "worker", "attempt", "run", "runs")
     await door_wire.redis.hset(job, mapping={"state": "queued", "entry": entry})
+    await Reaper(door_wire).sweep()
     (claim,) = (await void.lease.claim(0, 1)).jobs
     assert isinstance(claim, Claim) and claim.number != void.claim.number
     await void.write("XY", shown=False)
@@ -659,7 +661,7 @@ class Absent:
         self._client, self.refused = client, set[str]()
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("again", "follow", "outline", "position", "reset"):
+        if name not in ("again", "follow", "outline", "place", "reset"):
             return getattr(self._client, name)
 
         async def call(*args: object) -> object:
@@ -707,7 +709,7 @@ async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
             await hand.finish()
     await relay.stop()
     assert names == [*(["stream.reset"] if seen else []), "queued", "started", "delta", "completed"]
-    assert relay.refused == {"follow"} and reader.refused >= {"outline", "position"}
+    assert relay.refused == {"follow"} and reader.refused >= {"outline", "place"}
     assert queue.refused == ({"reset"} if seen else set())
 
 

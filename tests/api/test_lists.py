@@ -151,7 +151,7 @@ def test_readers_who_wait_share_one_look_at_their_lane(empty_house: House, store
     assert [json.loads(lines[2].removeprefix(b"data: "))["position"] for lines in first] == list(range(20))
     time.sleep(2)
     after, seconds = store.info("all"), time.monotonic() - began
-    looks = after["cmdstat_xrange"]["calls"] - before.get("cmdstat_xrange", {"calls": 0})["calls"]
+    looks = after["cmdstat_zrank"]["calls"] - before.get("cmdstat_zrank", {"calls": 0})["calls"]
     assert looks <= 2 * (2 * seconds + 2), f"{looks} looks in {seconds:.1f} s"
     assert after["total_net_output_bytes"] - before["total_net_output_bytes"] < 2 * len(waiting) * BODY
     house.post(f"/v1/jobs/{waiting[0]}/cancel", b"")
