@@ -328,20 +328,20 @@ async def test_a_refusal_in_the_middle_of_a_claim_loses_no_job(desk: Desk, redis
     """The server refuses the worker a command that one of five jobs needs. Nothing fails for it, and what was read is
     handed back: by the worker, which lives on, or by the sweep after its end."""
     redis: Any = desk.wire.redis
-    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-zrem")
+    await redis.execute_command("ACL", "SETUSER", "narrow", "on", ">p", "~*", "&*", "+@all", "-xadd")
     narrow = RedisClient.open(RedisSettings(url=redis_url.replace("//", "//narrow:p@"), lease_ms=1000))
     try:
         for ends in (False, True):
             jobs = [a_job(desk.queue) for _ in range(5)]
-            jobs[2] = msgspec.structs.replace(jobs[2], deadline_ms=600_000)
+            jobs[2] = msgspec.structs.replace(jobs[2], events="b")
             for job in jobs:
                 await desk.queue.put(job)
             lease = Lease(narrow, "m")
             await lease.register()
-            await redis.execute_command("ACL", "SETUSER", "narrow", "-zrem")
+            await redis.execute_command("ACL", "SETUSER", "narrow", "-xadd")
             with pytest.raises((ResponseError, Unavailable)):
                 await lease.claim(0, 5)
-            await redis.execute_command("ACL", "SETUSER", "narrow", "+zrem")
+            await redis.execute_command("ACL", "SETUSER", "narrow", "+xadd")
             if ends:
                 desk.lease = lease
                 await desk.lapse()
