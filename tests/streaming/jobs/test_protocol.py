@@ -366,7 +366,7 @@ async def test_lost_groups_and_alien_entries_do_not_stop_a_lane(wire: RedisClien
     assert [claim.job.id for claim in (await lease.claim(0, 5)).jobs if isinstance(claim, Claim)] == [job.id]
     await Reaper(wire).sweep()
     (letter,) = await DeadLetters(wire).recent(10)
-    assert (letter.lane, letter.entry, letter.job) == (lane, junk.decode(), "")
+    assert (letter.lane, letter.entry, letter.job) == ("m:standard", junk.decode(), "")
 
 
 async def test_all_keys_of_a_partition_share_a_hash_tag(wire: RedisClient) -> None:
