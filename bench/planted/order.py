@@ -69,7 +69,13 @@ BUGS = (
     Bug(
         "a cancelled job that stays in line",
         "The index of a lane outlives its jobs, and the lane seems full.",
-        (lua("prelude", "  if kind == 'lane' then leave_line(model, priority, s[10] or '', s[2]) end\n", ""),),
+        (
+            lua(
+                "prelude",
+                "  if kind == 'lane' and s[12] == 'queued' then leave_line(model, priority, s[10] or '', s[2]) end\n",
+                "",
+            ),
+        ),
         (STATEFUL,),
     ),
     Bug(

@@ -152,8 +152,8 @@ QUEUE = (
         (
             lua(
                 "prelude",
-                "  ack_and_delete(s[1], s[2])\n  if kind == 'lane' then leave_line(model, priority, s[4] or",
-                "  if kind == 'lane' then leave_line(model, priority, s[4] or",
+                "  ack_and_delete(s[1], s[2])\n  if kind == 'lane' and s[5]",
+                "  if kind == 'lane' and s[5]",
             ),
         ),
         (REGRESSIONS + "a_lost_worker_leaves_no_entry_behind",),

@@ -456,11 +456,11 @@ end
 local function end_job(id, state, reason, now)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
-    'tenant', 'size')
+    'tenant', 'size', 'state')
   local model, priority, kind = require_lane_entry(s[1], s[2])
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   ack_and_delete(s[1], s[2])
-  if kind == 'lane' then leave_line(model, priority, s[10] or '', s[2]) end
+  if kind == 'lane' and s[12] == 'queued' then leave_line(model, priority, s[10] or '', s[2]) end
   add_reserved_bytes(model, priority, s[8], -1)
   count_ended_job(s[10], s[11], retention_s(s[5]), now, 0)
   if (s[9] or '') ~= '' then redis.call('ZADD', cut_key(), now, id) end
@@ -476,12 +476,12 @@ end
 -- run alone. Raises if its record is malformed.
 local function requeue(id, now, suspect, worker)
   local job = job_key(id)
-  local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline', 'tenant')
+  local s = redis.call('HMGET', job, 'lane', 'entry', 'deadline', 'tenant', 'state')
   local model, priority, kind = require_lane_entry(s[1], s[2])
   local due = parse_number(s[3])
   if s[3] and not due then error('invalid deadline', 0) end
   ack_and_delete(s[1], s[2])
-  if kind == 'lane' then leave_line(model, priority, s[4] or '', s[2]) end -- if its claim was interrupted
+  if kind == 'lane' and s[5] == 'queued' then leave_line(model, priority, s[4] or '', s[2]) end -- an interrupted claim
   buffer_write(buffered_releases, worker, id)
   local lane = (suspect or kind == 'suspects') and suspects_key(model, priority) or retry_key(model, priority)
   local entry = redis.call('XADD', lane, '*', 'job', id)
