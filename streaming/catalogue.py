@@ -126,12 +126,21 @@ CATALOGUE = (
         "one entry per engine step of a worker, id <frame number>-0, a field per reply address: the token log",
     ),
     Key(
+        "parked",
+        "parked:{}",
+        "stream",
+        "release; finish, salvage, restart",
+        "until a minute after its job's end",
+        "by job: frames with everything that its runs generated before a worker put it back, in the form of a worker's "
+        "log; the record names frame 0 for a run whose deltas are here",
+    ),
+    Key(
         "heirs",
         "heirs:{}",
         "set",
         "reap, release; finish, cancel, claim",
         "until the last of these jobs has ended, a day at most",
-        "by worker: jobs that were put back while it held them, whose tokens its log has",
+        "by worker: jobs that were lost with it, whose tokens its log has",
     ),
     Key(
         "idle",

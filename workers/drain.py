@@ -102,7 +102,7 @@ class Drain:
                 await writer.flushed()
         for attempt in self._held.handed_back:
             try:
-                await self._lease.release(attempt.job.id, attempt.number)
+                await self._lease.release(attempt.job.id, attempt.number, self._held.parked_frames(attempt))
             except Fenced:
                 self.lose(attempt.partition)  # others have it already
             except Unavailable as error:

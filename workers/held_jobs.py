@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
+from streaming.jobs.codec import packed
+from streaming.jobs.frames import Frame
 from streaming.jobs.lease import SILENT, Lease
 from workers.attempt import Attempt
-from workers.writer import Checkpoint, StepWrite, Writer
+from workers.writer import MAX_ROWS_PER_FRAME, Checkpoint, StepWrite, Writer
 
 
 class HeldJobs:
@@ -38,6 +40,17 @@ class HeldJobs:
                 if not attempt.is_checkpointed:
                     break  # they were claimed one after the other: no later one needs more
         return oldest
+
+    def parked_frames(self, attempt: Attempt) -> list[Frame]:
+        """The deltas of all runs of a held job, as frames for its parked log; none if nothing was generated."""
+        rows, openings = attempt.logged(), {attempt.number: attempt.opening}
+        if copies := attempt.copies:
+            openings[-attempt.number] = copies
+        parts = [rows[first : first + MAX_ROWS_PER_FRAME] for first in range(0, len(rows), MAX_ROWS_PER_FRAME)]
+        return [
+            Frame(self._lease.id, number, packed(len(part), b"".join(part)), openings)
+            for number, part in enumerate(parts, 1)
+        ]
 
     def everything(self, partition: int) -> StepWrite:
         """All deltas of all held jobs, to write again into a log that has lost frames."""

@@ -309,7 +309,7 @@ def _job(fault: Schema) -> Schema:
 
 def _attempt() -> Schema:
     time = _maybe(NUMBER | {"description": "Unix seconds"})
-    outcome = _word("lost", "handed_back", *(state.value for state in JobState if state.final))
+    outcome = _word("lost", "handed_back", "preempted", *(state.value for state in JobState if state.final))
     return _object(
         worker=STRING | {"description": "As `penstock ps` names it."},
         started_at=time,

@@ -30,14 +30,29 @@ PAGE = 64
 """Log entries per read: a few hundred kB where hundreds of jobs run."""
 ROWS_AT_ONCE = 1_000
 """Rows decoded before the event loop runs other tasks: a few milliseconds."""
+LOG_KINDS = {"log": "log of worker", "parked": "parked log of job"}
+"""What the logs are called in messages."""
+
+
+class LogName(NamedTuple):
+    """A stream of frames: a worker's log ("log", its lease id), or a job's parked log ("parked", the job's id), which
+    holds what the job had generated when a worker put it back."""
+
+    kind: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """One run of a job, and the number of the first frame of its worker's log that may hold its deltas."""
+    """One run of a job, and the number of the first frame of its worker's log that may hold its deltas; 0: they are in
+    the job's parked log."""
 
     run: Run
     frame: int
+
+    def log(self, job_id: str) -> LogName:
+        """The log that holds the run's deltas."""
+        return LogName("log", self.run.worker) if self.frame else LogName("parked", job_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +107,8 @@ class Logged:
     copies: dict[int, Delta] = field(default_factory=dict)
     at_ms: int = 0
     """When its first token came, as its opening says; 0: not known."""
+    copied: tuple[Section, ...] = ()
+    """Which runs wrote the deltas in `copies`."""
 
 
 class Histories:
@@ -112,35 +129,37 @@ class Histories:
     async def _read(self, partition: int, asked: Sequence[HistoryRequest]) -> list[History | NewerMessage]:
         """Read each log once, for all requests of a round."""
         logged = {each.run: Logged() for wanted in asked for each in wanted.runs}
-        newer: dict[str, NewerMessage] = {}
-        for worker, first in by_log(asked).items():
+        newer: dict[LogName, NewerMessage] = {}
+        for name, first in by_log(asked).items():
             try:
-                async for frame in read_log(self._client, partition, worker, first):
+                async for frame in read_log(self._client, partition, name, first):
                     deal(frame, logged)
             except NewerMessage as error:
-                newer[worker] = error
+                newer[name] = error
         found: list[History | NewerMessage] = []
         for wanted in asked:
-            faults = [newer[each.run.worker] for each in wanted.runs if each.run.worker in newer]
+            logs = [each.log(wanted.job) for each in wanted.runs]
+            faults = [newer[name] for name in logs if name in newer]
             found.append(faults[0] if faults else history_of(wanted.runs, logged))
             await asyncio.sleep(0)
         return found
 
 
-def by_log(asked: Iterable[HistoryRequest]) -> dict[str, int]:
-    """By worker: the first frame of its log that may hold a requested delta."""
-    logs: dict[str, int] = {}
+def by_log(asked: Iterable[HistoryRequest]) -> dict[LogName, int]:
+    """By log: the first frame that may hold a requested delta."""
+    logs: dict[LogName, int] = {}
     for wanted in asked:
-        for run, frame in [(each.run, each.frame) for each in wanted.runs]:
-            logs[run.worker] = min(frame, logs.get(run.worker, frame))
+        for name, frame in [(each.log(wanted.job), each.frame) for each in wanted.runs]:
+            logs[name] = min(frame, logs.get(name, frame))
     return logs
 
 
 def deal(frame: Frame, logged: Mapping[Run, Logged]) -> None:
     """Add the rows of a frame to the runs that were requested."""
     for number, opening in frame.openings.items():
-        if opening.at_ms and (found := logged.get(Run(frame.worker, number))) is not None:
-            found.at_ms = opening.at_ms
+        found = logged.get(Run(frame.worker, abs(number)))
+        if found is not None:
+            found.at_ms, found.copied = opening.at_ms or found.at_ms, opening.copied or found.copied
     for row in frame.rows:
         found = logged.get(Run(frame.worker, abs(row.stream)))
         if found is not None:
@@ -154,27 +173,29 @@ def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> Histo
     for run in [each.run for each in runs]:
         own, copies = logged[run].own, logged[run].copies
         rows |= {seq: row for seq, row in copies.items() if seq not in rows} | own
+        if copies and logged[run].copied:
+            sections = list(logged[run].copied)  # the runs before it, some of whose own deltas may be trimmed
         sections.append(Section(min(own, default=max(rows, default=0) + 1), run))
     first_ms = next((at_ms for each in runs if (at_ms := logged[each.run].at_ms)), 0)
     return History([rows[seq] for seq in sorted(rows)], tuple(sections), first_ms)
 
 
-async def read_log(client: RedisClient, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
-    """Iterate over a worker's log from frame `first` on: the frames of all reply addresses, without malformed ones.
+async def read_log(client: RedisClient, partition: int, name: LogName, first: int) -> AsyncGenerator[Frame, None]:
+    """Iterate over a log from frame `first` on: the frames of all reply addresses, without malformed ones.
 
-    Raises Unavailable, NewerMessage (the worker has a newer version).
+    Raises Unavailable, NewerMessage (the worker that wrote it has a newer version).
     """
-    key, start, rows = partition_key(partition, "log", worker), f"{first}-0", 0
+    key, start, rows = partition_key(partition, *name), f"{first}-0", 0
     while True:
         try:
             with translated():
                 entries = await cast(Awaitable[Any], client.redis.xrange(key, start, "+", count=PAGE))
         except ResponseError as error:
-            log.error("the log of worker %s cannot be read and counts as empty: %s", worker, error)
+            log.error("the %s %s cannot be read and counts as empty: %s", LOG_KINDS[name.kind], name.name, error)
             return
         for _, fields in entries:
             for data in fields.values():
-                frame = _frame(data, worker)
+                frame = _frame(data, name)
                 if frame is None:
                     continue
                 yield frame
@@ -187,13 +208,13 @@ async def read_log(client: RedisClient, partition: int, worker: str, first: int)
         start = f"({entries[-1][0].decode()}"
 
 
-def _frame(data: bytes, worker: str) -> Frame | None:
+def _frame(data: bytes, name: LogName) -> Frame | None:
     """Decode a frame; None if it is malformed or not a frame. Raises NewerMessage."""
     try:
         reply = decode_reply(data)
     except NewerMessage:
         raise
     except DecodeError as error:
-        log.error("a frame of worker %s cannot be read and is left out: %s", worker, error)
+        log.error("a frame in the %s %s cannot be read and is left out: %s", LOG_KINDS[name.kind], name.name, error)
         return None
     return reply if isinstance(reply, Frame) else None

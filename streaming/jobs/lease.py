@@ -38,6 +38,9 @@ NO_OPENINGS: dict[int, Opening] = {}
 LOG_KEEP_S = 86_400
 """The longest time for which a dead worker's log is kept; it expires sooner when the last of its jobs has ended."""
 
+HANDED_BACK, PREEMPTED = "handed_back", "preempted"
+"""Outcomes of an attempt whose job is put back: its worker drains, or needs its place for a job of a higher lane."""
+
 MAX_RENEWALS = 20
 """Renewals by steps in the length of a lease: each costs the server a tenth of a step."""
 
@@ -225,10 +228,19 @@ class Lease:
         answer = await self._client.call("beat", partition, self.id, self._lease_ms)
         return {job_id.decode(): HeldJob(int(number), bool(cancelled)) for job_id, number, cancelled in answer}
 
-    async def release(self, job_id: str, number: int) -> None:
+    async def release(
+        self, job_id: str, number: int, frames: Sequence[Frame] = (), *, outcome: str = HANDED_BACK
+    ) -> None:
         """Requeue a job for another worker to continue. A late call, when this worker holds the job under a later run,
-        changes nothing. Raises Fenced, Unavailable."""
-        await self._client.call("release", partition_of(job_id) or 0, self.id, job_id, number, LOG_KEEP_S)
+        changes nothing, so the call is idempotent. Raises Fenced, Unavailable.
+
+        Args:
+            frames: everything that the job's runs have generated; this worker's log is then not needed for it.
+            outcome: of the attempt, HANDED_BACK or PREEMPTED.
+        """
+        args: list[str | bytes | int] = [self.id, job_id, number, LOG_KEEP_S, outcome]
+        args += [encode(frame) for frame in frames]
+        await self._client.call("release", partition_of(job_id) or 0, *args)
 
     async def restart(self, job_id: str, number: int) -> None:
         """Restart a claimed job from its beginning under a new epoch: deltas of earlier runs become void.

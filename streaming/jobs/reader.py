@@ -16,7 +16,7 @@ from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import encode
 from streaming.jobs.frames import Frame
-from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, read_log
+from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, LogName, read_log
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
 from streaming.jobs.records import LONG_BYTES, JobRecord, malformed_record, parse_record, read_end
@@ -140,10 +140,10 @@ class JobReader:
         """
         return await self._histories.read(HistoryRequest(job_id, runs))
 
-    def frames(self, partition: int, worker: str, first: int) -> AsyncGenerator[Frame, None]:
-        """A worker's log from frame `first` on: every frame of every reply address. One that cannot be read is left
-        out. Raises Unavailable, NewerMessage."""
-        return read_log(self._client, partition, worker, first)
+    def frames(self, partition: int, name: LogName, first: int) -> AsyncGenerator[Frame, None]:
+        """A log from frame `first` on: every frame of every reply address. One that cannot be read is left out. Raises
+        Unavailable, NewerMessage."""
+        return read_log(self._client, partition, name, first)
 
     async def place(self, record: JobRecord, old_s: float = 0.0) -> QueuePlace:
         """The job's place in the order of the queue. The answer may be `old_s` old, so that one read serves many

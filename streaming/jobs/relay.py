@@ -21,7 +21,7 @@ from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import decode_in_slices, decode_reply, decode_rowless, is_terminal
 from streaming.jobs.frames import Delta, Frame, Opening, Run, openings_of
-from streaming.jobs.history import ROWS_AT_ONCE
+from streaming.jobs.history import ROWS_AT_ONCE, LogName
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -315,7 +315,7 @@ class Relay:
         found = await self._reader.records(jobs, bodies=False, resultless=resultless)
         by_job = dict(zip(jobs, found, strict=True))
         records = [by_job[buffer.job_id] for buffer in buffers]
-        behind: dict[tuple[int, str], int] = {}
+        behind: dict[tuple[int, LogName], int] = {}
         unheard: set[str] = set()
         """Jobs whose record no longer has this address: its worker dropped it, or the store lost it."""
         for buffer, record, was_there, held in zip(buffers, records, there, standing, strict=True):
@@ -330,23 +330,23 @@ class Relay:
                 if record.state is JobState.RUNNING and not buffer.whole and self.address not in record.addresses:
                     unheard.add(buffer.job_id)
                 for logged in missing_runs(buffer, record):
-                    log_of = (partition_of(buffer.job_id) or 0, logged.run.worker)
+                    log_of = (partition_of(buffer.job_id) or 0, logged.log(buffer.job_id))
                     behind[log_of] = min(logged.frame, behind.get(log_of, logged.frame))
             buffer.flush()
             if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
                 await asyncio.sleep(0)
         await asyncio.gather(*map(self._follow_again, unheard))
         runs = {logged.run for record in found if record is not None for logged in record.runs}
-        for (partition, worker), first in behind.items():
+        for (partition, name), first in behind.items():
             try:
-                async with aclosing(self._reader.frames(partition, worker, first)) as frames:
+                async with aclosing(self._reader.frames(partition, name, first)) as frames:
                     async for frame in frames:
                         self._dispatch_rows(frame, runs)
                         if all(buffer.full for buffer in buffers):  # no buffer can take more
                             self._call_again(buffers)
                             break
             except NewerMessage:
-                self._end_newer(worker, zip(buffers, records, strict=True))
+                self._end_newer(name, zip(buffers, records, strict=True))
 
     def _call_again(self, buffers: Iterable[ReorderBuffer]) -> None:
         """Read on in the log once the readers have taken what their buffers hold."""
@@ -358,11 +358,13 @@ class Relay:
         with suppress(UnknownJob):
             await self._queue.follow(job_id, self.address)
 
-    def _end_newer(self, worker: str, looked: Iterable[tuple[ReorderBuffer, JobRecord | None]]) -> None:
-        """End the readers of jobs that this worker runs: it has a newer version, and this process cannot read its
-        frames. The jobs continue."""
-        log.warning("worker %s is of a newer version: its readers here are told to ask another process", worker)
+    def _end_newer(self, name: LogName, looked: Iterable[tuple[ReorderBuffer, JobRecord | None]]) -> None:
+        """End the readers of jobs whose deltas are in this log: a worker of a newer version wrote it, and this process
+        cannot read its frames. The jobs continue."""
+        log.warning("%s %s is of a newer version: its readers here are told to ask another process", *name)
         for buffer, record in looked:
-            if record is not None and record.terminal is None and record.worker == worker:
+            if record is None or record.terminal is not None:
+                continue
+            if name in (LogName("log", record.worker), LogName("parked", buffer.job_id)):
                 buffer.end(Terminal(buffer.job_id, JobState.FAILED, buffer.seq, failure=NEWER))
                 buffer.flush()

@@ -36,5 +36,6 @@ def missing_runs(buffer: ReorderBuffer, record: JobRecord) -> Sequence[LoggedRun
     current = Run(buffer.worker, buffer.stream)
     for place, logged in enumerate(record.runs):
         if logged.run == current and buffer.number:
-            return (LoggedRun(current, buffer.number), *record.runs[place + 1 :])
+            first = buffer.number if logged.frame else 0  # 0: the job was put back, and its deltas are parked
+            return (LoggedRun(current, first), *record.runs[place + 1 :])
     return record.runs

@@ -403,7 +403,8 @@ local function schedule_webhook(id, endpoint, due)
 end
 
 -- A dead worker's log is kept while an unfinished job has tokens in it: retain_log registers such jobs, release_logs
--- removes one that has ended. After the last one the log expires within a minute, so that current readers can finish.
+-- removes one that has ended. After the last one the log expires within a minute, so that current readers can finish; so
+-- does the job's own parked log, which a run of frame 0 names.
 local LOG_GRACE_S = 60
 local function retain_log(worker, ids, keep)
   if #ids > 0 then
@@ -417,6 +418,7 @@ local function expire_log(worker, keep)
 end
 
 local function release_logs(id, runs)
+  if string.find(runs or '', ':0:', 1, true) then redis.call('EXPIRE', parked_key(id), LOG_GRACE_S) end
   for worker in string.gmatch(runs or '', '([^:;]+):[^;]*;') do
     if redis.call('SREM', heirs_key(worker), id) == 1 and redis.call('EXISTS', heirs_key(worker)) == 0
       and redis.call('HGET', worker_key(worker), 'state') ~= 'live' then
@@ -436,7 +438,8 @@ local function is_idem_key(key)
   return string.sub(key or '', 1, #start) == start
 end
 
--- Note how the last attempt at a job ended: 'lost' with its worker, 'handed_back' or 'cancelled'. `finish` needs not: a
+-- Note how the last attempt at a job ended: 'lost' with its worker, 'handed_back', 'preempted' or
+-- 'cancelled'. `finish` needs not: a
 -- reader takes the end of a job's last attempt from its record. Each entry of `past` is
 -- 'name:worker:run:claimed:ended:outcome;', and the newest are kept.
 local MAX_PAST_ATTEMPTS = 20

@@ -12,6 +12,7 @@ from flow import delta
 from streaming.errors import Unavailable
 from streaming.jobs.codec import encode_delta
 from streaming.jobs.frames import Opening
+from streaming.jobs.history import LogName
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
@@ -42,7 +43,7 @@ class Writing:
 
     async def logged(self) -> list[list[int]]:
         """The numbers of the deltas in each frame of the log."""
-        frames = JobReader(self.wire).frames(0, self.lease.id, 1)
+        frames = JobReader(self.wire).frames(0, LogName("log", self.lease.id), 1)
         return [[row.seq for row in frame.rows] async for frame in frames]
 
 

@@ -15,7 +15,7 @@ from runtime.rounds import Rounds
 from streaming.errors import Unavailable
 from streaming.jobs import history
 from streaming.jobs.frames import Delta, Frame, Run, Section
-from streaming.jobs.history import Histories, HistoryRequest, Logged, LoggedRun, by_log, deal, history_of
+from streaming.jobs.history import Histories, HistoryRequest, Logged, LoggedRun, LogName, by_log, deal, history_of
 from streaming.jobs.lease import SILENT, Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -59,7 +59,14 @@ def test_each_log_is_read_from_the_first_frame_that_anybody_wants() -> None:
     """Also where one worker has run a job twice."""
     runs = [LoggedRun(Run(worker, number), frame) for number, (worker, frame) in enumerate([("v", 5), ("w", 3)])]
     again = [LoggedRun(Run("w", 7), 2), LoggedRun(Run("w", 8), 9)]
-    assert by_log([HistoryRequest("a", runs), HistoryRequest("b", again), HistoryRequest("c", ())]) == {"v": 5, "w": 2}
+    parked = [LoggedRun(Run("v", 9), 0), LoggedRun(Run("w", 10), 4)]
+    asked = [
+        HistoryRequest("a", runs),
+        HistoryRequest("b", again),
+        HistoryRequest("c", ()),
+        HistoryRequest("d", parked),
+    ]
+    assert by_log(asked) == {LogName("log", "v"): 5, LogName("log", "w"): 2, LogName("parked", "d"): 0}
 
 
 async def running(wire: RedisClient, jobs: int, steps: int) -> tuple[Lease, list[Claim]]:

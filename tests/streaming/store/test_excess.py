@@ -25,7 +25,7 @@ from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.history import read_log
+from streaming.jobs.history import LogName, read_log
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import FLEET_SLOT, fleet_key, partition_key, prefix
@@ -37,6 +37,7 @@ from streaming.store.memory import Headroom
 
 JOB, FILE, BATCH, MESSAGE = (name + "0" * 32 for name in ("job_", "file-", "batch_", "msg_"))
 TENANT, LETTER = "t", "0-1-0"
+LOG = LogName("log", "w")
 AFTER = StoredFile(id=FILE, tenant=TENANT, name="n", size=1, purpose="batch", created_ms=1, expires_ms=2)
 LIBRARY = {"hello", "auth", "client"}
 """What the client library sends to be let in; `client` with a subcommand is in CONNECTION."""
@@ -46,13 +47,13 @@ SENT: Mapping[str, Calls] = {
     "api": lambda wire: [
         Files(wire).recent(TENANT, AFTER, 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
         Files(wire).get(FILE, TENANT), Batches(wire).recent(TENANT, None, 5), Batches(wire).totals([TENANT]),
-        Webhooks(wire).recent(5), JobReader(wire).was_known(TENANT, JOB), drained(JobReader(wire).frames(0, "w", 1)),
+        Webhooks(wire).recent(5), JobReader(wire).was_known(TENANT, JOB), drained(JobReader(wire).frames(0, LOG, 1)),
         DeadLetters(wire).recent(5), DeadLetters(wire).get(LETTER), DeadLetters(wire).drop(LETTER),
         Plans(wire).actions(5), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
     ],
     "worker": lambda wire: [
-        Fleet(wire).cards(), LengthStore(wire).read("m"), drained(read_log(wire, 0, "w", 1)),
+        Fleet(wire).cards(), LengthStore(wire).read("m"), drained(read_log(wire, 0, LOG, 1)),
         wire.listeners(["penstock:api:x"]),
         wire.run_ids(), wire.time_us(""), read_identity(wire),
     ],
@@ -65,7 +66,7 @@ SENT: Mapping[str, Calls] = {
         Files(wire).expired(5), Queue(wire, Headroom(wire)).known([JOB]),
         Queue(wire, Headroom(wire)).shorten_retention([JOB], 5),
         Batches(wire).forget_expired(5), Batches(wire).states([BATCH]), wire.memory(), Fleet(wire).processes(),
-        Fleet(wire).cards(), read_identity(wire), drained(JobReader(wire).frames(0, "w", 1)),
+        Fleet(wire).cards(), read_identity(wire), drained(JobReader(wire).frames(0, LOG, 1)),
     ],
 }  # fmt: skip
 """What processes of a role ask without a script: the methods that api/, workers/, scheduler/ and offline/ call."""
