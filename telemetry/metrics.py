@@ -138,6 +138,12 @@ class Metrics:
         self.attempts = self._later(
             LabelledCounter, "penstock_attempts_total", "Jobs begun, by number of the attempt.", ("model", "attempt")
         )
+        self.preemptions = self._later(
+            LabelledCounter,
+            "penstock_preemptions_total",
+            "Running batch jobs put back into the queue for jobs of lane interactive.",
+            ("model",),
+        )
         self.queue_time = self._later(
             LabelledHistogram,
             "penstock_queue_time_seconds",

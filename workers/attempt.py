@@ -139,6 +139,11 @@ class Attempt:
         return len(self._open) - len(self._waiting)
 
     @property
+    def is_continued(self) -> bool:
+        """Whether earlier runs generated tokens of the job."""
+        return bool(self._history)
+
+    @property
     def is_checked(self) -> bool:
         """Whether its answer is being validated now."""
         return self.check is not None and not self.check.done()

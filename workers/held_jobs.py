@@ -21,6 +21,18 @@ class HeldJobs:
         """By job id, oldest first, until their end is written."""
         self.handed_back: list[Attempt] = []
         """Jobs that a drain handed back unfinished."""
+        self._parking: dict[str, Attempt] = {}
+        """By job id: preempted jobs that the store has not put back yet."""
+
+    def park(self, job_id: str) -> Attempt:
+        """Take a job out of the running ones, while the store puts it back."""
+        attempt = self._parking[job_id] = self.attempts.pop(job_id)
+        return attempt
+
+    def unpark(self, attempt: Attempt) -> None:
+        """The store has put the job back, or another worker has it."""
+        if self._parking.get(attempt.job.id) is attempt:
+            del self._parking[attempt.job.id]
 
     def hand_back(self) -> None:
         """Move all held jobs to `handed_back`."""
@@ -32,8 +44,9 @@ class HeldJobs:
         return [attempt for attempt in self.attempts.values() if attempt.partition == partition]
 
     def oldest_frame(self, partition: int) -> int:
-        """The first frame that a held job may still need from the log, or one that was handed back with its tokens."""
-        oldest = self._lease.next_frame(partition)
+        """The first frame that a held job may still need from the log, or one that is being put back."""
+        parking = [each.first_frame for each in self._parking.values() if each.partition == partition]
+        oldest = min([self._lease.next_frame(partition), *parking])
         for attempt in chain(self.handed_back, self.attempts.values()):
             if attempt.partition == partition:
                 oldest = min(oldest, attempt.first_frame)
@@ -65,7 +78,7 @@ class HeldJobs:
         return everything
 
     def holds(self, job_id: str, number: int) -> bool:
-        attempt = self.attempts.get(job_id)
+        attempt = self.attempts.get(job_id) or self._parking.get(job_id)
         return attempt is not None and attempt.number == number
 
     def checkpoint(self, partition: int, writer: Writer, at_least: int) -> None:

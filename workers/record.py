@@ -133,6 +133,10 @@ class Recorder:
         self.metrics.gate_peak.labels(self._model).set(peak)
         self.metrics.gate_reserve.labels(self._model).set(reserve)
 
+    def preempted(self) -> None:
+        """Record that a job gave up its place for one of lane interactive."""
+        self.metrics.preemptions.labels(self._model).inc()
+
     def released(self, job_id: str) -> None:
         """Record that the worker put a job back unfinished."""
         self._cancelled.pop(job_id, None)

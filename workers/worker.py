@@ -38,6 +38,7 @@ from workers.heartbeat import Heartbeat
 from workers.held_jobs import HeldJobs
 from workers.length_keeper import LengthKeeper
 from workers.listeners import ListenerWatch
+from workers.preemption import Preemption
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.writer import Writer
@@ -115,6 +116,7 @@ class Worker:
             on_cordon,
         )
         self._listeners = ListenerWatch(client, self.lease, self._held, self.lose)
+        self._preemption = Preemption(self.lease, self._held, self._starter, recorder, card.capabilities, self.lose)
 
     @property
     def running(self) -> int:
@@ -150,9 +152,10 @@ class Worker:
         try:
             await _until_one_ends(tasks - {claiming}, claiming)
         finally:
-            for task in tasks | self._checks.tasks:
+            others = self._checks.tasks | self._preemption.tasks
+            for task in tasks | others:
                 task.cancel()
-            await asyncio.gather(*tasks, *self._checks.tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *others, return_exceptions=True)
             await self._checks.stop()
 
     async def _unless_fenced(self, partition: int, loop: Coroutine[Any, Any, None]) -> None:

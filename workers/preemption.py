@@ -1,0 +1,96 @@
+"""Preemption: takes running batch jobs out of the engine for jobs of the interactive lane, and puts them back.
+
+A preempted job waits in its lane with all that it has generated, and any worker continues it: its reader sees a pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from penstock.engine import Capabilities
+from runtime.loops import ExpectedErrors, backoff, retry
+from streaming.errors import Fenced, Unavailable
+from streaming.jobs.lease import PREEMPTED, Lease
+from telemetry.logs import EventLog
+from workers.attempt import Attempt
+from workers.choices import ChoiceStarter
+from workers.held_jobs import HeldJobs
+from workers.record import Recorder
+from workers.victims import RunningJob, choose_victims, preemptible
+
+log = logging.getLogger(__name__)
+events = EventLog(__name__)
+
+MAX_PLACES = 4
+"""Places that one claim may ask to be freed: several workers may answer the same burst."""
+MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
+
+
+class Preemption:
+    """Preempts jobs of one worker. Each job that it takes stays this worker's until the store has put it back."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        held: HeldJobs,
+        starter: ChoiceStarter,
+        recorder: Recorder,
+        capabilities: Capabilities,
+        on_fenced: Callable[[int], None],
+    ) -> None:
+        """`on_fenced`: called with the partition in which this worker has lost its lease."""
+        self._lease, self._held, self._starter, self._recorder = lease, held, starter, recorder
+        self._capabilities, self._on_fenced = capabilities, on_fenced
+        self.tasks: set[asyncio.Task[None]] = set()
+        """One for each job that is being put back."""
+
+    def places(self) -> int:
+        """How many places in the engine could be freed now, at most MAX_PLACES."""
+        if not self._starter.batch_texts:
+            return 0
+        return min(MAX_PLACES, sum(job.texts for job in preemptible(self._running(), time.monotonic())))
+
+    def free(self, texts: int) -> None:
+        """Preempt jobs until `texts` places are free. Their slots are free when the engine has ended its step."""
+        victims = choose_victims(self._running(), texts, time.monotonic())
+        for job_id in victims.jobs:
+            attempt = self._held.park(job_id)
+            events.write("a job is preempted", job=job_id, worker=self._lease.name, reason=victims.reason)
+            if attempt.deadline is not None:
+                attempt.deadline.cancel()
+            self._starter.let_go(attempt)
+            self._recorder.preempted()
+            task = asyncio.create_task(self._put_back(attempt))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+
+    def _running(self) -> list[RunningJob]:
+        now = [attempt for attempt in self._held.attempts.values() if not (attempt.over or attempt.stopped)]
+        return [
+            RunningJob(
+                attempt.job.id,
+                attempt.job.priority,
+                attempt.stamps.released,
+                attempt.started,
+                attempt.is_continued,
+                not attempt.constrained or self._capabilities.json_resume,
+            )
+            for attempt in now
+        ]
+
+    async def _put_back(self, attempt: Attempt) -> None:
+        """Put the job back with its tokens. Until the store has done it, the job counts as held here."""
+        frames = self._held.parked_frames(attempt)
+        release = partial(self._lease.release, attempt.job.id, attempt.number, frames, outcome=PREEMPTED)
+        expected = ExpectedErrors(Unavailable, log.warning, "a preempted job cannot be put back, trying again: %s")
+        try:
+            await retry(release, expected, backoff(MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S))
+        except Fenced:
+            self._on_fenced(attempt.partition)
+        finally:
+            self._held.unpark(attempt)
+            self._recorder.released(attempt.job.id)
