@@ -9,6 +9,7 @@ from bench.chaos.rows import (
     operations,
     overload,
     partition,
+    preemption,
     real,
     requests,
     store,
@@ -17,6 +18,9 @@ from bench.chaos.rows import (
 )
 from bench.chaos.stage import FaultRow
 
-_FAMILIES = (workers, clients, requests, store, memory, operations, overload, failover, partition, strange, real)
+_FAMILIES = (
+    *(workers, clients, requests, store, memory, operations),
+    *(overload, failover, partition, preemption, strange, real),
+)
 
 ROWS: tuple[FaultRow, ...] = tuple(sorted((row for family in _FAMILIES for row in family.ROWS), key=lambda row: row.id))
