@@ -151,6 +151,14 @@ CATALOGUE = (
         "by model: workers with room, by the Redis time (ms) they last said so; put wakes the freshest",
     ),
     Key(
+        "yielding",
+        "yielding:{}",
+        "zset",
+        "claim; put",
+        "ten seconds after its newest entry",
+        "by model: workers that would preempt a batch job for one of lane interactive, as in idle",
+    ),
+    Key(
         "timers",
         "timers",
         "zset",

@@ -42,6 +42,14 @@ class ClaimTarget(Protocol):
         """Why a job can never run here, as far as that is known before it begins; None if it can."""
         ...
 
+    def places(self) -> int:
+        """How many places could be freed for jobs of lane interactive, by preemption."""
+        ...
+
+    def make_room(self, jobs: Sequence[Job]) -> None:
+        """Preempt as many jobs as these, which begin now, find no place."""
+        ...
+
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
         """Run a job after `history`, what earlier attempts generated; or end it with its `refusal`."""
         ...
@@ -181,10 +189,10 @@ class Claimer:
         """
         claim = self._claims.get(partition)
         if claim is None:
-            want = self._wanted(partition)
+            want, free = self._wanted(partition)
             if want <= 0:
                 return False
-            claim = self._claims[partition] = asyncio.create_task(self._claim(partition, want))
+            claim = self._claims[partition] = asyncio.create_task(self._claim(partition, want, free))
             await asyncio.wait({claim}, timeout=self._settings.poll_ms / 1000)
             if not claim.done():
                 claim.add_done_callback(lambda _: self._look.set())
@@ -193,11 +201,11 @@ class Claimer:
         del self._claims[partition]
         return claim.result()
 
-    async def _claim(self, partition: int, want: int) -> bool:
+    async def _claim(self, partition: int, want: int, free: int) -> bool:
         alone, lowest = partition in self._suspects, self._starter.batch_room()
         self._under_way.add(partition)
         try:
-            claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest)
+            claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest, free=free)
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
             self._log_claims(claimed.jobs, alone=alone)
@@ -239,6 +247,7 @@ class Claimer:
                 (newer.append if job.newer else self._target.refuse)(job)
             else:
                 (continued if job.past else fresh).append(job)
+        self._target.make_room([claim.job for claim in (*fresh, *continued)])
         refusals = [await self._target.refusal(claim.job) for claim in fresh]
         for claim, refusal in zip(fresh, refusals, strict=True):
             self._target.begin(claim, NOTHING, refusal)
@@ -294,16 +303,20 @@ class Claimer:
         await self._lease.restart(claim.job.id, claim.number)
         return NOTHING
 
-    def _wanted(self, partition: int) -> int:
-        """How many jobs to claim. When suspects wait in a partition, the worker first finishes what it runs and then
-        runs them one at a time."""
+    def _wanted(self, partition: int) -> tuple[int, int]:
+        """How many jobs to claim, and how many of them find a place without a preemption. When suspects wait in a
+        partition, the worker first finishes what it runs and then runs them one at a time."""
         if partition in self._fenced or self._is_held(partition) or self._leaves_newer(partition):
-            return 0
+            return 0, 0
         if self._suspects and (self._target.running or self._claims or partition not in self._suspects):
-            return 0
-        free = 0 if self._starter.is_laden else self._starter.room()
+            return 0, 0
+        if self._starter.is_laden:
+            self.is_full = True
+            return 0, 0
+        free = self._starter.room()
         self.is_full = free <= 0
-        return free
+        free = max(0, free)
+        return free + (0 if self._suspects else self._target.places()), free
 
     def _leaves_newer(self, partition: int) -> bool:
         return time.monotonic() < self._newer_until.get(partition, -math.inf)

@@ -26,6 +26,7 @@ from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal
+from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from workers.attempt import CANCELLED, EXPIRED, Attempt, samples
@@ -196,6 +197,16 @@ class Worker:
                 return refused.failure
             await asyncio.sleep(0)  # a check may take a while: running jobs get their step
         return None
+
+    def places(self) -> int:
+        """How many places preemption could free for jobs of lane interactive."""
+        return self._preemption.places()
+
+    def make_room(self, jobs: Sequence[Job]) -> None:
+        """Preempt batch jobs, if jobs of lane interactive that begin now find the slots taken. Each job needs one place
+        at once: its other choices wait their turn."""
+        if any(job.priority is Priority.INTERACTIVE for job in jobs):
+            self._preemption.free(self._starter.texts + len(jobs) - self._starter.stats().slots)
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated; or end it with its `refusal`."""

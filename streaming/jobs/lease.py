@@ -135,14 +135,22 @@ class Lease:
             [("register", p, (self.id, self._model, self._lease_ms, self.name)) for p in self._client.partitions]
         )
 
-    async def claim(self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
-        """Claim up to `want` waiting jobs in the order of the queue, at most `lowest` of them from the lowest lane; or,
-        if `alone`, one suspect. If it gets fewer, the worker is marked as idle and will be woken. Raises Fenced,
-        Unavailable."""
+    async def claim(
+        self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None, free: int | None = None
+    ) -> Claimed:
+        """Claim up to `want` waiting jobs, in the order of the queue; or, if `alone`, one suspect. If it gets fewer,
+        the worker is marked as idle and will be woken. Raises Fenced, Unavailable.
+
+        Args:
+            lowest: most jobs of the lowest lane.
+            free: places that are free, fewer than `want`: jobs beyond them are claimed from the highest lane alone. If
+                there are too few of these, the worker is marked as one that makes room, and will be woken for them.
+        """
         most = "" if alone or lowest is None else lowest
+        places = "" if alone or free is None else free
         want = 1 if alone else want
         before, self._run = self._run, self._run + want
-        args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before)
+        args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, places)
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args)
         if self._run == before + want:  # else a concurrent claim has reserved the following numbers
             self._run = before + len(taken)  # reuse unused numbers: small ones are shorter in every frame

@@ -2,11 +2,12 @@
 -- Claims up to `want` waiting jobs for a live worker, one after the other in the order of streaming/order.py. Suspects
 -- (jobs that may have killed their workers) run alone: one worker of a model at a time takes them, one by one.
 -- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most jobs from the lowest lane | '',
---       the number of the worker's last run: the runs that begin here get the following ones
+--       the number of the worker's last run: the runs that begin here get the following ones, places that are free:
+--       jobs beyond them come from the highest lane alone, and the worker preempts others for them | ''
 -- Returns: 'fenced' | {now, frame number, 1 if this worker must finish its jobs and then take suspects,
 --                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at, number of its run}...}
 local worker, model, want, lease, alone = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5] == '1'
-local spare, number = tonumber(ARGV[6]) or want, tonumber(ARGV[7])
+local spare, number, free = tonumber(ARGV[6]) or want, tonumber(ARGV[7]), tonumber(ARGV[8]) or want
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame', 'name')
 if mine[1] ~= 'live' then return 'fenced' end
 local exact = exact_ms()
@@ -249,7 +250,7 @@ end
 
 -- Whether a lane from which this call may claim has a job. If it is not the highest one, none is looked at.
 local function has_job(lane, highest)
-  if lane.rank == #PRIORITIES and lane.claimed >= spare then return false end
+  if lane.rank == #PRIORITIES and lane.claimed >= spare or lane.rank > 1 and begun >= free then return false end
   if lane.requeued > 0 or lane.fairest then return true end
   if highest then return fairest_job(lane) ~= nil end
   if not lane.empty then lane.empty = redis.call('EXISTS', lane.tenants) == 0 end
@@ -329,7 +330,11 @@ for first = 1, #taken, 1000 do
   redis.call('SADD', claims_key(worker), unpack(taken, first, math.min(first + 999, #taken)))
 end
 if not ran then error(problem, 0) end
-if begun < want and out[3] == 0 then
+if begun < want and free < want and out[3] == 0 then
+  redis.call('ZADD', yielding_key(model), now, worker)
+  redis.call('EXPIRE', yielding_key(model), YIELDING_EXPIRY_S)
+end
+if begun < free and out[3] == 0 then
   redis.call('ZADD', idle_key(model), now, worker)
   with_group(lanes[1].stream, function()
     return redis.pcall('XGROUP', 'CREATECONSUMER', lanes[1].stream, GROUP, worker)

@@ -30,6 +30,6 @@ return run_or_fail(id, worker, function()
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '', 'attempt', before, 'runs', runs)
   if before == 0 then redis.call('HDEL', job, 'attempt', 'runs', 'claimed') end
   if expires < math.huge then redis.call('ZADD', timers_key(), expires, id) end
-  wake_worker(model, now)
+  wake_worker(model, priority, now)
   return 1
 end) or 0

@@ -168,14 +168,15 @@ local function notify_worker(worker, message)
   redis.call('PUBLISH', CHANNEL .. 'worker:' .. worker, cmsgpack.pack(message))
 end
 
--- Wake the worker of this model that most recently reported room; entries older than 2 s may be of dead workers. Returns
--- whether one was found.
-local no_idle_worker = {}
-local function wake_worker(model, now)
-  for _ = 1, no_idle_worker[model] and 0 or 4 do
-    local freshest = redis.call('ZPOPMAX', idle_key(model))
+-- Wake the worker of this model that most recently reported room: for the highest lane also one that would make room by
+-- preemption. Entries older than 2 s may be of dead workers. Returns whether one was found.
+local YIELDING_EXPIRY_S = 10
+local exhausted = {}
+local function wake_freshest(key, now)
+  for _ = 1, exhausted[key] and 0 or 4 do
+    local freshest = redis.call('ZPOPMAX', key)
     if #freshest == 0 then
-      no_idle_worker[model] = true
+      exhausted[key] = true
       return false
     end
     if tonumber(freshest[2]) > now - 2000 then
@@ -184,6 +185,10 @@ local function wake_worker(model, now)
     end
   end
   return false
+end
+
+local function wake_worker(model, priority, now)
+  return wake_freshest(idle_key(model), now) or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)
 end
 
 -- Fencing check: whether the worker still has its lease. Cached: no call of a batch changes it.
@@ -490,7 +495,7 @@ local function requeue(id, now, suspect, worker)
   local entry = redis.call('XADD', lane, '*', 'job', id)
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '')
   if due then redis.call('ZADD', timers_key(), due, id) end
-  if not wake_worker(model, now) then wake_scheduler(model) end
+  if not wake_worker(model, priority, now) then wake_scheduler(model) end
 end
 
 -- The bytes that a file counts against its tenant's quota: its size, and at least 4,096, so that the quota also bounds

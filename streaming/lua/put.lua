@@ -40,9 +40,13 @@ end
 
 local waiting = redis.call('ZCARD', arrivals_key(model, priority))
 if waiting >= limit then return {'full', waiting} end
+local function is_fresh(key)
+  local freshest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
+  return #freshest > 0 and tonumber(freshest[2]) >= now - 2000
+end
 if must_run then
-  local freshest = redis.call('ZRANGE', idle_key(model), -1, -1, 'WITHSCORES')
-  if waiting > 0 or #freshest == 0 or tonumber(freshest[2]) < now - 2000 then return {'busy'} end
+  local room = is_fresh(idle_key(model)) or priority == PRIORITIES[1] and is_fresh(yielding_key(model))
+  if waiting > 0 or not room then return {'busy'} end
 end
 if max_reserved then
   if total_reserved_bytes() + reserved > max_reserved then return {'crowded'} end
@@ -81,5 +85,5 @@ if key then
   redis.call('SET', key, id .. ':' .. digest)
   redis.call('HSET', job, 'idem', key, 'pinned', reply == '' and 1 or '')
 end
-if not wake_worker(model, now) and waiting == 0 and not has_consumer(model) then wake_scheduler(model) end
+if not wake_worker(model, priority, now) and waiting == 0 and not has_consumer(model) then wake_scheduler(model) end
 return {'queued', now, part and {} or count_before(model, priority, tenant, entry, waiting + 1), epoch}

@@ -10,8 +10,9 @@ import pytest
 from sim_worker import LONG, DeafEngine, Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
 from penstock.engine import Sampling
-from streaming.errors import Unavailable
+from streaming.errors import NoCapacity, Unavailable
 from streaming.jobs.job import Job, JobState
+from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
@@ -143,3 +144,103 @@ async def test_what_cannot_be_continued_exactly_keeps_its_place(wire: RedisClien
     assert running.worker._preemption.places() == 0
     running.worker._preemption.free(1)
     assert job.id in running.worker._attempts
+
+
+# --- asked for by a claim --------------------------------------------------------------------------------------------
+
+FULL = WorkerSettings(drain_s=20, reserved_slots=0, poll_ms=20_000)
+"""Batch jobs may fill every slot, and nothing but a wake-up makes the worker look for others in time."""
+
+
+async def full_of_batch(wire: RedisClient, start: Start, settings: WorkerSettings = FULL) -> tuple[Running, list[Job]]:
+    """A worker with more batch jobs than slots."""
+    queue = Queue(wire)
+    jobs = [a_job(queue, f"line {number}", 2_000, priority=Priority.BATCH) for number in range(12)]
+    for job in jobs:
+        await queue.put(job)
+    running = await start(LONG, settings)
+
+    async def is_full() -> bool:
+        return running.engine.stats().running == LONG.slots and running.worker._claimer.is_full
+
+    await until(is_full)
+    return running, jobs
+
+
+async def test_a_chat_takes_the_place_of_a_batch_job(wire: RedisClient, start: Start) -> None:
+    """Of the youngest, which had waited in the engine, and of the next one: every slot is taken. No batch job has ended
+    when the chat has, and all end with the text of an undisturbed run."""
+    running, jobs = await full_of_batch(wire, start)
+    queue = Queue(wire)
+    chat = a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
+    await queue.put(chat)
+    record = await ended(wire, chat.id)
+    assert record.state is JobState.COMPLETED and text_of(record) == expected("chat", 5)
+    assert not any(state.final for state in await states(wire, jobs))
+    assert running.worker.running <= LONG.slots + FULL.prefetch
+    preempted = 0
+    for number, job in enumerate(jobs):
+        record = await ended(wire, job.id)
+        assert record.state is JobState.COMPLETED and text_of(record) == expected(f"line {number}", 2_000)
+        preempted += sum(each.outcome == "preempted" for each in record.attempts)
+    assert 1 <= preempted <= 2
+
+
+async def test_a_job_of_lane_standard_preempts_nothing(wire: RedisClient, start: Start) -> None:
+    """It waits for a batch job to end, and a full worker claims none."""
+    running, jobs = await full_of_batch(wire, start, WorkerSettings(drain_s=0.1, reserved_slots=0, poll_ms=10))
+    queue = Queue(wire)
+    job = a_job(queue, "standard", 5)
+    await queue.put(job)
+    claims, claim = 0, running.worker.lease.claim
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        nonlocal claims
+        claims += 1
+        return await claim(*args, **options)
+
+    running.worker.lease.claim = counted  # type: ignore[method-assign]
+
+    async def several_claims() -> bool:
+        return claims >= 5
+
+    await until(several_claims)
+    record = await JobReader(wire).record(job.id)
+    assert record.state is JobState.QUEUED and not running.worker._preemption.tasks
+    for job in jobs:
+        assert not any(each.outcome == "preempted" for each in (await JobReader(wire).record(job.id)).attempts)
+
+
+async def test_who_must_not_wait_is_let_in_where_a_batch_job_yields(wire: RedisClient, start: Start) -> None:
+    """A chat that must begin at once is accepted; a job of lane standard is refused."""
+    await full_of_batch(wire, start)
+    queue = Queue(wire)
+    with pytest.raises(NoCapacity):
+        await queue.put(a_job(queue, "standard", 5), must_run=True)
+    chat = a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
+    await queue.put(chat, must_run=True)
+    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+
+
+async def test_a_claim_beyond_the_free_places_brings_the_highest_lane_alone(wire: RedisClient) -> None:
+    queue, lease = Queue(wire), Lease(wire, "m")
+    await lease.register()
+    jobs = {
+        priority: [a_job(queue, f"{priority} {number}", priority=priority) for number in range(3)]
+        for priority in Priority
+    }
+    for priority in reversed(Priority):
+        for job in jobs[priority]:
+            await queue.put(job)
+    found = [each.job.priority for each in (await lease.claim(0, 5, free=1)).jobs if isinstance(each, Claim)]
+    assert found == [Priority.INTERACTIVE] * 3
+    found = [each.job.priority for each in (await lease.claim(0, 5, free=2)).jobs if isinstance(each, Claim)]
+    assert found == [Priority.STANDARD] * 2
+    yielding, idle = partition_key(0, "yielding", "m"), partition_key(0, "idle", "m")
+    assert (await lease.claim(0, 2, free=0)).jobs == []
+    assert await wire.redis.zscore(yielding, lease.id) is not None and await wire.redis.zscore(idle, lease.id) is None
+    assert 0 < await wire.redis.ttl(yielding) <= 10
+    await queue.put(a_job(queue, "batch", priority=Priority.BATCH))
+    assert await wire.redis.exists(yielding), "a batch job wakes no worker that is full"
+    await queue.put(a_job(queue, "chat", priority=Priority.INTERACTIVE))
+    assert not await wire.redis.exists(yielding)
