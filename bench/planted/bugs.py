@@ -18,6 +18,7 @@ from bench.planted.long_results import LONG_RESULTS
 from bench.planted.measurements import MEASUREMENTS
 from bench.planted.order_promises import PROMISES
 from bench.planted.pools import POOLS
+from bench.planted.preemption import PREEMPTIONS
 from bench.planted.queue import QUEUE
 from bench.planted.readers import READERS
 from bench.planted.room import ROOM_BUGS
@@ -52,6 +53,7 @@ BUGS = (
     *order.BUGS,
     *UNREADABLE,
     *ROOM_BUGS,
+    *PREEMPTIONS,
     *SURVIVORS,
     *MEASUREMENTS,
     *CLIENTS,

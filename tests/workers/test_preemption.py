@@ -74,7 +74,7 @@ async def test_while_the_store_is_away_the_job_stays_this_workers(
     async def away(*args: Any, **options: Any) -> None:
         nonlocal calls
         calls += 1
-        if not back.is_set():
+        if "outcome" in options and not back.is_set():  # the heartbeat's would go through
             raise Unavailable("away")
         await release(*args, **options)
 

@@ -1,0 +1,100 @@
+"""Planted bugs of preemption and of parked logs: jobs that are put back with their tokens."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+PARKING = "tests/workers/test_parking.py::test_"
+VICTIMS = "tests/workers/test_victims.py::test_"
+PREEMPTION = "tests/workers/test_preemption.py::test_"
+
+PREEMPTIONS = (
+    Bug(
+        "the oldest gives way",
+        "A batch job that is nearly done is preempted, and a chat costs much more work than it must.",
+        (
+            Edit(
+                "workers/victims.py", "key=lambda job: (-job.began_s, job.id)", "key=lambda job: (job.began_s, job.id)"
+            ),
+        ),
+        (VICTIMS + "the_youngest_go_first_and_no_more_than_needed",),
+    ),
+    Bug(
+        "no rest after a preemption",
+        "Under a steady load of chats the same batch job is preempted again and again, and never ends.",
+        (Edit("workers/victims.py", "if job.is_continued and now_s", "if not job.is_continued and now_s"),),
+        (VICTIMS + "who_is_left_alone",),
+    ),
+    Bug(
+        "half a schema",
+        "JSON that the engine cannot continue is preempted: its second half is a second text.",
+        (
+            Edit(
+                "workers/preemption.py",
+                "not attempt.constrained or self._capabilities.json_resume",
+                "True",
+            ),
+        ),
+        (PREEMPTION + "what_cannot_be_continued_exactly_keeps_its_place",),
+    ),
+    Bug(
+        "a claim without an answer",
+        "The heartbeat hands back a job that is being put back, without its tokens.",
+        (
+            Edit(
+                "workers/held_jobs.py",
+                "self.attempts.get(job_id) or self._parking.get(job_id)",
+                "self.attempts.get(job_id)",
+            ),
+        ),
+        (PREEMPTION + "while_the_store_is_away_the_job_stays_this_workers",),
+    ),
+    Bug(
+        "standard work beyond the places",
+        "A full worker claims jobs of lane standard for places that it will not free.",
+        (Edit("streaming/lua/claim.lua", "or lane.rank > 1 and begun >= free then", "then"),),
+        (PREEMPTION + "a_claim_beyond_the_free_places_brings_the_highest_lane_alone",),
+    ),
+    Bug(
+        "a full worker sleeps",
+        "A chat waits for the next look of a worker whose batch jobs would give way at once.",
+        (
+            Edit(
+                "streaming/lua/prelude.lua",
+                " or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)",
+                "",
+            ),
+        ),
+        (PREEMPTION + "a_chat_takes_the_place_of_a_batch_job",),
+    ),
+    Bug(
+        "the record still names the worker's log",
+        "What a preempted job has generated is looked for in a log that its worker has trimmed.",
+        (Edit("streaming/lua/release.lua", "':0:%1'", "':1:%1'"),),
+        (PARKING + "it_holds_everything_after_any_number_of_runs",),
+    ),
+    Bug(
+        "copies without their authors",
+        "After a second preemption a cursor of the first run is unknown, and its reader is reset.",
+        (Edit("streaming/jobs/history.py", "if copies and logged[run].copied:", "if False:"),),
+        (PARKING + "it_holds_everything_after_any_number_of_runs",),
+    ),
+    Bug(
+        "parked for ever",
+        "The parked log of a job that has ended stays in the store.",
+        (
+            Edit(
+                "streaming/lua/prelude.lua",
+                "if string.find(runs or '', ':0:', 1, true) then redis.call('EXPIRE', parked_key(id), LOG_GRACE_S) end",
+                "",
+            ),
+        ),
+        (PARKING + "a_job_that_is_cancelled_keeps_its_parked_tokens",),
+    ),
+    Bug(
+        "a reader looks in the wrong log",
+        "A reader that missed the last deltas before a preemption waits for them until the job ends.",
+        (Edit("streaming/jobs/subscribers.py", "buffer.number if logged.frame else 0", "buffer.number"),),
+        (PARKING + "a_reader_gets_from_it_what_was_never_published",),
+    ),
+)
