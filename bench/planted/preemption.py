@@ -95,6 +95,6 @@ PREEMPTIONS = (
         "a reader looks in the wrong log",
         "A reader that missed the last deltas before a preemption waits for them until the job ends.",
         (Edit("streaming/jobs/subscribers.py", "buffer.number if logged.frame else 0", "buffer.number"),),
-        (PARKING + "a_reader_gets_from_it_what_was_never_published",),
+        (PARKING + "a_reader_who_has_a_part_of_the_run_gets_the_rest_from_it",),
     ),
 )

@@ -193,3 +193,24 @@ async def test_a_run_without_tokens_parks_nothing(wire: RedisClient) -> None:
     assert not await wire.redis.exists(partition_key(0, "parked", job.id))
     _, again = await claim_of(wire)
     assert again.past and (await reader.history(job.id, again.past)).rows == []
+
+
+async def test_a_reader_who_has_a_part_of_the_run_gets_the_rest_from_it(wire: RedisClient, relay: Relay) -> None:
+    """The first delta came by the relay; the messages of the next two were lost, and then the worker's log."""
+    queue = Queue(wire)
+    job = a_job(queue, reply_to=relay.address, stream=True)
+    buffer = relay.open(job.id)
+    await queue.put(job)
+    lease, claim = await claim_of(wire)
+    await lease.calls([append(lease, {relay.address: [delta(claim, 1)]}, claim)])
+    seen: list[int] = []
+    async with asyncio.timeout(20):
+        while len(seen) < 1:
+            seen += [row.seq for row in (await buffer.take(0.5))[0]]
+    await lease.calls([append(lease, {SILENT: [delta(claim, 2), delta(claim, 3)]}, claim)])
+    await lease.release(job.id, claim.number, parked(lease, claim, range(1, 4), range(0)), outcome=PREEMPTED)
+    await wire.redis.delete(partition_key(0, "log", lease.id))
+    async with asyncio.timeout(20):
+        while len(seen) < 3:
+            seen += [row.seq for row in (await buffer.take(0.5))[0]]
+    assert seen == [1, 2, 3] and buffer.author(3) == Run(lease.id, claim.number)
