@@ -153,10 +153,10 @@ async def test_whoever_may_have_to_run_suspects_is_not_held_from_them(wire: Redi
     running = await start()
     await hold(wire, running, 60_000)
     claimer = running.worker._claimer
-    assert claimer._wanted(0) == 0
+    assert claimer._wanted(0) == (0, 0)
     for partitions in (claimer._suspects, claimer._unanswered):
         partitions.add(0)
-        assert claimer._wanted(0) > 0
+        assert claimer._wanted(0)[0] > 0
         partitions.clear()
 
 
@@ -228,6 +228,12 @@ class Hands:
     def batch_room(self) -> None:
         return None
 
+    def places(self) -> int:
+        return 0
+
+    def make_room(self, _: Sequence[Job]) -> None:
+        pass
+
     async def refusal(self, _: Job) -> None:
         return None
 
@@ -254,7 +260,7 @@ async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: 
 
     lease.claim = claim  # type: ignore[method-assign]
     claimer, _ = a_claimer(wire, lease)
-    claims = [asyncio.create_task(claimer._claim(partition, 1)) for partition in (0, 1)]
+    claims = [asyncio.create_task(claimer._claim(partition, 1, 1)) for partition in (0, 1)]
     while not (claimer.may_bring(0) and claimer.may_bring(1)):
         await asyncio.sleep(0)
     claimer.note_follow("j", "reader")
@@ -324,9 +330,9 @@ async def test_suspects_wait_for_a_claim_of_another_partition(wire: RedisClient)
     claimer, hands = a_claimer(wire, Lease(wire, "m"))
     hands.running, hands.is_laden = 0, False  # type: ignore[attr-defined]
     claimer._suspects.add(0)
-    assert claimer._wanted(0) > 0 and claimer._wanted(1) == 0
+    assert claimer._wanted(0)[0] > 0 and claimer._wanted(1) == (0, 0)
     claimer._claims[1] = asyncio.create_task(asyncio.sleep(0, result=False))
-    assert claimer._wanted(0) == 0
+    assert claimer._wanted(0) == (0, 0)
     await claimer._claims[1]
 
 
@@ -366,7 +372,7 @@ async def test_claims_are_logged_with_job_and_worker(wire: RedisClient, caplog: 
         claimer, _ = a_claimer(wire, lease)
         with caplog.at_level("INFO"):
             for _ in range(2):  # the first says whether suspects wait
-                await claimer._claim(0, 1)
+                await claimer._claim(0, 1, 1)
         await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
         await Reaper(wire).sweep()
     found = [vars(each) for each in caplog.records if each.name == "workers.claimer" and "worker" in vars(each)]
