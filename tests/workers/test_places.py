@@ -143,8 +143,8 @@ async def test_a_higher_lane_has_every_place_that_becomes_free(bench: Bench) -> 
 
 
 async def test_of_choices_that_wait_the_highest_lane_goes_first(bench: Bench) -> None:
-    """Where several places become free in one step, too."""
-    lines = await bench.begin(2, priority=Priority.BATCH)
+    """Where several places become free in one step, too. (Lines of a batch would be preempted.)"""
+    lines = await bench.begin(2, priority=Priority.STANDARD)
     chat = many(bench.queue, 8, 4, priority=Priority.INTERACTIVE)
     await bench.queue.put(chat)
     await bench.given(chat)
