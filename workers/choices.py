@@ -113,7 +113,7 @@ class ChoiceStarter:
         if attempt.waits:
             attempt.share = self._share(attempt.job)
             self.waiting[attempt.job.id] = attempt
-            asyncio.get_running_loop().call_soon(self._start_waiting)
+            asyncio.get_running_loop().call_soon(self.start_waiting)
 
     def _is_first(self, attempt: Attempt) -> bool:
         """Whether no job of its lane, or of a higher one, waits at the gate."""
@@ -157,7 +157,7 @@ class ChoiceStarter:
         if self.texts > slots or (self.texts == slots and not self._settings.prefetch):
             self._overtaken = max(self._overtaken, lane.rank)
 
-    def _start_waiting(self) -> None:
+    def start_waiting(self) -> None:
         """Start waiting choices while there is room: first for jobs that have none running, by lane and time since the
         last start, so that every job makes progress; then by lane, and in a lane the oldest job. What the gate refuses
         first holds back its lane and the lower ones."""
@@ -211,13 +211,13 @@ class ChoiceStarter:
             self._is_offered = True
             self._room.set()
         else:
-            self._start_waiting()
+            self.start_waiting()
 
     def looked(self) -> None:
         """Called when the claimer has looked for jobs: waiting choices may use a place that it left."""
         if self._is_offered:
             self._is_offered = False
-            self._start_waiting()
+            self.start_waiting()
 
     def stop(self, attempt: Attempt) -> None:
         """Stop an attempt that starts no more choices; the engine still sends the last pieces of those that run."""

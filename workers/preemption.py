@@ -54,8 +54,9 @@ class Preemption:
             return 0
         return min(MAX_PLACES, sum(job.texts for job in preemptible(self._running(), time.monotonic())))
 
-    def free(self, texts: int) -> None:
-        """Preempt jobs until `texts` places are free. Their slots are free when the engine has ended its step."""
+    def free(self, texts: int) -> int:
+        """Preempt jobs until `texts` places are free; returns how many jobs. The engine frees their slots with its
+        step."""
         victims = choose_victims(self._running(), texts, time.monotonic())
         for job_id in victims.jobs:
             attempt = self._held.park(job_id)
@@ -67,6 +68,14 @@ class Preemption:
             task = asyncio.create_task(self._put_back(attempt))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
+        return len(victims.jobs)
+
+    def make_way(self, attempt: Attempt) -> None:
+        """Preempt jobs one by one until the gate lets a job of lane interactive begin, at most MAX_PLACES of them."""
+        for _ in range(MAX_PLACES):
+            if attempt.started or not attempt.waits or not self.free(1):
+                return
+            self._starter.start_waiting()
 
     def _running(self) -> list[RunningJob]:
         now = [attempt for attempt in self._held.attempts.values() if not (attempt.over or attempt.stopped)]

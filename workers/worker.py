@@ -222,6 +222,8 @@ class Worker:
             attempt.stop(JobState.CANCELLED, CANCELLED)
         else:
             self._starter.submit(attempt)
+            if claim.job.priority is Priority.INTERACTIVE:
+                self._preemption.make_way(attempt)
             self._set_deadline(attempt)
             if attempt.constrained:
                 self._checks.try_schema(attempt)

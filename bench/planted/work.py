@@ -107,7 +107,7 @@ WORK = (
     Bug(
         "further choices wait for the first one's end",
         "A request of eight choices takes eight times as long on an idle worker.",
-        (Edit(STARTER, "            asyncio.get_running_loop().call_soon(self._start_waiting)\n", ""),),
+        (Edit(STARTER, "            asyncio.get_running_loop().call_soon(self.start_waiting)\n", ""),),
         (CHOICES + "its_end_before_its_time_starts_no_choice",),
     ),
     Bug(
