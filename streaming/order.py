@@ -7,11 +7,11 @@ equal. The rule, in this order:
    unit of work claimed from a higher lane, while a job of the lower one waits, is one part of credit, and a unit of its
    own work costs FLOOR parts. So it gets at least one unit of work in FLOOR + 1 (5 %). If its oldest job has waited for
    longer than the lane's boost time, the lane counts as one lane higher: a unit claimed from that lane is FLOOR parts
-   of credit, so both take turns, and the oldest job goes first.
+   of credit, so both take turns.
 2. Requeued jobs of the lane, oldest first: a worker had begun them.
-3. Tenant: the one with the smallest virtual counter, by name if equal. A claim adds the job's units divided by the
-   tenant's weight; the end corrects them to what the job generated. A tenant that returns from idle starts at the
-   lane's virtual time at least, so that it cannot save up turns (VTC, Sheng et al. 2024).
+3. Tenant: the one with the smallest virtual counter, by name if equal. A claim adds the units of the job's prompt,
+   divided by the tenant's weight; the end adds those of what the job generated. A tenant that returns from idle starts
+   at the lane's virtual time at least, so that it cannot save up turns (VTC, Sheng et al. 2024).
 4. Urgency: the earliest latest start. A job without a deadline has the patience of its lane.
 5. Arrival.
 """
@@ -126,14 +126,12 @@ def next_job(snapshot: Snapshot, now_ms: int) -> Pick | None:
         return None
     lane, turn = lanes[0], Turn.LANE
     for lower in lanes[1:]:
-        if is_owed(snapshot[lower], aged := is_aged(snapshot[lower], lower, now_ms)):
-            lane, turn = lower, Turn.AGE if aged else Turn.FLOOR
+        if is_owed(snapshot[lower]):
+            lane, turn = lower, Turn.AGE if is_aged(snapshot[lower], lower, now_ms) else Turn.FLOOR
             break
     queue = snapshot[lane]
     if queue.requeued:
         return Pick(queue.requeued[0], lane, turn, f"lane {lane}: {turn}; a worker had begun the job")
-    if turn is Turn.AGE:
-        return Pick(queue.oldest, lane, turn, f"lane {lane}: {turn}; the oldest job")
     job = queue.fairest
     counter = queue.counters[job.tenant]
     return Pick(job, lane, turn, f"lane {lane}: {turn}; tenant {job.tenant} got least ({counter}); its most urgent job")
@@ -144,12 +142,12 @@ def is_aged(queue: LaneQueue, lane: Priority, now_ms: int) -> bool:
     return bool(queue.waiting) and lane in BOOST_MS and now_ms - queue.oldest.arrived_ms > BOOST_MS[lane]
 
 
-def is_owed(queue: LaneQueue, aged: bool) -> bool:
+def is_owed(queue: LaneQueue) -> bool:
     """Whether a lane goes before higher ones: its credit pays for its next new job. A lane of requeued jobs alone may
     owe for one of them afterwards."""
     if not queue.waiting:
         return queue.credit > 0
-    return queue.credit >= FLOOR * (queue.oldest if aged else queue.fairest).cost
+    return queue.credit >= FLOOR * queue.fairest.cost
 
 
 def credits_after(snapshot: Snapshot, pick: Pick, now_ms: int) -> dict[Priority, int]:

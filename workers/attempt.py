@@ -140,8 +140,8 @@ class Attempt:
 
     @property
     def is_continued(self) -> bool:
-        """Whether earlier runs generated tokens of the job."""
-        return bool(self._history)
+        """Whether other runs of the job came before this one."""
+        return bool(self.claim.past)
 
     @property
     def is_checked(self) -> bool:

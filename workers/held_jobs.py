@@ -9,6 +9,7 @@ from streaming.jobs.codec import packed
 from streaming.jobs.frames import Frame
 from streaming.jobs.lease import SILENT, Lease
 from workers.attempt import Attempt
+from workers.victims import MAX_PARKED_DELTAS
 from workers.writer import MAX_ROWS_PER_FRAME, Checkpoint, StepWrite, Writer
 
 
@@ -55,7 +56,10 @@ class HeldJobs:
         return oldest
 
     def parked_frames(self, attempt: Attempt) -> list[Frame]:
-        """The deltas of all runs of a held job, as frames for its parked log; none if nothing was generated."""
+        """The deltas of all runs of a held job, as frames for its parked log; none if nothing was generated, or so much
+        that the log of a worker that leaves is kept for it instead."""
+        if attempt.seq > MAX_PARKED_DELTAS:
+            return []
         rows, openings = attempt.logged(), {attempt.number: attempt.opening}
         if copies := attempt.copies:
             openings[-attempt.number] = copies

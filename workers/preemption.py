@@ -65,6 +65,7 @@ class Preemption:
                 attempt.deadline.cancel()
             self._starter.let_go(attempt)
             self._recorder.preempted()
+            self._recorder.released(job_id)
             task = asyncio.create_task(self._put_back(attempt))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
@@ -87,6 +88,7 @@ class Preemption:
                 attempt.started,
                 attempt.is_continued,
                 not attempt.constrained or self._capabilities.json_resume,
+                attempt.seq,
             )
             for attempt in now
         ]
@@ -102,4 +104,3 @@ class Preemption:
             self._on_fenced(attempt.partition)
         finally:
             self._held.unpark(attempt)
-            self._recorder.released(attempt.job.id)

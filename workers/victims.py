@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from streaming.priority import Priority
 
+MAX_PARKED_DELTAS = 20_000
+"""Deltas that one call puts back with a job: a few hundred kB, encoded in some ten ms."""
 MIN_RUN_S = 30.0
 """A job that continues earlier runs is not preempted in its first seconds here, so that it makes progress: at most one
 preemption of a job in this time."""
@@ -23,9 +25,11 @@ class RunningJob:
     texts: int
     """Choices that the engine runs or has queued."""
     is_continued: bool
-    """Whether earlier runs generated tokens of it."""
+    """Whether other runs of it came before this one."""
     is_resumable: bool
     """Whether another run can continue it exactly."""
+    deltas: int = 0
+    """Deltas that all its runs have logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ def obstacle(job: RunningJob, now_s: float) -> str:
         return f"lane {job.lane} is not preempted"
     if not job.is_resumable:
         return "it cannot be continued exactly"
+    if job.deltas > MAX_PARKED_DELTAS:
+        return f"it has more than {MAX_PARKED_DELTAS} deltas to put back"
     if job.is_continued and now_s - job.began_s < MIN_RUN_S:
         return f"it was put back before and has run for less than {MIN_RUN_S:.0f} s"
     return ""

@@ -255,8 +255,12 @@ class Worker:
         freed = False
         for piece in pieces:
             choice = choices.get(piece.id)
-            if choice is None:
-                continue  # handed back: its next worker continues from the log
+            if choice is None:  # handed back or preempted: its next worker continues it
+                if piece.last:
+                    freed = True
+                    if self._claimer.is_full:
+                        self._room.set()
+                continue
             attempt, index = choice
             delta = attempt.take(index, piece, now)
             if delta is not None:

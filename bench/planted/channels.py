@@ -45,8 +45,8 @@ CHANNELS = (
         (
             Edit(
                 "streaming/jobs/history.py",
-                'cannot be read and is left out: %s", worker, error)\n        return None',
-                'cannot be read and is left out: %s", worker, error)\n        raise',
+                "LOG_KINDS[name.kind], name.name, error)\n        return None",
+                "LOG_KINDS[name.kind], name.name, error)\n        raise",
             ),
         ),
         (MALFORMED + "a_frame_that_cannot_be_read_is_left_out",),
@@ -57,7 +57,7 @@ CHANNELS = (
         (
             Edit(
                 "streaming/jobs/relay.py",
-                "                self._end_newer(worker, zip(buffers, records, strict=True))\n",
+                "                self._end_newer(name, zip(buffers, records, strict=True))\n",
                 "                pass\n",
             ),
         ),

@@ -85,8 +85,8 @@ PREEMPTIONS = (
         (
             Edit(
                 "streaming/lua/prelude.lua",
-                "if string.find(runs or '', ':0:', 1, true) then redis.call('EXPIRE', parked_key(id), LOG_GRACE_S) end",
-                "",
+                "local function release_logs(id, runs)\n  redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)\n",
+                "local function release_logs(id, runs)\n",
             ),
         ),
         (PARKING + "a_job_that_is_cancelled_keeps_its_parked_tokens",),

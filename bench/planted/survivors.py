@@ -90,8 +90,8 @@ SURVIVORS = (
         (
             Edit(
                 "streaming/jobs/subscribers.py",
-                "return (LoggedRun(current, buffer.number), *record.runs[place + 1 :])",
-                "return (LoggedRun(current, buffer.number),)",
+                "return (LoggedRun(current, first), *record.runs[place + 1 :])",
+                "return (LoggedRun(current, first),)",
             ),
         ),
         ("tests/streaming/jobs/test_relay.py::test_a_reader_behind_two_hand_overs_gets_what_every_run_logged",),

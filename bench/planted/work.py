@@ -197,7 +197,7 @@ WORK = (
     Bug(
         "any number of large jobs in one worker",
         "One worker takes every request of many choices, and the workers beside it have nothing to do.",
-        (Edit("workers/claimer.py", "0 if self._starter.is_laden else self", "self"),),
+        (Edit("workers/claimer.py", "if self._starter.is_laden:", "if False:"),),
         (PLACES + "a_worker_does_not_hold_any_number_of_them",),
     ),
     Bug(

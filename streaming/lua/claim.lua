@@ -64,7 +64,7 @@ local function check_job(lane, entry, id)
   local order = parse_order(s[11])
   return {
     id = id, entry = entry, fields = s, tenant = s[12] or '', cost = units_of(order[1], order[2]),
-    charge = charge_of(order, order[2])
+    charge = charge_of(order, 0)
   }
 end
 
@@ -153,30 +153,11 @@ local function fairest_job(lane)
   return lane.fairest
 end
 
--- Whether the lane's oldest job makes it count as one lane higher. Returns also the entry of that job.
+-- Whether the lane's oldest job makes it count as one lane higher.
 local function is_aged(lane)
   if not lane.boost then return false end
   local oldest = redis.call('ZRANGE', lane.arrivals, 0, 0, 'WITHSCORES')
-  return oldest[1] and now - oldest[2] > lane.boost, oldest[1] and to_entry(oldest[1])
-end
-
--- The job for which a lane may go before higher ones: of an aged lane the oldest one.
-local function owed_job(lane)
-  while true do
-    local aged, entry = is_aged(lane)
-    if not aged then return fairest_job(lane) end
-    local job = job_at(lane, nil, entry)
-    lane.fairest = nil
-    if job then return job end
-  end
-end
-
--- Complete what is known of the tenant of a lane's oldest job. Returns the least counter of the lane.
-local function look_up_tenant(lane, job)
-  local least = redis.call('ZRANGE', lane.tenants, 0, 0, 'WITHSCORES')
-  job.counter = tonumber(redis.call('ZSCORE', lane.tenants, job.tenant) or least[2] or 0)
-  job.last = redis.call('ZCARD', tenant_line(model, lane.priority, job.tenant)) <= 1
-  return tonumber(least[2] or 0)
+  return oldest[1] and now - oldest[2] > lane.boost
 end
 
 -- Claim a new job: charge its tenant, and advance the lane's virtual time to the least counter.
@@ -186,8 +167,8 @@ local function take_new(lane, job)
     return redis.pcall('XCLAIM', lane.stream, GROUP, worker, 0, entry, 'FORCE', 'JUSTID')
   end)
   local claimed = attempt_step(lane.stream, entry, job.id, true, function()
-    local member, least = to_member(entry), job.counter or look_up_tenant(lane, job)
-    lane.time = math.max(lane.time or tonumber(redis.call('ZSCORE', lane.served, '') or 0), least)
+    local member = to_member(entry)
+    lane.time = math.max(lane.time or tonumber(redis.call('ZSCORE', lane.served, '') or 0), job.counter)
     redis.call('ZREM', lane.arrivals, member)
     redis.call('ZREM', tenant_line(model, priority, job.tenant), member)
     if job.last then
@@ -260,7 +241,7 @@ end
 -- Whether a lane goes before higher ones. Returns also the job for which it does, nil for a requeued one.
 local function is_owed(lane)
   if credit_of(lane) <= 0 then return false end
-  local job = owed_job(lane)
+  local job = fairest_job(lane)
   if not job then return lane.requeued > 0 end
   return credits[lane.rank] >= FLOOR * job.cost, job
 end

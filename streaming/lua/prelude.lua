@@ -284,9 +284,9 @@ local function charge_of(order, output)
   return math.ceil(COUNTER_SCALE * units_of(order[1], output) / order[3])
 end
 
--- Correct the counter of a job's tenant by what the job has really generated.
+-- Charge a job's tenant for what the job has generated; its claim has charged the prompt alone.
 local function correct_counter(model, priority, tenant, order, generated)
-  local change = charge_of(order, generated) - charge_of(order, order[2])
+  local change = charge_of(order, generated) - charge_of(order, 0)
   if change == 0 then return end
   local counter = redis.call('ZSCORE', tenants_key(model, priority), tenant)
   if counter then
@@ -328,7 +328,7 @@ local function count_before(model, priority, tenant, entry, waiting)
   if waiting == 1 then return {higher, requeued, 0, 0, 0} end
   local line, tenants = tenant_line(model, priority, tenant), tenants_key(model, priority)
   local place = redis.call('ZRANK', line, to_member(entry)) or 0
-  local others = waiting - redis.call('ZCARD', line)
+  local others = math.max(0, waiting - redis.call('ZCARD', line))
   if others == 0 then return {higher, requeued, place, 0, 0} end
   local least = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
   others = math.min(others, (redis.call('ZCARD', tenants) - 1) * place + (redis.call('ZRANK', tenants, tenant) or 0))
@@ -423,7 +423,7 @@ local function expire_log(worker, keep)
 end
 
 local function release_logs(id, runs)
-  if string.find(runs or '', ':0:', 1, true) then redis.call('EXPIRE', parked_key(id), LOG_GRACE_S) end
+  redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)
   for worker in string.gmatch(runs or '', '([^:;]+):[^;]*;') do
     if redis.call('SREM', heirs_key(worker), id) == 1 and redis.call('EXISTS', heirs_key(worker)) == 0
       and redis.call('HGET', worker_key(worker), 'state') ~= 'live' then
@@ -471,7 +471,10 @@ local function end_job(id, state, reason, now)
   if kind == 'lane' and s[12] == 'queued' then leave_line(model, priority, s[10] or '', s[2]) end
   add_reserved_bytes(model, priority, s[8], -1)
   count_ended_job(s[10], s[11], retention_s(s[5]), now, 0)
-  if (s[9] or '') ~= '' then redis.call('ZADD', cut_key(), now, id) end
+  if (s[9] or '') ~= '' then
+    redis.call('ZADD', cut_key(), now, id)
+    redis.call('EXPIRE', parked_key(id), retention_s(s[5]) + LOG_GRACE_S) -- `salvage` shortens it
+  end
   if s[4] then buffer_write(buffered_releases, s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, retention_s(s[5]))
@@ -623,6 +626,7 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
     'owed', 'runs', 'size')
   if s.err then
     redis.call('DEL', job) -- not a hash
+    redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)
     s = {'?'}
   end
   if worker then buffer_write(buffered_releases, worker, id) end

@@ -16,7 +16,6 @@ from streaming.order import (
     charge,
     corrected,
     credits_after,
-    is_aged,
     is_owed,
     lift,
     next_job,
@@ -89,7 +88,7 @@ class OrderModel:
         """A worker ends the job."""
         job = self.jobs[job_id]
         lane, tenant = self.lanes[job.lane], job.tenant
-        change = charge(units(job.cost.prompt, generated), job.weight) - charge(job.cost.units, job.weight)
+        change = charge(units(job.cost.prompt, generated), job.weight) - charge(units(job.cost.prompt, 0), job.weight)
         if change == 0:
             return
         if tenant in lane.counters:
@@ -141,14 +140,13 @@ class OrderModel:
         first = True
         for name, lane in self.lanes.items():
             while name not in closed and (queue := lane.queue()):
-                aged = not first and is_aged(queue, name, now_ms)
                 looked = (lane.credit > 0 or not queue.waiting) if not first else not queue.requeued
-                job = queue.oldest if aged else queue.fairest if queue.waiting else None
+                job = queue.fairest if queue.waiting else None
                 if looked and job is not None and expired(job.id):
                     self.leave(job.id)
                     ended.append(job.id)
                     continue
-                if not first and is_owed(queue, aged):
+                if not first and is_owed(queue):
                     return
                 first = False
                 break
@@ -156,7 +154,8 @@ class OrderModel:
     def _take(self, lane: ModelLane, job: WaitingJob) -> None:
         lane.time = max(lane.time or 0, min(lane.counters.values()))
         del lane.waiting[job.id]
-        counter = lane.counters[job.tenant] + charge(job.cost, self.jobs[job.id].weight)
+        known = self.jobs[job.id]
+        counter = lane.counters[job.tenant] + charge(units(known.cost.prompt, 0), known.weight)
         if self._is_last(lane, job.tenant):
             del lane.counters[job.tenant], lane.lifts[job.tenant]
             lane.served[job.tenant] = counter
