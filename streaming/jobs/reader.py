@@ -123,7 +123,7 @@ class JobReader:
         end = salvaged(replace(record, job=job), history)
         named = "".join([f"{each.run.worker}:{each.frame}:{each.run.number};" for each in record.runs])
         _, partition, args = _record_call(job_id, bodies=bodies)
-        stored = (record.state, named, encode(end), encode(without_rows(end)), end.usage.completion)
+        stored = (record.state, named, encode(end), encode(without_rows(end)))
         await self._client.call("salvage", partition, job_id, *stored)
         return await self._read(job_id, *await self._records.call(partition, *args), bodies=bodies)
 

@@ -59,9 +59,9 @@ class SlowLease(Lease):
         self._slow = slow
         self._begun = False
 
-    async def claim(self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
+    async def claim(self, partition: int, want: int, **options: Any) -> Claimed:
         await _pause(self._slow == "queue")
-        claimed = await super().claim(partition, want, alone=alone, lowest=lowest)
+        claimed = await super().claim(partition, want, **options)
         await _pause(self._slow == "gate" and bool(claimed.jobs))
         return claimed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from sim_worker import LONG, Start, a_job, ended, expected, recorder, start, text_of, until
@@ -143,8 +144,8 @@ async def test_a_job_cancelled_before_its_claim_is_answered_is_not_computed(wire
     async def is_heard() -> bool:
         return running.worker._claimer.was_cancelled(job.id)
 
-    async def claimed(partition: int, want: int, *, alone: bool = False, lowest: int | None = None) -> Claimed:
-        answer = await claim(partition, want, alone=alone, lowest=lowest)
+    async def claimed(partition: int, want: int, **options: Any) -> Claimed:
+        answer = await claim(partition, want, **options)
         if answer.jobs:
             await queue.cancel(job.id)
             await until(is_heard)

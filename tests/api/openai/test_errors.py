@@ -89,6 +89,8 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "store_full": (errors.store_full("its memory is full"), 503, "no_capacity"),
     "draining": (errors.draining(), 503, "draining"),
     "store_unavailable": (errors.store_unavailable(), 503, "store_unavailable"),
+    "not_accepted": (errors.not_accepted(), 503, "store_unavailable"),
+    "put_cut_off": (errors.put_cut_off(), 503, "draining"),
     "acceptance_unknown": (errors.acceptance_unknown(), 503, "store_unavailable"),
     "job_unreadable": (job_errors.job_unreadable("j1"), 503, "store_unavailable"),
     "wait_timeout": (job_errors.wait_timeout("j1", 600.0), 504, "wait_timeout"),

@@ -12,9 +12,7 @@ from flow import MODEL
 
 from penstock.engine import Sampling
 from streaming.ids import new_job_id
-from streaming.jobs.codec import encode_delta, packed
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.frames import Delta, Frame, Opening
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
@@ -23,7 +21,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.jobs.work import cost_of
 from streaming.keys import partition_key
-from streaming.order import COUNTER_SCALE, OUTPUT_UNITS
+from streaming.order import OUTPUT_UNITS
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -258,18 +256,3 @@ async def test_a_limit_that_is_never_used_delays_nobody(wire: RedisClient) -> No
     for claim in claims:
         await finish(lease, claim, 10)
     assert "light" in tenants_of(await claimed(lease, 2))
-
-
-async def test_a_job_that_a_script_ends_is_charged_for_its_tokens(wire: RedisClient) -> None:
-    """Cancelled after it was put back: what it had generated counts once its tokens are in its record."""
-    queue, lease, reader = Queue(wire), await a_lease(wire), JobReader(wire)
-    (job_id, *_) = await put(queue, job_of("t", prompt=5), job_of("t", prompt=5))
-    (claim,) = await claimed(lease, 1)
-    rows = b"".join(encode_delta(Delta(claim.number, seq, 0, "x", (seq,), 1)) for seq in range(1, 8))
-    frames = [Frame(lease.id, 1, packed(7, rows), {claim.number: Opening(job_id)})]
-    await lease.release(job_id, claim.number, frames)
-    key = partition_key(0, "tenants", MODEL, STANDARD)
-    before = await wire.redis.zscore(key, "t")
-    await queue.cancel(job_id)
-    assert (await reader.record(job_id)).terminal is not None
-    assert await wire.redis.zscore(key, "t") == before + 7 * OUTPUT_UNITS * COUNTER_SCALE
