@@ -92,10 +92,11 @@ async def test_a_long_wait_asks_for_no_longer_pause_than_libraries_accept(busy: 
 
 
 async def test_a_request_without_a_limit_is_never_refused_for_its_wait(busy: LocalApi) -> None:
-    for body in (CHAT, limited(CHAT), limited(CHAT, max_queue_ms=60_000)):
+    for body in (CHAT, limited(CHAT)):
         answer = await busy.post("/v1/jobs", body)
         assert answer.status_code == 202
         assert answer.json()["eta_low_ms"] < answer.json()["eta_ms"] < answer.json()["eta_high_ms"]
+    assert (await busy.post("/v1/jobs", limited(CHAT, max_queue_ms=60_000))).status_code == 202
 
 
 async def test_a_limit_inside_the_band_is_accepted(busy: LocalApi) -> None:
@@ -126,8 +127,8 @@ async def test_few_measured_waits_refuse_nothing(redis_url: str, wire: RedisClie
         api.calibrate(Priority.STANDARD, 0.2, limited=False)
         await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
         answer = await api.post("/v1/jobs", limited(CHAT, max_queue_ms=1))
-        assert answer.status_code == 202 and answer.json()["eta_ms"] == 30_000
-        assert answer.json()["eta_low_ms"] is None
+        assert answer.status_code == 202 and answer.json()["eta_low_ms"] is None
+        assert answer.json()["eta_ms"] == 0, "it goes before the tenant's jobs that may wait longer"
 
 
 async def test_a_lane_that_has_emptied_since_the_plan_refuses_nothing(busy: LocalApi) -> None:
