@@ -241,9 +241,13 @@ def backoff_s(failures: int) -> float:
 
 
 def last_words(log: Path, start: int = 0, *, records: bool = True) -> str:
-    """The last line of a log after byte `start`; of a JSON record its message, or "" without `records`."""
+    """The last line of a log after byte `start`; of a JSON record its message. "" for a record without `records`, and
+    for one that says what went well: it explains no end."""
     line = _tail(log, start)[-1]
-    return "" if not records and record_of(line) is not None else message_of(line)[:200]
+    record = record_of(line)
+    if record is not None and (not records or record.get("level") in ("debug", "info")):
+        return ""
+    return message_of(line)[:200]
 
 
 def _tail(log: Path, start: int) -> list[str]:

@@ -352,3 +352,10 @@ def _kept_key(path: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         return ""
+    except PermissionError as error:
+        raise Problem(
+            f"{path} belongs to another user",
+            next_step="run the command as that user, or give --url and set PENSTOCK_API_KEY",
+            exit_code=FORBIDDEN,
+            code="key_unreadable",
+        ) from error

@@ -50,7 +50,9 @@ REASONS = {
         "attempts_exhausted", "Every worker that took this job was lost; it was given up.", 500
     ),
     "malformed": MALFORMED,
-    "poison": Failure("poison", "Workers die of this job, the last one with nothing beside it; it was given up.", 500),
+    "poison": Failure(
+        "poison", "Each worker that ran this job died, the last one while it ran nothing else. It was given up.", 500
+    ),
 }
 
 

@@ -296,6 +296,10 @@ def test_last_words(tmp_path: Path) -> None:
     assert last_words(log) == ""
     log.write_text('old\n{"level": "error", "message": "no room"}\n')
     assert last_words(log) == "no room"
+    assert last_words(log, records=False) == ""
+    log.write_text('{"level": "info", "message": "jobs claimed"}\n')
+    assert last_words(log) == "", "what went well is no cause"
+    log.write_text('old\n{"level": "error", "message": "no room"}\n')
     assert last_words(log, log.stat().st_size) == ""
 
 
