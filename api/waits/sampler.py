@@ -24,7 +24,7 @@ MAX_WATCHED = 32
 """Waiting jobs watched for each source."""
 SAMPLE_INTERVAL_S = 1.0
 """Least time between two sampled jobs of one source, and between two looks."""
-LOOK_SHARE = 0.1
+RECHECK_SHARE = 0.1
 """A job that still waits is looked at again after this share of its age."""
 
 
@@ -84,7 +84,7 @@ class WaitSampler:
             if waited_s is not None:
                 self._errors.learn(watched.prediction, watched.told, waited_s)
             elif record is not None and not record.state.final:
-                watched.look_at = now + max(SAMPLE_INTERVAL_S, LOOK_SHARE * (now - watched.since))
+                watched.look_at = now + max(SAMPLE_INTERVAL_S, RECHECK_SHARE * (now - watched.since))
                 continue
             del self._watched[job_id]
             self._counts[watched.prediction.source] -= 1
