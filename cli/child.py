@@ -70,6 +70,8 @@ class Status:
     failures: int = 0
     cause: str = ""
     """Why it last exited."""
+    completed: bool = False
+    """Whether this process, a worker, has completed a job."""
 
 
 class Child:
@@ -112,7 +114,7 @@ class Child:
             if self._stopping.is_set():
                 break
             failures = 1 if time.monotonic() - began >= STABLE_S else self.status.failures + 1
-            self._set(state="restarting", detail=cause, cause=cause, pid=None, failures=failures)
+            self._set(state="restarting", detail=cause, cause=cause, pid=None, failures=failures, completed=False)
             await wait(self._stopping, backoff_s(failures))
             self._set(state="starting", detail="", restarts=self.status.restarts + 1)
         self._set(state="stopped", detail="", pid=None)
@@ -203,7 +205,10 @@ class Child:
     def _on_message(self, message: bytes) -> None:
         try:
             said: dict[str, Any] = json.loads(message)
-            self._set(state=str(said["state"]), detail=str(said.get("detail", "")))
+            if said.get("completed"):
+                self._set(completed=True)
+            else:
+                self._set(state=str(said["state"]), detail=str(said.get("detail", "")))
         except (ValueError, KeyError, TypeError, RecursionError):
             self._set(detail=f"says what nobody understands: {message[:80]!r}")
 

@@ -21,6 +21,7 @@ class Lifeline:
 
     def __init__(self, fd: int | None) -> None:
         self._socket = socket.socket(fileno=fd) if fd is not None else None
+        self._has_completed = False
         if self._socket is not None:
             self._socket.set_inheritable(False)
             threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
@@ -33,14 +34,23 @@ class Lifeline:
 
     def say(self, state: str, detail: str = "") -> None:
         """Report a state: starting (with the phase as detail) | ready | draining | failed (with the reason)."""
-        if self._socket is None:
-            return
-        with contextlib.suppress(OSError):  # the supervisor died: the watching thread ends this process
-            self._socket.sendall(json.dumps({"state": state, "detail": detail}).encode() + b"\n")
+        self._send({"state": state, "detail": detail})
+
+    def note_completed(self) -> None:
+        """Report that this process has completed a job, the first time: it does not die of each one."""
+        if not self._has_completed:
+            self._has_completed = True
+            self._send({"completed": True})
 
     def wait(self, message: str, error: Exception) -> None:
         """Tell the supervisor what the start of this process waits for: a `write` of `loops.ExpectedErrors`."""
         self.say("starting", message % error)
+
+    def _send(self, message: dict[str, str | bool]) -> None:
+        if self._socket is None:
+            return
+        with contextlib.suppress(OSError):  # the supervisor died: the watching thread ends this process
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def _watch(self) -> None:
         assert self._socket is not None

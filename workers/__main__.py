@@ -152,7 +152,10 @@ class WorkerProcess:
         self._store = StoreMonitor(client)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            return await self._serve(client, Recorder(self._me.model, self._metrics, self._tracing, self._tally))
+            recorder = Recorder(
+                self._me.model, self._metrics, self._tracing, self._tally, self._lifeline.note_completed
+            )
+            return await self._serve(client, recorder)
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
         except ConfigError as error:

@@ -1,13 +1,16 @@
-"""Telemetry recorder of a worker: work counters, job metrics, and the queue and generate spans of each trace."""
+"""Telemetry recorder of a worker: work counters, job metrics, the log line of each job's end, and the queue and
+generate spans of each trace."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 
 from streaming.fleet.process import Served
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.terminal import Terminal
 from telemetry import tracing
+from telemetry.logs import EventLog
 from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, RecordedTracing, Span, Tracing
 from workers.attempt import Attempt
@@ -15,6 +18,8 @@ from workers.gate.decision import GateReason
 
 MANY_ATTEMPTS = 10
 """From this attempt on, all share one label: a job that is handed back may have any number of attempts."""
+events = EventLog(__name__)
+
 ATTEMPTS = (*map(str, range(MANY_ATTEMPTS)), f"{MANY_ATTEMPTS}+")
 
 
@@ -52,8 +57,16 @@ class WorkCounters:
 class Recorder:
     """One per worker process."""
 
-    def __init__(self, model: str, metrics: Metrics, tracer: Tracing, tally: WorkCounters | None = None) -> None:
-        self._model, self.metrics = model, metrics
+    def __init__(
+        self,
+        model: str,
+        metrics: Metrics,
+        tracer: Tracing,
+        tally: WorkCounters | None = None,
+        on_completed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_completed`: called whenever jobs have completed."""
+        self._model, self.metrics, self._on_completed = model, metrics, on_completed
         self._tracer = tracer if isinstance(tracer, RecordedTracing) else None
         """None if spans are not exported: then none are made."""
         kinds = ("prompt", "completion", "cached")
@@ -119,6 +132,13 @@ class Recorder:
                     tracing.OUTPUT_TOKENS: end.usage.completion,
                 },
             )
+
+    def written(self, ends: Sequence[Terminal], worker: str) -> None:
+        """Log the ends of jobs that the store has, one line for each state."""
+        for state in dict.fromkeys(end.state for end in ends):
+            events.write(f"jobs {state}", jobs=[end.job for end in ends if end.state is state], worker=worker)
+            if state is JobState.COMPLETED:
+                self._on_completed()
 
     def failed(self, end: Terminal) -> None:
         """Count a failed job by its reason, also one that could not begin."""

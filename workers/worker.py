@@ -19,7 +19,6 @@ from streaming.fleet.lengths import LengthStore
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.control import Cancel, Control, Cordon, Follow, Hold, Wake
 from streaming.jobs.history import History
 from streaming.jobs.job import Job, JobState, prompt_count
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
@@ -33,6 +32,7 @@ from workers.attempt import CANCELLED, EXPIRED, Attempt, samples
 from workers.checker import AnswerChecks
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
+from workers.controls import ControlListener
 from workers.drain import Drain
 from workers.gatekeeper import Gatekeeper
 from workers.heartbeat import Heartbeat
@@ -66,7 +66,6 @@ class Worker:
         targets: LaneTargets = NO_TARGETS,
     ) -> None:
         """`name`: of this process in `penstock ps`; `targets`: latencies that its lanes keep."""
-        self._on_cordon = on_cordon
         self.lease = Lease(client, card.name, name)
         self._client, self._engine, self._card = client, engine, card
         self._settings, self._recorder = settings, recorder
@@ -116,6 +115,15 @@ class Worker:
             settings.drain_s,
             on_cordon,
         )
+        self._controls = ControlListener(
+            self.lease,
+            self._held,
+            self._claimer,
+            self._room,
+            settings.poll_ms / 1000,
+            on_cancelled=self._cancel,
+            on_cordon=on_cordon,
+        )
         self._listeners = ListenerWatch(client, self.lease, self._held, self.lose)
         self._preemption = Preemption(self.lease, self._held, self._starter, recorder, card.capabilities, self.lose)
 
@@ -143,7 +151,7 @@ class Worker:
         sweeping = reaper.keep_sweeping(SWEEP_INTERVAL_S)
         interval_s = self._client.settings.lease_ms / 3000
         checking = run_periodically(self._check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True)
-        loops = [self._keep_obeying(), checking, sweeping, watch_lag(), self._clock.keep()]
+        loops = [self._controls.keep_listening(), checking, sweeping, watch_lag(), self._clock.keep()]
         loops += [self._listeners.keep_looking(), self._lengths.keep(), self._gate.keep_reporting()]
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
             loops += [
@@ -319,39 +327,13 @@ class Worker:
                 self._attempts.pop(finish.terminal.job, None)
                 self._claimer.note_end(finish.terminal.job)
         if finishes:
+            self._recorder.written([finish.terminal for finish in finishes], self.lease.name)
             self._room.set()
 
     def _checkpoint(self, partition: int) -> None:
         self._held.checkpoint(partition, self._writers[partition], self._settings.checkpoint_frames)
 
-    # --- being told --------------------------------------------------------------------------------------------------
-
-    async def _keep_obeying(self) -> None:
-        """Obey control messages. For those that an interruption loses, polling repeats wake-ups, the heartbeat cancels,
-        and the reader's own checks follows."""
-
-        async def listen() -> None:
-            async for control in self.lease.controls():
-                self._obey(control)
-
-        expected = ExpectedErrors(Unavailable, log.warning, "control channel interrupted, subscribing again: %s")
-        await run_periodically(listen, self._settings.poll_ms / 1000, expected)
-
-    def _obey(self, control: Control) -> None:
-        match control:
-            case Wake():
-                self._room.set()
-            case Cancel(job_id):
-                self._cancel(job_id)
-            case Follow(job_id, address):
-                if attempt := self._attempts.get(job_id):
-                    attempt.follow(address)
-                else:
-                    self._claimer.note_follow(job_id, address)
-            case Cordon(reason):
-                self._on_cordon(reason)
-            case Hold(for_ms):
-                self._claimer.hold(for_ms)
+    # --- ending early ------------------------------------------------------------------------------------------------
 
     def _cancel(self, job_id: str) -> None:
         attempt = self._attempts.get(job_id)
