@@ -35,6 +35,10 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     shape: str = ""
     detail: str = ""
+    deaths: int = 0
+    """Of a worker: how often in a row it died running `suspects`; 0: too seldom to name jobs."""
+    suspects: tuple[str, ...] = ()
+    """Ids of jobs that are not given up."""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,8 +174,13 @@ class DataDir:
 
     def _already_running(self) -> Problem:
         instance = self.read()
-        if instance is None:
-            return Problem(f"another penstock is starting in {self.path}", code="already_running")
+        if instance is None or instance.state == "starting":
+            return Problem(
+                f"another penstock is starting in {self.path}{f' (pid {instance.pid})' if instance else ''}",
+                cause=instance.phase if instance else "",
+                next_step="wait for it, penstock down, or a --data-dir (and --port) of its own",
+                code="starting",
+            )
         where = f"at {instance.url} (pid {instance.pid})"
         return Problem(
             f"penstock is already running {where}",

@@ -10,33 +10,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from cli.child import Child
+from cli.child import Child, Status
 from runtime.plurals import counted
 from streaming.errors import Unavailable
-from streaming.jobs.reaper import Reaper
+from streaming.jobs.reaper import Lapse, Reaper
 
 log = logging.getLogger(__name__)
+
+OnReleased: TypeAlias = Callable[[Child, Sequence[Lapse]], None]
 
 
 class LeaseRelease:
     """Watches the workers of one supervisor."""
 
-    def __init__(self, reaper: Reaper) -> None:
-        self._reaper = reaper
+    def __init__(self, reaper: Reaper, on_released: OnReleased = lambda *_: None) -> None:
+        """`on_released`: told what became of the jobs of an exited worker, by partition; nothing if Redis does not
+        answer or the lease had lapsed."""
+        self._reaper, self._on_released = reaper, on_released
         self._leases: dict[str, str] = {}
         """Lease of each running worker process, by the worker's id."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def noticed(self, child: Child) -> None:
-        """Call this whenever the status of a worker has changed."""
+    def noticed(self, child: Child) -> bool:
+        """Call this whenever the status of a worker has changed. Returns whether `on_released` follows."""
         name, status = child.program.id, child.status
         if status.state == "ready":
             self._leases[name] = status.detail
         elif status.pid is None and (lease := self._leases.pop(name, "")):
-            task = asyncio.create_task(self._release(name, lease, status.cause))
+            task = asyncio.create_task(self._release(child, lease, status))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            return True
+        return False
 
     async def close(self, timeout_s: float) -> None:
         """Wait for the releases that have begun, at most `timeout_s`, and drop the others."""
@@ -47,14 +55,18 @@ class LeaseRelease:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _release(self, worker: str, lease: str, cause: str) -> None:
+    async def _release(self, child: Child, lease: str, status: Status) -> None:
         """End the lease, and log with which last words its worker left which jobs."""
+        worker, lapses = child.program.id, list[Lapse]()
         try:
             swept = await self._reaper.sweep(ended=lease)
         except Unavailable as error:
             log.warning("%s: its jobs wait until lease %s lapses: %s", worker, lease, error)
         else:
-            words = cause.partition(", running only ")[0]
+            lapses = [lapse for lapse in swept.lapses if lapse.worker == worker]
+            words = status.cause.partition(", running only ")[0]
             said = f"{worker} has exited{f' ({words})' if words else ''}"
-            jobs = {"jobs": list(swept.jobs)} if swept.jobs else {}
-            log.info("%s: lease %s ends, %s back in the queue", said, lease, counted(swept.requeued, "job"), extra=jobs)
+            held = [job_id for lapse in lapses for job_id in lapse.jobs]
+            back, jobs = counted(swept.requeued, "job"), {"jobs": held} if held else {}
+            log.info("%s: lease %s ends, %s back in the queue", said, lease, back, extra=jobs)
+        self._on_released(child, lapses)

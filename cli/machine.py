@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from cli import ports
 from cli.child import Child, Program
 from cli.deployment import Deployment
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
-from cli.errors import DONE, INTERRUPTED, Problem
-from cli.instance import DataDir, Instance
+from cli.errors import DONE, INTERRUPTED, UNREACHABLE, Problem
+from cli.instance import DataDir, Instance, ProcessEntry
+from cli.job_deaths import JobDeaths
 from cli.lease_release import LeaseRelease
 from cli.pool import PoolSupervisor, follow
 from cli.screen import Screen, crash_loop, draining, looping, phase_of, place
@@ -28,15 +29,17 @@ from cli.supervisor import Supervisor
 from penstock import __version__
 from runtime.config import ConfigError
 from runtime.plurals import counted
-from streaming.errors import Unavailable
+from streaming.errors import Loading, Unavailable
 from streaming.fleet.plans import Plans
 from streaming.jobs.backlog import Backlog
-from streaming.jobs.reaper import Reaper
+from streaming.jobs.reaper import Lapse, Reaper
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
 from telemetry.metrics import Metrics
 
+ANSWER_TIMEOUT_S = 10.0
+ANSWER_RETRY_DELAY_S = 0.25
 COUNT_TIMEOUT_S = 0.5
 RELEASE_TIMEOUT_S = 1.0
 """At the end: for the leases of workers that had to be killed."""
@@ -57,6 +60,7 @@ class Machine:
         self._store_client: RedisClient | None = None
         self._metrics: Metrics | None = None
         self._lease_release: LeaseRelease | None = None
+        self._job_deaths = JobDeaths()
         self._embedded: Embedded | None = None
         self._began = time.monotonic()
         self._interrupts = 0
@@ -105,11 +109,10 @@ class Machine:
             return
         self._store_client = self._open(redis_url)
         self._metrics = Metrics.start(str(self._home.metrics), "up")
-        self._lease_release = LeaseRelease(Reaper(self._store_client, self._metrics))
-        try:
-            await enter_store(self._store_client)
-        except Unavailable as error:  # the processes wait for Redis themselves, and check it too
-            self._screen.complain(self._no_answer(redis_url, error))
+        self._lease_release = LeaseRelease(Reaper(self._store_client, self._metrics), self._released)
+        await self._enter(self._store_client, redis_url)
+        if self._interrupts:
+            return
         deployment, home, port = self._deployment, self._home, self._listener.getsockname()[1]
         deployment.save(home, redis_url=redis_url, port=port, weights=weights)
         self._publish(redis_url=redis_url)
@@ -124,6 +127,24 @@ class Machine:
                 pool.fill()
                 self._pools.append(pool)
         await self._supervisor.until(lambda: self._interrupts > 0 or self._is_up())
+
+    async def _enter(self, client: RedisClient, redis_url: str) -> None:
+        """Enter the store. Raises Problem if Redis cannot be used for ANSWER_TIMEOUT_S, not counting the time in which
+        it reads its data. Once it has answered, all processes wait for it however long it is away."""
+        deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        while not self._interrupts:
+            try:
+                await enter_store(client)
+            except Loading:
+                deadline = time.monotonic() + ANSWER_TIMEOUT_S
+                self._publish(phase=f"Redis at {place(redis_url)} reads its data")
+            except Unavailable as error:
+                if time.monotonic() > deadline:
+                    raise self._no_answer(redis_url, error) from None
+                self._publish(phase=f"waiting for Redis at {place(redis_url)}, at most {ANSWER_TIMEOUT_S:.0f} s")
+            else:
+                return
+            await asyncio.sleep(ANSWER_RETRY_DELAY_S)
 
     def _worker_maker(self, model: str, shape: str) -> Callable[[str], Program]:
         return lambda worker_id: self._deployment.worker_program(self._home, worker_id, model, shape)
@@ -171,26 +192,52 @@ class Machine:
             raise ConfigError("redis.url", str(error), "e.g. redis://127.0.0.1:6379/0") from None
 
     def _no_answer(self, redis_url: str, error: Unavailable) -> Problem:
-        """The error for a Redis that does not answer at the start."""
+        """The error for a Redis that cannot be used at the start."""
         source = self._deployment.config.source("redis.url")
         return Problem(
             f"no Redis can be used at {place(redis_url)}",
             cause=str(error),
-            next_step=f"start it, which penstock waits for, or correct redis.url{source and f' ({source})'}",
+            next_step=f"start it, or correct redis.url{source and f' ({source})'}; then penstock up",
+            exit_code=UNREACHABLE,
+            code="redis_unreachable",
         )
 
     def _changed(self, child: Child) -> None:
-        self._screen.noticed(child, starting=self._instance.state == "starting")
+        releasing = False
         if self._lease_release is not None and child.program.role == "worker":
-            self._lease_release.noticed(child)
+            releasing = self._lease_release.noticed(child)
+            if child.status.completed or child.stopping:
+                self._job_deaths.begin_anew(child.program.id)
+        self._screen.noticed(child, starting=self._starting, releasing=releasing)
         self._publish()
+
+    def _released(self, child: Child, lapses: Sequence[Lapse]) -> None:
+        """Told what became of the jobs of a worker that has exited."""
+        if child.stopping:
+            return
+        jobs = [job_id for lapse in lapses for job_id in lapse.jobs]
+        given_up = [job_id for lapse in lapses for job_id, _ in lapse.given_up]
+        suspicion = self._job_deaths.died(child.program.id, jobs, given_up) if lapses else None
+        self._screen.released(child, suspicion, starting=self._starting)
+        self._publish()
+
+    @property
+    def _starting(self) -> bool:
+        return self._instance.state == "starting"
+
+    def _entry(self, child: Child) -> ProcessEntry:
+        """The child's row in `penstock ps`."""
+        found = self._job_deaths.suspected(child.program.id)
+        if found is None:
+            return child.entry
+        return msgspec.structs.replace(child.entry, deaths=found.times, suspects=found.jobs)
 
     def _publish(self, **changes: Any) -> None:
         """Write the state that other commands read, and show the phase."""
         children = list(self._supervisor.children.values())
-        entries = tuple(child.entry for child in children)
+        entries = tuple(map(self._entry, children))
         now = msgspec.structs.replace(self._instance, processes=entries, **changes)
-        phase = phase_of(children) if now.state == "starting" else now.phase
+        phase = phase_of(children) if now.state == "starting" and children else now.phase
         self._instance = msgspec.structs.replace(now, phase=phase)
         if now.state != "draining":
             self._screen.phase(self._instance.phase)

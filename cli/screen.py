@@ -8,12 +8,14 @@ import logging
 import re
 import shlex
 import sys
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cli.child import Child
 from cli.errors import Problem
 from cli.instance import Instance
+from cli.job_deaths import MIN_DEATHS, Suspicion
 from cli.log_lines import message_of
 from cli.output import ERROR_INDENT, error_block, terminal_width
 from cli.progress import ProgressLine
@@ -22,7 +24,7 @@ from cli.suggestions import completed, own_command, short_path
 from cli.wrapping import wrapped
 from runtime.plurals import counted
 
-MIN_CRASHES = 3
+MIN_CRASHES = MIN_DEATHS
 """Consecutive failures after which a process counts as crash-looping."""
 JOB_AT_FAULT = re.compile(r", running only (\S+): penstock dlq show \S+$")
 """In the cause of an exit: the one job that the worker ran."""
@@ -58,22 +60,42 @@ class Screen:
         self._progress.phase("")
         show_ready(instance, keyed=keyed)
 
-    def noticed(self, child: Child, *, starting: bool) -> None:
+    def noticed(self, child: Child, *, starting: bool, releasing: bool = False) -> None:
         """Report a process that exited by itself (once if it keeps doing so), and its recovery.
 
         While everything is `starting`, a crash loop is not reported here: it may end `up`, which then reports it.
+        `releasing`: `released` follows, which reports a crash loop when it is known what the worker ran.
         """
         status, name = child.status, child.program.id
         if status.state == "restarting" and status.pid is None:
             log.warning("%s ended (%s), failure %d in a row", name, status.cause, status.failures)
             if status.failures == 1:
-                self.say(f"{name} ended ({status.cause}); starting it again")
-            elif looping(child) and name not in self._looping and not starting:
-                self._looping.add(name)
-                self.complain(crash_loop(child))
+                self._say_when(f"{name} ended ({status.cause}); starting it again")
+            elif not (starting or releasing):
+                self._complain_once(child)
         elif status.state == "ready" and name in self._looping:
             self._looping.discard(name)
-            self.say(f"{name} is ready again")
+            self._say_when(f"{name} is ready again")
+
+    def released(self, child: Child, suspicion: Suspicion | None, *, starting: bool) -> None:
+        """Report the death of a worker of whose jobs it is known what became of them: each one that a job is suspected
+        of, else a crash loop."""
+        if suspicion is not None:
+            name = child.program.id
+            log.warning("%s", suspicion.sentence(name), extra={"jobs": list(suspicion.jobs)})
+            self._looping.add(name)
+            self.complain(fatal_job(child, suspicion))
+        elif not starting:
+            self._complain_once(child)
+
+    def _complain_once(self, child: Child) -> None:
+        if looping(child) and child.program.id not in self._looping:
+            self._looping.add(child.program.id)
+            self.complain(crash_loop(child))
+
+    def _say_when(self, text: str) -> None:
+        """Print a line with the time."""
+        self.say(f"{time.strftime('%H:%M:%S')} {text}")
 
     async def tail(self, folder: Path) -> None:
         """Print new log lines of all processes, each with its process's name."""
@@ -116,6 +138,22 @@ def crash_loop(child: Child) -> Problem:
         f"{program.id} ended {times}",
         cause=status.cause,
         next_step=f"penstock doctor; its log is {program.log}",
+        code="crash_loop",
+    )
+
+
+def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
+    """The error for a worker that has died of a job, as it seems."""
+    job = suspicion.jobs[0]
+    after = (
+        f"penstock dlq show {job}"
+        if suspicion.given_up
+        else f"penstock logs --job {job}, or end it: penstock jobs cancel {job}"
+    )
+    return Problem(
+        f"{suspicion.sentence(child.program.id)}{'; it is a dead letter now' if suspicion.given_up else ''}",
+        cause=JOB_AT_FAULT.sub("", child.status.cause),
+        next_step=f"{after}; its log is {child.program.log}",
         code="crash_loop",
     )
 

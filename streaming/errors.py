@@ -34,6 +34,10 @@ class Unavailable(StreamingError):
     """Raised when Redis does not answer, or refuses to write."""
 
 
+class Loading(Unavailable):
+    """Raised when Redis answers that it still reads its data: it will be available soon."""
+
+
 class Fenced(StreamingError):
     """Raised when a worker's lease has lapsed and was fenced: the store refuses its writes and it must stop."""
 

@@ -31,6 +31,22 @@ MAX_SALVAGED = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Lapse:
+    """The end of one worker's lease in one partition, and what became of the jobs that it held there."""
+
+    worker: str
+    """Its name in `penstock ps`; its lease if it has none."""
+    requeued: tuple[str, ...] = ()
+    given_up: tuple[tuple[str, str], ...] = ()
+    """Ids and reasons."""
+    cancelled: tuple[str, ...] = ()
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        return (*self.requeued, *(job_id for job_id, _ in self.given_up), *self.cancelled)
+
+
+@dataclass(frozen=True, slots=True)
 class Swept:
     """Counts of one sweep."""
 
@@ -42,8 +58,7 @@ class Swept:
     spared: int = 0
     """Workers whose lease was extended, because they could not renew it while the store was unavailable: the most of
     any partition."""
-    jobs: tuple[str, ...] = ()
-    """Ids of the jobs that lapsed workers held, if known."""
+    lapses: tuple[Lapse, ...] = ()
 
     def __bool__(self) -> bool:
         return any((self.lapsed_workers, self.requeued, self.expired, self.given_up, self.spared))
@@ -77,10 +92,10 @@ class Reaper:
         if swept:
             self._report(swept)
         for place, (*_, lapses, cut_short) in enumerate(answers):
-            for lapse in lapses:
-                if place == 0 or any(lapse[1:]):
-                    _log_lapse(*lapse)
-                self._count_failures(reason.decode() for _, reason in lapse[2])
+            for lapse in map(_lapse, lapses):
+                if place == 0 or lapse.jobs:
+                    _log_lapse(lapse)
+                self._count_failures(reason for _, reason in lapse.given_up)
             self._cut_short += [job_id.decode() for job_id in cut_short]
         return swept
 
@@ -140,29 +155,31 @@ class Reaper:
 def _counted(answers: Sequence[Sequence[Any]]) -> Swept:
     """The counts of one sweep, from the answers of its partitions."""
     lapsed, requeued, expired, given_up, spared = zip(*(answer[:5] for answer in answers), strict=True)
-    lapses = [lapse for *_, found, _ in answers for lapse in found]
-    jobs = [
-        job_id for _, back, lost, cancelled in lapses for job_id in (*back, *(each for each, _ in lost), *cancelled)
-    ]
-    return Swept(
-        lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared), tuple(each.decode() for each in jobs)
+    lapses = tuple(_lapse(lapse) for *_, found, _ in answers for lapse in found)
+    return Swept(lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared), lapses)
+
+
+def _lapse(answer: Sequence[Any]) -> Lapse:
+    """A lapse as the script answers it."""
+    name, requeued, given_up, cancelled = answer
+    return Lapse(
+        name.decode(errors="replace"),
+        tuple(job_id.decode() for job_id in requeued),
+        tuple((job_id.decode(), reason.decode()) for job_id, reason in given_up),
+        tuple(job_id.decode() for job_id in cancelled),
     )
 
 
-def _log_lapse(
-    name: bytes, requeued: Sequence[bytes], given_up: Sequence[tuple[bytes, bytes]], cancelled: Sequence[bytes]
-) -> None:
-    """Log that a worker's lease has lapsed, and what becomes of its jobs. `given_up`: ids and reasons."""
-    worker = name.decode(errors="replace")
-    jobs = [job_id.decode() for job_id in requeued]
+def _log_lapse(lapse: Lapse) -> None:
+    """Log that a worker's lease has lapsed, and what becomes of its jobs."""
     log.warning(
         "worker %s lapsed: %s back in the queue, %d given up",
-        worker,
-        counted(len(requeued), "job"),
-        len(given_up),
-        extra={"worker": worker, "jobs": jobs},
+        lapse.worker,
+        counted(len(lapse.requeued), "job"),
+        len(lapse.given_up),
+        extra={"worker": lapse.worker, "jobs": list(lapse.requeued)},
     )
-    for job_id, _ in given_up:
-        log.error("a job is given up: its workers were lost", extra={"job": job_id.decode(), "worker": worker})
-    for job_id in cancelled:
-        log.info("a cancelled job ends with its lost worker", extra={"job": job_id.decode(), "worker": worker})
+    for job_id, _ in lapse.given_up:
+        log.error("a job is given up: its workers were lost", extra={"job": job_id, "worker": lapse.worker})
+    for job_id in lapse.cancelled:
+        log.info("a cancelled job ends with its lost worker", extra={"job": job_id, "worker": lapse.worker})

@@ -6,11 +6,11 @@ import asyncio
 import re
 from typing import Any
 
+from redis.exceptions import BusyLoadingError, RedisClusterException, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisClusterException, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from streaming.errors import Unavailable
+from streaming.errors import Loading, Unavailable
 
 REFUSALS = frozenset(
     {
@@ -50,7 +50,7 @@ class translated:  # noqa: N801 - used like a function
         if self._task and self._task.cancelling() > self._cancels:
             raise asyncio.CancelledError
         if error is not None and (meaning := _meaning(error)):
-            raise Unavailable(meaning) from error
+            raise (Loading if _is_loading(error) else Unavailable)(meaning) from error
 
 
 def _meaning(error: BaseException) -> str:
@@ -66,6 +66,12 @@ def _meaning(error: BaseException) -> str:
         case RedisError() | RedisClusterException():
             return f"Redis: {error}"
     return ""
+
+
+def _is_loading(error: BaseException) -> bool:
+    if isinstance(error, ResponseError):
+        return _refusal(error)[0] == "LOADING"
+    return isinstance(error, BusyLoadingError)
 
 
 def _refusal(error: ResponseError) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from cli.child import Child, Program, Status
 from cli.lease_release import LeaseRelease
 from streaming.errors import Unavailable
-from streaming.jobs.reaper import Reaper, Swept
+from streaming.jobs.reaper import Lapse, Reaper, Swept
 from streaming.redis.client import RedisClient
 
 
@@ -26,7 +26,8 @@ class Ends(Reaper):
         self.ended.append(ended)
         if self.away:
             raise Unavailable("Redis does not answer")
-        return Swept(lapsed_workers=1, requeued=2, jobs=("job_1", "job_2"))
+        mine, other = Lapse("worker-1", ("job_1",), (("job_2", "poison"),)), Lapse("worker-2", ("job_3",))
+        return Swept(lapsed_workers=2, requeued=2, lapses=(mine, other))
 
 
 def a_worker(name: str = "worker-1") -> Child:
@@ -68,6 +69,21 @@ async def test_the_log_of_a_job_has_the_last_words_of_its_worker(
     (record,) = [each for each in caplog.records if "has exited" in each.message]
     assert "worker-1 has exited (killed by SIGABRT: no memory): lease lease-1 ends" in record.message
     assert vars(record)["jobs"] == ["job_1", "job_2"]
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_what_became_of_the_jobs_is_told_once(wire: RedisClient, *, away: bool) -> None:
+    """Of the worker's own jobs; nothing where Redis does not answer, so that its death is reported all the same."""
+    told = list[tuple[str, ...]]()
+    release = LeaseRelease(Ends(wire, away=away), lambda child, lapses: told.append((child.program.id, *lapses)))
+    child = a_worker()
+    child.status = READY
+    assert not release.noticed(child)
+    child.status = Status("restarting")
+    assert release.noticed(child) and not release.noticed(child)
+    await release.close(60)
+    lapses = () if away else (Lapse("worker-1", ("job_1",), (("job_2", "poison"),)),)
+    assert told == [("worker-1", *lapses)]
 
 
 async def test_each_worker_has_its_own_lease(wire: RedisClient) -> None:

@@ -1,0 +1,82 @@
+"""How long the start of a machine waits for its store."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from cli import machine
+from cli.deployment import load_deployment
+from cli.errors import UNREACHABLE, Problem
+from cli.instance import DataDir
+from cli.machine import Machine
+from cli.progress import ProgressLine
+from cli.screen import Screen
+from streaming.errors import Loading, Unavailable
+from streaming.redis.client import RedisClient
+from streaming.redis.settings import RedisSettings
+from streaming.store.identity import enter_store
+
+LOADING = b"-LOADING Redis is loading the dataset in memory\r\n"
+
+
+@pytest.fixture
+async def loading_url() -> AsyncIterator[str]:
+    """A server that answers every command by saying that it reads its data."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while sent := await reader.read(65536):
+            writer.write(LOADING * len(re.findall(rb"\*\d+\r\n", sent)))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0"
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Machine:
+    """A machine whose store is not entered."""
+    home = DataDir(tmp_path / "data")
+    home.make_private()
+    home.prepare()
+    deployment = load_deployment({("up", "engine"): "sim"}, {}, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return Machine(deployment, home, listener, Screen(ProgressLine(io.StringIO(), {}, quiet=True)))
+
+
+async def test_redis_that_reads_its_data_says_so(loading_url: str) -> None:
+    client = RedisClient.open(RedisSettings(url=loading_url))
+    try:
+        with pytest.raises(Loading):
+            await enter_store(client)
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize("first", [Loading("it reads its data"), Unavailable("Redis does not answer")])
+async def test_only_a_redis_that_answers_is_waited_for(
+    first: Unavailable, starting: Machine, wire: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no time left for one that does not."""
+    answers = [first] * 3
+
+    async def enter(client: RedisClient) -> None:
+        if answers:
+            raise answers.pop()
+
+    monkeypatch.setattr(machine, "enter_store", enter)
+    monkeypatch.setattr(machine, "ANSWER_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(machine, "ANSWER_RETRY_DELAY_S", 0.0)
+    if isinstance(first, Loading):
+        await starting._enter(wire, "redis://user:secret@there:1/0")
+        assert answers == []
+        return
+    with pytest.raises(Problem, match="no Redis can be used at there:1") as refused:
+        await starting._enter(wire, "redis://user:secret@there:1/0")
+    assert refused.value.exit_code == UNREACHABLE and len(answers) == 2
