@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -32,6 +32,14 @@ def side_by_side(calls: Iterable[Callable[[], T]], jobs: int) -> Iterator[T]:
             yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)  # nothing that a call has started is left behind
+
+
+def in_processes(call: Callable[..., T], tasks: Sequence[tuple[Any, ...]], jobs: int) -> list[T]:
+    """What `call` returns for each task, its arguments, in their order; in so many processes."""
+    if jobs == 1:
+        return [call(*task) for task in tasks]
+    with ProcessPoolExecutor(jobs) as pool:
+        return list(pool.map(call, *zip(*tasks, strict=True)))
 
 
 class WrongArguments(Exception):

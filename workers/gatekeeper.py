@@ -15,10 +15,11 @@ from streaming.jobs.job import Job, Tokens
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
 from workers.attempt import Attempt
+from workers.gate.colocation import Colocation
 from workers.gate.decision import ADMITTED, GateDecision
 from workers.gate.gate import Gate, HeldText, KvCapacity
 from workers.gate.lengths import LengthHistory
-from workers.gate.predictor import LatencyPredictor, may_admit_offline
+from workers.gate.smoothed import Smoothed
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 
@@ -26,23 +27,7 @@ MAX_CLAIM = 4
 """Jobs per claim of an engine limited by its KV cache, because their sizes are known only once they are claimed."""
 RETRY_INTERVAL_S = 0.02
 """How often a text that waits at the gate is tried again while none ends."""
-SAMPLE_INTERVAL_S = 0.1
-"""How often the duration of a step is noted for the predictor."""
 REPORT_INTERVAL_S = 1.0
-SMOOTHING = 50
-"""Texts over which mean sizes are smoothed."""
-
-
-class Smoothed:
-    """Mean of the newest values."""
-
-    def __init__(self) -> None:
-        self.value, self._count = 0.0, 0
-
-    def note(self, value: float) -> None:
-        """Take one more value into account."""
-        self._count = min(SMOOTHING, self._count + 1)
-        self.value += (value - self.value) / self._count
 
 
 class Gatekeeper:
@@ -58,23 +43,22 @@ class Gatekeeper:
     ) -> None:
         """`targets`: latencies that chats keep; without any, lane batch is limited by the cache alone."""
         self._engine, self._card, self._settings, self._recorder = engine, card, settings, recorder
-        self._targets = targets.interactive
         self.running: dict[str, tuple[Attempt, int]] = {}
         """What the engine runs, by its request id: the attempt, and the index of the choice. The caller keeps it."""
         self.limits_cache = settings.gate and engine.stats().kv_tokens > 0
         """Whether the gate looks at the KV cache of this engine."""
         self.gate = Gate(LengthHistory(), Random())  # noqa: S311 - draws, no secrets
-        self._predictor = LatencyPredictor() if self._targets != LatencyTargets() else None
-        self._prompt, self._limit, self._chat = Smoothed(), Smoothed(), Smoothed()
-        """Tokens of prompts, of the longest answers they allow, and of the prompts of lane interactive."""
+        chats = targets.interactive
+        self._colocation = Colocation(chats.ttft_ms, chats.itl_ms) if chats != LatencyTargets() else None
+        self._prompt, self._limit = Smoothed(), Smoothed()
+        """Tokens of prompts, and of the longest answers they allow."""
         self._lane = str(Priority.STANDARD)
         """Of the text that was tried last."""
         self._scale = Smoothed()
         """Counted over estimated tokens of prompts sent as text."""
         self._refused: dict[str, tuple[str, HeldText]] = {}
         """By job: the choice that was refused, by its request id, and tried again as it is."""
-        self._stepped_at: float | None = None
-        self._sampled_at = self._retry_at = 0.0
+        self._retry_at = 0.0
         self._ended = 0
 
     def load(self, history: LengthHistory) -> None:
@@ -110,14 +94,14 @@ class Gatekeeper:
         """
         if held_back:
             return 0
-        if self._predictor is None or slots == 0:
+        if self._colocation is None or slots == 0:
             return slots
-        decision = self._offline(round(self._prompt.value))
+        decision = self._colocation.admit(round(self._prompt.value), self.gate.held.values())
         return slots if decision.admitted else 0
 
     def admits(self, attempt: Attempt, index: int, request_id: str) -> bool:
         """Decide whether a choice begins now; counts a refusal once per choice."""
-        if not self.limits_cache and self._predictor is None:
+        if not self.limits_cache and self._colocation is None:
             return True
         self._sync()
         job = attempt.job
@@ -127,6 +111,8 @@ class Gatekeeper:
         decision = self._decide(job, text)
         if decision.admitted:
             self._refused.pop(job.id, None)
+            if self._colocation is not None:
+                self._colocation.begin(text, self.gate.held.values())
             self.gate.held[request_id] = text
         elif refused_id != request_id:
             self._refused[job.id] = request_id, text
@@ -142,23 +128,9 @@ class Gatekeeper:
 
     def _decide(self, job: Job, text: HeldText) -> GateDecision:
         decision = self.gate.admit(text, self._capacity()) if self.limits_cache else ADMITTED
-        if decision.admitted and job.priority is Priority.BATCH and self._predictor is not None:
-            return self._offline(text.prompt + text.generated)
+        if decision.admitted and job.priority is Priority.BATCH and self._colocation is not None:
+            return self._colocation.admit(text.prompt + text.generated, self.gate.held.values())
         return decision
-
-    def _offline(self, prompt: int) -> GateDecision:
-        assert self._predictor is not None
-        held = self.gate.held.values()
-        return may_admit_offline(
-            self._predictor,
-            ttft_ms=self._targets.ttft_ms,
-            itl_ms=self._targets.itl_ms,
-            texts=len(held),
-            held=sum([each.prompt + each.generated for each in held]),
-            prefills=[each.prompt for each in held if not each.generated],
-            prompt=prompt,
-            chat_prompt=round(self._chat.value),
-        )
 
     def _capacity(self) -> KvCapacity:
         stats = self._engine.stats()
@@ -175,8 +147,8 @@ class Gatekeeper:
         self._prompt.note(prompt)
         self._limit.note(limit)
         self._lane = job.priority
-        if job.priority is Priority.INTERACTIVE:
-            self._chat.note(prompt)
+        if job.priority is Priority.INTERACTIVE and self._colocation is not None:
+            self._colocation.note_chat(prompt)
         return self.gate.text(job.priority, job.tenant, prompt, limit, attempt.generated(index))
 
     def _sync(self) -> None:
@@ -193,22 +165,18 @@ class Gatekeeper:
 
     def note_step(self, texts: int, now: float) -> None:
         """Learn from a step that gave a token to `texts` texts and ended `now`, in monotonic seconds."""
-        if self._predictor is None:
-            return
-        before, self._stepped_at = self._stepped_at, now if self.running else None
-        if before is not None and now - self._sampled_at >= SAMPLE_INTERVAL_S:
-            self._sampled_at = now
+        if self._colocation is not None and self._colocation.is_due(now):
             self._sync()
-            held = sum([each.prompt + each.generated for each in self.gate.held.values()])
-            self._predictor.note_step(texts, held, now - before)
+            self._colocation.note_step(texts, self.gate.held.values(), now)
 
     def note_end(self, attempt: Attempt, index: int, piece: Piece) -> None:
         """Learn from a choice that has ended: its length, and how long its first token took."""
         if piece.finish in ("stop", "length"):
             self._ended += 1
             self.gate.history.add(attempt.job.priority, attempt.job.tenant, attempt.generated(index))
-        if self._predictor is not None and (taken_s := attempt.first_token_s()) is not None:
-            self._predictor.note_first(max(0, attempt.prompt_tokens(index) - piece.cached_tokens), taken_s)
+        text = self.gate.held.get(piece.id)
+        if self._colocation is not None and text is not None and (taken_s := attempt.first_token_s()) is not None:
+            self._colocation.note_first(text, max(0, attempt.prompt_tokens(index) - piece.cached_tokens), taken_s)
 
     def forget(self, job_id: str, request_id: str = "") -> None:
         """Forget what of a job waits at the gate, and a choice that the engine no longer runs."""

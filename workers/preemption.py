@@ -27,6 +27,9 @@ events = EventLog(__name__)
 
 MAX_PLACES = 4
 """Places that one claim may ask to be freed: several workers may answer the same burst."""
+MAX_VICTIMS = 16
+"""Jobs that one job of lane interactive may preempt for its place in the KV cache: a long prompt needs that of several
+short texts."""
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 
 
@@ -72,8 +75,8 @@ class Preemption:
         return len(victims.jobs)
 
     def make_way(self, attempt: Attempt) -> None:
-        """Preempt jobs one by one until the gate lets a job of lane interactive begin, at most MAX_PLACES of them."""
-        for _ in range(MAX_PLACES):
+        """Preempt jobs one by one until the gate lets a job of lane interactive begin, at most MAX_VICTIMS of them."""
+        for _ in range(MAX_VICTIMS):
             if attempt.started or not attempt.waits or not self.free(1):
                 return
             self._starter.start_waiting()

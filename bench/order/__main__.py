@@ -4,6 +4,9 @@ Part `gate`: admission to one engine by the gate of the workers, beside the engi
 at now alone. Texts come faster than the engine ends them; on one load their lengths stay, on the other they double.
 The same seeds give the same figures on every machine, except the time of a decision.
 
+Part `deadlines`: the same engine behind the order of the product, by arrival, and by strict priority; deadlines met at
+70 to 110 % load. Part `replay`: a bursty trace of three tenants beside a batch; requests in time under four orders.
+
 Part `eta`: on real processes, what waiting jobs are told beside how long they waited.
 
 Exits 1 if a goal is missed.
@@ -14,10 +17,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from bench import report
-from bench.order import eta, gate
+from bench.order import deadlines, eta, gate, replay
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
 
-PARTS: Mapping[str, Callable[[ProgramRun], report.Report]] = {"gate": gate.measured, "eta": eta.measured}
+PARTS: Mapping[str, Callable[[ProgramRun], report.Report]] = {
+    "gate": gate.measured,
+    "deadlines": deadlines.measured,
+    "replay": replay.measured,
+    "eta": eta.measured,
+}
 """Each shows its table and keeps its figures."""
 
 

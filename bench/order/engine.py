@@ -6,9 +6,13 @@ evicted or aborted loses that and computes it again when it returns.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, TypeAlias
+
+from streaming.priority import Priority
 
 KvPolicy: TypeAlias = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 """How the engine takes texts from its own queue: if each fits with its whole limit; or if each fits now, and it evicts
@@ -41,11 +45,14 @@ class EngineShape:
     """Prompt tokens per step."""
     kv_policy: KvPolicy = "MAX_UTILIZATION"
     costs: StepCosts = StepCosts()
+    by_rank: bool = False
+    """Whether the engine orders its queue by lane, then by arrival, and evicts the last text in that order."""
 
 
 @dataclass(slots=True, eq=False)
 class ModelText:
-    """One request. `output`: how many tokens it will generate, which only the engine knows."""
+    """One request, and the record of what came of it. Times are seconds of the simulation. `output`: how many tokens it
+    will generate, which only the engine knows."""
 
     prompt: int
     output: int
@@ -60,6 +67,17 @@ class ModelText:
     evictions: int = 0
     recomputed: int = 0
     """Tokens that were computed again after evictions."""
+    deadline_s: float = math.inf
+    """When its answer is too late to be of use."""
+    begun_s: float | None = None
+    """When an engine got it first."""
+    handed_s: float = 0.0
+    """When an engine got it last."""
+    first_s: float | None = None
+    """Its first token."""
+    ended_s: float | None = None
+    """Its last token; None: it was dropped at its deadline, or has not ended."""
+    preemptions: int = 0
 
     @property
     def held(self) -> int:
@@ -69,6 +87,11 @@ class ModelText:
     @property
     def is_done(self) -> bool:
         return self.generated >= self.output
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Its place where the lane comes first, then the arrival."""
+        return Priority(self.lane).rank, self.arrived_s
 
 
 @dataclass(slots=True)
@@ -88,7 +111,7 @@ class ModelEngine:
     def __init__(self, shape: EngineShape) -> None:
         self.shape = shape
         self.running: list[ModelText] = []
-        """The youngest last."""
+        """The youngest last; by rank, the lowest last."""
         self.waiting: deque[ModelText] = deque()
         """Inside the engine, where their order is fixed."""
         self.held = 0
@@ -102,7 +125,13 @@ class ModelEngine:
 
     def submit(self, text: ModelText) -> None:
         """Queue a text; one that was aborted continues."""
+        is_last = not self.waiting or self.waiting[-1].rank <= text.rank
         self.waiting.append(text)
+        if self.shape.by_rank and not is_last:
+            self._sort()
+
+    def _sort(self) -> None:
+        self.waiting = deque(sorted(self.waiting, key=attrgetter("rank")))
 
     def abort(self, text: ModelText) -> None:
         """Remove a text, which keeps what it has generated."""
@@ -132,13 +161,15 @@ class ModelEngine:
         while self.waiting and len(self.running) < self.shape.slots:
             text = self.waiting[0]
             if not self._fits(text) or (text.held > budget and budget < self.shape.prefill_tokens):
-                return
+                break
             budget -= text.held
             self.waiting.popleft()
             text.to_prefill = text.held
             self.running.append(text)
             self.held += text.held
             self._promised += text.prompt + text.limit
+        if self.shape.by_rank:
+            self.running.sort(key=attrgetter("rank"))
 
     def _fits(self, text: ModelText) -> bool:
         if self.shape.kv_policy == "GUARANTEED_NO_EVICT":
@@ -165,6 +196,8 @@ class ModelEngine:
             text.recomputed += text.held - text.to_prefill
             self.waiting.appendleft(text)
             evicted.append(text)
+        if self.shape.by_rank and evicted:
+            self._sort()
         return evicted
 
     def _drop(self, text: ModelText) -> None:

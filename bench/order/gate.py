@@ -5,18 +5,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from bench import plots, report
-from bench.order.admission import AdmissionRule, Greedy, PastFuture, Ungated, simulated
-from bench.order.engine import EngineShape, ModelText
-from bench.program import ProgramRun
+from bench.order.admission import AdmissionRule, Greedy, PastFuture, Ungated
+from bench.order.engine import EngineShape, ModelEngine, ModelStep, ModelText
+from bench.order.queues import SortedQueue, by_arrival
+from bench.order.simulator import Simulation
+from bench.order.workers import ModelWorker
+from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
 from workers.gate.gate import Gate, KvCapacity
 from workers.gate.lengths import LengthHistory
@@ -24,6 +26,7 @@ from workers.gate.lengths import LengthHistory
 NEVER, ALWAYS, GREEDY, GATE = "GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "greedy gate", "Past-Future gate"
 RULES = (NEVER, ALWAYS, GREEDY, GATE)
 LOADS = ("stationary", "doubling")
+CURVE_S = 5.0
 RUNNING = 128
 """Texts in the engine while a decision is timed."""
 COLUMNS = columns("""
@@ -56,15 +59,60 @@ class GateSize:
 QUICK = GateSize(seeds=(21,), texts=60, decisions=50)
 
 
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What came of one simulation."""
+
+    seconds: float
+    tokens: int
+    evictions: int
+    evicted_texts: int
+    recomputed: int
+    kv_use: float
+    """Mean share of the KV cache in use."""
+    most_running: int
+    steps: int
+    curve: list[tuple[float, float, int]]
+    """(second, share of the KV cache in use, evictions so far), about once in five seconds."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def simulated(texts: Sequence[ModelText], rule: AdmissionRule, shape: EngineShape) -> Outcome:
+    """Run the texts through one engine, by arrival."""
+    worker = ModelWorker(ModelEngine(shape), rule)
+    used, curve = 0.0, list[tuple[float, float, int]]()
+    tokens = evictions = most = steps = 0
+
+    def note(now: float, _: ModelWorker, step: ModelStep) -> None:
+        nonlocal used, tokens, evictions, most, steps
+        engine = worker.engine
+        used += step.duration_s * engine.held / shape.kv_tokens
+        steps, most = steps + 1, max(most, len(engine.running))
+        tokens, evictions = tokens + len(step.tokens), evictions + len(step.evicted)
+        if now >= CURVE_S * len(curve):
+            curve.append((round(now, 1), round(engine.held / shape.kv_tokens, 3), evictions))
+
+    now = Simulation(SortedQueue(by_arrival), [worker], note).run(texts)
+    return Outcome(
+        seconds=now,
+        tokens=tokens,
+        evictions=evictions,
+        evicted_texts=sum(text.evictions > 0 for text in texts),
+        recomputed=sum(text.recomputed for text in texts),
+        kv_use=used / now,
+        most_running=most,
+        steps=steps,
+        curve=curve,
+    )
+
+
 def measured(run: ProgramRun) -> Report:
     """Simulate, time, show and keep."""
     size = QUICK if run.args.quick else GateSize()
     tasks = [(load, seed, rule, size) for load in LOADS for seed in size.seeds for rule in RULES]
-    if run.args.jobs == 1:
-        rows = [row_of(*task) for task in tasks]
-    else:
-        with ProcessPoolExecutor(run.args.jobs) as pool:
-            rows = list(pool.map(row_of, *zip(*tasks, strict=True)))
+    rows = in_processes(row_of, tasks, run.args.jobs)
     decision_ms = timed(size.decisions)
     shown = [row if row["seed"] == size.seeds[0] else {k: v for k, v in row.items() if k != "curve"} for row in rows]
     found = run.result(

@@ -46,6 +46,18 @@ GATE = (
         (PURE + "gate.py::test_what_is_pinned_or_reserved_is_taken",),
     ),
     Bug(
+        "a burst of prompts is the cost of one",
+        "First tokens that waited for many prompts keep lane batch out of an idle engine for minutes.",
+        (Edit("workers/gate/colocation.py", "if text.is_alone:", "if True:"),),
+        (PURE + "colocation.py::test_a_burst_of_prompts_is_not_taken_for_the_cost_of_one",),
+    ),
+    Bug(
+        "steps that compute prompts are usual steps",
+        "A few long prompts keep lane batch out of the engine.",
+        (Edit("workers/gate/colocation.py", "elif held and all(each.generated for each in held):", "elif held:"),),
+        (PURE + "colocation.py::test_only_steps_without_a_prompt_are_learned",),
+    ),
+    Bug(
         "a reserve that never falls",
         "One bad minute costs a fifth of the cache for ever.",
         (Edit("workers/gate/reserve.py", "max(MIN_RESERVE, self.share - STEP)", "self.share"),),

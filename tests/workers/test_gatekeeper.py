@@ -12,7 +12,8 @@ from streaming.jobs.job import Job, Text, Tokens
 from streaming.jobs.lease import Claim
 from streaming.priority import Priority
 from workers.attempt import Attempt
-from workers.gatekeeper import MAX_CLAIM, RETRY_INTERVAL_S, SAMPLE_INTERVAL_S, Gatekeeper
+from workers.gate.colocation import SAMPLE_INTERVAL_S
+from workers.gatekeeper import MAX_CLAIM, RETRY_INTERVAL_S, Gatekeeper
 from workers.settings import WorkerSettings
 
 CARD = ModelCard(name="m", engine="sim", context=4096, max_output=4000, capabilities=Capabilities(), created=0)
@@ -172,14 +173,15 @@ def slow_steps(bench: Bench) -> None:
     for texts in (1, 2, 3, 4) * 10:
         bench.keeper.note_step(texts, now)
         bench.keeper.note_step(texts, now + texts / 1000)
-        bench.keeper._stepped_at = None  # the engine pauses
-        now += SAMPLE_INTERVAL_S + 1
+        now += SAMPLE_INTERVAL_S + 1  # the engine pauses
 
 
 def test_lines_of_a_batch_begin_only_while_a_chat_keeps_its_targets() -> None:
     """At three milliseconds between tokens three texts may run, if the third is a line; chats begin anyway."""
     bench = Bench(Stats(slots=8), LatencyTargets(itl_ms=3.2))
-    assert bench.begin(bench.text(lane=Priority.INTERACTIVE))
+    chat = bench.text(lane=Priority.INTERACTIVE)
+    assert bench.begin(chat)
+    bench.give(chat, 1)
     slow_steps(bench)
     assert bench.keeper.batch_room(None, 0) is None
     line, late = bench.text(lane=Priority.BATCH), bench.text(lane=Priority.BATCH)
@@ -195,4 +197,4 @@ def test_lines_of_a_batch_begin_only_while_a_chat_keeps_its_targets() -> None:
 def test_without_targets_no_step_is_noted() -> None:
     bench = Bench()
     slow_steps(bench)
-    assert bench.keeper._predictor is None and bench.keeper.batch_room(None, 0) is None
+    assert bench.keeper._colocation is None and bench.keeper.batch_room(None, 0) is None

@@ -26,7 +26,7 @@ REDRAWN = 48
 class HeldText:
     """One text in the engine, or about to be. All numbers are tokens."""
 
-    __slots__ = ("finals", "generated", "limit", "lowest", "prompt", "window")
+    __slots__ = ("finals", "generated", "is_alone", "limit", "lowest", "prompt", "window")
 
     def __init__(self, prompt: int, limit: int, window: LengthWindow, random: Random, generated: int = 0) -> None:
         self.prompt = prompt
@@ -36,6 +36,8 @@ class HeldText:
         """What its final length is drawn from."""
         self.generated = generated
         """Also by earlier attempts."""
+        self.is_alone = False
+        """Whether the engine computes its prompt beside no other."""
         self.draw(MAX_WORLDS, random)
 
     def draw(self, count: int, random: Random) -> None:

@@ -1,0 +1,88 @@
+"""Contenders of the simulator: queue, worker and engine of each, by name. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+from statistics import fmean
+
+from bench.order.admission import Greedy, Ungated
+from bench.order.engine import EngineShape, ModelEngine, ModelText
+from bench.order.queues import PenstockQueue, SortedQueue, TextQueue, by_arrival, by_lane
+from bench.order.simulator import Simulation
+from bench.order.workers import ModelWorker, PenstockWorker
+from bench.stats import quantile
+from streaming.fleet.settings import LatencyTargets
+from streaming.priority import Priority
+
+OURS, FIFO, LANES, VLLM = "penstock", "FIFO", "lanes only", "vLLM's priority"
+
+Contender = Callable[[EngineShape, int, LatencyTargets], tuple[TextQueue, ModelWorker]]
+
+
+def _penstock(shape: EngineShape, seed: int, targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
+    random = Random(seed)  # noqa: S311 - a simulation
+    return PenstockQueue(), PenstockWorker(ModelEngine(shape), random, targets)
+
+
+def _fifo(shape: EngineShape, _seed: int, _targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
+    return SortedQueue(by_arrival), ModelWorker(ModelEngine(shape), Greedy())
+
+
+def _lanes(shape: EngineShape, _seed: int, _targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
+    return SortedQueue(by_lane), ModelWorker(ModelEngine(shape), Greedy())
+
+
+def _vllm(shape: EngineShape, _seed: int, _targets: LatencyTargets) -> tuple[TextQueue, ModelWorker]:
+    return SortedQueue(by_arrival), ModelWorker(ModelEngine(replace(shape, by_rank=True)), Ungated("MAX_UTILIZATION"))
+
+
+CONTENDERS: dict[str, Contender] = {OURS: _penstock, FIFO: _fifo, LANES: _lanes, VLLM: _vllm}
+
+NOTES = {
+    OURS: "penstock: next_job, the gate, preemption and co-location, as the workers use them.",
+    FIFO: "FIFO: by arrival. An engine gets the next text while the texts fit as they are now, with 5 % of the cache "
+    "free; it evicts the youngest if they grow beyond it.",
+    LANES: "lanes only: strict priority between lanes, by arrival in a lane; otherwise as FIFO.",
+    VLLM: "vLLM's priority: the engine has everything at once. It takes the lowest priority number first, then the "
+    "earliest arrival; if the running texts grow beyond the cache, it evicts the last of them in that order, and "
+    "computes it again later.",
+}
+
+
+def ran(
+    name: str,
+    texts: Sequence[ModelText],
+    shape: EngineShape,
+    seed: int,
+    targets: LatencyTargets = LatencyTargets(),  # noqa: B008 - frozen
+    until_s: float = float("inf"),
+) -> tuple[float, ModelWorker]:
+    """Run the texts, which keep what came of them. Returns the time and the worker."""
+    queue, worker = CONTENDERS[name](shape, seed, targets)
+    return Simulation(queue, [worker]).run(texts, until_s), worker
+
+
+def capacity(texts: Sequence[ModelText], shape: EngineShape) -> float:
+    """Texts a second of an engine that always has some to begin."""
+    return len(texts) / ran(FIFO, texts, shape, 0)[0]
+
+
+def waits_s(texts: Sequence[ModelText], lane: Priority | None = None) -> list[float]:
+    """Seconds from the arrival to the first hand-over, sorted; of those that were begun."""
+    return sorted(
+        text.begun_s - text.arrived_s
+        for text in texts
+        if text.begun_s is not None and (lane is None or text.lane == lane)
+    )
+
+
+def p95(ordered: Sequence[float]) -> float | None:
+    """None without values."""
+    return quantile(ordered, 0.95) if ordered else None
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """None without values."""
+    return fmean(values) if values else None

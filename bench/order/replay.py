@@ -1,0 +1,150 @@
+"""Part `replay`: goodput of a bursty trace of three tenants beside a batch, by four orders, in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+from bench import plots
+from bench.order.contenders import CONTENDERS, NOTES, OURS, ran
+from bench.order.engine import EngineShape, ModelText
+from bench.program import ProgramRun, in_processes
+from bench.report import Ratio, Report, columns
+from bench.stats import quantile
+from bench.workload.trace import TraceRow, WorkloadShape, cut, requests
+from scheduler.policy.limits import TARGETS
+from streaming.fleet.settings import LatencyTargets
+from streaming.priority import Priority
+from telemetry.latency import time_per_output_token
+
+COLUMNS = columns("""
+    rate: requests/s .0; rule: order; goodput: in time, requests/s .2; within: in time, % ;
+    least: of the worst tenant, %; ttft_p99_s: TTFT p99 of interactive, s .2; tpot_p99_ms: TPOT p99, ms;
+    batch_tokens: batch, tokens/s .0;
+    evictions: evictions .0
+""")
+SHAPE = EngineShape(kv_tokens=60_000)
+CONTEXT = 4096
+TTFT_S = {Priority.INTERACTIVE: 1.0, Priority.STANDARD: TARGETS[Priority.STANDARD]}
+TPOT_S = 0.05
+SLO = LatencyTargets(ttft_ms=1000 * TTFT_S[Priority.INTERACTIVE], itl_ms=1000 * TPOT_S)
+TENANTS = {"large": 0.7, "middle": 0.2, "small": 0.1}
+BATCH_LINES = 6000
+DRAIN_S = 60.0
+DETAILS = (
+    "in time: first token within 1 s (interactive) or 30 s (standard), and at most 50 ms per later token in the mean "
+    "of the answer. Mean of the seeds. What has not ended a minute after the last arrival counts as late.",
+    "Gaps are Gamma with cv 1.5, lengths Zipf as in `penstock bench replay`; 70 % conversations (interactive), 30 % "
+    "API calls (standard); the tenants send 70, 20 and 10 %. The batch has work all the time: prompts of 64 to 512 "
+    "tokens, answers lognormal with a median of 200. max_tokens of every text is the next power of two. Engine as in "
+    "the part `gate`, but with 60,000 tokens of cache.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySize:
+    """How much is simulated. `rates` in requests a second, without the batch."""
+
+    seeds: tuple[int, ...] = (41, 42, 43)
+    rates: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 8)
+    seconds: float = 300.0
+
+
+QUICK = ReplaySize(seeds=(21,), rates=(4,), seconds=20.0)
+
+
+def measured(run: ProgramRun) -> Report:
+    """Simulate, show, draw and keep."""
+    size = QUICK if run.args.quick else ReplaySize()
+    tasks = [(rate, rule, seed, size.seconds) for rate in size.rates for rule in CONTENDERS for seed in size.seeds]
+    single = in_processes(outcome_of, tasks, run.args.jobs)
+    cases = dict.fromkeys((row["rate"], row["rule"]) for row in single)
+    rows = [merged([row for row in single if (row["rate"], row["rule"]) == case]) for case in cases]
+    ratios = () if run.args.quick else goals(single)
+    title = f"A bursty trace of three tenants beside a batch, {size.seconds:.0f} s"
+    notes = (*DETAILS, *NOTES.values())
+    return run.keep(run.result("order-replay", title, COLUMNS, rows, ratios, notes, **asdict(size)), draw)
+
+
+def made(rate: float, seed: int, seconds: float) -> tuple[list[ModelText], list[ModelText]]:
+    """The texts of the trace, and those of the batch, which are there from the start."""
+    random = Random(seed)  # noqa: S311 - a simulation
+    trace = cut(requests(WorkloadShape(rate=rate, cv=1.5), seed, seconds), longest=CONTEXT)
+    texts = [_text(row, random.choices(list(TENANTS), list(TENANTS.values()))[0]) for row in trace]
+    lines = []
+    for _ in range(BATCH_LINES):
+        answer = min(1024, 1 + int(random.lognormvariate(5.3, 0.8)))
+        lines.append(_text(TraceRow(0.0, random.randint(64, 512), answer, Priority.BATCH), "batch"))
+    return texts, lines
+
+
+def _text(row: TraceRow, tenant: str) -> ModelText:
+    limit = 1 << (row.answer - 1).bit_length()
+    return ModelText(row.prompt, row.answer, limit, arrived_s=row.at, lane=row.lane, tenant=tenant)
+
+
+def outcome_of(rate: int, rule: str, seed: int, seconds: float) -> dict[str, Any]:
+    """One simulation."""
+    texts, lines = made(rate, seed, seconds)
+    ran(rule, [*lines, *texts], SHAPE, seed, SLO, until_s=seconds + DRAIN_S)
+    chats = sorted(t.first_s - t.arrived_s for t in texts if t.lane == Priority.INTERACTIVE and t.first_s is not None)
+    tpots = sorted(tpot for text in texts if (tpot := tpot_s(text)) is not None)
+    good = [is_in_time(text) for text in texts]
+    shares = [fmean([is_in_time(text) for text in texts if text.tenant == tenant] or [1]) for tenant in TENANTS]
+    return {
+        "rate": rate,
+        "rule": rule,
+        "seed": seed,
+        "goodput": sum(good) / seconds,
+        "within": 100 * fmean(good),
+        "least": 100 * min(shares),
+        "ttft_p99_s": quantile(chats, 0.99) if chats else seconds,
+        "tpot_p99_ms": 1000 * quantile(tpots, 0.99) if tpots else 0.0,
+        "batch_tokens": sum(line.generated for line in lines) / (seconds + DRAIN_S),
+        "evictions": float(sum(text.evictions for text in (*texts, *lines))),
+    }
+
+
+def tpot_s(text: ModelText) -> float | None:
+    """None: it has not ended, or is a single token."""
+    if text.ended_s is None or text.first_s is None:
+        return None
+    return time_per_output_token(text.first_s, text.ended_s, text.generated)
+
+
+def is_in_time(text: ModelText) -> bool:
+    """Whether it has ended and kept both limits."""
+    if text.ended_s is None or text.first_s is None:
+        return False
+    return text.first_s - text.arrived_s <= TTFT_S[Priority(text.lane)] and (tpot_s(text) or 0.0) <= TPOT_S
+
+
+def merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One row of the table from those of its seeds."""
+    keys = [key for key in rows[0] if key not in ("rate", "rule", "seed")]
+    return {"rate": rows[0]["rate"], "rule": rows[0]["rule"], **{k: fmean([row[k] for row in rows]) for k in keys}}
+
+
+def goals(rows: Sequence[Mapping[str, Any]]) -> Iterator[Ratio]:
+    """Of each rate: goodput over that of the other orders."""
+    for rate in dict.fromkeys(row["rate"] for row in rows):
+        of = {
+            rule: [row["goodput"] for row in rows if (row["rate"], row["rule"]) == (rate, rule)] for rule in CONTENDERS
+        }
+        for rule in CONTENDERS:
+            if rule != OURS and all(of[rule]):
+                rounds = [mine / other for mine, other in zip(of[OURS], of[rule], strict=True)]
+                words = f"{rate} requests/s: goodput over that of {rule}"
+                yield Ratio.held("order.goodput", words, fmean(rounds), digits=3, rounds=rounds)
+
+
+def draw(found: Report, folder: Path) -> list[Path]:
+    """Goodput over the rate."""
+    series = {rule: [(r["rate"], r["goodput"]) for r in found.rows if r["rule"] == rule] for rule in CONTENDERS}
+    title = "Goodput beside a batch: TTFT and TPOT within their limits"
+    x, y = plots.Axis(title="requests a second"), plots.Axis(title="requests a second in time")
+    return plots.lines(folder / "order-replay", title, series, x=x, y=y)

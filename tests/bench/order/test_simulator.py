@@ -1,0 +1,95 @@
+"""The simulator: it loses no text, repeats itself, and its queue is the order of the product."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+
+from bench.order.contenders import CONTENDERS, FIFO, LANES, OURS, VLLM, ran
+from bench.order.deadlines import made
+from bench.order.engine import EngineShape, ModelText
+from bench.order.queues import LANES as ALL
+from bench.order.queues import PenstockQueue
+from bench.order.replay import is_in_time
+from streaming.fleet.settings import LatencyTargets
+from streaming.order import LaneQueue, WaitingJob, next_job
+from streaming.priority import Priority
+
+SHAPE = EngineShape(kv_tokens=8000, slots=16)
+
+
+@pytest.mark.parametrize("name", list(CONTENDERS))
+def test_every_text_ends_once_or_is_given_up_at_its_deadline(name: str) -> None:
+    texts = made(6.0, 3, 60.0)
+    ran(name, texts, SHAPE, 1)
+    for text in texts:
+        if text.ended_s is None:
+            assert text.deadline_s < math.inf
+        else:
+            assert text.begun_s is not None and text.first_s is not None and text.generated == text.output
+            assert text.arrived_s <= text.begun_s < text.first_s <= text.ended_s
+
+
+def test_the_same_texts_give_the_same_records() -> None:
+    first, second = made(6.0, 3, 60.0), made(6.0, 3, 60.0)
+    for texts in (first, second):
+        ran(OURS, texts, SHAPE, 1, LatencyTargets(ttft_ms=1000, itl_ms=50))
+    assert [text.ended_s for text in first] == [text.ended_s for text in second]
+
+
+def test_the_queue_gives_what_next_job_says_of_all_that_wait() -> None:
+    """It shows `next_job` only the heads of its lines, and that makes no difference."""
+    random, queue, now_s = Random(5), PenstockQueue(), 0.0
+    waiting: dict[int, tuple[ModelText, WaitingJob]] = {}
+    for number in range(600):
+        now_s += random.random()
+        if random.random() < 0.55:
+            text = ModelText(random.randint(1, 90), 5, random.randint(5, 400), lane=random.choice(ALL))
+            text.tenant = random.choice("abc")
+            text.deadline_s = now_s + random.uniform(1, 60) if random.random() < 0.5 else math.inf
+            queue.put(text, now_s)
+            waiting[id(text)] = text, list(queue._lanes[Priority(text.lane)].waiting.values())[-1]
+        elif waiting:
+            lanes = {
+                name: LaneQueue(
+                    [job for text, job in waiting.values() if text.lane == name],
+                    (),
+                    dict(lane.counters),
+                    lane.credit,
+                )
+                for name, lane in queue._lanes.items()
+            }
+            pick = next_job(lanes, int(1000 * now_s))
+            text = queue.take(now_s, ALL)
+            assert pick is not None and text is not None
+            assert waiting.pop(id(text))[1] is pick.job, number
+            if random.random() < 0.8:
+                text.generated = random.randint(0, text.limit)
+                queue.note_end(text)
+    assert len(queue) == len(waiting)
+
+
+def a_chat_beside_lines(name: str) -> list[ModelText]:
+    """Twenty lines fill an engine of four slots; a chat comes after two seconds."""
+    lines = [ModelText(50, 300, 300, lane="batch", tenant="b") for _ in range(20)]
+    chat = ModelText(50, 20, 20, arrived_s=2.0, lane="interactive", tenant="c")
+    ran(name, [*lines, chat], EngineShape(kv_tokens=4000, slots=4), 1)
+    assert all(text.generated == text.output for text in [*lines, chat])
+    return [chat, *lines]
+
+
+def test_a_chat_preempts_a_line_which_goes_on_where_it_was() -> None:
+    chat, *lines = a_chat_beside_lines(OURS)
+    assert is_in_time(chat) and sum(line.preemptions for line in lines) <= 1
+    assert a_chat_beside_lines(FIFO)[0].begun_s > a_chat_beside_lines(LANES)[0].begun_s > chat.begun_s  # type: ignore[operator]
+
+
+def test_an_engine_by_rank_begins_the_chat_next_and_evicts_lines_first() -> None:
+    chat, *lines = a_chat_beside_lines(VLLM)
+    assert chat.first_s is not None and sum(line.first_s < chat.first_s for line in lines if line.first_s) <= 8
+    chats = [ModelText(100, 200, 200, lane="interactive", tenant="c", arrived_s=1.0) for _ in range(3)]
+    more = [ModelText(100, 200, 200, lane="batch", tenant="b") for _ in range(8)]
+    ran(VLLM, [*chats, *more], EngineShape(kv_tokens=1100, slots=16), 1)
+    assert sum(each.evictions for each in chats) == 0 < sum(each.evictions for each in more)
