@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -69,6 +69,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine can continue JSON output that an earlier attempt began: it restores the grammar's state."""
     penalties: bool = False
     token_prompts: bool = False
+    text_prompts: bool = True
+    """Whether it takes raw prompts, and not conversations alone."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     default_output: int = 0
     """Tokens of an answer whose request names no limit, at most; 0: max_output."""
 
+
+RETURNED = "returned"
+"""Finish of a request that the engine gives back unfinished, because what computes it is away: the worker puts the job
+back, and it counts as no attempt."""
 
 NEUTRAL_PRIORITY = 0.5
 """The priority of a request that is neither more nor less urgent than others."""
@@ -137,7 +143,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     ids: tuple[int, ...] = ()
     n: int = 0
     finish: str = ""
-    """"stop" | "length" | "cancelled"."""
+    """"stop" | "length" | "cancelled" | RETURNED."""
     prompt_tokens: int = 0
     """Set in the first piece that has tokens and in the last one, else 0: so the log has it if the worker is lost."""
     cached_tokens: int = 0
@@ -185,6 +191,8 @@ class Stats(msgspec.Struct, frozen=True):
     evictions: int = 0
     """How often the engine has evicted or paused a request since it started."""
     steps: int = 0
+    accepts: bool = True
+    """False while the engine can begin no request, because what computes them is away: its worker claims nothing."""
     extra: dict[str, float] = {}
 
 
@@ -203,6 +211,15 @@ def task_health(task: asyncio.Task[Any]) -> EngineHealth:
     error = None if task.cancelled() else task.exception()
     cause = f": {type(error).__name__}: {error}" if error else ""
     return EngineHealth(ok=False, reason=f"its task ended{cause}")
+
+
+@runtime_checkable
+class ContinuationJudge(Protocol):
+    """An engine that cannot continue every request after its past."""
+
+    def restart_reason(self, request: Request) -> str:
+        """Why the job must begin again, although a part of its answer is known; "" if the engine can continue it."""
+        ...
 
 
 class Engine(Protocol):

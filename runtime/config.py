@@ -26,7 +26,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 FILE = "penstock.toml"
 ENV_PREFIX = "PENSTOCK_"
 
-ENGINES = ("llamacpp", "sim", "trtllm")
+ENGINES = ("llamacpp", "sim", "trtllm", "upstream")
 """Names of the built-in engines, each of which is a folder, `workers/engines/<name>`. Others are plug-ins."""
 
 SECTIONS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from penstock.engine import Engine, EngineDead, ModelCard, Piece, Refused, Stats
+from penstock.engine import ContinuationJudge, Engine, EngineDead, ModelCard, Piece, Refused, Stats
 from streaming.jobs.job import Job
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
@@ -100,6 +100,14 @@ class ChoiceStarter:
     def stats(self) -> Stats:
         """Statistics of the engine."""
         return self._engine.stats()
+
+    def restart_reason(self, attempt: Attempt) -> str:
+        """Why the engine cannot continue one of the choices, so that the job begins again; "" if it can. `attempt` is
+        asked only this."""
+        if not isinstance(self._engine, ContinuationJudge):
+            return ""
+        requests = [request for request in attempt.requests().values() if request.past]
+        return next((reason for request in requests if (reason := self._engine.restart_reason(request))), "")
 
     def submit(self, attempt: Attempt) -> None:
         """Start the first choice if the gate lets it through. The others are started once all jobs of this claim have

@@ -19,6 +19,7 @@ from streaming.jobs.job import Job
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from telemetry.logs import EventLog
+from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
 from workers.settings import WorkerSettings
 
@@ -297,6 +298,7 @@ class Claimer:
         """The history to continue from; NOTHING after restarting a job whose history cannot be continued."""
         reason = "" if history.whole else "the store has lost a part of what was logged"
         reason = reason or restart_reason(claim.job, self._starter.card.capabilities, history.rows)
+        reason = reason or self._starter.restart_reason(Attempt(claim, history))
         if not reason:
             return history
         log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})
@@ -309,6 +311,9 @@ class Claimer:
         if partition in self._fenced or self._is_held(partition) or self._leaves_newer(partition):
             return 0, 0
         if self._suspects and (self._target.running or self._claims or partition not in self._suspects):
+            return 0, 0
+        if not self._starter.stats().accepts:
+            self.is_full = False
             return 0, 0
         if self._starter.is_laden:
             self.is_full = True

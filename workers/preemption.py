@@ -1,6 +1,7 @@
 """Preemption: takes running batch jobs out of the engine for jobs of the interactive lane, and puts them back.
 
-A preempted job waits in its lane with all that it has generated, and any worker continues it: its reader sees a pause.
+It also puts back the jobs that an engine gives back because what computes them is away. Such a job waits in its lane
+with all that it has generated, and any worker continues it: its reader sees a pause.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from penstock.engine import Capabilities
+from penstock.engine import Capabilities, Failure
 from runtime.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Fenced, Unavailable
-from streaming.jobs.lease import PREEMPTED, Lease
+from streaming.jobs.job import JobState
+from streaming.jobs.lease import HANDED_BACK, PREEMPTED, Lease
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
 from workers.held_jobs import HeldJobs
 from workers.record import Recorder
+from workers.returned import ReturnCounts
 from workers.victims import RunningJob, choose_victims, preemptible
 
 log = logging.getLogger(__name__)
@@ -30,6 +33,7 @@ MAX_PLACES = 4
 MAX_VICTIMS = 16
 """Jobs that one job of lane interactive may preempt for its place in the KV cache: a long prompt needs that of several
 short texts."""
+GIVEN_UP = Failure("upstream_error", "The engine has given this job back too often without a new token.", 502)
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 
 
@@ -50,6 +54,7 @@ class Preemption:
         self._capabilities, self._on_fenced = capabilities, on_fenced
         self.tasks: set[asyncio.Task[None]] = set()
         """One for each job that is being put back."""
+        self._returns = ReturnCounts()
 
     def places(self) -> int:
         """How many places in the engine could be freed now, at most MAX_PLACES."""
@@ -62,17 +67,34 @@ class Preemption:
         step."""
         victims = choose_victims(self._running(), texts, time.monotonic())
         for job_id in victims.jobs:
-            attempt = self._held.park(job_id)
             events.write("a job is preempted", job=job_id, worker=self._lease.name, reason=victims.reason)
-            if attempt.deadline is not None:
-                attempt.deadline.cancel()
-            self._starter.let_go(attempt)
             self._recorder.preempted()
-            self._recorder.released(job_id)
-            task = asyncio.create_task(self._put_back(attempt))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
+            self._take_out(job_id, PREEMPTED)
         return len(victims.jobs)
+
+    def hand_back(self, attempt: Attempt) -> bool:
+        """Put back a job that the engine gives back. Returns False, and has it end, if it was stopped, or if it was
+        given back too often."""
+        job_id = attempt.job.id
+        if attempt.stopped:
+            return False
+        if not self._returns.note(job_id, attempt.seq):
+            attempt.stop(JobState.FAILED, GIVEN_UP)
+            return False
+        events.write("the engine gives a job back", job=job_id, worker=self._lease.name)
+        self._take_out(job_id, HANDED_BACK)
+        return True
+
+    def _take_out(self, job_id: str, outcome: str) -> None:
+        """Take a job out of the engine, and begin to put it back."""
+        attempt = self._held.park(job_id)
+        if attempt.deadline is not None:
+            attempt.deadline.cancel()
+        self._starter.let_go(attempt)
+        self._recorder.released(job_id)
+        task = asyncio.create_task(self._put_back(attempt, outcome))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def make_way(self, attempt: Attempt) -> None:
         """Preempt jobs one by one until the gate lets a job of lane interactive begin, at most MAX_VICTIMS of them."""
@@ -96,11 +118,11 @@ class Preemption:
             for attempt in now
         ]
 
-    async def _put_back(self, attempt: Attempt) -> None:
+    async def _put_back(self, attempt: Attempt, outcome: str) -> None:
         """Put the job back with its tokens. Until the store has done it, the job counts as held here."""
         frames = self._held.parked_frames(attempt)
-        release = partial(self._lease.release, attempt.job.id, attempt.number, frames, outcome=PREEMPTED)
-        expected = ExpectedErrors(Unavailable, log.warning, "a preempted job cannot be put back, trying again: %s")
+        release = partial(self._lease.release, attempt.job.id, attempt.number, frames, outcome=outcome)
+        expected = ExpectedErrors(Unavailable, log.warning, "a job cannot be put back, trying again: %s")
         try:
             await retry(release, expected, backoff(MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S))
         except Fenced:

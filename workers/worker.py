@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from penstock.engine import Engine, EngineDead, Failure, ModelCard, Piece, Refused
+from penstock.engine import RETURNED, Engine, EngineDead, Failure, ModelCard, Piece, Refused
 from runtime.loops import ExpectedErrors, retry_until, run_periodically, watch_lag
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.lengths import LengthStore
@@ -270,6 +270,9 @@ class Worker:
                         self._room.set()
                 continue
             attempt, index = choice
+            if piece.finish == RETURNED and self._preemption.hand_back(attempt):
+                freed = True
+                continue
             delta = attempt.take(index, piece, now)
             if delta is not None:
                 if attempt.unnamed:

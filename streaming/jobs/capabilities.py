@@ -17,6 +17,8 @@ def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
 def _prompt(job: Job, capabilities: Capabilities) -> Failure | None:
     if isinstance(job.prompt, Chat) and not capabilities.chat:
         return _refusal(job, "messages", "has no chat template; use /v1/completions")
+    if not isinstance(job.prompt, Chat) and not capabilities.text_prompts:
+        return _refusal(job, "prompt", "takes conversations only; use /v1/chat/completions")
     if isinstance(job.prompt, Tokens) and not capabilities.token_prompts:
         return _refusal(job, "prompt", "takes text prompts only, not token ids")
     return None

@@ -30,11 +30,12 @@ from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.sim.settings import SimSettings
 from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.upstream.settings import UpstreamSettings
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
 
-ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
+ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings, "upstream": UpstreamSettings}
 KINDS = {
     "webhooks": WebhookSettings, "events": EventSettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,
@@ -83,7 +84,15 @@ def test_the_readmes_program_works(served: House) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/configuration.md", "docs/operations.md", "docs/models.md", "docs/events.md"]
+    "page",
+    [
+        "README.md",
+        "docs/configuration.md",
+        "docs/operations.md",
+        "docs/models.md",
+        "docs/events.md",
+        "docs/upstream.md",
+    ],
 )
 def test_the_pages_settings_are_settings(page: str, tmp_path: Path) -> None:
     """Every TOML block of the pages is accepted as it stands (an elided hash aside)."""

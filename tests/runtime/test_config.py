@@ -25,6 +25,7 @@ from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.sim.settings import SimSettings
 from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.upstream.settings import UpstreamSettings
 from workers.settings import WorkerSettings
 
 KINDS = {"api": ApiSettings, "redis": RedisSettings, "models": ModelSettings, "keys": KeySettings}
@@ -124,6 +125,7 @@ DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
     "quotas": QuotaSettings, "tenants.<name>": TenantSettings,
     "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
+    "upstream": UpstreamSettings,
 }  # fmt: skip
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 DEFAULTS = {

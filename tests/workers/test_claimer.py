@@ -13,7 +13,7 @@ import pytest
 from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
 from cli.log_lines import ran_alone
-from penstock.engine import Capabilities
+from penstock.engine import Capabilities, Stats
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Plans
 from streaming.jobs.codec import encode
@@ -233,6 +233,12 @@ class Hands:
 
     def make_room(self, _: Sequence[Job]) -> None:
         pass
+
+    def stats(self) -> Stats:
+        return Stats(slots=9)
+
+    def restart_reason(self, _: object) -> str:
+        return ""
 
     async def refusal(self, _: Job) -> None:
         return None

@@ -1,0 +1,30 @@
+"""llama-server from the wheel of xllamacpp, as a process of its own: `llama_server.py MODEL.gguf PORT [SLOTS]`."""
+
+import os
+import signal
+import sys
+
+os.environ["OMP_WAIT_POLICY"] = "passive"  # read when the library is loaded: its threads must not spin
+os.environ["GOMP_SPINCOUNT"] = "0"
+
+import xllamacpp
+
+
+def main(path: str, port: str, slots: str = "1") -> None:
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.hostnames, params.port = ["127.0.0.1"], int(port)
+    params.n_parallel, params.n_ctx = int(slots), 2048 * int(slots)
+    params.n_batch = params.n_ubatch = 128
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.cache_ram_mib = 0
+    params.verbosity = -1
+    params.ui = False
+    params.endpoint_metrics = params.endpoint_slots = params.endpoint_props = True
+    server = xllamacpp.Server(params)
+    print(server.listening_address, flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

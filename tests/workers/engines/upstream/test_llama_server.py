@@ -1,0 +1,238 @@
+"""The engine `upstream` in front of a real llama-server: what is continued is exact, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from llama_process import LlamaProcess
+from sim_worker import a_job, ended, recorder, text_of, until
+from upstream_worker import StartUpstream, start_upstream
+
+from penstock.engine import ChatTurn, Sampling
+from streaming.jobs.job import Chat, Job, JobState, Text
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
+from streaming.redis.client import RedisClient
+from workers.engines.upstream.settings import UpstreamSettings
+
+__all__ = ["recorder", "start_upstream"]  # fixtures
+
+pytestmark = pytest.mark.slow
+
+STORY = Text(("Once upon a time there was a fox",))
+TALK = Chat((ChatTurn("user", "Tell me about rivers."),))
+GREEDY = Sampling(max_tokens=60, temperature=0)
+
+
+@pytest.fixture
+def llama(real_model: Path, tmp_path: Path) -> Iterator[LlamaProcess]:
+    server = LlamaProcess(real_model, tmp_path / "llama.log")
+    server.start()
+    yield server
+    server.kill()
+
+
+def exact(*servers: LlamaProcess) -> UpstreamSettings:
+    """Without cached prompts, an interrupted greedy text continues exactly."""
+    return UpstreamSettings(urls=tuple(server.url for server in servers), cache_prompt=False)
+
+
+async def tokens_logged(wire: RedisClient, job_id: str) -> int:
+    reader = JobReader(wire)
+    record = await reader.record(job_id)
+    if record is None or record.state.final or not record.runs:
+        return 0
+    return sum((await reader.history(job_id, record.runs)).tokens)
+
+
+async def submitted(wire: RedisClient, **changes: object) -> Job:
+    queue = Queue(wire)
+    job = a_job(queue, **changes)
+    await queue.put(job)
+    return job
+
+
+def facts_of(record: JobRecord) -> tuple[str, tuple[int, ...], tuple[str, ...], int, int]:
+    """What a reader and a bill get of a job."""
+    assert record.terminal is not None and record.terminal.failure is None, record.terminal
+    end = record.terminal
+    ids = tuple(number for row in end.rows for number in row.ids)
+    return text_of(record), ids, tuple(end.finishes), end.usage.prompt, end.usage.completion
+
+
+def outcomes(record: JobRecord) -> list[str]:
+    return [each.outcome for each in record.attempts]
+
+
+CUT = {
+    "chat": {"prompt": TALK, "sampling": GREEDY},
+    "text": {"prompt": STORY, "sampling": GREEDY},
+    "emoji": {"prompt": Text(("Emoji: 😀😃😄 ",)), "sampling": Sampling(max_tokens=60, temperature=0)},
+    "penalties": {"prompt": STORY, "sampling": Sampling(max_tokens=60, temperature=0, presence_penalty=0.8)},
+    "logprobs": {"prompt": STORY, "sampling": Sampling(max_tokens=60, temperature=0, logprobs=2)},
+}
+
+
+@pytest.mark.parametrize("case", CUT)
+async def test_a_killed_server_shows_in_nothing(
+    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess, case: str
+) -> None:
+    """SIGKILL in the middle, and a new process: text, token ids, finish reason and counts are those of an unbroken
+    run, and no attempt was lost."""
+    await start_upstream(exact(llama))
+    whole = await ended(wire, (await submitted(wire, **CUT[case])).id)
+    job = await submitted(wire, **CUT[case])
+
+    async def half() -> bool:
+        return await tokens_logged(wire, job.id) > 20
+
+    await until(half)
+    await asyncio.to_thread(llama.kill)
+    await asyncio.to_thread(llama.start)
+    broken = await ended(wire, job.id)
+    assert facts_of(broken) == facts_of(whole)
+    assert outcomes(broken) in (["handed_back", "completed"], ["completed"])  # the second, if it is back at once
+    if case == "logprobs":
+        assert [len(row.logprobs) for row in broken.terminal.rows] == [len(row.logprobs) for row in whole.terminal.rows]
+
+
+async def test_a_lost_worker_shows_in_nothing(
+    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
+) -> None:
+    """Another worker continues a conversation at the same server, by token ids."""
+    first = await start_upstream(exact(llama))
+    whole = await ended(wire, (await submitted(wire, prompt=TALK, sampling=GREEDY)).id)
+    job = await submitted(wire, prompt=TALK, sampling=GREEDY)
+
+    async def half() -> bool:
+        return await tokens_logged(wire, job.id) > 20
+
+    await until(half)
+    first.task.cancel()
+    await asyncio.gather(first.task, return_exceptions=True)
+    await first.engine.stop()
+    await start_upstream(exact(llama))
+    broken = await ended(wire, job.id)
+    assert facts_of(broken) == facts_of(whole)
+    assert outcomes(broken) == ["lost", "completed"]
+
+
+async def test_another_server_continues(
+    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess, real_model: Path, tmp_path: Path
+) -> None:
+    """The server that runs a text dies, and another is there: the same attempt goes on at once."""
+    other = LlamaProcess(real_model, tmp_path / "other.log")
+    other.start()
+    try:
+        await start_upstream(exact(llama, other))
+        whole = await ended(wire, (await submitted(wire, prompt=STORY, sampling=GREEDY)).id)
+        job = await submitted(wire, prompt=STORY, sampling=GREEDY)
+
+        async def half() -> bool:
+            return await tokens_logged(wire, job.id) > 20
+
+        await until(half)
+        busy = llama if llama.gauge("requests_processing") else other
+        await asyncio.to_thread(busy.kill)
+        broken = await ended(wire, job.id)
+    finally:
+        other.kill()
+    assert facts_of(broken) == facts_of(whole)
+    assert outcomes(broken) == ["completed"]
+
+
+async def test_a_stop_string_over_the_cut_is_found(
+    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
+) -> None:
+    """One half of it came from the server that died."""
+    await start_upstream(exact(llama))
+    text = text_of(await ended(wire, (await submitted(wire, prompt=STORY, sampling=GREEDY)).id))
+    middle = len(text) // 2
+    stop = text[middle - 4 : middle + 12]
+    at = text.find(stop)
+    job = await submitted(wire, prompt=STORY, sampling=Sampling(max_tokens=60, temperature=0, stop=(stop,)))
+
+    async def nearly() -> bool:
+        return await tokens_logged(wire, job.id) > 10
+
+    await until(nearly)
+    await asyncio.to_thread(llama.kill)
+    await asyncio.to_thread(llama.start)
+    record = await ended(wire, job.id)
+    assert text_of(record) == text[:at]
+    assert record.terminal is not None and record.terminal.finishes == ("stop",)
+
+
+async def test_a_cancel_reaches_the_server(
+    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
+) -> None:
+    """Within five seconds nothing runs there any more."""
+    await start_upstream(exact(llama))
+    job = await submitted(wire, prompt=STORY, sampling=Sampling(max_tokens=2000, temperature=0))
+
+    async def begun() -> bool:
+        return await tokens_logged(wire, job.id) > 3
+
+    await until(begun)
+    assert llama.gauge("requests_processing") == 1
+    await Queue(wire).cancel(job.id)
+
+    async def idle() -> bool:
+        return await asyncio.to_thread(llama.gauge, "requests_processing") == 0
+
+    await until(idle, seconds=5)
+    assert (await ended(wire, job.id)).state is JobState.CANCELLED
+
+
+async def test_every_job_survives_an_outage(
+    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
+) -> None:
+    """Jobs wait and come while the server is away. Each ends as if nothing had been, and none lost an attempt. Before
+    and after, requests wait in our queue and not in the server."""
+    running = await start_upstream(exact(llama))
+    jobs = [
+        await submitted(wire, prompt=Text((f"The number {n} is",)), sampling=Sampling(max_tokens=12)) for n in range(8)
+    ]
+    done = JobReader(wire)
+
+    async def some() -> bool:
+        records = [await done.record(job.id) for job in jobs]
+        assert await asyncio.to_thread(llama.gauge, "requests_deferred") == 0
+        return sum(record.state.final for record in records) >= 2
+
+    await until(some)
+    await asyncio.to_thread(llama.kill)
+    jobs += [
+        await submitted(wire, prompt=Text((f"The year {n} is",)), sampling=Sampling(max_tokens=12)) for n in range(4)
+    ]
+
+    async def away() -> bool:
+        return not running.engine.stats().accepts and not running.worker.running
+
+    await until(away)
+    assert running.engine.health().ok
+    await asyncio.sleep(0.6)  # a claim more would come within poll_ms
+    assert not running.worker.running
+    await asyncio.to_thread(llama.start)
+    for job in jobs:
+        record = await ended(wire, job.id)
+        assert record.state is JobState.COMPLETED
+        assert set(outcomes(record)) <= {"completed", "handed_back"}
+    assert not running.task.done()
+
+
+async def test_what_the_server_refuses_fails_alone(
+    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
+) -> None:
+    """With its words, and the worker goes on."""
+    await start_upstream(exact(llama))
+    long = await submitted(wire, prompt=Text(("word " * 3000,)), sampling=Sampling(max_tokens=5))
+    short = await submitted(wire, prompt=STORY, sampling=Sampling(max_tokens=5))
+    record = await ended(wire, long.id)
+    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
+    assert record.terminal.failure.status == 400 and "exceeds the available context" in record.terminal.failure.message
+    assert (await ended(wire, short.id)).state is JobState.COMPLETED

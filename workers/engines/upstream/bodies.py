@@ -1,0 +1,138 @@
+"""Request bodies: the path and the body by which a request is sent to a server of each kind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.engine import ChatTurn, Request, Sampling
+from workers.engines.upstream.kinds import Facts
+from workers.engines.upstream.ladder import Row, Rung, is_chat
+
+CHAT, TEXT = "/chat/completions", "/completions"
+Prompt = str | list[int] | list[str | int]
+
+
+def is_prompted(facts: Facts, request: Request, rung: Rung) -> bool:
+    """Whether the request goes to /completions, also if it is a conversation."""
+    return not is_chat(request) or rung is Rung.IDS or facts.template_chat
+
+
+def build(
+    facts: Facts,
+    request: Request,
+    rung: Rung,
+    rows: Sequence[Row],
+    prompt: Prompt | None,
+    *,
+    cache_prompt: bool = True,
+    send_priority: bool = False,
+    limit: int | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """The path behind the base address, and the body.
+
+    Args:
+        rows: all of the answer so far.
+        prompt: rendered or tokenised by the server, without the rows; None: the request's own.
+        limit: tokens still to generate; None: as many as fit.
+    """
+    prompted = is_prompted(facts, request, rung)
+    body: dict[str, Any] = {"model": facts.model, "stream": True}
+    if prompted:
+        own = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
+        body["prompt"] = continued(own if prompt is None else prompt, rung, rows)  # type: ignore[arg-type]
+    else:
+        body |= _messages(facts, request, rung, rows)
+    body |= _sampling(request.sampling)
+    if limit is not None:
+        body["max_completion_tokens" if facts.completion_limit and not prompted else "max_tokens"] = limit
+    if request.sampling.logprobs is not None:
+        body |= _logprobs(facts, request.sampling.logprobs, prompted=prompted)
+    if request.sampling.json_schema is not None:
+        body |= _schema(facts, request.sampling.json_schema)
+    body |= _extras(facts, request, prompted=prompted, cache_prompt=cache_prompt)
+    if send_priority and facts.priority:
+        urgency = request.priority if facts.priority > 0 else 1 - request.priority
+        body["priority"] = round(100 * urgency)
+    return (TEXT if prompted else CHAT), body
+
+
+def continued(prompt: Prompt, rung: Rung, rows: Sequence[Row]) -> Prompt:
+    """The prompt followed by the answer so far: as ids where all of a row's are known, else as text."""
+    if rung not in (Rung.IDS, Rung.TEXT) or not rows:
+        return prompt
+    if rung is Rung.TEXT:
+        return str(prompt) + "".join(text for text, _, _ in rows)
+    parts: list[str | int] = [prompt] if isinstance(prompt, str) else list(prompt)
+    for text, ids, count in rows:
+        if count and len(ids) == count:
+            parts += ids
+        elif parts and isinstance(parts[-1], str):
+            parts[-1] += text  # a token may span the seam
+        else:
+            parts.append(text)
+    parts = [part for part in parts if part != ""]
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
+
+
+def _messages(facts: Facts, request: Request, rung: Rung, rows: Sequence[Row]) -> dict[str, Any]:
+    turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
+    messages: list[dict[str, Any]] = [{"role": turn.role, "content": turn.content} for turn in turns]
+    body: dict[str, Any] = {"messages": messages}
+    if rung is Rung.PREFILL:
+        begun: dict[str, Any] = {"role": "assistant", "content": "".join(text for text, _, _ in rows)}
+        if facts.prefill == "prefix":
+            begun["prefix"] = True
+        messages.append(begun)
+        if facts.prefill == "continue_final_message":
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+    return body
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    """Stop strings are left out: the worker matches them itself, over what was shown before and what is new."""
+    values = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": None if sampling.seed is None else sampling.seed % 2**31,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _logprobs(facts: Facts, wanted: int, *, prompted: bool) -> dict[str, Any]:
+    if prompted:
+        return {"logprobs": max(1, wanted) if facts.kind == "llama-server" else wanted}
+    return {"logprobs": True, "top_logprobs": wanted}
+
+
+def _schema(facts: Facts, schema: dict[str, Any]) -> dict[str, Any]:
+    if facts.kind == "llama-server":
+        return {"json_schema": schema or {"type": "object"}}
+    if not schema:
+        return {"response_format": {"type": "json_object"}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+
+
+def _extras(facts: Facts, request: Request, *, prompted: bool, cache_prompt: bool) -> dict[str, Any]:
+    """Fields that only some servers know."""
+    if facts.kind == "llama-server":
+        return {
+            "cache_prompt": cache_prompt,
+            "verbose": True,  # counts and ids in each chunk
+            "return_tokens": True,
+            "return_progress": True,
+        }
+    body: dict[str, Any] = {}
+    if facts.usage:
+        body["stream_options"] = {"include_usage": True}
+        if facts.running_usage:
+            body["stream_options"]["continuous_usage_stats"] = True
+    if facts.token_ids if prompted else facts.chat_token_ids:
+        body["return_token_ids"] = True
+    if facts.aborts:
+        body["rid"] = request.id
+    if facts.kind == "vllm" and isinstance(body.get("prompt"), str):
+        body["add_special_tokens"] = True
+    return body

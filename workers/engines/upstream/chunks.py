@@ -1,0 +1,103 @@
+"""Streamed chunks: decodes one chunk of any OpenAI-compatible server. Pure; the hot path of the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.engine import Logprob
+
+MAX_TEXT = 1 << 16
+"""Characters of one token's text that are taken from log-probabilities."""
+
+
+class Verbose(msgspec.Struct, gc=False):
+    """llama-server's own fields, with `verbose`."""
+
+    tokens: list[int] = []
+    tokens_predicted: int = 0
+    tokens_evaluated: int = 0
+
+
+class Progress(msgspec.Struct, gc=False):
+    """llama-server's progress of a prompt."""
+
+    total: int = 0
+    cache: int = 0
+
+
+class Delta(msgspec.Struct, gc=False):
+    """The news of a chat."""
+
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Any = None
+
+
+class Choice(msgspec.Struct, gc=False):
+    text: str | None = None
+    delta: Delta | None = None
+    finish_reason: str | None = None
+    logprobs: msgspec.Raw = msgspec.Raw(b"null")
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class PromptDetails(msgspec.Struct, gc=False):
+    cached_tokens: int | None = 0
+
+
+class Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int | None = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """One chunk. Fields that are not listed are skipped while decoding."""
+
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_progress: Progress | None = None
+    verbose: Verbose | None = msgspec.field(default=None, name="__verbose")
+    error: Any = None
+    object: Any = None
+
+
+decode = msgspec.json.Decoder(Chunk).decode
+"""Raises msgspec.DecodeError, also for values of wrong types."""
+
+
+def is_error(chunk: Chunk) -> bool:
+    """Whether the chunk tells an error, in any form."""
+    return chunk.error is not None or chunk.object == "error" or (chunk.choices is None and chunk.usage is None)
+
+
+def logprobs_of(raw: msgspec.Raw, most: int) -> tuple[Logprob, ...]:
+    """The log-probabilities of a chunk, of a chat's or of a completion's form. Raises msgspec.DecodeError."""
+    found = msgspec.json.decode(raw)
+    if not isinstance(found, dict):
+        return ()
+    if isinstance(rows := found.get("content"), list):
+        return tuple(_of_chat(row, most) for row in rows)
+    tokens, values = found.get("tokens") or [], found.get("token_logprobs") or []
+    tops = found.get("top_logprobs") or [None] * len(tokens)
+    return tuple(
+        Logprob(str(token)[:MAX_TEXT], float(value or 0.0), _of_mapping(top, most))
+        for token, value, top in zip(tokens, values, tops, strict=False)
+    )
+
+
+def _of_chat(row: dict[str, Any], most: int) -> Logprob:
+    others = tuple((str(each["token"]), float(each["logprob"])) for each in (row.get("top_logprobs") or [])[:most])
+    return Logprob(str(row["token"])[:MAX_TEXT], float(row["logprob"]), others)
+
+
+def _of_mapping(top: Any, most: int) -> tuple[tuple[str, float], ...]:
+    if not isinstance(top, dict):
+        return ()
+    best = sorted(((str(token), float(value)) for token, value in top.items()), key=lambda pair: -pair[1])
+    return tuple(best[:most])

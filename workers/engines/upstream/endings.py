@@ -1,0 +1,143 @@
+"""Stream end rules: what completes an answer, what is continued, and what fails for good. Pure.
+
+An answer is complete only by a known good finish reason. `[DONE]` proves nothing, because vLLM and SGLang send it after
+errors too, and its absence after a finish reason is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from penstock.engine import Failure
+
+MAX_WORDS = 500
+"""Characters of a server's own error message that are passed on."""
+GOOD = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "stop",
+    "function_call": "stop",
+    "eos_token": "stop",  # TGI
+    "stop_sequence": "stop",
+    "end_turn": "stop",  # gateways in front of Anthropic
+    "max_tokens": "length",
+}
+"""Finish reasons that complete an answer, and ours."""
+FILTERED = ("content_filter", "safety", "refusal")
+
+BUSY = (429, 503, 529)
+RETRIED = (408, 409, 425, 500, 502, 504)
+KEY_REFUSED = (401, 402)
+"""403 is about the request, as of a moderated one."""
+
+
+class End(Enum):
+    """What a reply's end means for its request."""
+
+    DONE = "done"
+    FAILED = "failed"
+    """The job fails, whatever the server: by its own fault or by a content filter."""
+    BROKEN = "broken"
+    """The server's fault: the request is continued."""
+    BUSY = "busy"
+    """The server has no room, or a rate limit is reached: the request waits."""
+    KEY = "key"
+    """The server does not take the key."""
+    RESTART = "restart"
+    """No server that is there can continue it."""
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a reply ended. `finish`: of an answer that is complete; `reason`: in words, of one that is not."""
+
+    end: End
+    reason: str = ""
+    finish: str = ""
+    status: int = 0
+    sent: bool = True
+    """Whether the server may have begun to compute it."""
+    param: str | None = None
+    retry_s: float | None = None
+    """Seconds that a busy server asks to wait."""
+
+    @property
+    def failure(self) -> Failure:
+        """The failure of a job that ends with this outcome."""
+        if self.end is End.FAILED and self.status and self.status < 500:
+            code = "context_length_exceeded" if _is_too_long(self.reason) else "invalid_request_error"
+            return Failure(code, f"the upstream server refused the request: {self.reason}", self.status, self.param)
+        if self.end is End.FAILED:
+            return Failure("content_filter", f"the upstream server ended the answer: {self.reason}", 502)
+        return Failure("upstream_error", f"the upstream server failed: {self.reason}", 502)
+
+
+def by_finish(reason: str) -> Outcome:
+    """A stream that gave this finish reason."""
+    if reason in GOOD:
+        return Outcome(End.DONE, finish=GOOD[reason])
+    if reason in FILTERED:
+        return Outcome(End.FAILED, f"finish reason {reason}")
+    return Outcome(End.BROKEN, f"finish reason {reason[:64]!r}")
+
+
+def by_status(status: int, body: bytes, decoded: Any) -> Outcome:
+    """A reply with an error status. `decoded`: its body as JSON, or None."""
+    words, _, param = error_of(decoded) or (body[:MAX_WORDS].decode(errors="replace").strip(), 0, None)
+    return _by_code(status, words or f"HTTP {status}", param)
+
+
+def by_error(decoded: Any) -> Outcome:
+    """An error inside a stream that began with 200."""
+    words, code, param = error_of(decoded) or ("an error without words", 0, None)
+    return _by_code(code, words, param) if code else Outcome(End.BROKEN, words)
+
+
+def by_cut(reason: str, *, sent: bool = True) -> Outcome:
+    """A stream that ended without a finish reason."""
+    return Outcome(End.BROKEN, reason, sent=sent)
+
+
+def error_of(decoded: Any) -> tuple[str, int, str | None] | None:
+    """The words, the status (0: not given) and the parameter of an error in any server's form; None if it is none."""
+    if not isinstance(decoded, Mapping):
+        return None
+    inner = decoded.get("error")
+    if isinstance(inner, str):  # TGI, Ollama
+        return _words(inner, decoded.get("error_type")), 0, None
+    if isinstance(inner, Mapping):
+        return _fields(inner)
+    if decoded.get("object") == "error" or "message" in decoded or "detail" in decoded:  # SGLang, trtllm-serve, FastAPI
+        return _fields(decoded)
+    return None
+
+
+def _fields(error: Mapping[str, Any]) -> tuple[str, int, str | None]:
+    said = error.get("message", error.get("detail", ""))
+    code, param = error.get("code"), error.get("param")
+    number = int(code) if isinstance(code, int | str) and str(code).isdigit() else 0
+    return _words(said, error.get("type")), number, param if isinstance(param, str) else None
+
+
+def _words(said: Any, kind: Any) -> str:
+    text = said if isinstance(said, str) and said else str(kind or "an error without words")
+    return " ".join(text.split())[:MAX_WORDS]
+
+
+def _by_code(code: int, words: str, param: str | None) -> Outcome:
+    if code in BUSY:
+        return Outcome(End.BUSY, words, status=code)
+    if code in KEY_REFUSED:
+        return Outcome(End.KEY, words, status=code)
+    if 400 <= code < 500 and code not in RETRIED:
+        return Outcome(End.FAILED, words, status=code, param=param)
+    return Outcome(End.BROKEN, words, status=code)
+
+
+def _is_too_long(words: str) -> bool:
+    lower = words.lower()
+    return "context" in lower and any(each in lower for each in ("length", "exceed", "maximum", "size"))

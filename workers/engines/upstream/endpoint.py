@@ -1,0 +1,101 @@
+"""Endpoint: one server of a model, with what is known of it and what runs there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.engines.upstream.breaker import Breaker
+from workers.engines.upstream.budget import Budget
+from workers.engines.upstream.connection import Address, Client
+from workers.engines.upstream.kinds import Facts
+from workers.engines.upstream.limits import Key, KeyPool
+from workers.engines.upstream.probe import ProbeFailed, ServerProbe, gauges
+from workers.engines.upstream.settings import UpstreamSettings
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A request's place at a server, until `Endpoint.leave`."""
+
+    endpoint: Endpoint
+    key: Key
+    cost: int
+    """Tokens that it has reserved of the key's limit."""
+
+
+class Endpoint:
+    """One server. It counts what runs there; others send."""
+
+    def __init__(self, url: str, model: str, settings: UpstreamSettings, keys: Sequence[Key]) -> None:
+        self.url, self._model, self._settings = url, model, settings
+        self.client = Client(Address.of(url), settings.connect_s)
+        self.keys = KeyPool(keys)
+        self.breaker, self.budget = Breaker(), Budget(settings.max_in_flight)
+        self.facts: Facts | None = None
+        self.in_flight = 0
+        self.held_until = 0.0
+        """Until then no request is sent: the server had no room (monotonic)."""
+        self._asked_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may get requests."""
+        return self.breaker.closed and self.facts is not None
+
+    def wait_s(self, cost: int, now: float) -> float:
+        """Seconds until a request of so many tokens may be sent, as far as the clock decides."""
+        _, wait = self.keys.choose(cost, now)
+        return max(wait, self.held_until - now, 0.0)
+
+    def enter(self, cost: int, now: float) -> Place:
+        """Take a place."""
+        key, _ = self.keys.choose(cost, now)
+        key.reserve(cost, now)
+        self.in_flight += 1
+        return Place(self, key, cost)
+
+    def leave(self, place: Place, spent: int) -> None:
+        """Give a place back; `spent`: tokens of prompt and reply."""
+        self.in_flight -= 1
+        place.key.refund(place.cost, min(spent, place.cost), time.monotonic())
+
+    async def probe(self) -> None:
+        """Ask the server what it is; the breaker learns whether it is there. Raises ProbeFailed."""
+        before, key = self.facts, self.keys.keys[0].secret
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                facts = await ServerProbe(self.client, self._settings, self._model, key).facts()
+        except (ProbeFailed, TimeoutError) as error:
+            reason = str(error) or f"no answer within {PROBE_TIMEOUT_S:g} s"
+            self.breaker.fail(reason, time.monotonic(), down=True)
+            raise error if isinstance(error, ProbeFailed) else ProbeFailed(reason) from None
+        self.facts = facts
+        if before is None or before.slots != facts.slots or not self.breaker.closed:
+            self.budget.reset(facts.slots)
+        self.breaker.half_open()
+
+    def fail(self, reason: str, *, down: bool = False) -> None:
+        """A request failed by this server's fault."""
+        was_closed = self.breaker.closed
+        self.breaker.fail(reason, time.monotonic(), down=down)
+        if was_closed and not self.breaker.closed:
+            log.warning("%s gets no requests until it is back: %s", self.url, reason)
+
+    async def read_gauges(self, now: float) -> None:
+        """Adapt the budget to what the server says of its load, at most once per interval and only while it runs
+        something."""
+        if self.facts is None or not self.in_flight or now - self._asked_at < self._settings.gauges_s:
+            self.budget.saturated = self.budget.saturated and self.in_flight > 0
+            return
+        self._asked_at = now
+        read = await gauges(self.client, self.facts.kind, self.keys.keys[0].secret)
+        if read is not None:
+            self.budget.note_gauges(*read, time.monotonic())

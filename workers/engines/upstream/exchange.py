@@ -1,0 +1,226 @@
+"""Exchange: sends one request to one server, by the ladder's best rung, and reads its reply to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from penstock.engine import ChatTurn, Piece
+from telemetry.logs import EventLog
+from workers.engines.upstream import bodies, ladder
+from workers.engines.upstream.connection import Broken, ConnectError, Reply
+from workers.engines.upstream.endings import End, Outcome, by_cut, by_status
+from workers.engines.upstream.endpoint import Endpoint, Place
+from workers.engines.upstream.generation import Generation
+from workers.engines.upstream.kinds import Facts
+from workers.engines.upstream.ladder import Rung, Way
+from workers.engines.upstream.limits import retry_after_s
+from workers.engines.upstream.settings import UpstreamSettings
+from workers.engines.upstream.stream import StreamReader
+
+log = logging.getLogger(__name__)
+events = EventLog(__name__)
+
+LIMITED = ("vllm", "sglang")
+"""Kinds whose completions end after 16 tokens unless they are told a limit."""
+
+
+class Unprepared(Exception):
+    """A prompt could not be prepared."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
+class Exchange:
+    """Sends requests. One object for all of an engine."""
+
+    def __init__(self, settings: UpstreamSettings, emit: Callable[[Piece], None]) -> None:
+        self._settings, self._emit = settings, emit
+        self.readers: dict[str, StreamReader] = {}
+        """By request id, the replies that are being read."""
+        self._aborts: set[asyncio.Future[None]] = set()
+
+    async def run(self, generation: Generation, place: Place) -> Outcome:
+        """Send the request and read the reply. A rung that the server refuses is followed by the next one."""
+        endpoint, first_refusal = place.endpoint, ""
+        while True:
+            facts = endpoint.facts
+            assert facts is not None
+            way = ladder.choose(facts, generation.request, generation.rows, generation.tried)
+            if way.rung is Rung.RESTART:
+                return Outcome(End.RESTART, first_refusal or way.reason)
+            if generation.rows:
+                events.write(
+                    "an answer is continued",
+                    request=generation.id,
+                    server=endpoint.url,
+                    by=way.rung.value,
+                    reason=way.reason,
+                )
+            outcome = await self._send(generation, place, facts, way)
+            refused = outcome.end is End.FAILED and 400 <= outcome.status < 500
+            if not (refused and way.rung in (Rung.IDS, Rung.TEXT, Rung.PREFILL)):
+                return outcome
+            first_refusal = first_refusal or f"{way.rung.value}: {outcome.reason}"
+            log.warning("%s refuses a continuation by %s: %s", endpoint.url, way.rung.value, outcome.reason)
+            generation.tried.add(way.rung)
+
+    async def _send(self, generation: Generation, place: Place, facts: Facts, way: Way) -> Outcome:
+        settings = self._settings
+        try:
+            prompt = await self._prompt(generation, place, facts, way.rung)
+        except Unprepared as error:
+            return error.outcome
+        path, body = bodies.build(
+            facts,
+            generation.request,
+            way.rung,
+            generation.rows,
+            prompt,
+            cache_prompt=settings.cache_prompt,
+            send_priority=settings.send_priority,
+            limit=self._limit(generation, facts, way.rung, prompt),
+        )
+        data = msgspec.json.encode(body)
+        for fresh in (False, True):
+            if generation.cancelled:
+                return Outcome(End.CANCELLED)
+            outcome, again = await self._read(generation, place, facts, way.rung, path, data, fresh=fresh)
+            if not again:
+                return outcome
+        return outcome
+
+    async def _read(
+        self, generation: Generation, place: Place, facts: Facts, rung: Rung, path: str, data: bytes, *, fresh: bool
+    ) -> tuple[Outcome, bool]:
+        """The outcome of one reply, and whether to send again: the connection was closed as it was used again."""
+        endpoint = place.endpoint
+        try:
+            connection = await endpoint.client.connection(fresh=fresh)
+        except ConnectError as error:
+            return by_cut(str(error), sent=False), False
+        if generation.cancelled:
+            connection.close()
+            return Outcome(End.CANCELLED), False
+        reader = StreamReader(generation, connection, self._emit)
+        was_used = connection.used > 0
+        now = time.monotonic()
+        generation.begin(facts, rung, now)
+        self.readers[generation.id] = reader
+        try:
+            path = endpoint.client.address.base + path
+            endpoint.client.send(connection, "POST", path, data, place.key.secret, reader, stream=True)
+            outcome = await reader.done
+        finally:
+            del self.readers[generation.id]
+            if not reader.done.done():
+                connection.close()
+        if facts.aborts and not reader.is_read:
+            self._abort(generation.id, place)
+        if reader.headers:
+            place.key.note(reader.headers, time.monotonic(), time.time())
+            if outcome.end is End.BUSY:
+                outcome = replace(outcome, retry_s=retry_after_s(reader.headers, time.time()))
+        return outcome, was_used and reader.silent and outcome.end is End.BROKEN
+
+    def _abort(self, request_id: str, place: Place) -> None:
+        """Have the server stop a request that nobody reads on, sooner than it would notice."""
+        client = place.endpoint.client
+        call = client.ask("POST", f"{client.address.root}/abort_request", {"rid": request_id}, place.key.secret)
+        task = asyncio.ensure_future(_quietly(call))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    def _limit(self, generation: Generation, facts: Facts, rung: Rung, prompt: Any) -> int | None:
+        limit = generation.remaining(rung)
+        if limit is None and isinstance(prompt, list) and facts.kind in LIMITED and facts.context:
+            return max(1, facts.context - len(prompt) - (generation.out if rung is Rung.IDS else 0))
+        if limit is None and self._settings.default_output:
+            past = 0 if rung in (Rung.FRESH, Rung.REPLAY) else generation.out
+            return max(1, self._settings.default_output - past)
+        return limit
+
+    # --- prompts that the server renders or tokenises ------------------------------------------------------------
+
+    async def _prompt(self, generation: Generation, place: Place, facts: Facts, rung: Rung) -> Any:
+        """The prompt for /completions, without the answer so far; None: the request's own. Raises Unprepared."""
+        request = generation.request
+        if not bodies.is_prompted(facts, request, rung):
+            return None
+        turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
+        if facts.template_chat and turns:
+            if not isinstance(generation.prompt, str):
+                generation.prompt = await self._rendered(place, turns)
+            return generation.prompt
+        if not turns and not isinstance(request.prompt, str):
+            return None
+        needs_ids = rung is Rung.IDS or (request.sampling.max_tokens is None and facts.kind in LIMITED)
+        if not needs_ids or rung is Rung.TEXT or facts.mixed or not facts.tokenizes:
+            return None
+        if rung is Rung.IDS:
+            await self._check_alignment(generation, place, facts)
+        if not isinstance(generation.prompt, list):
+            generation.prompt = await self._tokenized(place, facts, turns or str(request.prompt))
+        return generation.prompt
+
+    async def _rendered(self, place: Place, turns: list[ChatTurn]) -> str:
+        messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+        found = (await self._ask(place, "/apply-template", {"messages": messages})).get("prompt")
+        if not isinstance(found, str) or not found:
+            raise Unprepared(by_cut("/apply-template gave no prompt"))
+        return found
+
+    async def _tokenized(self, place: Place, facts: Facts, prompt: list[ChatTurn] | str) -> list[int]:
+        body: dict[str, Any] = {"model": facts.model}
+        if isinstance(prompt, str):
+            body |= {"prompt": prompt, "add_special_tokens": True}
+        else:
+            body |= {"messages": [{"role": turn.role, "content": turn.content} for turn in prompt]}
+            body["add_generation_prompt"] = True
+        found = (await self._ask(place, "/tokenize", body)).get("tokens")
+        if not isinstance(found, list) or not all(isinstance(each, int) for each in found):
+            raise Unprepared(by_cut("/tokenize gave no token ids"))
+        return found
+
+    async def _check_alignment(self, generation: Generation, place: Place, facts: Facts) -> None:
+        """Where chunks held several tokens, the last ids may be ahead of the text. Raises Unprepared: the ids are then
+        not continued."""
+        rows = generation.rows
+        if all(len(ids) <= 1 for _, ids, _ in rows):
+            return
+        body = {"model": facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
+        found = (await self._ask(place, "/detokenize", body)).get("prompt")
+        if not isinstance(found, str) or found.lstrip() != generation.text.lstrip():
+            raise Unprepared(Outcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
+
+    async def _ask(self, place: Place, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An answer of the server's own. Raises Unprepared."""
+        endpoint: Endpoint = place.endpoint
+        try:
+            reply = await endpoint.client.ask("POST", endpoint.client.address.root + path, body, place.key.secret)
+        except (ConnectError, Broken) as error:
+            raise Unprepared(by_cut(f"{path}: {error}", sent=isinstance(error, Broken))) from None
+        try:
+            found = reply.json()
+        except ValueError:
+            found = None
+        if reply.status != 200:
+            raise Unprepared(by_status(reply.status, reply.body, found))
+        if not isinstance(found, Mapping):
+            raise Unprepared(by_cut(f"{path} gave no object"))
+        return found
+
+
+async def _quietly(call: Coroutine[Any, Any, Reply]) -> None:
+    """Make a call whose failure changes nothing: the closed connection stops the request as well, only later."""
+    with suppress(ConnectError, Broken):
+        await call

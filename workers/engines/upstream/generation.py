@@ -1,0 +1,269 @@
+"""Generation: one request from its submission to its last piece, whatever servers compute it. No I/O.
+
+It turns streamed chunks into pieces. What has come out is noted as rows, after which another server can continue.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
+from workers.engines.stops import TokenGate, joined
+from workers.engines.upstream import chunks
+from workers.engines.upstream.chunks import Choice, Chunk
+from workers.engines.upstream.endings import End, Outcome, by_cut, by_error, by_finish
+from workers.engines.upstream.kinds import DEFAULT_CONTEXT, Facts
+from workers.engines.upstream.ladder import Row, Rung
+
+MAX_EXCESS_TOKENS = 64
+"""Beyond its limit (the last chunk may hold several tokens) an answer is cut."""
+DONE = b"[DONE]"
+MISMATCH = "the replay differs from what was shown"
+
+
+class Generation:
+    """See the module. `take` is called once for each chunk."""
+
+    def __init__(self, request: Request, now: float) -> None:
+        """`now`: monotonic seconds of its submission."""
+        self.request, self.id = request, request.id
+        self.rows: list[Row] = list(request.past)
+        """All of the answer so far, also by earlier attempts."""
+        self.cancelled = False
+        self.tried: set[Rung] = set()
+        """Rungs that were refused for this request."""
+        self.breaks = 0
+        """How often a server failed it since its last progress."""
+        self.refusals = 0
+        """How often no server had room for it since its last progress."""
+        self.progress_at = now
+        """When it was sent, or its last token came."""
+        self.prompt: Any = None
+        """Its prompt as the server rendered or tokenised it."""
+        self.outcome: Outcome | None = None
+        """How the running reply ended, as far as its chunks say."""
+        self._submitted, self._scheduled, self._first = now, 0.0, 0.0
+        self._prompt_tokens = self._cached = 0
+        self._told_prompt = False
+        self._began = 0
+        """Tokens that had come out when this reply began."""
+        self.out = request.past_tokens
+        """Tokens that have come out, also by earlier attempts."""
+        self.received = 0
+        """Tokens of this reply."""
+        self._facts, self._rung = Facts(), Rung.FRESH
+        self._expected = ""
+        """What a replay must still repeat."""
+        self._gate = TokenGate(request.sampling.stop, request.past_text)
+        self._cap = 0
+        """Tokens after which the answer is cut, whatever the server goes on to send."""
+        self._held: list[Piece] = []
+        """Tokens whose text has not come out yet, such as those of an incomplete character."""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string is in its text."""
+        return self._gate.hit
+
+    @property
+    def text(self) -> str:
+        """All of its text so far."""
+        return "".join([text for text, _, _ in self.rows])
+
+    def remaining(self, rung: Rung) -> int | None:
+        """max_tokens of a new reply; None: as many as fit."""
+        limit = self.request.sampling.max_tokens
+        if limit is None:
+            return None
+        return limit if rung in (Rung.FRESH, Rung.REPLAY) else max(0, limit - self.out)
+
+    def begin(self, facts: Facts, rung: Rung, now: float) -> None:
+        """A new reply begins, `now` in monotonic seconds."""
+        self._facts, self._rung, self.outcome = facts, rung, None
+        self.progress_at = now
+        self._scheduled = self._scheduled or now
+        shown = self.text
+        self._expected = shown if rung is Rung.REPLAY else ""
+        self._began = 0 if rung in (Rung.FRESH, Rung.REPLAY) else self.out
+        self.received = 0
+        self._gate = TokenGate(self.request.sampling.stop, shown)
+        self._held.clear()
+        limit = self.request.sampling.max_tokens
+        self._cap = (facts.context or DEFAULT_CONTEXT if limit is None else limit) + MAX_EXCESS_TOKENS
+
+    # --- a chunk -------------------------------------------------------------------------------------------------
+
+    def take(self, data: bytes, now: float) -> Piece | None:
+        """Turn one chunk into a piece, if it brings anything. `outcome` is set when it says how the reply ends."""
+        if data == DONE:
+            self.outcome = self.outcome or by_cut("[DONE] without a finish reason")
+            return None
+        try:
+            chunk = chunks.decode(data)
+            if chunks.is_error(chunk):
+                self.outcome = by_error(decoded(data))
+                return None
+            return self._piece(chunk, now)
+        except (msgspec.DecodeError, ValueError, TypeError, KeyError, OverflowError) as error:
+            self.outcome = by_cut(f"a malformed chunk: {error}")
+            return None
+
+    def _piece(self, chunk: Chunk, now: float) -> Piece | None:
+        choice = chunk.choices[0] if chunk.choices else None
+        self._note_prompt(chunk, choice)
+        count = self._count(chunk, choice) - self.received
+        if choice is None:
+            self._correct(chunk)
+            return None
+        text, hidden = _text(choice)
+        if count < 0 or (count == 0 and not text):
+            count = 0
+        if choice.finish_reason and self.outcome is None:
+            self.outcome = by_finish(choice.finish_reason)
+        self.received += count
+        if not (count or text):
+            return None
+        self.progress_at, self.breaks, self.refusals = now, 0, 0
+        self._first = self._first or now
+        return self._emitted(text, self._ids(chunk, choice), count, self._logprobs(choice, text), hidden=hidden)
+
+    def _count(self, chunk: Chunk, choice: Choice | None) -> int:
+        """Tokens of this reply up to this chunk, as far as the chunk shows."""
+        if chunk.verbose is not None:
+            return max(self.received, chunk.verbose.tokens_predicted)
+        if choice is not None and choice.token_ids is not None:
+            return self.received + len(choice.token_ids)
+        if self._facts.running_usage and chunk.usage is not None and chunk.usage.completion_tokens:
+            return max(self.received, chunk.usage.completion_tokens)
+        text, hidden = _text(choice) if choice is not None else ("", False)
+        return self.received + (1 if text or hidden else 0)
+
+    def _correct(self, chunk: Chunk) -> None:
+        """Take the count of the last chunk, which knows the tokens that no chunk showed."""
+        if chunk.usage is not None and self.outcome is not None and not self._gate.hit:
+            self.received = max(self.received, min(chunk.usage.completion_tokens or 0, self._most()))
+
+    def _most(self) -> int:
+        limit = self.request.sampling.max_tokens
+        return self.received + MAX_EXCESS_TOKENS if limit is None else max(self.received, limit - self._began)
+
+    def _note_prompt(self, chunk: Chunk, choice: Choice | None) -> None:
+        if progress := chunk.prompt_progress:
+            self._prompt_tokens, self._cached = progress.total, progress.cache
+        elif chunk.usage is not None and chunk.usage.prompt_tokens:
+            self._prompt_tokens = chunk.usage.prompt_tokens
+            details = chunk.usage.prompt_tokens_details
+            self._cached = (details.cached_tokens or 0) if details is not None else 0
+        ids = chunk.prompt_token_ids or (choice.prompt_token_ids if choice is not None else None)
+        if ids:
+            self._prompt_tokens = self._prompt_tokens or len(ids)
+            if self._rung is Rung.FRESH:
+                self.prompt = ids
+
+    def _ids(self, chunk: Chunk, choice: Choice) -> tuple[int, ...]:
+        if chunk.verbose is not None:
+            return tuple(chunk.verbose.tokens)
+        return tuple(choice.token_ids) if choice.token_ids else ()
+
+    def _logprobs(self, choice: Choice, text: str) -> tuple[Logprob, ...]:
+        wanted = self.request.sampling.logprobs
+        return () if wanted is None or not text else chunks.logprobs_of(choice.logprobs, wanted)
+
+    def _emitted(
+        self, text: str, ids: tuple[int, ...], count: int, logprobs: tuple[Logprob, ...], *, hidden: bool
+    ) -> Piece | None:
+        if self._expected:
+            text, count, logprobs = self._beyond_replay(text, count, logprobs)
+            ids = ()  # they may also be those of what was shown
+            if not (text or count):
+                return None
+        piece = Piece(self.id, text, ids, count, logprobs=logprobs)
+        if hidden:
+            return self._passed(replace(piece, ids=()))
+        if not text:
+            self._held.append(piece)
+            return None
+        if self._held:
+            piece = joined(self.id, [*self._held, piece])
+            self._held.clear()
+        return self._passed(self._gate.feed(piece))
+
+    def _beyond_replay(
+        self, text: str, count: int, logprobs: tuple[Logprob, ...]
+    ) -> tuple[str, int, tuple[Logprob, ...]]:
+        """What of a chunk goes beyond the text that a replay must repeat."""
+        if self._expected.startswith(text):
+            self._expected = self._expected[len(text) :]
+            return "", 0, ()
+        if text.startswith(self._expected):
+            text, self._expected = text[len(self._expected) :], ""
+            return text, max(0, min(count, self.received - self.out)), ()
+        self.outcome = Outcome(End.RESTART, MISMATCH)
+        self.tried.add(Rung.REPLAY)
+        return "", 0, ()
+
+    def _passed(self, piece: Piece) -> Piece | None:
+        """Note what comes out now."""
+        if self._gate.hit:
+            self.outcome = Outcome(End.DONE, finish="stop")
+        if not (piece.n or piece.text):
+            return None
+        self.rows.append((piece.text, piece.ids, piece.n))
+        self.out += piece.n
+        if self.out > self._cap and self.outcome is None:
+            self.outcome = Outcome(End.DONE, finish="length")
+        if not self._told_prompt and self._prompt_tokens:
+            self._told_prompt = True
+            prompt, cached = self._prompt_size()
+            return replace(piece, prompt_tokens=prompt, cached_tokens=cached)
+        return piece
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def last(self, finish: str = "", failure: Failure | None = None) -> Piece:
+        """The piece that ends the request. What was held back comes out if the answer is complete."""
+        piece = Piece(self.id)
+        if finish in ("stop", "length") and not self._gate.hit:
+            parts = [self._gate.flush(self.id), *self._held]
+            piece = joined(self.id, [part for part in parts if part.n or part.text])
+            piece = replace(piece, n=max(piece.n, self.received + self._began - self.out))
+        prompt, cached = self._prompt_size()
+        times = EngineTimes(self._scheduled, self._first, time.monotonic()) if self._first else None
+        return replace(
+            piece,
+            finish=finish,
+            failure=failure,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            times=times,
+        )
+
+    def _prompt_size(self) -> tuple[int, int]:
+        """Tokens of the prompt and how many were cached, without those of the answer that the prompt ended with."""
+        tokens = max(0, self._prompt_tokens - self._began)
+        return tokens, min(self._cached, tokens)
+
+    def spent(self) -> int:
+        """Tokens of prompt and reply, for rate limits."""
+        return self._prompt_tokens + self.received
+
+
+def _text(choice: Choice) -> tuple[str, bool]:
+    """The text of a chunk, and whether its tokens are hidden from it (reasoning, tool calls)."""
+    delta = choice.delta
+    if delta is None:
+        return choice.text or "", False
+    text = delta.content or ""
+    return text, not text and bool(delta.reasoning or delta.reasoning_content or delta.tool_calls)
+
+
+def decoded(data: bytes) -> Any:
+    """The JSON of these bytes; None if they are none."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return None

@@ -1,0 +1,139 @@
+"""Server kinds: what each kind of OpenAI-compatible server can do, before its own answers correct it. Pure.
+
+Sources: the servers' sources and documents, as of vLLM 0.32, SGLang 0.5.23, llama.cpp b11434, TensorRT-LLM 1.3,
+text-generation-inference 3 and the hosted APIs in November 2026.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from penstock.engine import Capabilities
+
+ChatIds = Literal["", "template", "tokenize"]
+Prefill = Literal["", "continue_final_message", "prefix", "trailing"]
+
+DEFAULT_CONTEXT = 8192
+MAX_LOGPROBS = 20
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one server."""
+
+    kind: str = "other"
+    version: str = ""
+    model: str = ""
+    """The model's name there."""
+    context: int = 0
+    """Tokens of prompt + completion; 0: not known."""
+    slots: int = 0
+    """Requests that it runs at once; 0: not known."""
+    text: bool = True
+    """Whether it takes raw prompts (/completions)."""
+    token_prompts: bool = False
+    """Whether /completions takes token ids, and leaves them as they are."""
+    token_ids: bool = False
+    """Whether the stream of /completions tells the ids of its tokens."""
+    chat_token_ids: bool = False
+    """Whether the stream of a chat does."""
+    chat_ids: ChatIds = ""
+    """How a conversation becomes a prompt of /completions: its "template" renders it as text, or "tokenize" as ids."""
+    mixed: bool = False
+    """Whether a prompt may mix texts and ids."""
+    tokenizes: bool = False
+    """Whether /tokenize turns a text into ids."""
+    prefill: Prefill = ""
+    """How a chat continues the beginning of an answer."""
+    penalties: bool = True
+    penalties_span: bool = False
+    """Whether penalties also count the tokens of the prompt, and so those of an earlier attempt."""
+    logprobs: int = -1
+    json_schema: bool = False
+    usage: bool = True
+    """Whether it knows stream_options.include_usage."""
+    running_usage: bool = False
+    """Whether each chunk can tell the number of tokens so far."""
+    strict: bool = False
+    """Whether it refuses fields that it does not know."""
+    priority: int = 0
+    """1: it runs higher numbers first, -1: lower ones, 0: it knows no priority."""
+    aborts: bool = False
+    """Whether a call aborts a request. All of them notice a closed connection."""
+    completion_limit: bool = False
+    """Whether a chat's limit is max_completion_tokens."""
+
+    @property
+    def template_chat(self) -> bool:
+        """Whether chats are rendered there first and then sent as a prompt, so that they continue as one."""
+        return self.chat_ids == "template"
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            chat=True,
+            text_prompts=self.text,
+            logprobs=self.logprobs,
+            json_schema=self.json_schema,
+            penalties=self.penalties,
+            token_prompts=self.token_prompts,
+        )
+
+
+KINDS: dict[str, Facts] = {
+    "llama-server": Facts(
+        token_prompts=True,
+        token_ids=True,
+        chat_ids="template",
+        mixed=True,
+        tokenizes=True,
+        penalties_span=True,
+        logprobs=MAX_LOGPROBS,
+        json_schema=True,
+    ),
+    "vllm": Facts(
+        token_prompts=True,
+        token_ids=True,
+        chat_token_ids=True,
+        chat_ids="tokenize",
+        tokenizes=True,
+        prefill="continue_final_message",
+        logprobs=MAX_LOGPROBS,
+        json_schema=True,
+        running_usage=True,
+        priority=-1,
+    ),
+    "sglang": Facts(
+        token_prompts=True,
+        token_ids=True,  # not on streamed chats, which it refuses with 400
+        tokenizes=True,
+        prefill="continue_final_message",
+        logprobs=MAX_LOGPROBS,
+        json_schema=True,
+        running_usage=True,
+        priority=1,
+        aborts=True,
+    ),
+    "trtllm": Facts(token_prompts=True, logprobs=-1, running_usage=True, strict=True),
+    "tgi": Facts(logprobs=-1, json_schema=False),
+    "ollama": Facts(prefill="trailing", json_schema=True),
+    "mistral": Facts(text=False, prefill="prefix", json_schema=True, strict=True),
+    "deepseek": Facts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS),
+    "openai": Facts(text=False, logprobs=MAX_LOGPROBS, json_schema=True, strict=True, completion_limit=True),
+    "other": Facts(),
+}
+
+HOSTS = {
+    "api.openai.com": "openai",
+    "api.mistral.ai": "mistral",
+    "api.deepseek.com": "deepseek",
+}
+"""Kinds of hosted servers by their names."""
+
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "tensorrt_llm": "trtllm", "library": "ollama"}
+"""Kinds by what /models says of a model's owner."""
+
+
+def of(kind: str, **known: object) -> Facts:
+    """The facts of a kind, with what is known of this server."""
+    return msgspec.structs.replace(KINDS[kind], kind=kind, **known)

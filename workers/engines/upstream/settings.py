@@ -1,0 +1,80 @@
+"""Settings of the engine `upstream`: section [upstream]."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from runtime.config import Positive
+
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Kind = Literal[
+    "", "vllm", "sglang", "llama-server", "trtllm", "tgi", "ollama", "mistral", "deepseek", "openai", "other"
+]
+
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Section [upstream]: a server that speaks OpenAI's API generates the texts."""
+
+    urls: tuple[str, ...] = ()
+    """Addresses of equal servers, as a client of OpenAI's would name them, such as "http://gpu-1:8000/v1". A request
+    goes to the one that runs the fewest."""
+    name: str = ""
+    """The model's name there; "": the same as here, or the only one that the server has."""
+    key_env: tuple[str, ...] = ()
+    """Names of environment variables that each hold an API key. Several keys share the requests. The keys are read
+    when a worker starts, and are neither logged nor stored."""
+    kind: Kind = ""
+    """What the server is; "": found out when a worker starts."""
+    max_in_flight: Positive = 256
+    """Requests that run on each server at once, of all workers together. A server that says how many it runs lowers
+    it, and so does one that is seen to let requests wait."""
+    context: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Tokens per request (prompt + completion); 0: as the server says, and 8192 if it does not."""
+    max_output: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Tokens of an answer at most; 0: the context."""
+    default_output: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """max_tokens of a request without one; 0: max_output."""
+    send_priority: bool = False
+    """Send each request's priority. vLLM and SGLang take it only if they were started for it."""
+    cache_prompt: bool = True
+    """llama-server: reuse cached prompts. Off, and with one slot, an interrupted greedy text continues exactly."""
+    connect_s: Seconds = 5.0
+    first_token_s: Seconds = 300.0
+    """From a request to its first token, the server's own queue included. Comments and empty chunks do not count."""
+    between_tokens_s: Seconds = 60.0
+    """Between two tokens. Nothing limits the time of a whole answer."""
+    gauges_s: Seconds = 1.0
+    """How often the server is asked how many requests wait in it, while any run."""
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            if problem := url_problem(url):
+                raise ValueError(f"urls: {problem}")
+        for name in self.key_env:
+            if not VARIABLE.fullmatch(name):
+                raise ValueError("key_env: expected names of environment variables, not the keys themselves")
+
+
+def url_problem(url: str) -> str:
+    """Why the engine cannot use an address; "" if it can. A password in it is not repeated."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        return f"not an address: {error}"
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        return f"expected an address such as http://gpu-1:8000/v1, got {parts.scheme or 'no scheme'}"
+    if parts.username or parts.password:
+        return "an address holds a user or a password; put the key into a variable, and its name into key_env"
+    if parts.query or parts.fragment:
+        return "an address ends with its path, without ? and #"
+    return ""
+
+
+SECTION = UpstreamSettings
