@@ -124,11 +124,22 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     Raises:
         ApiError: the request is refused. No job was accepted, except where the message says so (503 store_unavailable).
     """
-    caller: Caller = scope["state"]["caller"]
+    asked, body = await read_request(services, scope, receive, kind)
+    return await accept(services, scope, asked, body, waits=waits)
+
+
+async def read_request(services: Services, scope: Scope, receive: Receive, kind: Kind) -> tuple[Request, bytes]:
+    """Read and validate a request. Raises ApiError, ClientDisconnect."""
     body = await read_body(scope, receive, services.settings.body_limit)
     asked = parse(kind, body)
     check_choices(asked, services.settings.max_choices_per_request)
     services.model(asked.model)
+    return asked, body
+
+
+async def accept(services: Services, scope: Scope, asked: Request, body: bytes, *, waits: bool) -> Admitted:
+    """Put the job of a valid request in the queue; `waits` and errors as in `admit`."""
+    caller: Caller = scope["state"]["caller"]
     key = idempotency_key(scope)
     # A full store accepts no new job, but a repeated request with its key may still fetch its answer.
     if refusal := services.durability_error if key else services.refusal:
@@ -146,7 +157,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
         trace=state["trace"],
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
-        events="" if waits else services.subscriptions.of_jobs(caller.tenant),
+        events=_recipients(services, caller.tenant, asked, waits=waits),
     )
     card = services.cards.get(job.model)
     if card is not None and (failure := unsupported(job, card.capabilities)):
@@ -158,6 +169,14 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
     state["job"] = accepted.id
     wait = None if accepted.joined else _expected_wait(services, job, accepted)
     return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, wait), bool(key), wait)
+
+
+def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> str:
+    """Return who gets the events of a job: nobody, if its client waits for the answer."""
+    form = asked.response_form
+    if form is not None:
+        return services.subscriptions.of_responses(tenant) if form.background else ""
+    return "" if waits else services.subscriptions.of_jobs(tenant)
 
 
 def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:

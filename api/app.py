@@ -22,13 +22,14 @@ from api.middleware import Observed
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.openapi import document
+from api.responses.endpoints import Responses
 from api.services import Services
 from streaming.errors import Unavailable, UnknownBatch, UnknownFile, UnknownJob, UnknownMessage
 
 log = logging.getLogger(__name__)
 
 COMPLETIONS: dict[str, ASGIApp] = {
-    route.path: route.endpoint for route in routes.ROUTES if isinstance(route.endpoint, Completions)
+    route.path: route.endpoint for route in routes.ROUTES if isinstance(route.endpoint, Completions | Responses)
 }
 ROUTES = [Route(route.path, route.endpoint, methods=[route.method]) for route in routes.ROUTES]
 

@@ -18,6 +18,7 @@ from api.openai import errors, job_errors
 from api.openai.errors import ApiError
 from api.openai.job_input import input_object
 from api.openai.rendering import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
+from api.openai.responses.object import ResponseFacts, ended_response
 from api.query import page_limit
 from api.services import Services
 from api.stream.watch import Watched
@@ -26,6 +27,7 @@ from streaming.ids import partition_of
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
+from streaming.jobs.terminal import Terminal
 
 MAX_WAIT_S = 600.0
 MAX_PER_PAGE = 100
@@ -79,7 +81,7 @@ async def show(request: Request) -> Response:
     services, record = services_of(request), await own_record(request)
     wait_s = _seconds(request.query_params.get("wait"))
     if wait_s and not record.state.final:
-        record = await _wait(request, record, wait_s)
+        record = await wait_for_end(request, record, wait_s)
     result = None
     if record.completed:
         record = await _with_rows(services, record)
@@ -100,9 +102,20 @@ async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
     """Return the completion object. Raises ApiError if the job did not complete, ClientDisconnect."""
     services = services_of(request)
     assert record.terminal is not None
-    work = completion_in_slices(facts_of(services, record), record.terminal, record.terminal.rows)
+    if record.job.response is None:
+        work = completion_in_slices(facts_of(services, record), record.terminal, record.terminal.rows)
+    else:
+        facts = ResponseFacts(record.job, record.created_ms)
+        work = ended_response(facts, _completed(record.terminal), record.terminal.rows, len(record.drafts))
     with Watched(request.scope, request.receive) as client:
         return await services.store_client.turns.run(client.while_there(work), len(record.terminal.rows))
+
+
+def _completed(terminal: Terminal) -> Terminal:
+    """Raises ApiError if the job did not complete."""
+    if terminal.state is not JobState.COMPLETED:
+        raise job_errors.from_terminal(terminal)
+    return terminal
 
 
 async def result(request: Request) -> Response:
@@ -126,7 +139,7 @@ async def cancel(request: Request) -> Response:
     services, record = services_of(request), await own_record(request)
     before = await services.queue.cancel(record.job.id)
     if before is JobState.RUNNING:
-        record = await _wait(request, record, 1.0)
+        record = await wait_for_end(request, record, 1.0)
     else:
         record = await services.job_reader.outline(record.job.id)
     return as_json(job_object(await view_of(services, record)), headers=job_headers(record))
@@ -206,7 +219,7 @@ def job_headers(record: JobRecord) -> dict[str, str]:
     return {"X-Job-Id": record.job.id}
 
 
-async def _wait(request: Request, record: JobRecord, seconds: float) -> JobRecord:
+async def wait_for_end(request: Request, record: JobRecord, seconds: float) -> JobRecord:
     """Wait up to `seconds` for a job's end, and return its record, without a long result's deltas.
 
     Raises ClientDisconnect as soon as the client disconnects, ApiError (503) if this process ends first.

@@ -11,6 +11,8 @@ from pydantic.json_schema import models_json_schema
 from api.auth.access import Access
 from api.openai.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
 from api.openai.batch_schemas import BatchRequest
+from api.openai.responses.answers import response_schemas
+from api.openai.responses.request import CountRequest, ResponseRequest
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
 from api.routes import JOB_HEADERS, ROUTES, Route
 from streaming.jobs.job import JobState
@@ -37,12 +39,15 @@ _SECURITY: dict[Access, list[dict[str, list[str]]]] = {Access.ANYONE: [], Access
 """Security of routes that differ from the document's default."""
 
 ERRORS = {
-    400: "invalid_request_error, context_length_exceeded, too_large_for_store: `param` names it. body_too_complex.",
+    400: "invalid_request_error, context_length_exceeded, too_large_for_store: `param` names it. body_too_complex. "
+    "previous_response_not_found.",
     401: "invalid_api_key: no key, or an unknown one. admin_token_required: under /admin of a server without keys.",
     403: "permission_denied: the key has no such right. foreign_origin: sent by a page of a refused origin.",
-    404: "model_not_found; job_not_found, file_not_found, batch_not_found, also for those of another tenant.",
+    404: "model_not_found; job_not_found, response_not_found, file_not_found, batch_not_found, also for those of "
+    "another tenant.",
     408: "deadline_exceeded_in_queue or deadline_exceeded: its deadline passed. request_timeout: sent too slowly.",
-    409: "idempotency_in_progress: repeat it in a second. job_cancelled: there is no result. batch_not_steerable.",
+    409: "idempotency_in_progress: repeat it in a second. job_cancelled: there is no result. batch_not_steerable. "
+    "response_still_ends: delete it again in a second.",
     410: "result_expired: the retention time is over.",
     413: "payload_too_large: the body is above the limit.",
     415: "unsupported_media_type: the body must be application/json.",
@@ -92,7 +97,7 @@ def document(version: str) -> dict[str, Any]:
         "info": {"title": "Penstock", "version": version, "description": "A durable queue in front of LLM engines."},
         "paths": paths,
         "components": {
-            "schemas": _request_schemas() | answer_schemas(),
+            "schemas": _request_schemas() | answer_schemas() | response_schemas(),
             "parameters": _parameters(),
             "headers": {name: {"description": words, "schema": STRING} for name, words in HEADERS.items()},
             "responses": {f"Error{status}": _error(status) for status in ERRORS} | {"Accepted": _accepted()},
@@ -180,6 +185,7 @@ def _parameters() -> dict[str, Any]:
 
     params = (
         param("model", "path", STRING, "The name of a model."),
+        param("response_id", "path", STRING, "The id of a response."),
         param("job_id", "path", STRING, "The id of a job."),
         param("tenant", "path", STRING, "The name of a tenant."),
         param("message_id", "path", STRING, "The id of a webhook message."),
@@ -199,17 +205,24 @@ def _parameters() -> dict[str, Any]:
         param("wait", "query", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
         param("include", "query", STRING | {"enum": ["input"]}, "`input`: show the request, too."),
         param("after", "query", STRING, "Continue after this: events as Last-Event-ID, lists after this id."),
+        param("stream", "query", {"enum": ["true", "false"]}, "`true`: stream the events, from the first one on."),
+        param("starting_after", "query", INTEGER | {"minimum": 0}, "Stream only the events after this number."),
         param("Last-Event-ID", "header", STRING, "Resume after this event."),
         param("Prefer", "header", STRING, "`respond-async`: answer 202 with the job at once."),
         param("Idempotency-Key", "header", STRING, "The same key and body give the same job, however often sent."),
     )
+    parts = {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
+    include = param("include", "query", parts, "Without effect: a response shows what it was created with.")
     file_limit = param("limit", "query", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page.")
-    return {each["name"]: each for each in params} | {"file_limit": file_limit}
+    return {each["name"]: each for each in params} | {"file_limit": file_limit, "response_include": include}
 
 
 def _request_schemas() -> dict[str, Schema]:
     """Render all models in one call, so that they share their definitions."""
-    models = (ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest, BatchRequest)
+    models = (
+        *(ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest, BatchRequest),
+        *(ResponseRequest, CountRequest),
+    )
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )

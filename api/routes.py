@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from api import batches, chat, events, files, health, jobs, models, timing
 from api.admin import dead_letters, pools, tenants, webhooks
 from api.auth.access import Access, Rule
+from api.responses import endpoints as responses
 
 ANYONE, CALLER, ADMIN = Access.ANYONE, Access.CALLER, Access.ADMIN
 
@@ -59,12 +60,26 @@ _COMPLETION: dict[str, Any] = {
 }  # fmt: skip
 
 CHAT, COMPLETION = chat.Completions("chat"), chat.Completions("completion")
+RESPONSE, INPUT_TOKENS = responses.Responses("response"), responses.Responses("count")
 
 ROUTES = (
     Route("POST", "/v1/chat/completions", CHAT, CALLER, "Answer a conversation", "ChatCompletion",
           bodies=("ChatRequest",), **_COMPLETION),
     Route("POST", "/v1/completions", COMPLETION, CALLER, "Continue a text", "Completion",
           bodies=("CompletionRequest",), **_COMPLETION),
+    Route("POST", "/v1/responses", RESPONSE, CALLER, "Create a response", "Response", params=_KEY,
+          errors=(*_ACCEPT, 500, 504), bodies=("ResponseRequest",), headers=JOB_HEADERS, events=True),
+    Route("POST", "/v1/responses/input_tokens", INPUT_TOKENS, CALLER, "Count the input tokens of a response",
+          "InputTokens", errors=(408, 429, 500, 504), bodies=("CountRequest",), headers=JOB_HEADERS),
+    Route("GET", "/v1/responses/{response_id}", responses.retrieve, CALLER,
+          "Show a response, or stream its events after one", "Response",
+          params=("stream", "starting_after", "response_include"), headers=("X-Job-Id",), events=True),
+    Route("DELETE", "/v1/responses/{response_id}", responses.delete, CALLER, "Delete a response", "Deleted",
+          errors=(409,)),
+    Route("POST", "/v1/responses/{response_id}/cancel", responses.cancel, CALLER,
+          "Cancel a response in the background", "Response", headers=("X-Job-Id",), errors=(400,)),
+    Route("GET", "/v1/responses/{response_id}/input_items", responses.listing, CALLER,
+          "List the input of a response", "InputItemList", params=("limit", "order", "after", "response_include")),
     Route("GET", "/v1/models", models.listing, CALLER, "List the models", "ModelList"),
     Route("GET", "/v1/models/{model:path}", models.show, CALLER, "Describe a model", "Model"),
     Route("POST", "/v1/jobs", jobs.create, CALLER, "Queue a job", "Job", 202, params=_KEY, errors=_ACCEPT,

@@ -6,11 +6,12 @@ The document says what a field may hold and what it does; here is only how a tab
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from api.auth.access import Access
+from api.openai.responses import request as responses
 from api.openai.schemas import CONSTRAINTS, UNSUPPORTED
 from api.openapi import document
 from api.routes import ROUTES
@@ -36,6 +37,15 @@ ANCHORS = {
     "Job": "the-job-object",
     "ChatCompletion": "a-chat-completion",
     "Batch": "the-batch-object",
+    "Message": "items-of-input",
+    "ItemReference": "items-of-input",
+    "OtherItem": "items-of-input",
+    "Part": "items-of-input",
+    "TextOptions": "text-of-a-response",
+    "Format": "text-of-a-response",
+    "Reasoning": "fields-of-a-response",
+    "ResponseStreamOptions": "fields-of-a-response",
+    "Response": "a-response",
 }
 """The headings under which the page describes objects of requests and answers."""
 
@@ -83,7 +93,7 @@ def parameters(where: str) -> str:
     known = _document()["components"]["parameters"]
     rows = [
         (
-            _code(each["name"]) + (" of files" if key != each["name"] else ""),
+            _code(each["name"]) + (f" of {key.partition('_')[0]}s" if key != each["name"] else ""),
             values(each["schema"]),
             each["description"],
         )
@@ -153,14 +163,18 @@ def _number(value: float) -> str:
     return f"{value:,}" if power is None else f"{'-' if value < 0 else ''}2^{power}"
 
 
-def refused(_: str) -> str:
-    """The fields that are known and refused: with the values that are accepted all the same, or with what to use."""
-    rows = [
-        (_code(name), ", ".join(_code(json.dumps(value)) for value in neutral), "")
-        for name, neutral in UNSUPPORTED.items()
-    ]
-    rows += [(_code(name), "", fix) for name, fix in CONSTRAINTS.items()]
+def refused(name: str) -> str:
+    """The fields that are known and refused: with the values that are accepted all the same, and with what to use."""
+    if name == "responses":
+        rows = [(_code(name), _values(neutral), fix) for name, (neutral, fix) in responses.UNSUPPORTED.items()]
+    else:
+        rows = [(_code(name), _values(neutral), "") for name, neutral in UNSUPPORTED.items()]
+        rows += [(_code(name), "", fix) for name, fix in CONSTRAINTS.items()]
     return _table(("field", "accepted, beside null", "what to do instead"), *rows)
+
+
+def _values(neutral: Sequence[Any]) -> str:
+    return ", ".join(_code(json.dumps(value)) for value in neutral)
 
 
 def answer(name: str) -> str:

@@ -31,7 +31,8 @@ CATALOGUE = (
         "times (ms, with decimals where they divide its timing), reply addresses, runs, resets (epoch), record, when "
         "its answer was delivered, its idempotency key, whether a request that did not wait was told its id (pinned); "
         "for lists its metadata, and a summary: the record without its rows; the bytes of its request with the span "
-        "they are counted in (size); what it costs, its tenant's weight and its patience (order)",
+        "they are counted in (size); what it costs, its tenant's weight and its patience (order); the texts of a "
+        "response that were given up (draft:<epoch>)",
     ),
     Key(
         "lane",

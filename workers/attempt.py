@@ -346,6 +346,7 @@ class Attempt:
             packed(self.seq, self._record),
             generated,
             (*self._past_tokens, sum(self._counts) - sum(self._past_tokens)) if self._sections else (),
+            (generated.last or generated.released) // 1000,
         )
 
     def _usage(self) -> Usage:

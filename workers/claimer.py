@@ -13,6 +13,7 @@ from typing import Protocol
 from penstock.engine import Capabilities, Failure
 from runtime.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
+from streaming.jobs.drafts import Draft
 from streaming.jobs.frames import Delta
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job
@@ -83,6 +84,13 @@ def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta
         if index not in ended and (limit is None or count < limit):
             return f"the engine cannot continue JSON output that another attempt began (choice {index})"
     return ""
+
+
+def draft_of(job: Job, history: History) -> Draft | None:
+    """What is kept of a text that is given up; None if no reader has seen anything of it, or readers are not told."""
+    rows = tuple(history.intact.rows)
+    shown = job.response is not None and any(row.text or row.logprobs for row in rows)
+    return Draft(rows) if shown else None
 
 
 class Claimer:
@@ -302,7 +310,7 @@ class Claimer:
         if not reason:
             return history
         log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})
-        await self._lease.restart(claim.job.id, claim.number)
+        await self._lease.restart(claim.job.id, claim.number, draft_of(claim.job, history))
         return NOTHING
 
     def _wanted(self, partition: int) -> tuple[int, int]:

@@ -35,115 +35,115 @@ def any_of(*names: str) -> Schema:
     return {"anyOf": [schema(name) for name in names]} if len(names) > 1 else schema(names[0])
 
 
-def _object(**properties: Schema) -> Schema:
+def object_of(**properties: Schema) -> Schema:
     """Build the schema of an object whose properties are all required."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _list(items: Schema) -> Schema:
+def list_of(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-def _maybe(kind: Schema) -> Schema:
+def maybe(kind: Schema) -> Schema:
     return {"anyOf": [kind, {"type": "null"}]}
 
 
-def _word(*words: str) -> Schema:
+def word_of(*words: str) -> Schema:
     return {"type": "string", "enum": list(words)}
 
 
 def answer_schemas() -> dict[str, Schema]:
-    fault = _object(message=STRING, type=STRING, param=_maybe(STRING), code=STRING)
+    fault = object_of(message=STRING, type=STRING, param=maybe(STRING), code=STRING)
     return {
-        "Error": _object(error=fault),
-        "Usage": _object(
+        "Error": object_of(error=fault),
+        "Usage": object_of(
             prompt_tokens=INTEGER,
             completion_tokens=INTEGER,
             total_tokens=INTEGER,
-            prompt_tokens_details=_object(cached_tokens=INTEGER),
+            prompt_tokens_details=object_of(cached_tokens=INTEGER),
         ),
         "ChatCompletion": _answer(
-            "chat.completion", message=_object(role=_word("assistant"), content=STRING, refusal=_maybe(STRING))
+            "chat.completion", message=object_of(role=word_of("assistant"), content=STRING, refusal=maybe(STRING))
         ),
         "Completion": _answer("text_completion", text=STRING),
-        "Answer": any_of("ChatCompletion", "Completion"),
+        "Answer": any_of("ChatCompletion", "Completion", "Response"),
         "Model": _model(),
-        "ModelList": _object(object=_word("list"), data=_list(schema("Model"))),
+        "ModelList": object_of(object=word_of("list"), data=list_of(schema("Model"))),
         "DeadLetter": _dead_letter(),
-        "DeadLetterList": _object(object=_word("list"), data=_list(schema("DeadLetter"))),
+        "DeadLetterList": object_of(object=word_of("list"), data=list_of(schema("DeadLetter"))),
         "WebhookMessage": _webhook_message(),
-        "WebhookMessageList": _object(object=_word("list"), data=_list(schema("WebhookMessage"))),
+        "WebhookMessageList": object_of(object=word_of("list"), data=list_of(schema("WebhookMessage"))),
         "File": _file(),
-        "FileList": _page("File"),
-        "Upload": _object(file={"type": "string", "format": "binary"}, purpose=_word("batch")),
-        "Deleted": _object(id=STRING, object=STRING, deleted=BOOLEAN),
+        "FileList": page_of("File"),
+        "Upload": object_of(file={"type": "string", "format": "binary"}, purpose=word_of("batch")),
+        "Deleted": object_of(id=STRING, object=STRING, deleted=BOOLEAN),
         "Batch": _batch(),
-        "BatchList": _page("Batch"),
+        "BatchList": page_of("Batch"),
         "Tenant": _tenant(),
-        "TenantList": _object(object=_word("list"), data=_list(schema("Tenant"))),
+        "TenantList": object_of(object=word_of("list"), data=list_of(schema("Tenant"))),
         "Pool": _pool(),
-        "PoolList": _object(
-            object=_word("list"),
-            data=_list(schema("Pool")),
-            leader=_maybe(_object(id=STRING, epoch=INTEGER)),
-            actions=_list(_action()),
+        "PoolList": object_of(
+            object=word_of("list"),
+            data=list_of(schema("Pool")),
+            leader=maybe(object_of(id=STRING, epoch=INTEGER)),
+            actions=list_of(_action()),
         ),
         "PoolOverride": _override_body(),
         "Job": _job(fault),
         "JobTiming": _timing(),
-        "JobList": _object(
-            object=_word("list"), data=_list(schema("Job")), has_more=BOOLEAN, next_cursor=_maybe(STRING)
+        "JobList": object_of(
+            object=word_of("list"), data=list_of(schema("Job")), has_more=BOOLEAN, next_cursor=maybe(STRING)
         ),
     }
 
 
-def _page(name: str) -> Schema:
-    ids = {name: _maybe(STRING) for name in ("first_id", "last_id")}
-    return _object(object=_word("list"), data=_list(schema(name)), has_more=BOOLEAN, **ids)
+def page_of(name: str) -> Schema:
+    ids = {name: maybe(STRING) for name in ("first_id", "last_id")}
+    return object_of(object=word_of("list"), data=list_of(schema(name)), has_more=BOOLEAN, **ids)
 
 
 def _file() -> Schema:
-    return _object(
+    return object_of(
         id=STRING,
-        object=_word("file"),
+        object=word_of("file"),
         bytes=INTEGER,
         created_at=INTEGER,
         expires_at=INTEGER,
         filename=STRING,
-        purpose=_word("batch", "batch_output"),
-        status=_word("processed"),
-        status_details=_maybe(STRING),
+        purpose=word_of("batch", "batch_output"),
+        status=word_of("processed"),
+        status_details=maybe(STRING),
     )
 
 
 def _batch() -> Schema:
     times = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-    fault = _object(code=STRING, line=_maybe(INTEGER), message=STRING, param=_maybe(STRING))
-    return _object(
+    fault = object_of(code=STRING, line=maybe(INTEGER), message=STRING, param=maybe(STRING))
+    return object_of(
         id=STRING,
-        object=_word("batch"),
+        object=word_of("batch"),
         endpoint=STRING,
-        model=_maybe(STRING),
-        errors=_maybe(_object(object=_word("list"), data=_list(fault))),
+        model=maybe(STRING),
+        errors=maybe(object_of(object=word_of("list"), data=list_of(fault))),
         input_file_id=STRING,
         completion_window=STRING,
-        status=_word(*(state.value for state in BatchState)),
-        output_file_id=_maybe(STRING),
-        error_file_id=_maybe(STRING),
+        status=word_of(*(state.value for state in BatchState)),
+        output_file_id=maybe(STRING),
+        error_file_id=maybe(STRING),
         created_at=INTEGER,
-        **{f"{name}_at": _maybe(INTEGER) for name in times},
-        request_counts=_object(total=INTEGER, completed=INTEGER, failed=INTEGER),
-        usage=_object(
+        **{f"{name}_at": maybe(INTEGER) for name in times},
+        request_counts=object_of(total=INTEGER, completed=INTEGER, failed=INTEGER),
+        usage=object_of(
             input_tokens=INTEGER,
-            input_tokens_details=_object(cached_tokens=INTEGER),
+            input_tokens_details=object_of(cached_tokens=INTEGER),
             output_tokens=INTEGER,
-            output_tokens_details=_object(reasoning_tokens=INTEGER),
+            output_tokens_details=object_of(reasoning_tokens=INTEGER),
             total_tokens=INTEGER,
         ),
-        metadata=_maybe({"type": "object", "additionalProperties": STRING}),
+        metadata=maybe({"type": "object", "additionalProperties": STRING}),
         paused=BOOLEAN,
-        lane=_maybe(STRING),
-        lane_reason=_maybe(STRING),
+        lane=maybe(STRING),
+        lane_reason=maybe(STRING),
         lines_distinct=INTEGER
         | {"description": "Lines that differ, which are computed; 0 until the file is read. The others get copies."},
         lines_in_queue=INTEGER | {"description": "Lines that wait in a lane or run."},
@@ -154,85 +154,85 @@ def _batch() -> Schema:
 
 def _webhook_message() -> Schema:
     words = ("id", "endpoint", "event", "type", "subject", "tenant", "status")
-    return _object(
-        object=_word("webhook_message"),
+    return object_of(
+        object=word_of("webhook_message"),
         **dict.fromkeys(words, STRING),
         at=NUMBER,
         attempts=INTEGER,
-        last_attempt_at=_maybe(NUMBER),
-        next_attempt_at=_maybe(NUMBER),
-        last_status_code=_maybe(INTEGER),
-        last_error=_maybe(STRING),
+        last_attempt_at=maybe(NUMBER),
+        next_attempt_at=maybe(NUMBER),
+        last_status_code=maybe(INTEGER),
+        last_error=maybe(STRING),
     )
 
 
 def _dead_letter() -> Schema:
-    lane = _maybe(STRING | {"description": "Of the job or entry, as model:priority."})
-    words = {"job_id": _maybe(STRING), "lane": lane, "entry": _maybe(STRING)}
-    return _object(id=STRING, object=_word("dead_letter"), reason=STRING, at=NUMBER, **words)
+    lane = maybe(STRING | {"description": "Of the job or entry, as model:priority."})
+    words = {"job_id": maybe(STRING), "lane": lane, "entry": maybe(STRING)}
+    return object_of(id=STRING, object=word_of("dead_letter"), reason=STRING, at=NUMBER, **words)
 
 
 def _tenant() -> Schema:
-    limit = _maybe(INTEGER | {"description": "null: no limit."})
+    limit = maybe(INTEGER | {"description": "null: no limit."})
     counts = ("jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes")
-    return _object(
-        object=_word("tenant"),
+    return object_of(
+        object=word_of("tenant"),
         tenant=STRING,
         **dict.fromkeys(counts, INTEGER),
-        limits=_object(**dict.fromkeys(QuotaSettings.__struct_fields__, limit)),
+        limits=object_of(**dict.fromkeys(QuotaSettings.__struct_fields__, limit)),
     )
 
 
 def _pool() -> Schema:
     time = NUMBER | {"description": "Unix seconds of Redis time"}
-    override = _object(want=_maybe(INTEGER), paused=BOOLEAN, by=STRING, at=time, until=_maybe(time))
-    lane = _object(waiting=INTEGER, running=INTEGER, oldest_s=NUMBER, wait_s=_maybe(NUMBER))
-    worker = _object(
+    override = object_of(want=maybe(INTEGER), paused=BOOLEAN, by=STRING, at=time, until=maybe(time))
+    lane = object_of(waiting=INTEGER, running=INTEGER, oldest_s=NUMBER, wait_s=maybe(NUMBER))
+    worker = object_of(
         id=STRING,
         host=STRING,
-        state=_word("starting", "ready", "draining", "drained"),
-        shape=_maybe(STRING),
+        state=word_of("starting", "ready", "draining", "drained"),
+        shape=maybe(STRING),
         since=time,
         slots=INTEGER,
         running=INTEGER,
-        step_ms=_maybe(NUMBER),
-        cordon=_maybe(STRING | {"description": "Why the worker takes no more jobs."}),
+        step_ms=maybe(NUMBER),
+        cordon=maybe(STRING | {"description": "Why the worker takes no more jobs."}),
     )
     counts = dict.fromkeys(("ready", "starting", "draining", "min", "max"), INTEGER)
-    shape = _object(
-        want=_maybe(INTEGER),
+    shape = object_of(
+        want=maybe(INTEGER),
         **counts,
         takes=BOOLEAN | {"description": "Whether new jobs go to this shape."},
     )
-    return _object(
-        object=_word("pool"),
+    return object_of(
+        object=word_of("pool"),
         model=STRING,
-        want=_maybe(INTEGER),
-        reason=_maybe(STRING),
+        want=maybe(INTEGER),
+        reason=maybe(STRING),
         **counts,
-        pool=_maybe(_word(*get_args(PoolKind))),
-        epoch=_maybe(INTEGER | {"description": "Epoch of the scheduler that decided it."}),
-        decided_at=_maybe(time),
-        wake_s=_maybe(NUMBER | {"description": "Seconds until the first worker is ready."}),
-        cold_start_s=_maybe(NUMBER),
-        override=_maybe(override),
-        lanes=_object(**{priority.value: lane for priority in Priority}),
-        workers=_list(worker),
-        leaving=_list(STRING),
+        pool=maybe(word_of(*get_args(PoolKind))),
+        epoch=maybe(INTEGER | {"description": "Epoch of the scheduler that decided it."}),
+        decided_at=maybe(time),
+        wake_s=maybe(NUMBER | {"description": "Seconds until the first worker is ready."}),
+        cold_start_s=maybe(NUMBER),
+        override=maybe(override),
+        lanes=object_of(**{priority.value: lane for priority in Priority}),
+        workers=list_of(worker),
+        leaving=list_of(STRING),
         shapes={"type": "object", "additionalProperties": shape},
     )
 
 
 def _action() -> Schema:
-    return _object(
+    return object_of(
         at=NUMBER,
         epoch=INTEGER,
-        model=_maybe(STRING),
-        action=_word(*get_args(ActionKind)),
-        was=_maybe(INTEGER),
-        want=_maybe(INTEGER),
-        worker=_maybe(STRING),
-        shape=_maybe(STRING),
+        model=maybe(STRING),
+        action=word_of(*get_args(ActionKind)),
+        was=maybe(INTEGER),
+        want=maybe(INTEGER),
+        worker=maybe(STRING),
+        shape=maybe(STRING),
         reason=STRING,
         by=STRING,
     )
@@ -243,9 +243,9 @@ def _override_body() -> Schema:
     return {
         "type": "object",
         "properties": {
-            "want": _maybe(INTEGER | {"minimum": 0}),
-            "paused": _maybe(BOOLEAN | {"const": True}),
-            "for_s": _maybe(hold) | {"description": "Seconds it holds; without it, until it is deleted."},
+            "want": maybe(INTEGER | {"minimum": 0}),
+            "paused": maybe(BOOLEAN | {"const": True}),
+            "for_s": maybe(hold) | {"description": "Seconds it holds; without it, until it is deleted."},
         },
         "oneOf": [
             {"required": ["want"], "properties": {"want": INTEGER, "paused": {"type": "null"}}},
@@ -256,92 +256,92 @@ def _override_body() -> Schema:
 
 
 def _answer(kind: str, **said: Schema) -> Schema:
-    choice = _object(index=INTEGER, **said, logprobs=_maybe(FREE), finish_reason=_word("stop", "length"))
-    return _object(
+    choice = object_of(index=INTEGER, **said, logprobs=maybe(FREE), finish_reason=word_of("stop", "length"))
+    return object_of(
         id=STRING,
-        object=_word(kind),
+        object=word_of(kind),
         created=INTEGER,
         model=STRING,
-        service_tier=_word("priority", "default", "flex"),
-        system_fingerprint=_maybe(STRING),
-        choices=_list(choice),
+        service_tier=word_of("priority", "default", "flex"),
+        system_fingerprint=maybe(STRING),
+        choices=list_of(choice),
         usage=schema("Usage"),
     )
 
 
 def _model() -> Schema:
     """Schema of a model; context length and capabilities are absent until a worker has loaded the model."""
-    model = _object(id=STRING, object=_word("model"), created=INTEGER, owned_by=STRING)
+    model = object_of(id=STRING, object=word_of("model"), created=INTEGER, owned_by=STRING)
     model["properties"] |= {"context_length": INTEGER, "capabilities": FREE}
     return model
 
 
 def _job(fault: Schema) -> Schema:
-    time = _maybe(NUMBER | {"description": "Unix seconds"})
-    job = _object(
+    time = maybe(NUMBER | {"description": "Unix seconds"})
+    job = object_of(
         id=STRING,
-        object=_word("job"),
-        status=_word(*(state.value for state in JobState)),
+        object=word_of("job"),
+        status=word_of(*(state.value for state in JobState)),
         created_at=time,
         started_at=time,
         first_token_at=time,
         completed_at=time,
         expires_at=time,
         model=STRING,
-        priority=_word(*(priority.value for priority in Priority)),
-        queue_position=_maybe(INTEGER | {"description": "Jobs that are expected to start before it."}),
-        queue_reason=_maybe(STRING | {"description": "Why it stands there, in words for its owner."}),
-        eta_ms=_maybe(INTEGER | {"description": "Expected time until it starts."}),
-        eta_low_ms=_maybe(INTEGER | {"description": "Nine of ten such jobs wait at least so long."}),
-        eta_high_ms=_maybe(INTEGER | {"description": "Nine of ten wait at most so long."}),
+        priority=word_of(*(priority.value for priority in Priority)),
+        queue_position=maybe(INTEGER | {"description": "Jobs that are expected to start before it."}),
+        queue_reason=maybe(STRING | {"description": "Why it stands there, in words for its owner."}),
+        eta_ms=maybe(INTEGER | {"description": "Expected time until it starts."}),
+        eta_low_ms=maybe(INTEGER | {"description": "Nine of ten such jobs wait at least so long."}),
+        eta_high_ms=maybe(INTEGER | {"description": "Nine of ten wait at most so long."}),
         attempts=INTEGER,
-        attempt_log=_maybe(_list(_attempt())),
-        last_event_id=_maybe(STRING | {"description": "Id of the newest event; null while the job runs."}),
-        usage=_maybe(schema("Usage")),
-        result=_maybe(schema("Answer")),
-        error=_maybe(fault),
+        attempt_log=maybe(list_of(_attempt())),
+        last_event_id=maybe(STRING | {"description": "Id of the newest event; null while the job runs."}),
+        usage=maybe(schema("Usage")),
+        result=maybe(schema("Answer")),
+        error=maybe(fault),
         metadata={"type": "object", "additionalProperties": STRING},
     )
     asked = {"type": "object", "description": "The request, with `include=input`; null if it cannot be read."}
-    job["properties"]["input"] = _maybe(asked)
+    job["properties"]["input"] = maybe(asked)
     return job
 
 
 def _attempt() -> Schema:
-    time = _maybe(NUMBER | {"description": "Unix seconds"})
-    outcome = _word("lost", "handed_back", "preempted", *(state.value for state in JobState if state.final))
-    return _object(
+    time = maybe(NUMBER | {"description": "Unix seconds"})
+    outcome = word_of("lost", "handed_back", "preempted", *(state.value for state in JobState if state.final))
+    return object_of(
         worker=STRING | {"description": "As `penstock ps` names it."},
         started_at=time,
         ended_at=time,
-        tokens=_maybe(
+        tokens=maybe(
             INTEGER
             | {"description": "Tokens that it generated; null while the job runs, and if the job began anew since."}
         ),
-        outcome=_maybe(outcome | {"description": "null while it runs."}),
+        outcome=maybe(outcome | {"description": "null while it runs."}),
     )
 
 
 def _timing() -> Schema:
-    parts = {part.name: _maybe(NUMBER | {"description": part.meaning}) for part in (*PARTS, EGRESS_FIRST)}
-    stamp = _maybe(NUMBER | {"description": "Unix seconds of Redis time"})
-    return _object(
+    parts = {part.name: maybe(NUMBER | {"description": part.meaning}) for part in (*PARTS, EGRESS_FIRST)}
+    stamp = maybe(NUMBER | {"description": "Unix seconds of Redis time"})
+    return object_of(
         id=STRING,
-        object=_word("job.timing"),
-        status=_word(*(state.value for state in JobState)),
+        object=word_of("job.timing"),
+        status=word_of(*(state.value for state in JobState)),
         attempts=INTEGER,
-        parts_ms=_object(**parts),
+        parts_ms=object_of(**parts),
         reasons={"type": "object", "additionalProperties": STRING, "description": "Why a part has no time."},
-        groups_ms=_object(
+        groups_ms=object_of(
             **{name: NUMBER | {"description": f"The sum of {', '.join(GROUPS[name])}."} for name in GROUPS}
         ),
         sum_ms=NUMBER | {"description": "Sum of all parts except egress_first, which overlaps decode."},
-        end_to_end_ms=_maybe(NUMBER),
-        until=_maybe(STRING | {"description": "The stamp at which end_to_end_ms ends."}),
-        time_to_first_token_ms=_maybe(NUMBER),
-        gateway_time_to_first_token_ms=_maybe(NUMBER),
-        time_per_output_token_ms=_maybe(NUMBER),
-        clock_error_ms=_object(api=NUMBER, worker=NUMBER)
+        end_to_end_ms=maybe(NUMBER),
+        until=maybe(STRING | {"description": "The stamp at which end_to_end_ms ends."}),
+        time_to_first_token_ms=maybe(NUMBER),
+        gateway_time_to_first_token_ms=maybe(NUMBER),
+        time_per_output_token_ms=maybe(NUMBER),
+        clock_error_ms=object_of(api=NUMBER, worker=NUMBER)
         | {"description": "Clock error bound of each process; a part that spans both may be wrong by the sum."},
-        stamps=_object(**dict.fromkeys(Stamps.__dataclass_fields__, stamp)),
+        stamps=object_of(**dict.fromkeys(Stamps.__dataclass_fields__, stamp)),
     )

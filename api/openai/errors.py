@@ -170,6 +170,22 @@ def job_not_found() -> ApiError:
     return ApiError(404, "job_not_found", "There is no such job.")
 
 
+def response_not_found() -> ApiError:
+    """Also for one that was deleted, not stored, or kept no longer, and for one of another tenant."""
+    return ApiError(404, "response_not_found", "There is no such response, or it is no longer kept.")
+
+
+def previous_response_not_found(response_id: str) -> ApiError:
+    message = f"There is no response {response_id[:80]!r}: it is unknown, deleted, not stored, or no longer kept."
+    return ApiError(400, "previous_response_not_found", message, param="previous_response_id")
+
+
+def response_still_ends() -> ApiError:
+    """A cancelled response whose worker has not confirmed its end cannot be deleted yet."""
+    message = "The response is cancelled, and its worker has not stopped yet. Delete it again in a moment."
+    return ApiError(409, "response_still_ends", message, headers=retry_after(1))
+
+
 def file_not_found() -> ApiError:
     """The same words whether it never was, was deleted, or belongs to another tenant."""
     return ApiError(404, "file_not_found", "There is no such file.")

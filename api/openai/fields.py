@@ -201,15 +201,16 @@ def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+SchemaObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_bounded)]
+
+
 class JsonSchema(StrictBody):
     """A named JSON schema."""
 
     name: str | None = Field(None, description="Without effect.")
-    schema_: Annotated[
-        dict[str, Any],
-        Field(alias="schema", description="At most 64 KiB, and 16 levels deep. The answer is checked against it."),
-        AfterValidator(_bounded),
-    ]
+    schema_: SchemaObject = Field(
+        alias="schema", description="At most 64 KiB, and 16 levels deep. The answer is checked against it."
+    )
     description: str | None = Field(None, description="Without effect.")
     strict: bool | None = Field(None, description="Without effect: every schema is strict.")
 

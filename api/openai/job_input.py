@@ -1,10 +1,11 @@
-"""Job input: renders the request of a job again, as `POST /v1/jobs` accepts it."""
+"""Job input: renders the request of a job again, as `POST /v1/jobs` or `POST /v1/responses` accepts it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from streaming.jobs.job import Chat, Job, Text
+from streaming.jobs.response_form import ResponseForm
 
 SAME = ("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
 """Fields of a request that a job keeps under the same name."""
@@ -12,6 +13,8 @@ SAME = ("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequ
 
 def input_object(job: Job) -> dict[str, Any]:
     """Render a job's request. Fields without effect, and those left at their defaults, are not kept."""
+    if job.response is not None:
+        return _response_input(job, job.response)
     sampling, prompt = job.sampling, job.prompt
     chat = isinstance(prompt, Chat)
     endpoint = "/v1/chat/completions" if chat else "/v1/completions"
@@ -32,11 +35,35 @@ def input_object(job: Job) -> dict[str, Any]:
         found |= {"logprobs": True, "top_logprobs": sampling.logprobs} if chat else {"logprobs": sampling.logprobs}
     if sampling.json_schema is not None:
         found["response_format"] = _response_format(sampling.json_schema)
-    if job.user is not None:
-        found["user"] = job.user
+    return found | _kept(job)
+
+
+def _kept(job: Job) -> dict[str, Any]:
+    """Render what every endpoint takes beside prompt and sampling."""
+    user = {} if job.user is None else {"user": job.user}
     queue = {"priority": job.priority.value, "deadline_ms": job.deadline_ms, "max_queue_ms": job.max_queue_ms}
-    found["queue"] = {name: value for name, value in queue.items() if value is not None}
-    return found
+    return user | {"queue": {name: value for name, value in queue.items() if value is not None}}
+
+
+def _response_input(job: Job, form: ResponseForm) -> dict[str, Any]:
+    """Render the request of a response, with the turns of the responses that it continues."""
+    turns = job.prompt.turns if isinstance(job.prompt, Chat) else ()
+    found: dict[str, Any] = {"endpoint": "/v1/responses", "model": job.model}
+    if form.instructed:
+        found["instructions"] = turns[0].content
+    found["input"] = [{"role": turn.role, "content": turn.content} for turn in turns[1 if form.instructed else 0 :]]
+    sampling = job.sampling
+    names = {name: name for name in SAME if name != "max_tokens"} | {"max_tokens": "max_output_tokens"}
+    found |= {shown: value for name, shown in names.items() if (value := getattr(sampling, name)) is not None}
+    if form.format:
+        found["text"] = {"format": form.format}
+    if sampling.logprobs is not None:
+        found |= {"include": ["message.output_text.logprobs"], "top_logprobs": form.top_logprobs}
+    if form.background:
+        found["background"] = True
+    if not form.store:
+        found["store"] = False
+    return found | _kept(job)
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:

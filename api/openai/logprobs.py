@@ -12,11 +12,15 @@ LOWEST_LOGPROB = -9999.0
 
 
 def chat_logprobs(logprobs: Iterable[Logprob]) -> dict[str, Any]:
-    content = [
+    return {"content": token_logprobs(logprobs), "refusal": None}
+
+
+def token_logprobs(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
+    """Render one object per token, as chats and responses have them."""
+    return [
         {**_token(each.token, each.logprob), "top_logprobs": [_token(token, value) for token, value in each.top]}
         for each in logprobs
     ]
-    return {"content": content, "refusal": None}
 
 
 def _token(token: str, logprob: float) -> dict[str, Any]:

@@ -7,10 +7,10 @@ are OpenAI fields that Penstock knows but does not support, so that no client ta
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
@@ -18,7 +18,6 @@ from api.openai.errors import invalid_request
 from api.openai.fields import (
     MAX_MESSAGES,
     ChatMessage,
-    Metadata,
     Prompt,
     QueueOptions,
     ResponseFormat,
@@ -28,29 +27,22 @@ from api.openai.fields import (
     TokenLimit,
     refusal,
 )
+from api.openai.generation import GenerationRequest
 from api.openai.json_body import read_object
+from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
 from api.openai.validation import explained
 from penstock.engine import Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.priority import Priority
 
-Kind: TypeAlias = Literal["chat", "completion", "job"]
+Kind: TypeAlias = Literal["chat", "completion", "job", "response", "count"]
 
 MAX_IGNORED = 20
 """Names listed in X-Ignored-Fields."""
 
 MAX_EXTRAS = 1000
 """Unknown fields examined for X-Ignored-Fields."""
-
-TIERS = {
-    "default": Priority.STANDARD,
-    "flex": Priority.BATCH,
-    "scale": Priority.INTERACTIVE,
-    "priority": Priority.INTERACTIVE,
-    "fast": Priority.INTERACTIVE,
-}
-"""The lane of each `service_tier`; `auto` means the endpoint's default."""
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
@@ -98,63 +90,25 @@ _ENDPOINT = "What the other fields describe: a chat (with `messages`) or a compl
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
-class GenerationRequest(StrictBody, ABC):
+class CompletionFields(GenerationRequest):
     """Fields shared by chats and completions."""
 
-    LANE: ClassVar[Priority] = Priority.INTERACTIVE
-    ON_DISCONNECT: ClassVar[str] = "cancel"
-
-    model: Annotated[str, Field(min_length=1, max_length=128, description="A name from `GET /v1/models`.")]
     max_tokens: TokenLimit | None = Field(None, description="Most tokens of one choice. Null: the engine's default.")
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Null: the engine's setting.")
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Null: the engine's setting.")
     n: Annotated[int, Field(ge=1, le=8)] | None = Field(1, description="Choices for each prompt.")
     stop: Stop | None = Field(None, description="A choice ends before the first of these texts.")
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="Repeats the sampling.")
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Against tokens that the text has. Refused if the engine knows no penalties."
-    )
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
-        None, description="Against tokens by how often the text has them. Refused if the engine knows no penalties."
-    )
     response_format: ResponseFormat | None = Field(
         None, description="Plain text, any JSON object, or JSON of a schema."
     )
-    stream: bool | None = Field(False, description="Answer with a stream. A job's events stream without it.")
     stream_options: StreamOptions | None = Field(None, description="What the stream holds beside the tokens.")
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
-        None,
-        description="OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive.",
-    )
-    metadata: Metadata | None = Field(None, description="Your own labels; the job shows them.")
-    user: Annotated[str, Field(max_length=256)] | None = Field(None, description="Kept with the job, without effect.")
-    queue: QueueOptions = Field(QueueOptions(), description="Penstock's own options.")
-
-    @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
-    @classmethod
-    def _queue_or_null(cls, value: Any) -> Any:
-        return QueueOptions() if value is None else value
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def lane(self) -> Priority:
-        """Return the requested lane; `queue.priority` overrides `service_tier`."""
-        if self.queue.priority:
-            return Priority(self.queue.priority)
-        return TIERS.get(self.service_tier or "auto", self.LANE)
-
-    @property
-    @abstractmethod
-    def prompt_asked(self) -> JobPrompt: ...
-
-    @property
-    def prompts(self) -> int:
-        """Number of prompts."""
-        return 1
+    def choices_per_prompt(self) -> int:
+        return self.n or 1
 
     @property
     @abstractmethod
@@ -182,7 +136,7 @@ class GenerationRequest(StrictBody, ABC):
         )
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(CompletionFields):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[
@@ -224,7 +178,7 @@ class ChatRequest(GenerationRequest):
         return self.max_completion_tokens or self.max_tokens
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(CompletionFields):
     """The body of POST /v1/completions."""
 
     prompt: Prompt = Field(description="One text or several, or their token ids; each has its own choices.")
@@ -271,14 +225,25 @@ class CompletionJobRequest(CompletionRequest):
     endpoint: Literal["/v1/completions"] = Field(description=_ENDPOINT)
 
 
-Request: TypeAlias = ChatRequest | CompletionRequest
+Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest
+
+
+MODELS: Mapping[str, type[Request]] = {
+    "chat": ChatRequest,
+    "completion": CompletionRequest,
+    "response": ResponseRequest,
+    "count": CountRequest,
+}
 
 
 def parse(kind: Kind, body: bytes) -> Request:
     """Parse and validate a body. Raises ApiError (400) that names the field, never its value."""
     fields = read_object(body)
     model = _model(kind, fields)
-    _refuse_unsupported(fields)
+    if issubclass(model, InputFields):
+        refuse_unsupported(fields, CONSTRAINTS)
+    else:
+        _refuse_unsupported(fields)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -287,7 +252,7 @@ def parse(kind: Kind, body: bytes) -> Request:
 
 def check_choices(request: Request, max_choices: int) -> None:
     """Refuse a request that asks for more than `max_choices` choices. Raises ApiError (400)."""
-    n, prompts = request.n or 1, request.prompts
+    n, prompts = request.choices_per_prompt, request.prompts
     if n * prompts <= max_choices:
         return
     bound = f"one request may have at most {max_choices:,} (setting api.max_choices_per_request)"
@@ -325,10 +290,11 @@ def to_job(
         trace=trace,
         metadata=request.metadata or {},
         user=request.user,
-        on_disconnect=queue.on_disconnect or request.ON_DISCONNECT,
+        on_disconnect=request.on_disconnect,
         received_us=received_us,
         clock_us=clock_us,
         events=events,
+        response=request.response_form,
     )
 
 
@@ -370,7 +336,7 @@ def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
         if endpoint != "/v1/chat/completions":
             raise invalid_request("endpoint must be '/v1/chat/completions' or '/v1/completions'.", "endpoint")
         return ChatJobRequest
-    return ChatRequest if kind == "chat" else CompletionRequest
+    return MODELS[kind]
 
 
 def _refuse_unsupported(fields: Mapping[str, Any]) -> None:

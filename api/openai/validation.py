@@ -56,5 +56,6 @@ def _path(loc: Iterable[int | str]) -> str:
         if isinstance(step, int):
             path += f"[{step}]"
         elif not step.startswith("<"):
-            path += f".{step}" if path else step
+            name = step.removesuffix("_")  # of a field whose name would hide one of the library's
+            path += f".{name}" if path else name
     return path[:128]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from api.openai.rendering import encode_json, on_one_line
+from api.openai.responses.events import EventSequence
 from api.stream.connection import Connection
 from api.stream.transport import CHUNK_END, chunk_head
 from streaming.jobs.frames import Delta
@@ -18,10 +19,10 @@ from telemetry.buffered import BufferedHistogram
 class TokenFlow:
     """Token writer of a stream with one choice and without log-probabilities, after its first token."""
 
-    __slots__ = ("_after", "_around", "_before", "_histogram", "_transport", "last", "paused", "unwritten")
+    __slots__ = ("_after", "_around", "_before", "_transport", "histogram", "last", "paused", "unwritten")
 
     def __init__(self, histogram: BufferedHistogram) -> None:
-        self._histogram = histogram
+        self.histogram = histogram
         self.last = 0.0
         """Monotonic time of the last tokens; 0: none yet."""
         self.unwritten = b""
@@ -38,7 +39,7 @@ class TokenFlow:
 
     def write(self, row: Delta, now: float) -> bool:
         """Write a delta that arrived at `now`; called for every token. False: it is in `unwritten` instead."""
-        self._histogram.observe_equal(now - self.last, row.n or 1)  # as `inter_token_latency` has it
+        self.histogram.observe_equal(now - self.last, row.n or 1)  # as `inter_token_latency` has it
         self.last = now
         content = row.text
         if not content:
@@ -53,4 +54,41 @@ class TokenFlow:
         transport = self._transport
         if not transport.is_closing():  # drop tokens of a disconnected client
             transport.write(b"".join((head, self._before, text, self._after)))
+        return True
+
+
+class NumberedFlow(TokenFlow):
+    """The same for a response, whose events are numbered and whose text its last events repeat."""
+
+    __slots__ = ("_end", "_sequence")
+
+    def __init__(self, histogram: BufferedHistogram, sequence: EventSequence) -> None:
+        super().__init__(histogram)
+        self._sequence = sequence
+
+    def start(self, connection: Connection, before: bytes, after: bytes) -> None:
+        """Start writing; `after` has %d where the number of the event goes."""
+        super().start(connection, before, after)
+        self._end = after
+
+    def write(self, row: Delta, now: float) -> bool:
+        self.histogram.observe_equal(now - self.last, row.n or 1)
+        self.last = now
+        content = row.text
+        if not content:
+            return True
+        text = encode_json(content)
+        if not text.isascii():
+            text = on_one_line(text)
+        sequence = self._sequence
+        number = sequence.number
+        sequence.number = number + 1
+        sequence.text += text[1:-1]
+        data = b"".join((self._before, text, self._end % number))
+        if self.paused:
+            self.unwritten = data
+            return False
+        transport = self._transport
+        if not transport.is_closing():
+            transport.write(b"".join((chunk_head(len(data)), data, CHUNK_END)))
         return True

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
-from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from api.admission import Admitted
 from api.error_answers import error_body, error_event
@@ -26,40 +24,43 @@ from api.services import Services
 from api.stream.connection import Connection
 from api.stream.delivery import Delivery
 from api.stream.flow import TokenFlow
+from api.stream.messages import PING, STREAM_HEADERS, body_message, start_message
+from api.stream.paced_writer import ClientGone, PacedWriter
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.jobs.frames import Delta
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.reorder_buffer import Flow
 from streaming.jobs.terminal import Terminal
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
 log = logging.getLogger(__name__)
 
-PING = b": ping\n"
-"""An SSE comment. It ends with one newline only: a blank line would dispatch an event, on which some clients crash."""
+CHAT, TEXT, RESPONSE = "chat", "text_completion", "response"
 
-STREAM_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
-
-CHAT, TEXT = "chat", "text_completion"
-
-
-MAX_SEND_TIMEOUT_FACTOR = 1.2
-"""A stalled reader is disconnected up to this factor later than its timeout, at random: readers that stalled together
-are then not all disconnected in one iteration of the event loop, which would delay every other stream."""
 KEYED_GRACE_S = 10.0
 """Time that a job goes on for the retry of a disconnected client that sent an idempotency key."""
 
 
-class ClientGone(Exception):
-    """Raised inside an answer when its client has disconnected."""
+class Renderer(Protocol):
+    """Renders a stream: gets every delta in order, those in the terminal message too, and then that message."""
+
+    @property
+    def plain(self) -> tuple[bytes, bytes] | None:
+        """The constant bytes before and after every further delta's text; None if they are not constant."""
+        ...
+
+    def delta(self, delta: Delta) -> bytes: ...
+
+    def end(self, terminal: Terminal) -> bytes:
+        """Raises ApiError for an end that a stream tells as an error."""
+        ...
 
 
 class Reply:
     """ASGI response for one admitted job. Subclasses send the answer, whole or streamed."""
+
+    _writer: PacedWriter | None = None
 
     def __init__(self, services: Services, admitted: Admitted) -> None:
         self._services, self._admitted = services, admitted
@@ -71,18 +72,15 @@ class Reply:
         self._facts = facts if not admitted.accepted.joined else replace(facts, job=admitted.accepted.id)
         self._received = 0.0
         self._delivery = Delivery()
-        self._metrics = services.metrics.answers(CHAT if facts.chat else TEXT, self._job.model)
+        self._metrics = services.metrics.answers(_operation(self._job), self._job.model)
         self._flow = TokenFlow(self._metrics.per_token)
         self._request_id = ""
-        self._stalled = False
-        self._task: asyncio.Task[object] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; if the client disconnects, apply its on_disconnect policy to the job."""
         self._request_id, self._received = scope["state"]["request_id"], scope["state"]["received"]
-        self._task = asyncio.current_task()
         try:
-            with Watched(scope, receive, self._buffer.hang_up):
+            with Watched(scope, receive, self._hang_up):
                 await self._answer(send, scope["state"])
         except ClientGone:
             await self._disconnected()
@@ -98,12 +96,16 @@ class Reply:
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
         raise AssertionError("a subclass implements this")
 
+    def _hang_up(self) -> None:
+        """The client has disconnected."""
+        self._buffer.hang_up()
+
     async def _send_error(self, send: Send, error: ApiError) -> None:
         """Send a complete error answer."""
         body = error_body(error, self._services.metrics.count_error)
         lengths = {"content-type": "application/json", "content-length": str(len(body))}
-        await send(_start(error.status, lengths | self._admitted.headers | error.headers))
-        await send(_body(body, more=False))
+        await send(start_message(error.status, lengths | self._admitted.headers | error.headers))
+        await send(body_message(body, more=False))
 
     async def _take(self, timeout_s: float) -> tuple[list[Delta], Terminal | None]:
         rows, terminal = await self._buffer.take(timeout_s)
@@ -144,7 +146,7 @@ class Reply:
         """Apply on_disconnect: let the job go on, or cancel it, at once or after a grace period, if nobody reads it."""
         policy = self._job.on_disconnect
         fields = {"job": self._buffer.job_id, "on_disconnect": policy}
-        if self._stalled:
+        if self._writer is not None and self._writer.stalled:
             log.warning("a reader took nothing for too long and is cut off", extra=fields)
         else:
             log.info("client left", extra=fields)
@@ -176,8 +178,8 @@ class StreamReply(Reply):
     response's own task takes over while the connection is congested, so that a slow reader delays no other stream.
     """
 
-    _renderer: ChunkRenderer
-    _send: Send
+    _renderer: Renderer
+    _writer: PacedWriter
     _connection: Connection | None = None
     _write_now: Callable[[bytes], bool] = staticmethod(lambda data: False)
     """Write without waiting; False if the connection is congested."""
@@ -189,31 +191,28 @@ class StreamReply(Reply):
     _ping_timer: asyncio.TimerHandle | None = None
 
     async def _answer(self, send: Send, state: dict[str, Any]) -> None:
-        self._renderer = ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
-        # The server's own send: the body bypasses the middleware.
-        self._send, connection = state["server_send"], state.get("connection")
+        self._renderer = self._new_renderer()
+        connection = state.get("connection")
         if connection is not None:
             self._connection, self._write_now = connection, connection.write_chunk
+        # The server's own send: the body bypasses the middleware.
+        self._writer = PacedWriter(state["server_send"], connection, self._services.settings.send_timeout_s)
         started = False
         metrics = self._services.metrics.open_streams
         metrics.inc()
         try:
-            rows, terminal = await self._take(self._first_wait_s())
-            if terminal is not None and not rows and terminal.state is not JobState.COMPLETED:
-                self._delivery.last_got()
-                await self._send_error(send, job_errors.from_terminal(terminal))
-                self._delivery.last_sent()
+            opening = await self._opening(send)
+            if opening is None:
                 return
-            await send(_start(200, STREAM_HEADERS | self._admitted.headers))
-            started = True
-            self._unwritten = self._render(rows, terminal) or PING
+            await send(start_message(200, STREAM_HEADERS | self._admitted.headers))
+            started, self._unwritten = True, opening
             await self._stream()
         except (ClientGone, OSError):
             raise ClientGone from None
         except ApiError as error:
             if not started:
                 raise
-            await send(_body(error_event(error, self._services.metrics.count_error), more=False))
+            await self._fail(send, error)
         except BaseException as error:
             # Shutdown or a bug: send an error frame before a started stream ends.
             if started:
@@ -222,10 +221,31 @@ class StreamReply(Reply):
                     if isinstance(error, asyncio.CancelledError)
                     else errors.internal_error(self._request_id)
                 )
-                await send(_body(error_event(fault, self._services.metrics.count_error), more=False))
+                await self._break_off(send, fault)
             raise
         finally:
             metrics.dec()
+
+    def _new_renderer(self) -> Renderer:
+        return ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
+
+    async def _opening(self, send: Send) -> bytes | None:
+        """Return the first bytes of the stream; None if the job has failed before and its error was sent instead."""
+        rows, terminal = await self._take(self._first_wait_s())
+        if terminal is None or rows or terminal.state is JobState.COMPLETED:
+            return self._render(rows, terminal) or PING
+        self._delivery.last_got()
+        await self._send_error(send, job_errors.from_terminal(terminal))
+        self._delivery.last_sent()
+        return None
+
+    async def _fail(self, send: Send, error: ApiError) -> None:
+        """End a started stream that cannot go on."""
+        await send(body_message(error_event(error, self._services.metrics.count_error), more=False))
+
+    async def _break_off(self, send: Send, error: ApiError) -> None:
+        """End a started stream whose job goes on, because this process ends or has a bug."""
+        await self._fail(send, error)
 
     def _first_wait_s(self) -> float:
         """Return how long to wait for the first token before sending the head and a ping; 0 if the job is not expected
@@ -239,7 +259,7 @@ class StreamReply(Reply):
             while True:
                 if self._unwritten:
                     data, self._unwritten = self._unwritten, b""
-                    await self._write(data, more=not self._finished)
+                    await self._writer.write(data, more=not self._finished)
                     if self._flow.last:
                         self._delivery.first_sent()
                 if self._finished:
@@ -263,10 +283,13 @@ class StreamReply(Reply):
             return
         direct = None
         if self._connection is not None and (around := self._renderer.plain) is not None:
-            self._flow.start(self._connection, *around)
-            direct = self._flow.write
+            direct = self._start_flow(self._connection, *around)
         await self._buffer.attach_sink(self._write_rows, direct)
         self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
+
+    def _start_flow(self, connection: Connection, before: bytes, after: bytes) -> Flow:
+        self._flow.start(connection, before, after)
+        return self._flow.write
 
     def _ping_if_idle(self) -> None:
         """Send a ping when the stream was idle for keep_alive_s, and schedule the next check."""
@@ -311,26 +334,6 @@ class StreamReply(Reply):
                 data += error_event(error, self._services.metrics.count_error)
         return data
 
-    async def _write(self, data: bytes, *, more: bool) -> None:
-        """Write at the reader's pace; disconnect a reader that takes no byte for too long."""
-        timeout_s = self._services.settings.send_timeout_s * random.uniform(1.0, MAX_SEND_TIMEOUT_FACTOR)  # noqa: S311 - jitter
-        timer = asyncio.get_running_loop().call_later(timeout_s, self._on_stalled)
-        try:
-            await self._send(_body(data, more=more))
-        except asyncio.CancelledError:
-            if not self._stalled:
-                raise
-            if self._connection is not None:
-                self._connection.cut_off()
-            raise ClientGone from None
-        finally:
-            timer.cancel()
-
-    def _on_stalled(self) -> None:
-        self._stalled = True
-        if self._task is not None:
-            self._task.cancel()
-
 
 class WholeReply(Reply):
     """Sends the answer in one piece."""
@@ -350,14 +353,19 @@ class WholeReply(Reply):
             rows += taken
         self._delivery.last_got()
         try:
-            work = completion_in_slices(self._facts, terminal, rows)
-            body = to_json(await self._services.store_client.turns.run(work, len(rows)))
+            body = await self._whole(terminal, rows)
         except ApiError as error:
             await self._send_error(send, error)
         else:
-            await send(_start(200, {"content-type": "application/json", "content-length": str(len(body))} | headers))
-            await send(_body(body, more=False))
+            lengths = {"content-type": "application/json", "content-length": str(len(body))}
+            await send(start_message(200, lengths | headers))
+            await send(body_message(body, more=False))
         self._delivery.last_sent()
+
+    async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
+        """Render the answer. Raises ApiError for a job that did not complete."""
+        work = completion_in_slices(self._facts, terminal, rows)
+        return to_json(await self._services.store_client.turns.run(work, len(rows)))
 
 
 async def abandon_quietly(services: Services, job_id: str) -> None:
@@ -373,9 +381,8 @@ async def abandon_quietly(services: Services, job_id: str) -> None:
         log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
 
 
-def _start(status: int, headers: dict[str, str]) -> Message:
-    return {"type": "http.response.start", "status": status, "headers": Headers(headers).raw}
-
-
-def _body(data: bytes, *, more: bool) -> dict[str, Any]:
-    return {"type": "http.response.body", "body": data, "more_body": more}
+def _operation(job: Job) -> str:
+    """The label of an answer's metrics."""
+    if job.response is not None:
+        return RESPONSE
+    return CHAT if isinstance(job.prompt, Chat) else TEXT

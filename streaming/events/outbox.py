@@ -54,6 +54,10 @@ class EventSubscriptions:
         """Recipients for a job whose client does not wait for the answer."""
         return self._broker + ("w" if (tenant, "job") in self._webhooks else "")
 
+    def of_responses(self, tenant: str) -> str:
+        """Recipients for a response in the background. Webhooks get its end as `response.*`, the broker as a job's."""
+        return self._broker + ("w" if (tenant, "response") in self._webhooks else "")
+
     def of_batches(self, tenant: str) -> str:
         """Recipients for a batch; its lines have no events of their own."""
         return self._broker + ("w" if (tenant, "batch") in self._webhooks else "")

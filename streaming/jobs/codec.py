@@ -27,6 +27,7 @@ import msgspec
 
 from streaming.errors import DecodeError, NewerMessage
 from streaming.jobs.control import Control
+from streaming.jobs.drafts import Draft
 from streaming.jobs.frames import Delta, Frame, PlainDelta
 from streaming.jobs.job import JOB_VERSION, Job
 from streaming.jobs.terminal import Ended, Terminal
@@ -66,6 +67,7 @@ _TERMINAL = msgspec.msgpack.Decoder(Terminal)
 _PARTED = msgspec.msgpack.Decoder(_Parted)
 _HEADED = msgspec.msgpack.Decoder(_Headed)
 _DELTAS = msgspec.msgpack.Decoder(tuple[Delta, ...])
+_DRAFT = msgspec.msgpack.Decoder(Draft)
 _METADATA = msgspec.msgpack.Decoder(dict[str, str])
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -74,7 +76,7 @@ _ARRAY_32 = b"\xdd"
 _TERMINAL_TAG = b"\xa1t"
 """Tag of a terminal message, which follows the byte with the length of the array."""
 
-TAGS = frozenset(kind.__struct_config__.tag for kind in (*get_args(Reply), *get_args(Control)))
+TAGS = frozenset(kind.__struct_config__.tag for kind in (Draft, *get_args(Reply), *get_args(Control)))
 """The tags that this version knows."""
 
 
@@ -144,6 +146,11 @@ def _job_version(data: bytes) -> int:
 def decode_terminal(data: bytes) -> Terminal:
     """Raises NewerMessage, DecodeError."""
     return _decode_tagged(_TERMINAL, data)
+
+
+def decode_draft(data: bytes) -> Draft:
+    """Raises NewerMessage, DecodeError."""
+    return _decode_tagged(_DRAFT, data)
 
 
 def is_terminal(data: bytes) -> bool:

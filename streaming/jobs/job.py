@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.engine import ChatTurn, Sampling
+from streaming.jobs.response_form import ResponseForm
 from streaming.priority import Priority
 
 
@@ -106,6 +107,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     """Recipients of its events, as letters: "b" the broker, "w" webhooks; "": none."""
     past: tuple[PastAttempt, ...] = ()
     """Attempts at the job of which this one is a replay, oldest first."""
+    response: ResponseForm | None = None
+    """What the Responses API shows of the request; None for a job of another endpoint."""
 
     @property
     def choices(self) -> int:

@@ -20,6 +20,7 @@ from streaming.errors import DecodeError, NewerMessage, Rewound
 from streaming.ids import partition_of
 from streaming.jobs.codec import decode_control, decode_job, encode, packed
 from streaming.jobs.control import Control
+from streaming.jobs.drafts import Draft
 from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Job
@@ -250,12 +251,14 @@ class Lease:
         args += [encode(frame) for frame in frames]
         await self._client.call("release", partition_of(job_id) or 0, *args)
 
-    async def restart(self, job_id: str, number: int) -> None:
-        """Restart a claimed job from its beginning under a new epoch: deltas of earlier runs become void.
+    async def restart(self, job_id: str, number: int, draft: Draft | None = None) -> None:
+        """Restart a claimed job from its beginning under a new epoch: deltas of earlier runs become void. `draft`:
+        those of them that the job's readers are still told of.
 
         Raises Fenced, Unavailable.
         """
-        await self._client.call("restart", partition_of(job_id) or 0, self.id, job_id, number)
+        kept = encode(draft) if draft is not None else b""
+        await self._client.call("restart", partition_of(job_id) or 0, self.id, job_id, number, kept)
 
     async def decline(self, jobs: Sequence[UnreadableClaim]) -> None:
         """Undo the claims of jobs that only a newer version can decode. Raises Fenced, Unavailable."""

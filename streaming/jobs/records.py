@@ -91,6 +91,8 @@ class JobRecord:
     """Microseconds of Redis time; without those in `delivered`."""
     delivered: Delivered | None = None
     """When its answer was sent, if a client waited for it."""
+    drafts: tuple[bytes, ...] = ()
+    """The texts of a response that were given up before the present one, oldest first, each an encoded Draft."""
     fault: str = ""
     """Why its body cannot be read, or "". If it cannot, `job` has only the fields that the record holds beside it."""
 
@@ -169,8 +171,15 @@ def _parsed(
         unrecorded=state.final and end is None and not (raw.get("record") or raw.get("summary")),
         stamps=stamps_of(job, state, raw, terminal),
         delivered=_delivered(raw.get("delivered")),
+        drafts=_drafts(raw),
         fault=fault,
     )
+
+
+def _drafts(raw: Mapping[str, bytes]) -> tuple[bytes, ...]:
+    """Raises ValueError."""
+    epochs = sorted([int(name[6:]) for name in raw if name.startswith("draft:")])
+    return tuple([raw[f"draft:{epoch}"] for epoch in epochs])
 
 
 def end_of(job_id: str, state: JobState, data: bytes | None, reason: str) -> Terminal | None:

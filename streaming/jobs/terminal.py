@@ -65,6 +65,8 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """Left out of the published form too: readers do not need it."""
     tokens: tuple[int, ...] = ()
     """Tokens of each section; empty if there is only one."""
+    last_ms: int = 0
+    """Redis time of the last token; of a job without tokens, when the engine had it; 0: not known."""
 
 
 def without_rows(end: Terminal) -> Terminal:

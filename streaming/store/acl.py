@@ -75,6 +75,7 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "mget": frozenset({"file", "override"}),
         "hmget": frozenset({"batch", "hook"}),
         "hgetall": frozenset({"card", "plan"}),
+        "expire": frozenset({"job"}),
     },
     "worker": {
         "xrange": frozenset({"log"}),

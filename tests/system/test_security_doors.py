@@ -51,6 +51,7 @@ NOBODY: Mapping[str, str | None] = {
 """Authorization headers that are nobody's."""
 UNKNOWN = {
     "job_id": "job_00" + "0" * 30,
+    "response_id": "resp_job_00" + "0" * 30,
     "file_id": "file-00" + "0" * 30,
     "batch_id": "batch_00" + "0" * 30,
     "letter_id": "0-1-1",
@@ -59,7 +60,7 @@ UNKNOWN = {
     "tenant": "no-such-tenant",
 }
 """For each name in a path: what it may look like and is nobody's."""
-OWNED = ("job_id", "file_id", "batch_id")
+OWNED = ("job_id", "response_id", "file_id", "batch_id")
 """Names in a path that are a tenant's own."""
 CANARY = "canary-of-blue"
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -67,6 +68,8 @@ BODIES: Mapping[str, Any] = {
     "POST /v1/chat/completions": CHAT,
     "POST /v1/jobs": CHAT,
     "POST /v1/completions": {"model": "sim", "prompt": "x", "max_tokens": 2},
+    "POST /v1/responses": {"model": "sim", "input": "x", "max_output_tokens": 2},
+    "POST /v1/responses/input_tokens": {"model": "sim", "input": "x"},
 }
 """Bodies that are accepted; a route that is not here is sent an empty object."""
 VARYING = {"date", "x-request-id", "openai-processing-ms"}
@@ -372,9 +375,11 @@ def blue(house: House) -> Belongings:
     paused = as_blue(house, "POST", "/v1/batches", {"input_file_id": many, "endpoint": "/v1/chat/completions"})["id"]
     assert as_blue(house, "POST", f"/v1/batches/{paused}/pause")["paused"]
     running = as_blue(house, "POST", "/v1/jobs", said | {"max_tokens": 8000})["id"]
+    response = as_blue(house, "POST", "/v1/responses", {"model": "sim", "input": CANARY, "max_output_tokens": 2})["id"]
     return Belongings(
         {
             "job_id": [ended, running],
+            "response_id": [response],
             "file_id": [file, many, done["output_file_id"]],
             "batch_id": [batch, paused],
         }
@@ -416,7 +421,7 @@ def test_lists_show_ones_own(house: House, blue: Belongings, query: str) -> None
         house.request("GET", f"/v1/{kind}", headers={"Authorization": bearer("blue")})[2]
         for kind in ("jobs", "files", "batches")
     )
-    assert all(each.encode() in shown for each in blue.all)
+    assert all(each.removeprefix("resp_").encode() in shown for each in blue.all)
 
 
 def test_anothers_id_in_a_query_or_body_is_as_if_it_were_not(house: House, blue: Belongings) -> None:
@@ -479,6 +484,7 @@ def test_nothing_of_the_others_was_touched(house: House, blue: Belongings) -> No
         for theirs in blue.ids[name]:
             ask(house, operation, operation.at(**{name: theirs}), bearer("red"))
     assert all(as_blue(house, "GET", f"/v1/jobs/{job}")["status"] != "cancelled" for job in blue.ids["job_id"])
+    assert all(as_blue(house, "GET", f"/v1/responses/{each}")["output"] for each in blue.ids["response_id"])
     assert all(as_blue(house, "GET", f"/v1/files/{file}/content") for file in blue.ids["file_id"])
     paused = as_blue(house, "GET", f"/v1/batches/{blue.ids['batch_id'][1]}")
     assert paused["paused"] and paused["status"] in ("validating", "in_progress")

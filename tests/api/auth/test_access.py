@@ -141,7 +141,16 @@ async def test_a_method_without_a_row_cannot_be_reached(method: str) -> None:
 
 def filled(path: str) -> str:
     """The path with something in the place of each parameter."""
-    for name in ("job_id", "file_id", "batch_id", "letter_id", "message_id", "model:path", "tenant:path"):
+    for name in (
+        "job_id",
+        "response_id",
+        "file_id",
+        "batch_id",
+        "letter_id",
+        "message_id",
+        "model:path",
+        "tenant:path",
+    ):
         path = path.replace("{" + name + "}", "org/x" if name.endswith(":path") else "x_1")
     assert "{" not in path
     return path
@@ -294,7 +303,7 @@ def test_no_form_of_host_or_path_opens_what_needs_a_key(keyed: House) -> None:
 
 def test_a_refused_stream_is_refused_before_its_body(keyed: House) -> None:
     """The short way of completions is no way around the guard."""
-    for path in ("/v1/chat/completions", "/v1/completions"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/input_tokens"):
         for headers in ({}, {"Authorization": "Bearer sk-wrong"}):
             code, _, body = keyed.request("POST", path, b"{", {"Content-Type": "application/json", **headers})
             assert (code, json.loads(body)["error"]["code"]) == (401, "invalid_api_key")

@@ -51,6 +51,7 @@ SENT: Mapping[str, Calls] = {
         DeadLetters(wire).recent(5), DeadLetters(wire).get(LETTER), DeadLetters(wire).drop(LETTER),
         Plans(wire).actions(5), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
+        Queue(wire, Headroom(wire)).shorten_retention([JOB], 5),
     ],
     "worker": lambda wire: [
         Fleet(wire).cards(), LengthStore(wire).read("m"), drained(read_log(wire, 0, LOG, 1)),

@@ -62,6 +62,8 @@ class _Sequence:
     gate: TokenGate | None
     """None: there are no stop strings."""
     fault: tuple[str, int] | None
+    end: str = "length"
+    """Finish reason at its last token: a request without a limit ends by itself."""
     begun: bool = False
     """Whether its first token was sent, and with it the size of its prompt."""
     tenant: str = ""
@@ -205,6 +207,7 @@ class SimEngine:
         found = FAULT.search(prompt) if self._settings.faults else None
         fault = (found[1], int(found[2])) if found else None
         sequence = _Sequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
+        sequence.end = "length" if wanted else "stop"
         if self._cache is not None:
             sequence.tenant, sequence.prompt = request.tenant, prompt
         return sequence
@@ -337,14 +340,14 @@ class SimEngine:
             piece = Piece(sequence.id, text, (number & 0xFFFF,), 1, prompt_tokens=prompt, cached_tokens=cached)
         if sequence.gate is not None:
             return self._gated(sequence, sequence.gate, piece)
-        return self._finish(sequence, piece, "length") if sequence.done >= sequence.max_tokens else piece
+        return self._finish(sequence, piece, sequence.end) if sequence.done >= sequence.max_tokens else piece
 
     def _gated(self, sequence: _Sequence, gate: TokenGate, piece: Piece) -> Piece | None:
         piece = gate.feed(piece)
         if gate.hit:
             return self._finish(sequence, piece, "stop")
         if sequence.done >= sequence.max_tokens:
-            return self._finish(sequence, joined(sequence.id, (piece, gate.flush(sequence.id))), "length")
+            return self._finish(sequence, joined(sequence.id, (piece, gate.flush(sequence.id))), sequence.end)
         return piece if piece.n else None
 
     def _inject(self, fault: str) -> bool:

@@ -1,0 +1,84 @@
+"""OpenAPI schemas of the answers of the Responses API."""
+
+from __future__ import annotations
+
+from api.openai.answers import (
+    BOOLEAN,
+    FREE,
+    INTEGER,
+    NUMBER,
+    STRING,
+    Schema,
+    list_of,
+    maybe,
+    object_of,
+    page_of,
+    schema,
+    word_of,
+)
+
+
+def response_schemas() -> dict[str, Schema]:
+    return {
+        "Response": _response(),
+        "ResponseUsage": object_of(
+            input_tokens=INTEGER,
+            input_tokens_details=object_of(cached_tokens=INTEGER),
+            output_tokens=INTEGER,
+            output_tokens_details=object_of(reasoning_tokens=INTEGER),
+            total_tokens=INTEGER,
+        ),
+        "OutputItem": _item("output_text", role=word_of("assistant")),
+        "InputItem": _item("input_text", "output_text", role=word_of("system", "user", "assistant", "tool")),
+        "InputItemList": page_of("InputItem"),
+        "InputTokens": object_of(object=word_of("response.input_tokens"), input_tokens=INTEGER),
+    }
+
+
+def _item(*kinds: str, role: Schema) -> Schema:
+    part = object_of(type=word_of(*kinds), text=STRING)
+    part["properties"] |= {"annotations": list_of(FREE), "logprobs": list_of(FREE)}
+    return object_of(
+        id=STRING,
+        type=word_of("message"),
+        status=word_of("in_progress", "completed", "incomplete"),
+        role=role,
+        content=list_of(part),
+    )
+
+
+def _response() -> Schema:
+    return object_of(
+        id=STRING,
+        object=word_of("response"),
+        created_at=INTEGER,
+        completed_at=maybe(INTEGER),
+        status=word_of("queued", "in_progress", "completed", "failed", "cancelled", "incomplete"),
+        background=BOOLEAN,
+        error=maybe(object_of(code=word_of("server_error", "invalid_prompt"), message=STRING)),
+        incomplete_details=maybe(object_of(reason=word_of("max_output_tokens"))),
+        instructions=maybe(STRING),
+        max_output_tokens=maybe(INTEGER),
+        max_tool_calls=maybe(INTEGER),
+        model=STRING,
+        output=list_of(schema("OutputItem")),
+        parallel_tool_calls=BOOLEAN,
+        previous_response_id=maybe(STRING),
+        presence_penalty=NUMBER,
+        frequency_penalty=NUMBER,
+        prompt_cache_key=maybe(STRING),
+        reasoning=FREE,
+        safety_identifier=maybe(STRING),
+        service_tier=word_of("priority", "default", "flex"),
+        store=BOOLEAN,
+        temperature=NUMBER,
+        text=FREE,
+        tool_choice=STRING,
+        tools=list_of(FREE),
+        top_logprobs=INTEGER,
+        top_p=NUMBER,
+        truncation=word_of("disabled"),
+        usage=maybe(schema("ResponseUsage")),
+        user=maybe(STRING),
+        metadata={"type": "object", "additionalProperties": STRING},
+    )

@@ -1,0 +1,183 @@
+"""Event sequence of one response: its log and its terminal record as server-sent events.
+
+A pure function of both, fed in steps: every replay has the same bytes, whichever process renders it and however the
+deltas arrive. One delta of the log gives at most one event, and each event has the next number. If the engine must
+start again, `begin_again` ends the item that was open as incomplete; the next text is a new item, and the numbers rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from api.openai.errors import ApiError
+from api.openai.logprobs import token_logprobs
+from api.openai.rendering import DONE, to_json
+from api.openai.responses.items import output_item, output_text
+from api.openai.responses.object import Outcome, ResponseFacts, Status, error_object, outcome
+from streaming.jobs.frames import Delta
+from streaming.jobs.job import JobState
+from streaming.jobs.terminal import Terminal
+
+DELTA = b"response.output_text.delta"
+START = -1
+"""The cursor of a reader that has no event: the first has the number 0."""
+
+LAST_EVENT: dict[Status, str] = {
+    "completed": "response.completed",
+    "failed": "response.failed",
+    "incomplete": "response.incomplete",
+    "cancelled": "response.incomplete",
+}
+"""The last event by the status of the response; a stream knows no event for a cancelled one."""
+
+
+class EventSequence:
+    """Renders one response for one reader: call `opening`, then `delta` for every delta in order, then `end`.
+
+    `after` is the number of the last event that the reader has: earlier ones are counted, and not rendered.
+    """
+
+    __slots__ = (
+        *("_after", "_delta_end", "_delta_start", "_facts", "_logprobs", "_open", "_running", "number"),
+        *("output_index", "text"),
+    )
+
+    def __init__(self, facts: ResponseFacts, after: int = START) -> None:
+        self._facts, self._after = facts, after
+        self.number = 0
+        """Number of the next event."""
+        self.output_index = 0
+        """Index of the item that is open, or comes next."""
+        self.text = bytearray()
+        """The open item's text as JSON, without its quotes: encoded once, though the end of an item repeats it."""
+        self._logprobs = bytearray()
+        """Likewise, its tokens' log-probabilities without the brackets."""
+        self._open = self._running = False
+        self._delta_start, self._delta_end = b"", b""
+
+    @property
+    def has(self) -> int:
+        """The number of the last event that the reader has."""
+        return max(self._after, self.number - 1)
+
+    @property
+    def plain(self) -> tuple[bytes, bytes] | None:
+        """The constant bytes before the text of every further delta, and those after it, with %d for the number; None
+        if they are not constant."""
+        if not self._open or self.number <= self._after or self._facts.job.sampling.logprobs is not None:
+            return None
+        return self._delta_start, self._delta_end
+
+    def opening(self) -> bytes:
+        """Render the events of an accepted response; one in the background waits for a worker as `queued`."""
+        if not self._facts.form.background:
+            created = self._event("response.created", response=self._facts.object("in_progress"))
+            return created + self.running()
+        queued = self._facts.object("queued")
+        return self._event("response.created", response=queued) + self._event("response.queued", response=queued)
+
+    def running(self) -> bytes:
+        """Render the event of a response that a worker has started. Idempotent."""
+        if self._running:
+            return b""
+        self._running = True
+        return self._event("response.in_progress", response=self._facts.object("in_progress"))
+
+    def delta(self, row: Delta) -> bytes:
+        """Render a delta; b"" while its tokens are only part of a character."""
+        if not row.text and not row.logprobs:
+            return b""
+        data = b"" if self._open else self._begin_item()
+        text, logprobs = to_json(row.text), b"[]"
+        self.text += text[1:-1]
+        if row.logprobs:
+            logprobs = to_json(token_logprobs(row.logprobs))
+            self._logprobs += (b"," if self._logprobs else b"") + logprobs[1:-1]
+        number = self.number
+        self.number += 1
+        if number <= self._after:
+            return data
+        end = self._delta_end.replace(b"[]", logprobs, 1) if row.logprobs else self._delta_end
+        return (
+            data + self._delta_start + text + (end.replace(b"%d", b"%d" % number, 1) if row.logprobs else end % number)
+        )
+
+    def deltas(self, rows: Iterable[Delta]) -> bytes:
+        """Render several deltas."""
+        return b"".join([self.delta(row) for row in rows])
+
+    def begin_again(self) -> bytes:
+        """Render what ends a text that was given up: the engine starts again, and its text is another item."""
+        if not self._open:
+            return b""
+        data = self._end_item("incomplete")
+        self.output_index += 1
+        self._open = False
+        self.text, self._logprobs = bytearray(), bytearray()
+        return data
+
+    def end(self, terminal: Terminal) -> bytes:
+        """Render what ends the stream, [DONE] included."""
+        ended = outcome(terminal)
+        data = self.running()
+        if not self._open and terminal.state is JobState.COMPLETED:
+            data += self._begin_item()
+        return data + self._last(ended, terminal)
+
+    def fail(self, error: ApiError) -> bytes:
+        """Render the end of a stream that this process cannot continue, though its job may go on."""
+        failed = Outcome("failed", error=error_object(error.status, error.message))
+        return self.running() + self._last(failed, None)
+
+    def _last(self, ended: Outcome, terminal: Terminal | None) -> bytes:
+        data, output = b"", list[Any]()
+        if self._open:
+            status = "completed" if ended.status == "completed" else "incomplete"
+            data += self._end_item(status)
+            output.append(self._item(status, [self._part()]))
+        found = self._facts.object(ended.status, output=output, terminal=terminal, ended=ended)
+        return data + self._event(LAST_EVENT[ended.status], response=found) + DONE
+
+    # --- items -------------------------------------------------------------------------------------------------------
+
+    def _begin_item(self) -> bytes:
+        running, self._open = self.running(), True
+        head = to_json({"type": DELTA.decode(), **self._place(), "delta": ""})
+        self._delta_start = b"event: " + DELTA + b"\ndata: " + head[: -len(b'""}')]
+        self._delta_end = b',"logprobs":[],"sequence_number":%d}\n\n'
+        item, index = self._item("in_progress", ()), self.output_index
+        added = self._event("response.output_item.added", output_index=index, item=item)
+        part = self._event("response.content_part.added", **self._place(), part=output_text(""))
+        return running + added + part
+
+    def _end_item(self, status: str) -> bytes:
+        part, item = self._part(), self._item(status, [self._part()])
+        done = {"text": part["text"], "logprobs": part["logprobs"]}
+        return b"".join(
+            (
+                self._event("response.output_text.done", **self._place(), **done),
+                self._event("response.content_part.done", **self._place(), part=part),
+                self._event("response.output_item.done", output_index=self.output_index, item=item),
+            )
+        )
+
+    def _place(self) -> dict[str, Any]:
+        item_id = self._facts.item_id(self.output_index)
+        return {"item_id": item_id, "output_index": self.output_index, "content_index": 0}
+
+    def _part(self) -> dict[str, Any]:
+        return output_text(msgspec.Raw(b'"%b"' % bytes(self.text)), msgspec.Raw(b"[%b]" % bytes(self._logprobs)))
+
+    def _item(self, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return output_item(self._facts.item_id(self.output_index), status, content)
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        number = self.number
+        self.number += 1
+        if number <= self._after:
+            return b""
+        data = to_json({"type": name, **fields, "sequence_number": number})
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), data)

@@ -1,0 +1,145 @@
+"""Response object: a job of the Responses API as its owner sees it, with every field that the standard requires."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from api.openai.job_errors import from_terminal
+from api.openai.logprobs import token_logprobs
+from api.openai.rendering import TIER
+from api.openai.responses.ids import output_item_id, response_id
+from api.openai.responses.items import output_item, output_text
+from penstock.engine import Logprob
+from runtime.turns import ROWS_PER_SLICE, Sliced
+from streaming.jobs.frames import Delta
+from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.response_form import ResponseForm
+from streaming.jobs.terminal import Terminal, Usage
+
+Status: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
+
+RUNNING: dict[JobState, Status] = {JobState.QUEUED: "queued", JobState.RUNNING: "in_progress"}
+
+
+class Outcome(NamedTuple):
+    """How a response ended."""
+
+    status: Status
+    incomplete: dict[str, str] | None = None
+    """`incomplete_details`."""
+    error: dict[str, str] | None = None
+
+
+def outcome(terminal: Terminal) -> Outcome:
+    """Return how the response of a job ended."""
+    match terminal.state:
+        case JobState.COMPLETED if "length" in terminal.finishes:
+            return Outcome("incomplete", {"reason": "max_output_tokens"})
+        case JobState.COMPLETED:
+            return Outcome("completed")
+        case JobState.CANCELLED:
+            return Outcome("cancelled")
+        case _:
+            failure = from_terminal(terminal)
+            return Outcome("failed", error=error_object(failure.status, failure.message))
+
+
+def error_object(status: int, message: str) -> dict[str, str]:
+    """Return the `error` of a failed response: the standard has one code for the request's faults, one for others."""
+    return {"code": "invalid_prompt" if status in (400, 413, 422) else "server_error", "message": message}
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt + usage.completion,
+    }
+
+
+class ResponseFacts(msgspec.Struct, frozen=True):
+    """What is constant in every rendering of one response. `created_ms` is Redis time."""
+
+    job: Job
+    created_ms: int
+
+    @property
+    def form(self) -> ResponseForm:
+        return self.job.response or ResponseForm()
+
+    def item_id(self, output_index: int) -> str:
+        return output_item_id(self.job.id, output_index)
+
+    def object(
+        self,
+        status: Status,
+        *,
+        output: Sequence[Any] = (),
+        terminal: Terminal | None = None,
+        ended: Outcome | None = None,
+    ) -> dict[str, Any]:
+        """Render the object; once the response has ended, with its `terminal` and how it `ended`."""
+        job, form, sampling = self.job, self.form, self.job.sampling
+        turns = job.prompt.turns if isinstance(job.prompt, Chat) else ()
+        done_ms = terminal.last_ms if terminal is not None and status == "completed" else 0
+        return {
+            "id": response_id(job.id),
+            "object": "response",
+            "created_at": self.created_ms // 1000,
+            "completed_at": done_ms // 1000 or None,
+            "status": status,
+            "background": form.background,
+            "error": ended.error if ended else None,
+            "incomplete_details": ended.incomplete if ended else None,
+            "instructions": turns[0].content if form.instructed and turns else None,
+            "max_output_tokens": sampling.max_tokens,
+            "max_tool_calls": form.max_tool_calls,
+            "model": job.model,
+            "output": output,
+            "parallel_tool_calls": form.parallel_tool_calls,
+            "previous_response_id": response_id(form.previous) if form.previous else None,
+            "presence_penalty": sampling.presence_penalty or 0.0,
+            "frequency_penalty": sampling.frequency_penalty or 0.0,
+            "prompt_cache_key": form.prompt_cache_key,
+            "reasoning": {"effort": None, "summary": None},
+            "safety_identifier": form.safety_identifier,
+            "service_tier": TIER[job.priority],
+            "store": form.store,
+            "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
+            "text": {"format": form.format or {"type": "text"}, "verbosity": "medium"},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_logprobs": form.top_logprobs,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+            "truncation": "disabled",
+            "usage": usage_object(terminal.usage) if terminal else None,
+            "user": job.user,
+            "metadata": job.metadata,
+        }
+
+
+def ended_response(
+    facts: ResponseFacts, terminal: Terminal, rows: Sequence[Delta], output_index: int = 0
+) -> Sliced[dict[str, Any]]:
+    """Render a response that has ended, in slices of `ROWS_PER_SLICE` deltas; `output_index` of its answer is the
+    number of texts that were given up before it."""
+    ended = outcome(terminal)
+    texts: list[str] = []
+    logprobs: list[Logprob] = []
+    for first in range(0, len(rows), ROWS_PER_SLICE):
+        if first:
+            yield
+        for row in rows[first : first + ROWS_PER_SLICE]:
+            texts.append(row.text)
+            logprobs.extend(row.logprobs)
+    text, output = "".join(texts), list[dict[str, Any]]()
+    if text or terminal.state is JobState.COMPLETED:
+        part = output_text(text, token_logprobs(logprobs))
+        status = "completed" if ended.status == "completed" else "incomplete"
+        output.append(output_item(facts.item_id(output_index), status, [part]))
+    return facts.object(ended.status, output=output, terminal=terminal, ended=ended)

@@ -1,0 +1,276 @@
+"""Request schema of POST /v1/responses, and what is known and refused there."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator
+
+from api.openai.errors import invalid_request
+from api.openai.fields import (
+    MAX_MESSAGES,
+    ClosedBody,
+    QueueOptions,
+    SchemaObject,
+    StrictBody,
+    TokenLimit,
+    refusal,
+)
+from api.openai.generation import GenerationRequest
+from api.openai.responses.items import Item, ItemReference, Message
+from penstock.engine import ChatTurn, Sampling
+from streaming.jobs.job import Chat
+from streaming.jobs.response_form import ResponseForm
+from streaming.priority import Priority
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+"""What `include` may name; there is no reasoning yet that could be encrypted."""
+
+_NO_TOOLS = "Tools are not supported here: leave it out."
+_OTHER_NAMES = "is no field of this endpoint. Use"
+
+UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "tools": (([],), _NO_TOOLS),
+    "tool_choice": (("none", "auto"), _NO_TOOLS),
+    "truncation": (("disabled",), "Shorten the input instead, and leave it out."),
+    "prompt": ((), "Send the whole text in instructions and input."),
+    "conversation": ((), "Continue a stored response with previous_response_id."),
+    "context_management": ((), "Leave it out."),
+    "moderation": ((), "Leave it out."),
+    "max_tokens": ((), f"It {_OTHER_NAMES} max_output_tokens."),
+    "max_completion_tokens": ((), f"It {_OTHER_NAMES} max_output_tokens."),
+    "messages": ((), f"It {_OTHER_NAMES} input."),
+    "response_format": ((), f"It {_OTHER_NAMES} text.format."),
+    "reasoning_effort": (("none",), f"It {_OTHER_NAMES} reasoning.effort."),
+    "logprobs": ((False,), f"It {_OTHER_NAMES} include with '{LOGPROBS}'."),
+    "n": ((1,), "A response has one text: send the request several times."),
+    "stop": ((), "A response has no stop texts: use /v1/chat/completions for them."),
+    "seed": ((), "A response has no seed: use temperature 0, or /v1/chat/completions with a seed."),
+    "logit_bias": (({},), "Leave it out."),
+}
+"""Known fields that are not supported: their neutral values, which are accepted (like null), and the remedy."""
+
+OTHERS_PRIORITY = 0
+"""The value that other servers' own `priority` has by default: a client that sends it asks for nothing."""
+
+
+class Format(ClosedBody):
+    """Output format of a response, flat, unlike a chat's `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"] = Field(
+        description="Anything but `text` needs an engine for it."
+    )
+    name: str | None = Field(None, description="Of a schema; without effect.")
+    schema_: Annotated[
+        SchemaObject | None,
+        Field(
+            alias="schema",
+            validate_default=True,
+            description="Required with type `json_schema`: at most 64 KiB, and 16 levels deep. The answer is checked.",
+        ),
+    ] = None
+    description: str | None = Field(None, description="Without effect.")
+    strict: bool | None = Field(None, description="Without effect: every schema is strict.")
+
+    @field_validator("schema_")
+    @classmethod
+    def _given(cls, schema: dict[str, Any] | None, info: ValidationInfo) -> dict[str, Any] | None:
+        kind = info.data.get("type")
+        if schema is None and kind == "json_schema":
+            raise refusal("is required when type is 'json_schema'")
+        if schema is not None and kind in ("text", "json_object"):
+            raise refusal(f"has no effect when type is {kind!r}; set type to 'json_schema'")
+        return schema
+
+    @property
+    def schema_wanted(self) -> dict[str, Any] | None:
+        """Return the schema that constrains the output: None for plain text, `{}` for any JSON object."""
+        return None if self.type == "text" else self.schema_ or {}
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """Return the format as the response shows it; {} for plain text."""
+        if self.type != "json_schema":
+            return {} if self.type == "text" else {"type": self.type}
+        named = {"name": self.name or "schema", "description": self.description, "strict": self.strict}
+        return {"type": self.type, **named, "schema": self.schema_}
+
+
+class TextOptions(StrictBody):
+    """Options of the text of a response."""
+
+    format: Format | None = Field(None, description="Plain text, any JSON object, or JSON of a schema.")
+    verbosity: Literal["medium"] | None = Field(None, description="Only `medium`: no engine knows others.")
+
+
+class Reasoning(StrictBody):
+    """Options of reasoning, which no engine here offers."""
+
+    effort: Literal["none"] | None = Field(None, description="Only `none`.")
+    summary: None = Field(None, description="Only null.")
+    generate_summary: None = Field(None, description="Only null.")
+
+
+class ResponseStreamOptions(StrictBody):
+    """Options of a response's stream."""
+
+    include_obfuscation: bool | None = Field(None, description="Without effect: no event is padded.")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a request refers to, once it is read: the turns before its own input, and those of its references."""
+
+    turns: tuple[ChatTurn, ...] = ()
+    """Of the response that it continues, with its answer; without its instructions."""
+    previous: str = ""
+    """The job of that response."""
+    referenced: Mapping[str, ChatTurn] | None = None
+    """By id of an item."""
+
+
+def _shape(value: Any) -> str:
+    return "<str>" if isinstance(value, str) else "<list>"
+
+
+Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+Input: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[Items, Tag("<list>")], Discriminator(_shape)]
+
+
+class InputFields(GenerationRequest):
+    """The fields of a response that decide what its prompt is."""
+
+    input: Input = Field(description="A text of the user, or a list of items, oldest first.")
+    instructions: str | None = Field(None, description="The first turn, as system; later responses do not inherit it.")
+    previous_response_id: str | None = Field(
+        None, description="Continues the conversation of this stored response, without its instructions."
+    )
+
+    _context: Context = PrivateAttr(default=Context())
+
+    @property
+    def references(self) -> Sequence[str]:
+        """Ids of the items that the input refers to."""
+        items = self.input if isinstance(self.input, list) else ()
+        return [item.id for item in items if isinstance(item, ItemReference)]
+
+    def within(self, context: Context) -> None:
+        """Set what the request refers to, before its job is made."""
+        self._context = context
+
+    @property
+    def own_turns(self) -> tuple[ChatTurn, ...]:
+        """The turns of the request's own input."""
+        if isinstance(self.input, str):
+            return (ChatTurn("user", self.input),)
+        known = self._context.referenced or {}
+        turns = (item.turn if isinstance(item, Message) else known.get(item.id) for item in self.input)  # type: ignore[union-attr]
+        return tuple(turn for turn in turns if turn is not None)
+
+    @property
+    def prompt_asked(self) -> Chat:
+        first = () if self.instructions is None else (ChatTurn("system", self.instructions),)
+        return Chat((*first, *self._context.turns, *self.own_turns))
+
+
+class ResponseRequest(InputFields):
+    """The body of POST /v1/responses."""
+
+    max_output_tokens: TokenLimit | None = Field(None, description="Most tokens. Null: the engine's default.")
+    text: TextOptions | None = Field(None, description="The format of the answer.")
+    background: bool | None = Field(
+        False, description="Answer at once; the response goes on whoever disconnects. Needs `store`."
+    )
+    store: bool | None = Field(True, description="Whether it can be retrieved later, for as long as jobs are kept.")
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None, description="What else the answer holds. Log-probabilities are refused if the engine has none."
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        None, description="Likeliest alternatives of each token; needs include with message.output_text.logprobs."
+    )
+    stream_options: ResponseStreamOptions | None = Field(None, description="Without effect.")
+    reasoning: Reasoning | None = Field(None, description="Without effect.")
+    parallel_tool_calls: bool | None = Field(True, description="Without effect: there are no tools.")
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(None, description="Without effect: there are no tools.")
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = Field(
+        None, description="Shown in the response, without effect."
+    )
+    prompt_cache_key: Annotated[str, Field(max_length=256)] | None = Field(
+        None, description="Shown in the response, without effect."
+    )
+
+    @field_validator("store")
+    @classmethod
+    def _stored_in_background(cls, store: bool | None, info: ValidationInfo) -> bool | None:
+        if store is False and info.data.get("background"):
+            raise refusal("must be true with background: nobody could read the answer")
+        return store
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _with_include(cls, top: int | None, info: ValidationInfo) -> int | None:
+        if top and LOGPROBS not in (info.data.get("include") or ()):
+            raise refusal(f"needs include: ['{LOGPROBS}']")
+        return top
+
+    @property
+    def default_lane(self) -> Priority:
+        return Priority.STANDARD if self.background else Priority.INTERACTIVE
+
+    @property
+    def default_on_disconnect(self) -> str:
+        return "continue" if self.background else "cancel"
+
+    @property
+    def sampling(self) -> Sampling:
+        wanted = LOGPROBS in (self.include or ())
+        return Sampling(
+            max_tokens=self.max_output_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            logprobs=(self.top_logprobs or 0) if wanted else None,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            json_schema=self.text.format.schema_wanted if self.text and self.text.format else None,
+        )
+
+    @property
+    def response_form(self) -> ResponseForm:
+        return ResponseForm(
+            background=bool(self.background),
+            store=self.store is not False,
+            previous=self._context.previous,
+            instructed=self.instructions is not None,
+            own_turns=len(self.own_turns),
+            format=self.text.format.shown if self.text and self.text.format else {},
+            top_logprobs=self.top_logprobs or 0,
+            max_tool_calls=self.max_tool_calls,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            safety_identifier=self.safety_identifier,
+            prompt_cache_key=self.prompt_cache_key,
+        )
+
+
+class CountRequest(InputFields):
+    """The body of POST /v1/responses/input_tokens."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_tokens=1, temperature=0.0)
+
+
+def refuse_unsupported(fields: Mapping[str, Any], constraints: Container[str] = ()) -> None:
+    """Refuse known fields that are not supported, unless their value is neutral. `constraints`: fields by which other
+    servers constrain the output. Raises ApiError (400)."""
+    for name, value in fields.items():
+        if value is None:
+            continue
+        if name in constraints:
+            raise invalid_request(f"{name} is not supported here. Use text.format with type 'json_schema'.", name)
+        if name in QueueOptions.model_fields and value != OTHERS_PRIORITY:
+            raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
+        if name in UNSUPPORTED and value not in UNSUPPORTED[name][0]:
+            raise invalid_request(f"{name} is not supported here. {UNSUPPORTED[name][1]}", name)

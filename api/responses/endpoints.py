@@ -1,0 +1,166 @@
+"""/v1/responses: create responses, retrieve, follow, cancel and delete them, list their input, count input tokens.
+
+A response is a job: it waits in the same lanes under the same quotas, and `resp_` with the job's id is its id.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from api.admission import Admitted, accept, caller_of, read_request, services_of
+from api.auth.keys import Caller
+from api.jobs import as_json, wait_for_end
+from api.openai import errors
+from api.openai.responses.events import START
+from api.openai.responses.ids import response_id
+from api.openai.responses.items import input_items
+from api.openai.responses.object import RUNNING, ended_response
+from api.openai.responses.request import LOGPROBS, InputFields, ResponseRequest
+from api.openai.schemas import Kind
+from api.query import page_limit, whole_number
+from api.responses.follower import Follower
+from api.responses.replies import ResponseStream, StoredStream, TokenCount, WholeResponse, facts_of
+from api.responses.stored import context_of, find, form_of, own_turns, with_rows
+from api.responses.stored import facts_of as stored_facts
+from api.services import Services
+from streaming.jobs.records import JobRecord
+
+MAX_NUMBER = 10**15 - 1
+MAX_PER_PAGE = 100
+CANCEL_WAIT_S = 5.0
+"""How long a cancel waits for the worker to stop: a running job ends within an engine step."""
+DELETE_WAIT_S = 10.0
+
+
+class Responses:
+    """POST /v1/responses and /v1/responses/input_tokens, as plain ASGI like the chat endpoint."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with a response, whole, streamed or queued. Raises ApiError before the answer starts."""
+        services: Services = scope["app"].state.services
+        caller: Caller = scope["state"]["caller"]
+        asked, body = await read_request(services, scope, receive, self._kind)
+        assert isinstance(asked, InputFields)
+        asked.within(await context_of(services, caller, asked))
+        queued = isinstance(asked, ResponseRequest) and bool(asked.background) and not asked.stream
+        admitted = await accept(services, scope, asked, body, waits=not queued)
+        await _reply(services, admitted, asked, queued=queued)(scope, receive, send)
+
+
+def _reply(services: Services, admitted: Admitted, asked: InputFields, *, queued: bool) -> ASGIApp:
+    if not isinstance(asked, ResponseRequest):
+        return TokenCount(services, admitted)
+    if queued:
+        services.relay.close(admitted.buffer)
+        status = RUNNING.get(admitted.accepted.state, "queued")
+        return as_json(facts_of(admitted).object(status), headers=admitted.headers)
+    return (ResponseStream if asked.stream else WholeResponse)(services, admitted)
+
+
+async def retrieve(request: Request) -> ASGIApp:
+    """GET /v1/responses/{id}[?stream=true&starting_after=n]: show the response, or stream its events after one."""
+    services, query = services_of(request), request.query_params
+    _check_include(request)
+    streams = _flag(query.get("stream"), "stream")
+    after = query.get("starting_after")
+    if after is not None and not streams:
+        raise errors.invalid_request("starting_after needs stream=true.", "starting_after")
+    record = await own_response(request)
+    if not streams:
+        return await shown(services, record)
+    number = START if after is None else whole_number(after, "starting_after", 0, MAX_NUMBER)
+    if after is not None:
+        services.metrics.stream_resumes.inc()
+    return StoredStream(services, Follower(services, record, number), _headers(record))
+
+
+async def shown(services: Services, record: JobRecord) -> Response:
+    """Build the answer that shows a response as it stands."""
+    facts = stored_facts(record)
+    if record.terminal is None:
+        return as_json(facts.object(RUNNING[record.state]), headers=_headers(record))
+    record = await with_rows(services, record)
+    assert record.terminal is not None
+    rows = record.terminal.rows
+    work = ended_response(facts, record.terminal, rows, len(record.drafts))
+    return as_json(await services.store_client.turns.run(work, len(rows)), headers=_headers(record))
+
+
+async def cancel(request: Request) -> Response:
+    """POST /v1/responses/{id}/cancel: cancel a response in the background. Idempotent; returns its final object."""
+    services, record = services_of(request), await own_response(request)
+    if not form_of(record).background:
+        message = "Only a response created with background can be cancelled: close the connection of any other."
+        raise errors.invalid_request(message, "response_id")
+    return await shown(services, await _stopped(request, record, CANCEL_WAIT_S))
+
+
+async def _stopped(request: Request, record: JobRecord, wait_s: float) -> JobRecord:
+    """Cancel a response unless it has ended, and return its record, once it has ended or after `wait_s`."""
+    services = services_of(request)
+    if record.state.final:
+        return record
+    await services.queue.cancel(record.job.id)
+    return await wait_for_end(request, record, wait_s)
+
+
+async def delete(request: Request) -> Response:
+    """DELETE /v1/responses/{id}: delete the response and its job; one that has not ended is cancelled first."""
+    services, record = services_of(request), await own_response(request)
+    record = await _stopped(request, record, DELETE_WAIT_S)
+    if not record.state.final:
+        raise errors.response_still_ends()
+    await services.queue.shorten_retention([record.job.id], 0)
+    return as_json({"id": response_id(record.job.id), "object": "response", "deleted": True})
+
+
+async def listing(request: Request) -> Response:
+    """GET /v1/responses/{id}/input_items[?after=&limit=&order=]: list the items of the response's own input."""
+    query = request.query_params
+    limit, order, after = page_limit(query, 20, MAX_PER_PAGE), query.get("order", "desc"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise errors.invalid_request("order must be asc or desc.", "order")
+    _check_include(request)
+    record = await own_response(request)
+    items = input_items(record.job.id, own_turns(record))
+    if order == "desc":
+        items.reverse()
+    places = {item["id"]: place for place, item in enumerate(items, 1)}
+    if after is not None and after not in places:
+        raise errors.invalid_request("after names no input item of this response.", "after")
+    first = places[after] if after is not None else 0
+    page = items[first : first + limit]
+    ids = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+    return as_json({"object": "list", "data": page, "has_more": first + limit < len(items), **ids})
+
+
+async def own_response(request: Request) -> JobRecord:
+    """Return the record of the response in the path, if the caller owns it. Raises ApiError (404)."""
+    named = request.path_params["response_id"]
+    record = await find(services_of(request), caller_of(request).tenant, named)
+    if record is None:
+        raise errors.response_not_found()
+    request.scope["state"]["job"] = record.job.id
+    return record
+
+
+def _headers(record: JobRecord) -> dict[str, str]:
+    return {"X-Job-Id": record.job.id}
+
+
+def _check_include(request: Request) -> None:
+    query = request.query_params
+    for value in (*query.getlist("include"), *query.getlist("include[]")):
+        if value not in (LOGPROBS, "reasoning.encrypted_content", ""):
+            raise errors.invalid_request(f"include must be {LOGPROBS}, or left out.", "include")
+
+
+def _flag(text: str | None, param: str) -> bool:
+    if text not in (None, "true", "false"):
+        raise errors.invalid_request(f"{param} must be true or false.", param)
+    return text == "true"

@@ -1,0 +1,126 @@
+"""Stored responses: finds the job of a response, and what a request refers to in earlier ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from api.auth.keys import Caller
+from api.openai import errors
+from api.openai.errors import ApiError
+from api.openai.fields import MAX_MESSAGES
+from api.openai.job_errors import from_failure
+from api.openai.responses import ids
+from api.openai.responses.object import ResponseFacts, outcome
+from api.openai.responses.request import Context, InputFields
+from api.services import Services
+from penstock.engine import ChatTurn
+from streaming.errors import UnknownJob
+from streaming.ids import partition_of
+from streaming.jobs.job import Chat
+from streaming.jobs.records import NEWER, JobRecord
+from streaming.jobs.response_form import ResponseForm
+
+
+def form_of(record: JobRecord) -> ResponseForm:
+    return record.job.response or ResponseForm()
+
+
+def facts_of(record: JobRecord) -> ResponseFacts:
+    return ResponseFacts(record.job, record.created_ms)
+
+
+def own_turns(record: JobRecord) -> tuple[ChatTurn, ...]:
+    """Return the turns of a response's own input."""
+    turns = record.job.prompt.turns if isinstance(record.job.prompt, Chat) else ()
+    return turns[len(turns) - form_of(record).own_turns :]
+
+
+async def find(services: Services, tenant: str, response_id: str) -> JobRecord | None:
+    """Return a stored response's record, without a long result's deltas; None if this tenant has none of that id.
+
+    Raises ApiError (500, 503) if its record cannot be read here, Unavailable.
+    """
+    return await _record(services, tenant, ids.job_of(response_id))
+
+
+async def _record(services: Services, tenant: str, job_id: str) -> JobRecord | None:
+    if partition_of(job_id) not in services.store_client.partitions:
+        return None
+    with contextlib.suppress(UnknownJob):
+        record = await services.job_reader.outline(job_id, tenant)
+        if record.job.tenant != tenant:
+            return None
+        if record.fault:
+            ended = record.terminal
+            raise from_failure(ended.failure if ended is not None and ended.failure is not None else NEWER)
+        if record.job.response is not None and record.job.response.store:
+            return record
+    return None
+
+
+async def with_rows(services: Services, record: JobRecord) -> JobRecord:
+    """Return an ended response's record with the deltas of its answer. Raises UnknownJob, Unavailable."""
+    return await services.job_reader.ended(record.job.id) if record.rowless else record
+
+
+async def context_of(services: Services, caller: Caller, asked: InputFields) -> Context:
+    """Read what a request refers to. Raises ApiError (400)."""
+    turns: tuple[ChatTurn, ...] = ()
+    previous = ""
+    if asked.previous_response_id is not None:
+        record = await find(services, caller.tenant, asked.previous_response_id)
+        if record is None:
+            raise errors.previous_response_not_found(asked.previous_response_id)
+        turns, previous = await _conversation(services, record), record.job.id
+    referenced = await _referenced(services, caller, asked)
+    if len(turns) + len(asked.own_turns) > MAX_MESSAGES:
+        message = f"The conversation has more than {MAX_MESSAGES} turns. Start one that sums it up."
+        raise errors.invalid_request(message, "previous_response_id")
+    return Context(turns, previous, referenced)
+
+
+async def _conversation(services: Services, record: JobRecord) -> tuple[ChatTurn, ...]:
+    """Return the turns of a response with its answer, without its instructions. Raises ApiError (400)."""
+    ended = outcome(record.terminal) if record.terminal is not None else None
+    if ended is None or ended.status not in ("completed", "incomplete"):
+        state = ended.status if ended else "not finished"
+        message = f"previous_response_id names a response that is {state}: it has no answer to continue from."
+        raise errors.invalid_request(message, "previous_response_id")
+    assert isinstance(record.job.prompt, Chat)
+    turns = record.job.prompt.turns[1 if form_of(record).instructed else 0 :]
+    return (*turns, await _answer(services, record))
+
+
+async def _answer(services: Services, record: JobRecord) -> ChatTurn:
+    record = await with_rows(services, record)
+    rows = record.terminal.rows if record.terminal is not None else ()
+    return ChatTurn("assistant", "".join([row.text for row in rows]))
+
+
+async def _referenced(services: Services, caller: Caller, asked: InputFields) -> Mapping[str, ChatTurn]:
+    """Return the turns of the items that the input refers to. Raises ApiError (400)."""
+    found: dict[str, ChatTurn] = {}
+    for item_id in dict.fromkeys(asked.references):
+        turn = await _item(services, caller, item_id)
+        if turn is None:
+            raise _unknown_item(item_id)
+        found[item_id] = turn
+    return found
+
+
+async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | None:
+    named = ids.item_of(item_id)
+    record = await _record(services, caller.tenant, named[0]) if named else None
+    if named is None or record is None:
+        return None
+    _, is_output, place = named
+    if is_output:  # an answer that was given up is no item of the response
+        answered = record.terminal is not None and place == len(record.drafts)
+        return await _answer(services, record) if answered else None
+    turns = own_turns(record)
+    return turns[place] if place < len(turns) else None
+
+
+def _unknown_item(item_id: str) -> ApiError:
+    return errors.invalid_request(f"input refers to the item {item_id[:80]}, which no stored response has.", "input")

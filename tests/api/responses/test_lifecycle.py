@@ -1,0 +1,334 @@
+"""The Responses API with the official client: create, retrieve, cancel, delete, input items, chains, refusals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from house import House, eventually, serving
+from openai import BadRequestError, NotFoundError, OpenAI
+
+KEYS = """
+id object created_at completed_at status incomplete_details model previous_response_id instructions output error tools
+tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs temperature
+reasoning usage max_output_tokens max_tool_calls store background service_tier metadata safety_identifier
+prompt_cache_key
+"""
+"""The fields that the Open Responses specification requires of a response."""
+
+NEVER_NULL = ("temperature", "service_tier", "truncation", "top_p", "text", "tools", "output", "model", "status")
+LONG = 4000
+"""Tokens of a response that is still running when it is cancelled."""
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Four partitions, two tenants."""
+    folder = tmp_path_factory.mktemp("responses")
+    (folder / "penstock.toml").write_text(
+        "".join(
+            f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n'
+            for name in ("red", "blue")
+        )
+    )
+    with serving(folder, "workers", PENSTOCK_REDIS_PARTITIONS="4") as house:
+        yield house
+
+
+@pytest.fixture
+def client(house: House) -> OpenAI:
+    return client_of(house, "red")
+
+
+def client_of(house: House, key: str) -> OpenAI:
+    return house.closes(OpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0))
+
+
+def raw(house: House, method: str, path: str, body: Any = None) -> tuple[int, dict[str, str], Any]:
+    status, headers, data = house.request(method, path, body, {"Authorization": "Bearer red"})
+    return status, headers, json.loads(data)
+
+
+def background(client: OpenAI, **fields: Any) -> Any:
+    return client.responses.create(model="sim", input="wait", background=True, **fields)
+
+
+def ended(client: OpenAI, response_id: str) -> Any:
+    """The response once it is in a final state."""
+    final = ("completed", "failed", "cancelled", "incomplete")
+    return eventually(lambda: (found := client.responses.retrieve(response_id)).status in final and found)
+
+
+def test_a_response_is_created_and_retrieved(client: OpenAI) -> None:
+    made = client.responses.create(model="sim", input="hello", instructions="be short", metadata={"a": "b"})
+    assert (made.status, made.instructions, made.metadata, made.background) == (
+        "completed",
+        "be short",
+        {"a": "b"},
+        False,
+    )
+    assert made.output_text and made.usage is not None and made.usage.output_tokens == 128
+    assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
+
+
+def test_the_object_has_every_field_of_the_standard(house: House) -> None:
+    status, headers, made = raw(house, "POST", "/v1/responses", {"model": "sim", "input": "hello"})
+    assert status == 200 and len(KEYS.split()) == 31 and set(KEYS.split()) <= made.keys()
+    assert type(made["created_at"]) is int and type(made["completed_at"]) is int
+    assert all(made[name] is not None for name in NEVER_NULL) and made["text"]["verbosity"] == "medium"
+    assert made["id"] == "resp_" + headers["x-job-id"]
+    assert raw(house, "GET", f"/v1/responses/{made['id']}")[2] == made
+
+
+def test_a_response_is_a_job(house: House, client: OpenAI) -> None:
+    made = background(
+        client, metadata={"mine": "yes"}, max_output_tokens=4, extra_body={"queue": {"priority": "batch"}}
+    )
+    whole = ended(client, made.id)
+    job_id = made.id.removeprefix("resp_")
+    job = raw(house, "GET", f"/v1/jobs/{job_id}?include=input")[2]
+    assert (job["status"], job["priority"], job["metadata"]) == ("completed", "batch", {"mine": "yes"})
+    assert job["result"] == raw(house, "GET", f"/v1/responses/{made.id}")[2]
+    assert job["input"]["endpoint"] == "/v1/responses" and job["input"]["max_output_tokens"] == 4
+    assert job["input"]["background"] is True
+    assert whole.service_tier == "flex"
+
+
+def test_a_length_limit_makes_it_incomplete(client: OpenAI) -> None:
+    made = client.responses.create(model="sim", input="hello", max_output_tokens=3)
+    assert made.incomplete_details is not None
+    assert (made.status, made.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert made.output[0].status == "incomplete" and len(made.output_text.split()) == 3
+
+
+def test_a_response_in_the_background(client: OpenAI) -> None:
+    made = background(client)
+    assert (made.status, made.output, made.background) == ("queued", [], True)
+    assert ended(client, made.id).status == "completed"
+
+
+def test_cancel_is_idempotent_and_returns_the_final_object(client: OpenAI) -> None:
+    made = background(client, max_output_tokens=LONG)
+    eventually(lambda: client.responses.retrieve(made.id).status == "in_progress")
+    first = client.responses.cancel(made.id)
+    assert first.status == "cancelled" and first.error is None
+    assert client.responses.cancel(made.id).to_dict() == first.to_dict()
+    done = ended(client, background(client, max_output_tokens=1).id)
+    assert client.responses.cancel(done.id).to_dict() == done.to_dict()
+
+
+def test_only_a_response_in_the_background_is_cancelled(client: OpenAI) -> None:
+    made = client.responses.create(model="sim", input="hello", max_output_tokens=1)
+    with pytest.raises(BadRequestError, match="background"):
+        client.responses.cancel(made.id)
+
+
+def test_a_deleted_response_is_gone(house: House, client: OpenAI) -> None:
+    made = client.responses.create(model="sim", input="hello", max_output_tokens=1)
+    assert raw(house, "DELETE", f"/v1/responses/{made.id}")[2] == {"id": made.id, "object": "response", "deleted": True}
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
+        with pytest.raises(NotFoundError, match="no such response"):
+            call(made.id)
+    assert raw(house, "GET", f"/v1/jobs/{made.id.removeprefix('resp_')}")[0] == 410
+    running = background(client, max_output_tokens=LONG)
+    client.responses.delete(running.id)
+    with pytest.raises(NotFoundError):
+        client.responses.retrieve(running.id)
+
+
+def test_a_response_that_is_not_stored_is_not_retrievable(client: OpenAI) -> None:
+    made = client.responses.create(model="sim", input="hello", store=False, max_output_tokens=1)
+    assert made.store is False and made.output_text
+    with pytest.raises(NotFoundError):
+        client.responses.retrieve(made.id)
+    with pytest.raises(BadRequestError, match="unknown, deleted, not stored"):
+        client.responses.create(model="sim", input="more", previous_response_id=made.id)
+    with pytest.raises(BadRequestError, match="store must be true with background"):
+        background(client, store=False)
+
+
+def test_another_tenants_response_is_unknown(house: House, client: OpenAI) -> None:
+    made = client.responses.create(model="sim", input="hello", max_output_tokens=1)
+    blue = client_of(house, "blue")
+    for call in (
+        blue.responses.retrieve,
+        blue.responses.cancel,
+        blue.responses.delete,
+        blue.responses.input_items.list,
+    ):
+        with pytest.raises(NotFoundError, match="no such response"):
+            call(made.id)
+    with pytest.raises(NotFoundError):
+        blue.responses.retrieve(made.id, stream=True)
+    with pytest.raises(BadRequestError, match="unknown, deleted, not stored"):
+        blue.responses.create(model="sim", input="more", previous_response_id=made.id)
+    reference: Any = [{"type": "item_reference", "id": made.output[0].id}]
+    with pytest.raises(BadRequestError, match="no stored response"):
+        blue.responses.create(model="sim", input=reference)
+    assert client.responses.retrieve(made.id).id == made.id
+
+
+@pytest.mark.parametrize("name", ["resp_x", "chatcmpl-1", "resp_job_ff" + "0" * 30, "resp_job_00" + "0" * 30])
+def test_an_unknown_id_is_no_response(client: OpenAI, name: str) -> None:
+    with pytest.raises(NotFoundError, match="no such response"):
+        client.responses.retrieve(name)
+
+
+def test_a_chat_is_no_response(house: House, client: OpenAI) -> None:
+    body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    _, headers, _ = raw(house, "POST", "/v1/chat/completions", body)
+    with pytest.raises(NotFoundError):
+        client.responses.retrieve(f"resp_{headers['x-job-id']}")
+
+
+# --- conversations ---------------------------------------------------------------------------------------------------
+
+
+def test_a_response_continues_another_without_its_instructions(house: House, client: OpenAI) -> None:
+    """The sim's text depends on the whole conversation: a chain equals the conversation sent at once."""
+    first = client.responses.create(model="sim", input="one", instructions="be A", max_output_tokens=3)
+    second = client.responses.create(
+        model="sim", input="two", instructions="be B", previous_response_id=first.id, max_output_tokens=3
+    )
+    assert second.previous_response_id == first.id
+    whole: Any = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "two"},
+    ]
+    same = client.responses.create(model="sim", input=whole, instructions="be B", max_output_tokens=3)
+    assert second.output_text == same.output_text != first.output_text
+    assert second.usage == same.usage
+    third = client.responses.create(model="sim", input="three", previous_response_id=second.id, max_output_tokens=3)
+    turns: Any = [*whole, {"role": "assistant", "content": second.output_text}, {"role": "user", "content": "three"}]
+    assert third.output_text == client.responses.create(model="sim", input=turns, max_output_tokens=3).output_text
+    client.responses.delete(second.id)
+    assert client.responses.retrieve(third.id).previous_response_id == second.id
+    with pytest.raises(BadRequestError, match="unknown, deleted, not stored") as refused:
+        client.responses.create(model="sim", input="again", previous_response_id=second.id)
+    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_a_response_without_an_answer_is_not_continued(client: OpenAI) -> None:
+    made = background(client, max_output_tokens=LONG)
+    with pytest.raises(BadRequestError, match="not finished"):
+        client.responses.create(model="sim", input="more", previous_response_id=made.id)
+    client.responses.cancel(made.id)
+    with pytest.raises(BadRequestError, match="cancelled"):
+        client.responses.create(model="sim", input="more", previous_response_id=made.id)
+
+
+def test_input_items_are_listed_in_pages(client: OpenAI) -> None:
+    first = client.responses.create(model="sim", input="zero", max_output_tokens=1)
+    items: Any = [{"role": "user", "content": f"turn {number}"} for number in range(5)]
+    made = client.responses.create(
+        model="sim", input=items, instructions="be A", previous_response_id=first.id, max_output_tokens=1
+    )
+    texts = [item.content[0].text for item in client.responses.input_items.list(made.id, order="asc", limit=2)]  # type: ignore[union-attr]
+    assert texts == [f"turn {number}" for number in range(5)]
+    newest = client.responses.input_items.list(made.id, limit=2)
+    assert [item.content[0].text for item in newest.data] == ["turn 4", "turn 3"]  # type: ignore[union-attr]
+    assert newest.has_more and newest.last_id == newest.data[-1].id
+    with pytest.raises(BadRequestError, match="after names no input item"):
+        client.responses.input_items.list(made.id, after="msg_1")
+
+
+def test_an_item_is_referred_to(client: OpenAI) -> None:
+    first = client.responses.create(model="sim", input="one", max_output_tokens=3)
+    asked = client.responses.input_items.list(first.id).data[0]
+    references: Any = [{"type": "item_reference", "id": asked.id}, {"id": first.output[0].id}]
+    turns: Any = [{"role": "user", "content": "one"}, {"role": "assistant", "content": first.output_text}]
+    again = client.responses.create(model="sim", input=references, max_output_tokens=3)
+    assert again.output_text == client.responses.create(model="sim", input=turns, max_output_tokens=3).output_text
+
+
+def test_the_input_tokens_are_those_of_the_later_usage(client: OpenAI) -> None:
+    asked: Any = {"model": "sim", "input": "how many tokens are these?", "instructions": "count"}
+    counted = client.responses.input_tokens.count(**asked)
+    made = client.responses.create(**asked, max_output_tokens=1)
+    assert made.usage is not None
+    assert counted.object == "response.input_tokens" and counted.input_tokens == made.usage.input_tokens > 1
+    more: Any = {"model": "sim", "input": "more", "previous_response_id": made.id}
+    used = client.responses.create(**more, max_output_tokens=1).usage
+    assert used is not None and client.responses.input_tokens.count(**more).input_tokens == used.input_tokens
+
+
+# --- input and refusals ----------------------------------------------------------------------------------------------
+
+
+def test_the_forms_of_a_message_are_equal(client: OpenAI) -> None:
+    def text(content: Any, **fields: Any) -> str:
+        items: Any = [{"role": "user", "content": content, **fields}]
+        return client.responses.create(model="sim", input=items, max_output_tokens=3).output_text
+
+    plain = client.responses.create(model="sim", input="hello", max_output_tokens=3).output_text
+    assert plain == text("hello") == text([{"type": "input_text", "text": "hello"}], type="message")
+    assert plain == text([{"type": "input_text", "text": "hel"}, {"type": "input_text", "text": "lo"}])
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}]}, r"tools .*leave it out"),
+        ({"tool_choice": "required"}, "tool_choice is not supported"),
+        ({"truncation": "auto"}, "truncation .*Shorten the input"),
+        ({"conversation": "conv_1"}, "conversation .*previous_response_id"),
+        ({"extra_body": {"max_tokens": 5}}, "max_tokens .*max_output_tokens"),
+        ({"extra_body": {"messages": []}}, "messages .*input"),
+        ({"extra_body": {"response_format": {"type": "text"}}}, r"response_format .*text\.format"),
+        ({"extra_body": {"priority": "batch"}}, r"priority .*queue\.priority"),
+        ({"extra_body": {"n": 2}}, "one text"),
+        ({"extra_body": {"guided_json": {}}}, r"guided_json .*text\.format"),
+        ({"include": ["file_search_call.results"]}, r"include\[0\] must be"),
+        ({"top_logprobs": 2}, "top_logprobs needs include"),
+        ({"reasoning": {"effort": "high"}}, r"reasoning\.effort must be 'none'"),
+        ({"text": {"verbosity": "high"}}, r"text\.verbosity must be 'medium'"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, r"text\.format\.schema is required"),
+        ({"text": {"format": {"type": "json_object"}}}, "JSON"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input_image"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]}, "input_file"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "text is required"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "4"}]}, "tools are not"),
+        ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "reasoning"),
+        ({"input": [{"type": "computer_call"}]}, r"input\[0\]\.type must be 'message'"),
+        ({"input": []}, "input must not be empty"),
+        ({"previous_response_id": "resp_1"}, "unknown, deleted"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(client: OpenAI, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadRequestError, match=named) as refused:
+        client.responses.create(**{"model": "sim", "input": "hello", **fields})
+    assert refused.value.param
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [], "tool_choice": "auto", "truncation": "disabled", "include": [], "parallel_tool_calls": False},
+        {"reasoning": {"effort": "none"}, "text": {"format": {"type": "text"}}, "service_tier": "auto"},
+        {"stream_options": None, "prompt_cache_key": "k", "safety_identifier": "s", "user": "u", "max_tool_calls": 3},
+    ],
+)
+def test_neutral_values_are_accepted_and_shown(client: OpenAI, fields: dict[str, Any]) -> None:
+    made = client.responses.create(**{"model": "sim", "input": "hello", "max_output_tokens": 1, **fields})
+    shown = ("parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user", "max_tool_calls")
+    assert all(getattr(made, name) == fields[name] for name in shown if name in fields)
+
+
+def test_an_idempotency_key_gives_the_same_response(client: OpenAI) -> None:
+    made = [
+        client.responses.create(model="sim", input="once", extra_headers={"Idempotency-Key": "k1"}).id for _ in range(2)
+    ]
+    assert made[0] == made[1]
+
+
+def test_a_failed_response(house: House, client: OpenAI) -> None:
+    """The sim refuses what does not fit into its context: while the client waits with a status, later as an error."""
+    with pytest.raises(BadRequestError, match="context"):
+        client.responses.create(model="sim", input="hello", max_output_tokens=100_000)
+    found = ended(client, background(client, max_output_tokens=100_000).id)
+    assert found.status == "failed" and found.error.code == "invalid_prompt" and "context" in found.error.message
+    assert found.output == []

@@ -1,0 +1,271 @@
+"""Streams of responses: every event in its order, cut after each one and resumed through another API process."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import House, eventually, serving
+from openai import NotFoundError, OpenAI
+
+from bench.ports import free_port
+
+TOKENS = 6
+BEGIN = ["response.created", "response.in_progress"]
+IN_BACKGROUND = ["response.created", "response.queued", "response.in_progress"]
+ITEM = ["response.output_item.added", "response.content_part.added"]
+DONE = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
+DELTA = "response.output_text.delta"
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with serving(tmp_path_factory.mktemp("streams"), "workers", PENSTOCK_REDIS_PARTITIONS="4") as house:
+        yield house
+
+
+@pytest.fixture(scope="module")
+def other_port(house: House) -> int:
+    """Another API process."""
+    port = free_port()
+    house.start_api(port)
+    return port
+
+
+@pytest.fixture
+def client(house: House) -> OpenAI:
+    return house.closes(OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0))
+
+
+@pytest.fixture
+def other(house: House, other_port: int) -> OpenAI:
+    return house.closes(OpenAI(base_url=f"http://127.0.0.1:{other_port}/v1", api_key="none", max_retries=0))
+
+
+def streamed(house: House, body: dict[str, Any], headers: dict[str, str] | None = None) -> bytes:
+    status, _, data = house.post("/v1/responses", {"model": "sim", "stream": True, **body}, headers)
+    assert status == 200, data
+    return data
+
+
+def replay(house: House, response_id: str, after: int | None = None, port: int | None = None) -> bytes:
+    cursor = "" if after is None else f"&starting_after={after}"
+    status, data = house.get(f"/v1/responses/{response_id}?stream=true{cursor}", port)
+    assert status == 200, data
+    return data
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    """The events of a stream, whose framing is checked."""
+    *blocks, done, nothing = without_pings(data).split(b"\n\n")
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    found = []
+    for block in blocks:
+        name, _, payload = block.partition(b"\ndata: ")
+        event = json.loads(payload)
+        assert name == b"event: " + event["type"].encode()
+        found.append(event)
+    return found
+
+
+def without_pings(data: bytes) -> bytes:
+    return re.sub(rb"(?m)^: ping\n", b"", data)
+
+
+def names(found: list[dict[str, Any]]) -> list[str]:
+    return [event["type"] for event in found]
+
+
+def test_the_events_of_a_stream_in_their_order(house: House) -> None:
+    found = events(streamed(house, {"input": "hello"}))
+    assert names(found) == [*BEGIN, *ITEM, *[DELTA] * 128, *DONE, "response.completed"]
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    text = "".join(event["delta"] for event in found if event["type"] == DELTA)
+    last = found[-1]["response"]
+    assert last["status"] == "completed" and last["output"][0]["content"][0]["text"] == text
+    assert [event.get("text") for event in found if event["type"] == "response.output_text.done"] == [text]
+    assert {event["item_id"] for event in found if "item_id" in event} == {last["output"][0]["id"]}
+    assert json.loads(house.get(f"/v1/responses/{last['id']}")[1]) == last
+
+
+def test_a_length_limit_ends_a_stream_as_incomplete(house: House) -> None:
+    found = events(streamed(house, {"input": "hello", "max_output_tokens": 3}))
+    assert names(found)[-1] == "response.incomplete"
+    assert found[-1]["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert found[-2]["item"]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_failure_ends_a_stream_alone(house: House, background: bool) -> None:
+    data = streamed(house, {"input": "hello", "max_output_tokens": 100_000, "background": background})
+    found = events(data)
+    assert names(found) == [*(IN_BACKGROUND if background else BEGIN), "response.failed"]
+    failed = found[-1]["response"]
+    assert failed["status"] == "failed" and failed["error"]["code"] == "invalid_prompt" and failed["output"] == []
+    assert replay(house, failed["id"]) == data
+
+
+def test_an_id_goes_out_before_the_first_token(house: House) -> None:
+    """Also while no worker is there for the model."""
+    with socket.create_connection(("127.0.0.1", house.port), 30) as connection:
+        body = json.dumps({"model": "sim", "stream": True, "input": "x", "max_output_tokens": 4000}).encode()
+        head = b"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        seen = b""
+        while b"response.in_progress" not in seen:
+            seen += connection.recv(4096)
+    match = re.search(rb"resp_job_[0-9a-f]{32}", seen)
+    assert match is not None
+    # Its reader is gone: nothing is left running.
+    path = f"/v1/responses/{match[0].decode()}"
+    eventually(lambda: json.loads(house.get(path)[1])["status"] == "cancelled")
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_replays_are_equal_to_the_byte(house: House, other_port: int, background: bool) -> None:
+    """Those of two processes, and the stream that the first reader got."""
+    first = streamed(
+        house, {"input": f"hello \u2028 é {background}", "background": background, "max_output_tokens": 40}
+    )
+    response_id = events(first)[0]["response"]["id"]
+    assert without_pings(first) == replay(house, response_id) == replay(house, response_id, port=other_port)
+
+
+def test_a_stream_without_a_first_reader(house: House, other_port: int) -> None:
+    """A response that was not created with `stream`, followed from its first event while it runs."""
+    made = json.loads(house.post("/v1/responses", {"model": "sim", "input": "x", "background": True})[2])
+    live = replay(house, made["id"])
+    assert without_pings(live) == replay(house, made["id"], port=other_port)
+    assert names(events(live)) == [*IN_BACKGROUND, *ITEM, *[DELTA] * 128, *DONE, "response.completed"]
+
+
+def test_cut_after_every_event_and_resumed_through_another_process(client: OpenAI, other: OpenAI) -> None:
+    """With the official client: while it runs at first, then from the record."""
+    count = len(IN_BACKGROUND) + len(ITEM) + TOKENS + len(DONE) + 1
+    for cut in range(count):
+        first = client.responses.create(
+            model="sim", input=f"cut {cut}", background=True, stream=True, max_output_tokens=TOKENS
+        )
+        had = []
+        for event in first:
+            had.append(event)
+            if event.sequence_number == cut:
+                break
+        first.close()
+        response_id = had[0].response.id  # type: ignore[union-attr]
+        rest = list(other.responses.retrieve(response_id, stream=True, starting_after=cut))
+        whole = list(other.responses.retrieve(response_id, stream=True))
+        assert [event.sequence_number for event in (*had, *rest)] == list(range(count)), cut
+        assert [event.to_json() for event in (*had, *rest)] == [event.to_json() for event in whole]
+        assert whole[-1].type == "response.incomplete"
+
+
+def test_a_resumed_stream_is_a_suffix_of_the_whole(house: House, other_port: int) -> None:
+    whole = streamed(house, {"input": "suffix", "background": True, "max_output_tokens": TOKENS})
+    found = events(whole)
+    blocks = without_pings(whole).split(b"\n\n")
+    for after in range(len(found)):
+        rest = replay(house, found[0]["response"]["id"], after, other_port)
+        assert rest == b"\n\n".join(blocks[after + 1 :]), after
+
+
+@pytest.mark.parametrize("when", ["during", "after"])
+def test_the_clients_stream_helper_replays_from_the_first_event(client: OpenAI, other: OpenAI, when: str) -> None:
+    made = client.responses.create(model="sim", input=when, background=True, max_output_tokens=300)
+    if when == "after":
+        eventually(lambda: client.responses.retrieve(made.id).status == "incomplete")
+    deltas = 0
+    with other.responses.stream(response_id=made.id) as stream:
+        for event in stream:
+            deltas += event.type == DELTA
+    assert deltas == 300
+    after = []
+    with other.responses.stream(response_id=made.id, starting_after=20) as stream:
+        after = [event.sequence_number for event in stream]
+    assert after == list(range(21, 3 + 2 + 300 + 3 + 1))
+
+
+def test_the_clients_stream_helper_has_the_final_response(client: OpenAI) -> None:
+    with client.responses.stream(model="sim", input="hello") as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    assert final.status == "completed" and final.output_text
+    assert client.responses.retrieve(final.id).output_text == final.output_text
+
+
+def test_a_reader_of_a_cancelled_response(client: OpenAI, other: OpenAI) -> None:
+    stream = client.responses.create(model="sim", input="x", background=True, stream=True, max_output_tokens=4000)
+    found = []
+    for event in stream:
+        found.append(event)
+        if event.type == DELTA and len(found) < 10:
+            assert other.responses.cancel(found[0].response.id).status == "cancelled"  # type: ignore[union-attr]
+    assert found[-1].type == "response.incomplete" and found[-1].response.status == "cancelled"
+    again = other.responses.retrieve(found[0].response.id, stream=True)  # type: ignore[union-attr]
+    assert [event.to_json() for event in again] == [event.to_json() for event in found]
+
+
+def test_a_response_cancelled_while_it_waits(house: House, client: OpenAI) -> None:
+    """No worker has seen it: its stream ends all the same."""
+    made = client.responses.create(
+        model="sim", input="x", background=True, extra_body={"queue": {"priority": "batch"}}, max_output_tokens=4000
+    )
+    client.responses.cancel(made.id)
+    found = events(replay(house, made.id))
+    assert names(found)[:3] == IN_BACKGROUND and names(found)[-1] == "response.incomplete"
+    assert found[-1]["response"]["status"] == "cancelled"
+
+
+def test_a_reader_who_leaves_a_response_in_the_background_leaves_it_alone(client: OpenAI) -> None:
+    stream = client.responses.create(model="sim", input="x", background=True, stream=True, max_output_tokens=20)
+    first = next(iter(stream))
+    stream.close()
+    response_id = first.response.id  # type: ignore[union-attr]
+    eventually(lambda: client.responses.retrieve(response_id).status == "incomplete")
+
+
+def test_a_stream_that_is_not_stored_is_not_replayed(client: OpenAI) -> None:
+    found = list(client.responses.create(model="sim", input="x", stream=True, store=False, max_output_tokens=2))
+    with pytest.raises(NotFoundError):
+        client.responses.retrieve(found[0].response.id, stream=True)  # type: ignore[union-attr]
+
+
+def test_one_idempotency_key_gives_one_stream(house: House) -> None:
+    body = {"input": "once", "max_output_tokens": TOKENS}
+    first, second = (streamed(house, body, {"Idempotency-Key": "streams"}) for _ in range(2))
+    assert without_pings(first) == without_pings(second)
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("starting_after=1", "starting_after needs stream=true"),
+        ("stream=true&starting_after=-1", "starting_after must be a whole number"),
+        ("stream=yes", "stream must be true or false"),
+        ("include=file_search_call.results", "include must be"),
+    ],
+)
+def test_a_wrong_query_is_refused(house: House, query: str, words: str) -> None:
+    made = json.loads(house.post("/v1/responses", {"model": "sim", "input": "x", "max_output_tokens": 1})[2])
+    status, data = house.get(f"/v1/responses/{made['id']}?{query}")
+    assert status == 400 and words in json.loads(data)["error"]["message"]
+
+
+def test_no_event_has_an_id_and_a_comment_has_one_newline(tmp_path: Path) -> None:
+    """A silent stream: the comments of an API process that pings every 50 ms, before the first token and between."""
+    with serving(tmp_path, "workers", PENSTOCK_SIM_PREFILL_MS="400", PENSTOCK_API_KEEP_ALIVE_S="0.05") as house:
+        body = json.dumps({"model": "sim", "input": "x", "stream": True, "max_output_tokens": 3, "background": True})
+        connection = HTTPConnection("127.0.0.1", house.port, timeout=30)
+        connection.request("POST", "/v1/responses", body, {"Content-Type": "application/json"})
+        data = connection.getresponse().read()
+        connection.close()
+        assert b": ping\n" in data and b": ping\n\n" not in data and not re.search(rb"(?m)^id:", data)
+        follow = replay(house, events(data)[0]["response"]["id"])
+        assert without_pings(data) == follow

@@ -1,0 +1,316 @@
+"""Responses through the death of workers, API processes and the store: no number missing, no text spliced."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import House, eventually, free_port, redis_process
+from openai import OpenAI
+from redis import Redis
+
+from penstock.engine import ChatTurn
+from workers.engines.sim.text import prompt_text, token_text
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+TOKENS = 300
+DELTA = "response.output_text.delta"
+JSON_ENGINE = """
+import secrets
+from msgspec.structs import replace
+from echo_engine import Answer, Echo
+
+class Json(Echo):
+    "Answers with a JSON list of as many texts as the prompt says; each attempt writes others. It cannot continue one."
+
+    async def start(self, on_step, on_phase):
+        card = await super().start(on_step, on_phase)
+        return replace(card, capabilities=replace(card.capabilities, json_schema=True))
+
+    def submit(self, request):
+        count, author = int(request.prompt[-1].content), secrets.token_hex(4)
+        words = ["[", *(f'"{author}-{number}",' for number in range(count)), f'"{author}-end"]']
+        self._answers[request.id] = Answer(words[request.past_tokens:], "stop")
+"""
+
+
+class Reader(threading.Thread):
+    """Reads a stream of events in the background; `data` grows as it comes, without comments."""
+
+    def __init__(self, port: int, path: str, body: dict[str, Any] | None = None) -> None:
+        super().__init__(daemon=True)
+        self.data, self.broken = b"", False
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._request = ("GET" if body is None else "POST", path, json.dumps(body) if body is not None else None)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._connection.request(*self._request, {"Content-Type": "application/json"})
+            for line in self._connection.getresponse():
+                if not line.startswith(b":"):
+                    self.data += line
+        except (OSError, http.client.HTTPException):
+            self.broken = True
+        finally:
+            self._connection.close()
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The complete events so far."""
+        blocks = self.data.split(b"\n\n")[:-1]
+        return [json.loads(block.partition(b"data: ")[2]) for block in blocks if b"[DONE]" not in block]
+
+    @property
+    def response(self) -> str:
+        match = re.search(rb"resp_job_[0-9a-f]{32}", self.data)
+        return match[0].decode() if match else ""
+
+    def whole(self) -> list[dict[str, Any]]:
+        """The events of a stream that has ended as it should: their numbers rise by one."""
+        self.join(120)
+        assert not self.is_alive() and not self.broken and self.data.endswith(b"\n\ndata: [DONE]\n\n")
+        found = self.events
+        assert [event["sequence_number"] for event in found] == list(range(len(found)))
+        return found
+
+
+def follow(house: House, response_id: str, after: int = -1, port: int | None = None) -> Reader:
+    cursor = f"&starting_after={after}" if after >= 0 else ""
+    return Reader(port or house.port, f"/v1/responses/{response_id}?stream=true{cursor}")
+
+
+def create(house: House, text: str, **fields: Any) -> Reader:
+    body = {"model": "sim", "input": text, "stream": True, "max_output_tokens": TOKENS, **fields}
+    return Reader(house.port, "/v1/responses", body)
+
+
+def deltas(reader: Reader) -> int:
+    return reader.data.count(b'"type":"' + DELTA.encode())
+
+
+def has(reader: Reader, count: int) -> Callable[[], bool]:
+    return lambda: deltas(reader) >= count
+
+
+def said(text: str) -> str:
+    prompt = prompt_text((ChatTurn("user", text),))
+    return "".join(token_text(prompt, index) for index in range(TOKENS))
+
+
+def text_of(found: list[dict[str, Any]], output_index: int = 0) -> str:
+    return "".join(
+        event["delta"] for event in found if event["type"] == DELTA and event["output_index"] == output_index
+    )
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_killed_workers_response_goes_on(empty_house: House, background: bool) -> None:
+    """On the open connection, for one who reads it at another process, and for one who comes back."""
+    house, other = empty_house, free_port()
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+    first = house.start("workers", "--id", "worker-1")
+    house.start_api()
+    house.start_api(other)
+    house.wait_ready()
+    reader = create(house, "kill", background=background)
+    eventually(has(reader, 10))
+    beside = follow(house, reader.response, port=other)
+    eventually(has(beside, 10))
+    house.start("workers", "--id", "worker-2")
+    kill(first.pid)
+    late = follow(house, reader.response, 7, other)
+    found = reader.whole()
+    assert text_of(found) == said("kill")
+    assert {event.get("output_index", 0) for event in found} == {0}
+    beside.join(60)
+    late.join(60)
+    assert beside.data == reader.data
+    assert late.data == reader.data[reader.data.index(b"\n\n", reader.data.index(b'"sequence_number":7}')) + 2 :]
+    assert follow(house, reader.response, port=other).whole() == found
+    job = json.loads(house.get(f"/v1/jobs/{reader.response.removeprefix('resp_')}")[1])
+    assert job["attempts"] == 2
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_response_survives_the_api_process_that_streams_it(empty_house: House, background: bool) -> None:
+    """Its reader's connection breaks, and another process gives the rest. (One in the foreground is read on before
+    anything notices that its first reader is gone.)"""
+    house, doomed_port = empty_house, free_port()
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+    house.start("workers")
+    house.start_api()
+    doomed = house.start_api(doomed_port)
+    house.wait_ready()
+    body = {"model": "sim", "input": "api", "stream": True, "max_output_tokens": TOKENS, "background": background}
+    reader = Reader(doomed_port, "/v1/responses", body)
+    eventually(has(reader, 10))
+    kill(doomed.pid)
+    reader.join(60)
+    assert b"[DONE]" not in reader.data
+    had = reader.events
+    rest = follow(house, reader.response, had[-1]["sequence_number"])
+    rest.join(60)
+    whole = follow(house, reader.response).whole()
+    assert had + rest.events == whole and text_of(whole) == said("api")
+
+
+def test_a_draining_api_process_breaks_the_connection(empty_house: House) -> None:
+    """It tells nobody that the response has failed, because it goes on."""
+    house, leaving_port = empty_house, free_port()
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "20"
+    house.start("workers")
+    house.start_api()
+    leaving = house.start_api(leaving_port, PENSTOCK_API_DRAIN_S="0.5")
+    house.wait_ready()
+    body = {"model": "sim", "input": "drain", "stream": True, "max_output_tokens": TOKENS, "background": True}
+    first = Reader(leaving_port, "/v1/responses", body)
+    eventually(has(first, 5))
+    second = follow(house, first.response, port=leaving_port)
+    eventually(has(second, 5))
+    leaving.terminate()
+    leaving.wait(60)
+    for reader in (first, second):
+        reader.join(60)
+        assert reader.broken or not reader.data.endswith(b"[DONE]\n\n")
+        assert b"response.failed" not in reader.data and b'"error":{' not in reader.data
+        rest = follow(house, first.response, reader.events[-1]["sequence_number"])
+        rest.join(60)
+        assert text_of(reader.events + rest.events) == said("drain")
+
+
+@pytest.fixture
+def json_house(empty_house: House) -> House:
+    """An engine that cannot continue JSON, and two API processes."""
+    house = empty_house
+    (house.folder / "json_engine.py").write_text(JSON_ENGINE)
+    (house.folder / "penstock.toml").write_text('[models.m]\nengine = "json_engine:Json"\noptions.step_ms = 5\n')
+    folders = (ROOT, ROOT / "examples" / "engine", house.folder)
+    house.environ["PYTHONPATH"] = os.pathsep.join(map(str, folders))
+    house.start_api()
+    return house
+
+
+FORMAT = {"format": {"type": "json_schema", "name": "texts", "schema": {"type": "array", "items": {"type": "string"}}}}
+
+
+def test_an_answer_that_begins_again_is_a_new_item(json_house: House) -> None:
+    """The worker of a JSON answer is killed twice. Every reader sees the same bytes: two items that were given up, and
+    the one that counts."""
+    house, other = json_house, free_port()
+    house.start_api(other)
+    doomed = house.start("workers", "--model", "m", "--id", "worker-0")
+    house.wait_ready()
+    body = {"model": "m", "input": "150", "text": FORMAT, "stream": True}
+    reader = Reader(house.port, "/v1/responses", body)
+    whole = house.closes(OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=120))
+    answers: list[Any] = []
+    waiting = threading.Thread(
+        target=lambda: answers.append(whole.responses.create(model="m", input="150", text=FORMAT))
+    )  # type: ignore[call-overload]
+    waiting.start()
+    cuts = [(reader, 0)]
+    for number in (1, 2):
+        eventually(has(reader, deltas(reader) + 10))
+        cuts.append((follow(house, reader.response, 20, other), 21))
+        eventually(has(cuts[-1][0], 5))
+        kill(doomed.pid)
+        doomed = house.start("workers", "--model", "m", "--id", f"worker-{number}")
+        seen = deltas(reader)
+        eventually(has(reader, seen + 10))
+    found = reader.whole()
+    texts = [text_of(found, index) for index in range(3)]
+    assert len({re.findall("[0-9a-f]{8}", text)[0] for text in texts}) == 3
+    assert json.loads(texts[2])[-1].endswith("end")
+    done = [event["item"]["status"] for event in found if event["type"] == "response.output_item.done"]
+    assert done == ["incomplete", "incomplete", "completed"]
+    last = found[-1]["response"]
+    assert [item["content"][0]["text"] for item in last["output"]] == [texts[2]] and last["status"] == "completed"
+    assert last["output"][0]["id"].endswith("_out2")
+    for late, first in cuts:
+        late.join(60)
+        assert late.events == found[first:]
+    for port in (house.port, other):
+        again = follow(house, reader.response, port=port)
+        again.join(60)
+        assert again.data == reader.data
+    assert json.loads(house.get(f"/v1/responses/{reader.response}")[1]) == last
+    waiting.join(120)
+    (answer,) = answers
+    assert json.loads(answer.output_text)[-1].endswith("end")
+    assert answer.to_dict() == whole.responses.retrieve(answer.id).to_dict()
+    with whole.responses.stream(response_id=reader.response) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text == texts[2]
+
+
+def test_a_response_outlives_a_restart_of_the_store(tmp_path: Path) -> None:
+    """While it runs, and after its end: both readers get the whole."""
+    port = free_port()
+    with ExitStack() as servers:
+        stack = servers.enter_context(ExitStack())
+        options = ("--appendonly", "yes", "--appendfsync", "always")
+        house = House(stack.enter_context(redis_process(tmp_path, port, *options)), tmp_path)
+        try:
+            house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+            house.start("workers")
+            house.start_api()
+            house.wait_ready()
+            before = create(house, "before", background=True, max_output_tokens=20)
+            ended = before.whole()
+            reader = create(house, "store", background=True)
+            eventually(has(reader, 10))
+            stack.close()
+            servers.enter_context(redis_process(tmp_path, port, *options))
+            found = reader.whole()
+            assert text_of(found) == said("store")
+            assert follow(house, reader.response).whole() == found
+            assert follow(house, before.response).whole() == ended
+        finally:
+            house.close()
+
+
+def test_a_record_of_another_version(empty_house: House) -> None:
+    """A newer one is left to a process of its version; an older one, without what newer ones add, is shown."""
+    house = empty_house
+    house.start("workers")
+    house.start_api()
+    house.wait_ready()
+    made = json.loads(house.post("/v1/responses", {"model": "sim", "input": "x", "max_output_tokens": 2})[2])
+    key = f"penstock:{{0}}:job:{made['id'].removeprefix('resp_')}"
+    with Redis.from_url(house.redis_url) as store:
+        body = store.hget(key, "body")
+        assert isinstance(body, bytes)
+        store.hset(key, "body", body.replace(b"\xa1v\x01", b"\xa1v\x63"))
+        status, data = house.get(f"/v1/responses/{made['id']}")
+        assert (status, json.loads(data)["error"]["code"]) == (503, "newer_version")
+        store.hset(key, "body", body)
+        assert json.loads(house.get(f"/v1/responses/{made['id']}")[1]) == made
+        record = store.hget(key, "record")
+        assert isinstance(record, bytes)
+        store.hset(key, "record", without_last_field(record))
+        assert json.loads(house.get(f"/v1/responses/{made['id']}")[1]) == made | {"completed_at": None}
+
+
+def without_last_field(record: bytes) -> bytes:
+    """A terminal message as a version before `last_ms` wrote it."""
+    import msgspec  # noqa: PLC0415 - only here
+
+    fields: list[Any] = msgspec.msgpack.decode(record)
+    return msgspec.msgpack.encode(fields[:13])
