@@ -30,7 +30,7 @@ from cli.embedded import find_server
 from cli.engine_check import check_plugins
 from cli.errors import DONE, FAILED
 from cli.instance import DataDir, Instance
-from cli.job_deaths import Suspicion
+from cli.job_deaths import Suspicion, deaths_of
 from cli.options import Command, Where, config_option, json_option, where_options
 from cli.output import emit, fitted, print_json
 from cli.registry import connected
@@ -151,9 +151,10 @@ def examine(
         configured = deployment.config.raw.get("files", {}).get("dir")
         file_store = FileStore(Path(configured) if configured else home.files)
         yield from redis(deployment.config.section("redis", RedisSettings, {"url": redis_url}), file_store)
-        yield from judge_workers(instance)
     else:
         yield embedded()
+    if instance is not None and instance.suspicion is not None:
+        yield judge_suspicion(instance.suspicion)
     yield port(deployment, instance)
     yield files(deployment)
     yield proxies(environ)
@@ -285,20 +286,16 @@ def redis(settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
 def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
     """Name each job that ended its workers, and these."""
     for job, workers in given_up[:MAX_NAMED]:
-        died = ", ".join(f"{name} died {counted(times, 'time')}" for name, times in Counter(workers).items())
-        detail = f"{died or 'workers died'} running job {job}, which was given up"
+        detail = f"{deaths_of(Counter(workers)) or 'workers died'} running job {job}, which was given up"
         yield Check("job", "warn", detail, f"penstock dlq show {job}")
     if len(given_up) > MAX_NAMED:
         more = counted(len(given_up) - MAX_NAMED, "more job")
         yield Check("jobs", "warn", f"{more} given up", "penstock dlq ls")
 
 
-def judge_workers(instance: Instance | None) -> Iterator[Check]:
+def judge_suspicion(found: Suspicion) -> Check:
     """Name the jobs that workers of this machine keep dying of, while they are tried again."""
-    for entry in instance.processes if instance else ():
-        if entry.suspects:
-            detail = Suspicion(entry.deaths, entry.suspects).sentence(entry.id)
-            yield Check("job", "warn", detail, f"penstock logs --job {entry.suspects[0]}")
+    return Check("job", "warn", found.sentence, f"penstock logs --job {found.jobs[0]}")
 
 
 def judge_store(identity: Identity, settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:

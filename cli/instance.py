@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from cli.errors import UNREACHABLE, Problem
+from cli.job_deaths import Suspicion
 from runtime.files import file_lock, write_file
 
 LOCK_TIMEOUT_S = 1.0
@@ -35,10 +36,6 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     shape: str = ""
     detail: str = ""
-    deaths: int = 0
-    """Of a worker: how often in a row it died running `suspects`; 0: too seldom to name jobs."""
-    suspects: tuple[str, ...] = ()
-    """Ids of jobs that are not given up."""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +58,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     outside_url: str = ""
     """URL of its API for other machines; "" if they cannot reach it."""
     processes: tuple[ProcessEntry, ...] = ()
+    suspicion: Suspicion | None = None
+    """Jobs that its workers keep dying of, as it seems, and that are not given up."""
 
 
 class DataDir:

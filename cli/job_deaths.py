@@ -1,64 +1,85 @@
-"""Deaths by job: how often in a row each worker of this machine has died running the same job.
+"""Deaths by job: how often in a row the workers of this machine have died running the same job.
 
 A worker that completes a job begins anew: it does not die of each one. A job that kills its workers is given up after
-`redis.max_attempts` of them at the latest; this counts what happens before, and on this machine alone.
+`redis.max_attempts` of them; this counts what happens before, and on this machine alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from runtime.plurals import counted
 
 MIN_DEATHS = 3
 """From this death on, the job is named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suspicion:
-    """The jobs that a worker ran each time that it died."""
+class Suspicion(msgspec.Struct, frozen=True):
+    """Jobs, and the workers that died running them."""
 
-    times: int
     jobs: tuple[str, ...]
+    deaths: dict[str, int]
+    """By worker."""
     given_up: bool = False
-    """Whether all of them are dead letters now."""
+    """Whether the jobs are dead letters now."""
 
-    def sentence(self, worker: str) -> str:
-        """Say it of the worker of this name."""
-        return f"{worker} died {self.times} times running job{'s' * (len(self.jobs) > 1)} {', '.join(self.jobs)}"
+    @property
+    def sentence(self) -> str:
+        return f"{deaths_of(self.deaths)} running job{'s' * (len(self.jobs) > 1)} {', '.join(self.jobs)}"
+
+
+def deaths_of(deaths: Mapping[str, int]) -> str:
+    """How often each worker died, in words."""
+    return ", ".join(f"{worker} died {counted(times, 'time')}" for worker, times in deaths.items())
 
 
 class JobDeaths:
-    """The counts of one machine, by worker and job."""
+    """The counts of one machine."""
 
     def __init__(self) -> None:
         self._deaths: dict[str, dict[str, int]] = {}
+        """By job and worker."""
 
     def died(self, worker: str, jobs: Collection[str], given_up: Collection[str] = ()) -> Suspicion | None:
         """Count a death, while the worker ran `jobs`. Returns whom to suspect; None before MIN_DEATHS.
 
         Args:
-            given_up: those of the jobs that no worker runs again; they are counted no further.
+            given_up: those of the jobs that no worker runs again: they are suspected now, and counted no further.
         """
-        before = self._deaths.get(worker, {})
-        counts = {job: before.get(job, 0) + 1 for job in jobs}
-        found = _suspicion(counts, given_up)
-        self._deaths[worker] = {job: count for job, count in counts.items() if job not in given_up}
+        self._forget(worker, jobs)
+        for job in jobs:
+            deaths = self._deaths.setdefault(job, {})
+            deaths[worker] = deaths.get(worker, 0) + 1
+        found = self._suspicion(given_up, given_up=True) or self._suspicion(self._named(jobs))
+        for job in given_up:
+            self._deaths.pop(job, None)
         return found
 
     def begin_anew(self, worker: str) -> None:
-        """Begin anew with a worker, which has completed a job or is gone."""
-        self._deaths.pop(worker, None)
+        """Forget the deaths of a worker, which has completed a job or is gone."""
+        self._forget(worker, ())
 
-    def suspected(self, worker: str) -> Suspicion | None:
-        """Whom to suspect of the deaths of a worker so far, of the jobs that are not given up."""
-        return _suspicion(self._deaths.get(worker, {}), ())
+    @property
+    def suspected(self) -> Suspicion | None:
+        """Whom to suspect of the deaths so far, of the jobs that are not given up."""
+        return self._suspicion(self._named(self._deaths))
 
+    def _named(self, jobs: Collection[str]) -> list[str]:
+        """Those of the jobs with enough deaths, most deaths first."""
+        totals = {job: sum(self._deaths[job].values()) for job in jobs}
+        return sorted((job for job in jobs if totals[job] >= MIN_DEATHS), key=totals.__getitem__, reverse=True)
 
-def _suspicion(counts: dict[str, int], given_up: Collection[str]) -> Suspicion | None:
-    """The jobs of most deaths; of these only those given up, if there are such: the others ran beside them."""
-    times = max(counts.values(), default=0)
-    if times < MIN_DEATHS:
+    def _suspicion(self, jobs: Collection[str], *, given_up: bool = False) -> Suspicion | None:
+        """The first of the jobs, and those that ran with it each time."""
+        for first in jobs:
+            deaths = self._deaths[first]
+            return Suspicion(tuple(job for job in jobs if self._deaths[job] == deaths), dict(deaths), given_up)
         return None
-    jobs = [job for job, count in counts.items() if count == times]
-    dead = [job for job in jobs if job in given_up]
-    return Suspicion(times, tuple(dead or jobs), bool(dead))
+
+    def _forget(self, worker: str, but: Collection[str]) -> None:
+        for job in [job for job in self._deaths if job not in but]:
+            self._deaths[job].pop(worker, None)
+            if not self._deaths[job]:
+                del self._deaths[job]

@@ -20,7 +20,7 @@ from cli.child import Child, Program
 from cli.deployment import Deployment
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.errors import DONE, INTERRUPTED, UNREACHABLE, Problem
-from cli.instance import DataDir, Instance, ProcessEntry
+from cli.instance import DataDir, Instance
 from cli.job_deaths import JobDeaths
 from cli.lease_release import LeaseRelease
 from cli.pool import PoolSupervisor, follow
@@ -225,18 +225,11 @@ class Machine:
     def _starting(self) -> bool:
         return self._instance.state == "starting"
 
-    def _entry(self, child: Child) -> ProcessEntry:
-        """The child's row in `penstock ps`."""
-        found = self._job_deaths.suspected(child.program.id)
-        if found is None:
-            return child.entry
-        return msgspec.structs.replace(child.entry, deaths=found.times, suspects=found.jobs)
-
     def _publish(self, **changes: Any) -> None:
         """Write the state that other commands read, and show the phase."""
         children = list(self._supervisor.children.values())
-        entries = tuple(map(self._entry, children))
-        now = msgspec.structs.replace(self._instance, processes=entries, **changes)
+        entries, suspicion = tuple(child.entry for child in children), self._job_deaths.suspected
+        now = msgspec.structs.replace(self._instance, processes=entries, suspicion=suspicion, **changes)
         phase = phase_of(children) if now.state == "starting" and children else now.phase
         self._instance = msgspec.structs.replace(now, phase=phase)
         if now.state != "draining":

@@ -82,7 +82,7 @@ class Screen:
         of, else a crash loop."""
         if suspicion is not None:
             name = child.program.id
-            log.warning("%s", suspicion.sentence(name), extra={"jobs": list(suspicion.jobs)})
+            log.warning("%s", suspicion.sentence, extra={"jobs": list(suspicion.jobs)})
             self._looping.add(name)
             self.complain(fatal_job(child, suspicion))
         elif not starting:
@@ -151,7 +151,7 @@ def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
         else f"penstock logs --job {job}, or end it: penstock jobs cancel {job}"
     )
     return Problem(
-        f"{suspicion.sentence(child.program.id)}{'; it is a dead letter now' if suspicion.given_up else ''}",
+        f"{suspicion.sentence}{'; it is a dead letter now' if suspicion.given_up else ''}",
         cause=JOB_AT_FAULT.sub("", child.status.cause),
         next_step=f"{after}; its log is {child.program.log}",
         code="crash_loop",
