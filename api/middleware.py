@@ -27,6 +27,8 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 OWN_ID = re.compile(r"req_[0-9a-f]{24}")
 """A request id that was made here."""
 
+MAX_LOGGED_PATH = 200
+"""Characters of a path without a route."""
 UNLISTED = "other"
 """The route of a request that has none in the table; a label of a metric must not hold a path that a client chose."""
 
@@ -83,17 +85,18 @@ class Observed:
             span.end(error=error, attributes=attributes, name=f"{scope['method']} {route}")
             self._services.metrics.requests.labels(state.get("model", ""), route, str(status)).inc()
             if self._access_log and scope["path"] not in PROBES:
-                self._log(scope["method"], status, state)
+                self._log(scope, status, state)
 
     @staticmethod
-    def _log(method: str, status: int, state: Mapping[str, Any]) -> None:
+    def _log(scope: Scope, status: int, state: Mapping[str, Any]) -> None:
         """Write the log line. The route is that of the table: a path may hold anything, as may an id that a client
-        chose."""
-        request_id, caller = state["request_id"], state.get("caller")
+        chose. A path without a route is shown, so that its client can be corrected, but searched for secrets."""
+        request_id, caller, route = state["request_id"], state.get("caller"), state.get("route")
         ACCESS.write(
             "request",
-            method=method,
-            route=state.get("route"),
+            method=scope["method"],
+            route=route,
+            path=None if route else redact(scope["path"][:MAX_LOGGED_PATH]),
             status=status,
             ms=round((time.monotonic() - state["received"]) * 1000, 1),
             request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),

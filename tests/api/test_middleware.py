@@ -142,12 +142,15 @@ async def test_a_bug_is_answered_with_the_id_that_its_line_in_the_log_has(caplog
 
 
 async def test_a_request_leaves_one_line_without_what_its_client_wrote(caplog: pytest.LogCaptureFixture) -> None:
-    """The route of the table instead of the path; a client's own id is searched for secrets; no probe is logged."""
+    """The route of the table instead of the path; a path without one, and a client's own id, are searched for secrets.
+    No probe is logged."""
     given = [(b"x-request-id", b"sk-ant-api03-" + b"a" * 40), (b"authorization", b"Bearer sk-secret")]
     services = cast(Services, SimpleNamespace(tracing=Tracing.start("api", ""), metrics=Mock()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"].update(route="/v1/jobs/{job_id}", caller=LOCAL_CALLER, job="job_1")
+        if scope["path"].startswith("/v1/jobs/"):
+            scope["state"].update(route="/v1/jobs/{job_id}")
+        scope["state"].update(caller=LOCAL_CALLER, job="job_1")
         await send({"type": "http.response.start", "status": 404, "headers": []})
 
     async def ask(path: str, headers: list[tuple[bytes, bytes]], *, access_log: bool = True) -> None:
@@ -162,4 +165,11 @@ async def test_a_request_leaves_one_line_without_what_its_client_wrote(caplog: p
     (line,) = [vars(record) for record in caplog.records if record.name == "api.access"]
     fields = ("method", "route", "status", "tenant", "job")
     assert [line[name] for name in fields] == ["GET", "/v1/jobs/{job_id}", 404, "local", "job_1"]
-    assert line["ms"] >= 0 and "aaaa" not in str([line[name] for name in (*fields, "request_id", "message")])
+    assert line["ms"] >= 0 and "aaaa" not in str([line[name] for name in (*fields, "path", "request_id", "message")])
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        await ask("/v2/chats", [])
+        await ask(f"/v2/sk-ant-api03-{'a' * 40}{'/b' * 200}", [])
+    typo, secret = [vars(record) for record in caplog.records if record.name == "api.access"]
+    assert (typo["route"], typo["path"], line["path"]) == (None, "/v2/chats", None)
+    assert "aaaa" not in secret["path"] and len(secret["path"]) < 200
