@@ -48,13 +48,14 @@ NOT_TO_REDIS = "an admin token is not sent to an address out of Redis"
 NO_URL = "drop --url and PENSTOCK_URL and "
 ADMIN = "/admin/"
 LISTED_BY = {
+    "model_not_found": "name one of these with --model, or leave the model out",
     "job_not_found": "penstock jobs ls",
     "batch_not_found": "penstock batch ls",
     "dead_letter_not_found": "penstock dlq ls",
     "webhook_not_found": "penstock webhooks ls",
     "tenant_not_found": "penstock tenants",
 }
-"""The command that lists what there is, by the code of the refusal."""
+"""What to do about a wrong name, by the code of the refusal: mostly the command that lists the right ones."""
 SAME_MACHINE = ("127.0.0.1", "localhost", "::1")
 """Host names of an instance on this machine."""
 

@@ -10,11 +10,18 @@ from typing import Any
 
 from cli.client import Client
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, UNREACHABLE, Problem
-from cli.output import emit, note, print_json, print_table, rfc3339, timed
+from cli.output import emit, note, print_json, print_table, rfc3339, terminal_width, timed, visible
+from cli.stream_wrapping import StreamWrapper
 from cli.suggestions import completed
 from penstock.client import FINAL, JobFailed, Pause, StreamEvent, StreamReset
 
 ATTEMPT_COLUMNS = ("WORKER", "STARTED", "SECONDS", "TOKENS", "OUTCOME")
+OUTCOMES = {
+    "lost": "its worker died",
+    "handed_back": "its worker was stopped",
+    "preempted": "made room for a higher lane",
+}
+"""What became of an attempt, in words; any other outcome is the state in which it ended the job."""
 TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_at")
 ATTEMPT_TIMES = ("started_at", "ended_at")
 
@@ -31,16 +38,18 @@ def print_attempts(job: dict[str, Any]) -> None:
     if attempts:
         emit("\n")
         print_table(ATTEMPT_COLUMNS, [_attempt_row(each) for each in attempts])
+    if any(each["outcome"] == "lost" for each in attempts):
+        note(completed(f"next: penstock logs --job {job['id']} shows what the workers died of"))
 
 
 def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:
-    began, ended = attempt["started_at"], attempt["ended_at"]
+    began, ended, outcome = attempt["started_at"], attempt["ended_at"], attempt["outcome"] or "running"
     return (
         attempt["worker"],
         rfc3339(began) if began else "-",
         f"{ended - began:.1f}" if began and ended else "-",
         "-" if attempt["tokens"] is None else str(attempt["tokens"]),
-        (attempt["outcome"] or "running").replace("_", " "),
+        OUTCOMES.get(outcome, outcome),
     )
 
 
@@ -76,6 +85,8 @@ class AnswerPrinter:
     def __init__(self) -> None:
         self.texts: defaultdict[int, list[str]] = defaultdict(list)
         self._waits = False
+        self._wrapper = StreamWrapper(sys.stdout.write, _stdout_width) if sys.stdout.isatty() else None
+        """Elsewhere every byte stays as it is."""
 
     @property
     def text(self) -> str:
@@ -87,15 +98,28 @@ class AnswerPrinter:
         if event.text:
             self.texts[event.choice].append(event.text)
         if event.text and not event.choice:
-            emit(event.text)
+            self._show(event.text)
             sys.stdout.flush()
         elif event.name in FINAL:
             for choice, parts in sorted(self.texts.items()):
-                emit("\n\n" + "".join(parts) if choice else "")
+                self._show("\n\n" + "".join(parts) if choice else "")
+            self.flush()
             sys.stdout.write("\n")
             sys.stdout.flush()
             if "length" in event.data.get("finish_reasons", ()):
                 note("(cut at --max-tokens)")
+
+    def flush(self) -> None:
+        """Show what is held back until its word is complete."""
+        if self._wrapper is not None:
+            self._wrapper.flush()
+            sys.stdout.flush()
+
+    def _show(self, text: str) -> None:
+        if self._wrapper is not None:
+            self._wrapper.feed(visible(text))
+        else:
+            emit(text)
 
     def begin_again(self, reset: StreamReset) -> None:
         """Another text follows. Raises Problem if the first one stands where nobody can tell them apart."""
@@ -108,8 +132,10 @@ class AnswerPrinter:
                 code="stream_reset",
             )
         if self.text:
+            self.flush()
             note("\n(the answer begins again)")
         self.texts.clear()
+        self._wrapper = StreamWrapper(sys.stdout.write, _stdout_width) if self._wrapper is not None else None
 
     def waiting(self, say: Callable[[str], object]) -> Callable[[Pause], None]:
         """A function that says once, in one line, that there is a wait for the server."""
@@ -118,10 +144,16 @@ class AnswerPrinter:
             if self._waits:
                 return
             self._waits = True
+            if self._wrapper is not None:
+                self._wrapper.begin_line()
             cause = pause.cause if pause.status else f"the connection to {pause.url} broke"
             say(("\n" if self.text and sys.stdout.isatty() else "") + f"({cause.removesuffix('.')}; trying again)")
 
         return tell
+
+
+def _stdout_width() -> int:
+    return terminal_width(sys.stdout)
 
 
 def print_answer(
@@ -145,6 +177,8 @@ def print_answer(
             raise
         else:
             return
+        finally:
+            printer.flush()  # also of an answer that is interrupted
 
 
 def follow(client: Client, job_id: str, *, as_json: bool, after: str = "") -> int:

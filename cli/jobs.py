@@ -22,6 +22,8 @@ COLUMNS = ("id", "status", "priority", "model", "created_at", "took", "tokens")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
 WIDTH, NARROW = 40, 20
 """Length of the longest bar in characters; NARROW where the terminal has no room for it."""
+EIGHTHS = " ▏▎▍▌▋▊▉"
+"""The end of a bar, by eighths of a character."""
 WIDE = 110
 """Columns of a terminal that has."""
 HEADER = ("PART", "MS", "", "WHAT IT IS")
@@ -173,8 +175,9 @@ def _ms(spent: float | None) -> str:
 
 
 def _bar(begun: float, spent: float, whole: float, width: int) -> str:
-    """A bar of `width` at most; a part that took any time has at least one character."""
+    """A bar of `width` at most, in eighths of a character; a part that took any time has at least one."""
     if whole <= 0 or spent <= 0:
         return ""
     start = min(width - 1, int(width * max(0.0, begun) / whole))
-    return " " * start + "█" * max(1, min(width - start, round(width * spent / whole)))
+    eighths = max(1, min(8 * (width - start), round(8 * width * spent / whole)))
+    return " " * start + "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()

@@ -105,8 +105,13 @@ def _only_job(claim: dict[str, Any]) -> str:
 def text_of(fields: dict[str, Any]) -> str:
     """What a record says, in one line: its message, or of a request what was asked and answered."""
     if fields.get("logger") == "api.access" and "status" in fields:
-        return f"{fields.get('method')} {fields.get('route') or '(no route)'} {fields['status']} {fields.get('ms')} ms"
+        return f"{fields.get('method')} {_asked(fields)} {fields['status']} {fields.get('ms')} ms"
     return str(fields.get("message", ""))
+
+
+def _asked(fields: dict[str, Any]) -> str:
+    """What a request asked for: a route of the API, else the path that has none."""
+    return str(fields.get("route") or f"{fields.get('path') or ''} (no route)".strip())
 
 
 def pretty(line: LogLine) -> str:
@@ -125,7 +130,7 @@ def pretty(line: LogLine) -> str:
 
 def _adds(name: str, value: Any, said: str, fields: dict[str, Any]) -> bool:
     """Whether a field says something that the message does not."""
-    if fields.get("logger") == "api.access" and name in ("method", "route", "status", "ms"):
+    if fields.get("logger") == "api.access" and name in ("method", "route", "path", "status", "ms"):
         return False
     return name not in HEAD and value not in (None, "", [], {}) and str(value) not in said
 

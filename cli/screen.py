@@ -84,14 +84,19 @@ class Screen:
             name = child.program.id
             log.warning("%s", suspicion.sentence, extra={"jobs": list(suspicion.jobs)})
             self._looping.add(name)
-            self.complain(fatal_job(child, suspicion))
+            self._complain_when(fatal_job(child, suspicion))
         elif not starting:
             self._complain_once(child)
 
     def _complain_once(self, child: Child) -> None:
         if looping(child) and child.program.id not in self._looping:
             self._looping.add(child.program.id)
-            self.complain(crash_loop(child))
+            self._complain_when(crash_loop(child))
+
+    def _complain_when(self, problem: Problem) -> None:
+        """Print an error block with the time."""
+        problem.cause = f"{problem.cause} ({time.strftime('%H:%M:%S')})"
+        self.complain(problem)
 
     def _say_when(self, text: str) -> None:
         """Print a line with the time."""
@@ -188,8 +193,8 @@ def ready_block(
     first, *more = [*tries, f'{command} chat{option} "{QUESTION}"']
     stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
     lines = [
-        f"penstock {instance.version}   engine {instance.engine}   model {', '.join(instance.models)}   "
-        f"{counted(workers, 'worker')}   ready in {instance.ready_s:.1f} s",
+        f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "
+        f"{counted(workers, 'worker')}",
         f"  API    {instance.url}/v1",
         *([f"  API    {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
         f"  Kept   {_kept(instance)}",

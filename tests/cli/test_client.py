@@ -271,6 +271,32 @@ def test_every_time_of_a_job_has_one_format(command: str, door: Door, capsys: py
         assert "1970-01-01T00:00:02Z  0.5" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", ["jobs show job_x", "dlq show 0-1-0"])
+def test_what_became_of_each_attempt_is_said_in_words(
+    command: str, door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And where a worker died, which command shows what of."""
+    attempt = {"worker": "w-1", "started_at": 2.0, "ended_at": 2.5, "tokens": 1}
+    log = [attempt | {"outcome": outcome} for outcome in ("handed_back", "preempted", "lost", None)]
+    door.answers["/admin/dlq/0-1-0"] = (200, {"id": "0-1-0", "at": 3.0, "job": JOB | {"attempt_log": log}})
+    door.answers["/v1/jobs/job_x"] = (200, JOB | {"attempt_log": log})
+    assert main(command.split()) == 0
+    shown = capsys.readouterr()
+    words = ["its worker was stopped", "made room for a higher lane", "its worker died", "running"]
+    assert [line for line in words if f"  {line}\n" in shown.out] == words
+    assert "next: penstock logs --job job_x shows what the workers died of" in shown.err
+    door.answers["/v1/jobs/job_x"] = (200, JOB | {"attempt_log": log[:2]})
+    door.answers["/admin/dlq/0-1-0"] = (200, {"id": "0-1-0", "at": 3.0, "job": JOB | {"attempt_log": log[:2]}})
+    assert main(command.split()) == 0
+    assert "penstock logs" not in capsys.readouterr().err
+
+
+def test_a_wrong_model_is_answered_with_what_to_do(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    door.answers["/v1/jobs"] = (404, {"error": {"message": "Models served: sim.", "code": "model_not_found"}})
+    assert main(["submit", "hi", "--model", "nope"]) == 1
+    assert capsys.readouterr().err.endswith("\nnext:  name one of these with --model, or leave the model out\n")
+
+
 def test_not_a_penstock_is_code_3(door: Door) -> None:
     """Some other server on that port is not taken for one of ours."""
     door.answers["/v1/jobs/job_x"] = (200, "<html>")

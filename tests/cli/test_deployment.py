@@ -172,7 +172,7 @@ def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     body = '{"model":"sim","messages":[{"role":"user","content":"What is a penstock?"}],"stream":true}'
     assert ready_block(instance) == [
-        "penstock 0.1.0   engine sim   model sim   1 worker   ready in 1.2 s",
+        "ready in 1.2 s   engine sim   model sim   1 worker",
         "  API    http://127.0.0.1:8000/v1",
         "  Kept   .penstock  (queue and results survive a restart)",
         "  Log    .penstock/logs",
@@ -209,7 +209,7 @@ def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: 
     block = ready_block(instance, width=columns)
     assert len(block) <= 8 and all(len(line) <= columns for line in block)
     assert " ".join(" ".join(block[:2]).split()).startswith(
-        "penstock 0.1.0 engine llamacpp model smollm2-135m-instruct 0 workers ready in 12.3 s"
+        "ready in 12.3 s engine llamacpp model smollm2-135m-instruct 0 workers"
     )
     assert '  Try    penstock chat "What is a penstock?"' in block
 

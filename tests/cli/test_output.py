@@ -182,7 +182,12 @@ def test_progress_never_wraps(columns: int) -> None:
         with ProgressLine(stream, {"TERM": "xterm"}) as progress:
             progress.steps(f"batch_{'0' * 32}", 12_345, 50_000, "123.4/s  ETA 5 min 10 s  17 failed")
             progress._show(changed=False)
-        shown = terminal.read(100_000).decode()
+        stream.write("END")
+        stream.flush()
+        shown = ""
+        while not shown.endswith("END"):  # one read may bring only a part
+            shown += terminal.read(100_000).decode()
+    shown = shown.removesuffix("END")
     assert "\n" not in shown
     drawn = [line for line in shown.split("\r") if line.strip()]
     assert max(map(len, drawn)) < columns

