@@ -52,7 +52,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock batch": ("penstock batch run input.jsonl -o out.jsonl", "penstock batch ls"),
     "penstock batch run": (
         "penstock batch run input.jsonl -o out.jsonl",
-        "penstock batch run tickets.csv -o out.jsonl --template 'Summarise: {text}' --id-column ticket",
+        "penstock batch run rows.csv -o out.jsonl --template '{text}' --id-column id",
         "penstock batch run notes/ -o out.jsonl --window 1h --max-tokens 64",
     ),
     "penstock batch ls": ("penstock batch ls", "penstock batch ls --limit 100 --json"),

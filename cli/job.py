@@ -39,7 +39,7 @@ def print_attempts(job: dict[str, Any]) -> None:
         emit("\n")
         print_table(ATTEMPT_COLUMNS, [_attempt_row(each) for each in attempts])
     if any(each["outcome"] == "lost" for each in attempts):
-        note(completed(f"next: penstock logs --job {job['id']} shows what the workers died of"))
+        note(completed(f"next:  penstock logs --job {job['id']}"))
 
 
 def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ def _adds(name: str, value: Any, said: str, fields: dict[str, Any]) -> bool:
     """Whether a field says something that the message does not."""
     if fields.get("logger") == "api.access" and name in ("method", "route", "path", "status", "ms"):
         return False
-    return name not in HEAD and value not in (None, "", [], {}) and str(value) not in said
+    return name not in HEAD and value not in (None, "", [], {}) and _value(value) not in said
 
 
 def _value(value: Any) -> str:

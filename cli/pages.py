@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import typing
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import click
 
 from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, json_option
-from cli.output import line_result
+from cli.output import fitted, line_result
 from penstock import __version__
 from runtime.config import nearest
 
@@ -30,7 +31,7 @@ Exit codes
 ELSEWHERE = {
     "PENSTOCK_API_KEY": ("the key that commands send to the API", "the file api-key, mode 0600, of the data folder"),
     "PENSTOCK_URL": ("address of the API for commands", "of the instance in the data folder"),
-    "PENSTOCK_BENCH_CACHE": ("where `penstock bench` keeps other systems' environments", "~/.cache/penstock-bench"),
+    "PENSTOCK_BENCH_CACHE": ("for `penstock bench`, other systems' environments", "~/.cache/penstock-bench"),
     "NO_COLOR": ("any value: no styles in the output", "not set"),
     "FORCE_COLOR": ("any value: styles also where there is no terminal", "not set"),
 }
@@ -60,11 +61,18 @@ def help_page(context: click.Context, topic: tuple[str, ...]) -> int:
     if topic == ("exit-codes",):
         text = EXIT_CODES
     elif topic == ("environment",):
-        text = environment_page()
+        lines = environment_page().split("\n")
+        text = "\n".join(part for line in lines for part in fitted(sys.stdout, line, _kind_column(line)))
     else:
         text = _command_help(context.find_root(), topic)
     sys.stdout.write(text)
     return DONE
+
+
+def _kind_column(line: str) -> int:
+    """Where the second column of a row begins; 0 where there is none."""
+    found = re.match(r"  \S+ {2,}", line)
+    return found.end() if found else 0
 
 
 def _command_help(context: click.Context, names: Sequence[str]) -> str:

@@ -284,7 +284,7 @@ def test_what_became_of_each_attempt_is_said_in_words(
     shown = capsys.readouterr()
     words = ["its worker was stopped", "made room for a higher lane", "its worker died", "running"]
     assert [line for line in words if f"  {line}\n" in shown.out] == words
-    assert "next: penstock logs --job job_x shows what the workers died of" in shown.err
+    assert "next:  penstock logs --job job_x\n" in shown.err
     door.answers["/v1/jobs/job_x"] = (200, JOB | {"attempt_log": log[:2]})
     door.answers["/admin/dlq/0-1-0"] = (200, {"id": "0-1-0", "at": 3.0, "job": JOB | {"attempt_log": log[:2]}})
     assert main(command.split()) == 0

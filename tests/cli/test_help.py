@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import subprocess
@@ -60,7 +61,7 @@ def parsed(words: list[str]) -> None:
 def test_every_example_is_understood(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its command, arguments and flags exist."""
     monkeypatch.chdir(tmp_path)
-    for name in ("input.jsonl", "tickets.csv"):
+    for name in ("input.jsonl", "rows.csv"):
         Path(name).touch()
     Path("notes").mkdir()
     words = shlex.split(line.replace('eval "$(', "").replace(')"', ""), comments=True)
@@ -135,3 +136,23 @@ def test_a_shell_nobody_knows_is_wrong_usage(capsys: pytest.CaptureFixture[str])
     """The error names those that are known."""
     assert main(["completion", "tcsh"]) == 2
     assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    """A terminal of 80 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_no_page_is_wider_than_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help of every command, and the other pages; in a pipe, a variable has one line."""
+    for page in [*(path.split()[1:] for path, _ in commands(app, "penstock")), ["environment"], ["exit-codes"]]:
+        screen = Terminal()
+        monkeypatch.setattr(sys, "stdout", screen)
+        assert main(["help", *page]) == 0
+        wide = [line for line in screen.getvalue().split("\n") if len(line) > 80]
+        assert wide == [], page
+    monkeypatch.setattr(sys, "stdout", plain := io.StringIO())
+    assert main(["help", "environment"]) == 0
+    assert plain.getvalue().count("PENSTOCK_REDIS_URL") == 1 and max(map(len, plain.getvalue().split("\n"))) > 80
