@@ -250,3 +250,17 @@ def test_what_a_line_says_can_be_written() -> None:
     """A lone surrogate, which JSON may hold, would end the supervisor that writes its state."""
     assert message_of(record("01.000", "half \ud800")) == "half \\ud800"
     assert message_of(record("01.000", "")).startswith("{") and message_of(" text\n") == "text"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"route": "/v1/jobs/{job_id}", "path": None}, "GET /v1/jobs/{job_id} 404 1.5 ms"),
+        ({"route": None, "path": "/v2/chats"}, "GET /v2/chats (no route) 404 1.5 ms"),
+        ({"route": None}, "GET (no route) 404 1.5 ms"),
+    ],
+)
+def test_a_request_is_shown_by_its_route_or_its_path(fields: dict[str, Any], text: str) -> None:
+    line = record("01.000", "request", "api", method="GET", status=404, ms=1.5, **fields)
+    found = pretty(parse_line("api-1", line.replace('"logger": "x"', '"logger": "api.access"'), ""))
+    assert found.split("api-1")[1].strip() == text
