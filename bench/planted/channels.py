@@ -80,7 +80,7 @@ CHANNELS = (
         "A follow that arrives while the job's history is read is forgotten.",
         (
             Edit(
-                "workers/worker.py",
+                "workers/controls.py",
                 "                    self._claimer.note_follow(job_id, address)\n",
                 "                    pass\n",
             ),

@@ -122,7 +122,10 @@ TERMINALS = (
     Bug(
         "a chat as it comes",
         "A model moves the cursor and writes to the clipboard of whoever chats with it.",
-        (Edit("cli/job.py", "emit(event.text)", "sys.stdout.write(event.text)"),),
+        (
+            Edit("cli/job.py", "self._wrapper.feed(visible(text))", "self._wrapper.feed(text)"),
+            Edit("cli/job.py", "            emit(text)\n", "            sys.stdout.write(text)\n"),
+        ),
         (TERMINAL + "a_model_cannot_drive_the_terminal",),
     ),
     Bug(
