@@ -17,8 +17,8 @@ from api.admission import Admitted, admit, caller_of, services_of
 from api.openai import errors, job_errors
 from api.openai.errors import ApiError
 from api.openai.job_input import input_object
-from api.openai.rendering import Facts, JobView, completion_in_slices, fingerprint, job_object, to_json
-from api.openai.responses.object import ResponseFacts, ended_response
+from api.openai.rendering import Facts, JobView, fingerprint, job_object, to_json
+from api.openai.results import result_in_slices
 from api.query import page_limit
 from api.services import Services
 from api.stream.watch import Watched
@@ -27,7 +27,6 @@ from streaming.ids import partition_of
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
-from streaming.jobs.terminal import Terminal
 
 MAX_WAIT_S = 600.0
 MAX_PER_PAGE = 100
@@ -102,20 +101,9 @@ async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
     """Return the completion object. Raises ApiError if the job did not complete, ClientDisconnect."""
     services = services_of(request)
     assert record.terminal is not None
-    if record.job.response is None:
-        work = completion_in_slices(facts_of(services, record), record.terminal, record.terminal.rows)
-    else:
-        facts = ResponseFacts(record.job, record.created_ms)
-        work = ended_response(facts, _completed(record.terminal), record.terminal.rows, len(record.drafts))
+    work = result_in_slices(facts_of(services, record), record)
     with Watched(request.scope, request.receive) as client:
         return await services.store_client.turns.run(client.while_there(work), len(record.terminal.rows))
-
-
-def _completed(terminal: Terminal) -> Terminal:
-    """Raises ApiError if the job did not complete."""
-    if terminal.state is not JobState.COMPLETED:
-        raise job_errors.from_terminal(terminal)
-    return terminal
 
 
 async def result(request: Request) -> Response:

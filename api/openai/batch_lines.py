@@ -16,17 +16,24 @@ import msgspec
 
 from api.openai.errors import ApiError, model_not_found
 from api.openai.json_weight import nested_beyond
-from api.openai.rendering import Facts, completion, to_json
+from api.openai.rendering import to_json
+from api.openai.responses.request import ResponseRequest, check_line
+from api.openai.results import result
 from api.openai.schemas import Kind, Request, check_choices, parse
 from penstock.engine import ModelCard
 from streaming.batches.batch import Batch
 from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
 from streaming.jobs.job import Chat, Job, JobState, Text, Tokens
 from streaming.jobs.records import JobRecord
+from streaming.jobs.response_form import ResponseForm
 from streaming.jobs.work import weight_of
 from streaming.priority import Priority
 
-ENDPOINTS: Mapping[str, Kind] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+ENDPOINTS: Mapping[str, Kind] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/v1/responses": "response",
+}
 """The endpoints that a batch may call, with their kind of request."""
 
 MAX_CUSTOM_ID = 512
@@ -120,6 +127,8 @@ def request_of(found: Envelope, models: Collection[str] | None, max_choices: int
         ApiError: the request is refused; this error becomes the line's answer.
     """
     request = parse(ENDPOINTS[found.url], bytes(found.body))
+    if isinstance(request, ResponseRequest):
+        check_line(request)
     if max_choices is not None:
         check_choices(request, max_choices)
     if models is not None and request.model not in models:
@@ -132,7 +141,7 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     job_prompt, sampling = request.prompt_asked, request.sampling
     text = _text(job_prompt)
     deterministic = sampling.temperature == 0 or sampling.seed is not None
-    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling))
+    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, _form_of(request)))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
     head = f"{request.model}\0{text}"
     groups = tuple(_hash(head[:size]) for size in PREFIX_SIZES)
@@ -172,7 +181,14 @@ def job_of(request: Request, batch: Batch, *, job_id: str, number: int, lane: Pr
         metadata={"batch": batch.id, "line": str(number)},
         user=request.user,
         on_disconnect="continue",
+        response=_form_of(request),
     )
+
+
+def _form_of(request: Request) -> ResponseForm | None:
+    """Return the form of a line's response, which shows the labels of the line, not those of its job."""
+    form = request.response_form
+    return None if form is None else msgspec.structs.replace(form, metadata=request.metadata or {})
 
 
 # --- answers -------------------------------------------------------------------------------------------------------
@@ -184,7 +200,7 @@ def answer(record: JobRecord) -> tuple[bool, bytes]:
     """Render an ended job for the ledger; return whether it completed, and the answer."""
     assert record.terminal is not None
     try:
-        body = completion(Facts.of(record.job, record.created_ms), record.terminal, record.terminal.rows)
+        body = result(record)
     except ApiError as error:
         return False, refusal(error, record.job.id)
     return True, _stored(200, record.job.id, body)

@@ -68,8 +68,8 @@ class NumberedFlow(TokenFlow):
 
     def start(self, connection: Connection, before: bytes, after: bytes) -> None:
         """Start writing; `after` has %d where the number of the event goes."""
-        super().start(connection, before, after)
-        self._end = after
+        super().start(connection, before, b"")
+        self._around, self._end = len(before) - len(CHUNK_END), after + CHUNK_END
 
     def write(self, row: Delta, now: float) -> bool:
         self.histogram.observe_equal(now - self.last, row.n or 1)
@@ -84,11 +84,12 @@ class NumberedFlow(TokenFlow):
         number = sequence.number
         sequence.number = number + 1
         sequence.text += text[1:-1]
-        data = b"".join((self._before, text, self._end % number))
+        end, before = self._end % number, self._before
         if self.paused:
-            self.unwritten = data
+            self.unwritten = before + text + end[: -len(CHUNK_END)]
             return False
+        head = chunk_head(self._around + len(text) + len(end))
         transport = self._transport
         if not transport.is_closing():
-            transport.write(b"".join((chunk_head(len(data)), data, CHUNK_END)))
+            transport.write(b"".join((head, before, text, end)))
         return True

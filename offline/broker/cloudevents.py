@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from api.openai.rendering import Facts, JobView, completion, job_object, to_json
+from api.openai.rendering import Facts, JobView, job_object, to_json
+from api.openai.results import result
 from streaming.events.outbox import Event
 from streaming.jobs.records import JobRecord
 
@@ -43,4 +44,4 @@ def _result(record: JobRecord) -> dict[str, Any] | None:
     """Return the answer of a completed job, else None."""
     if record.terminal is None or not record.completed:
         return None
-    return completion(Facts.of(record.job, record.created_ms), record.terminal, record.terminal.rows)
+    return result(record)

@@ -27,12 +27,14 @@ from httpcore2 import (
 
 from offline.webhooks.backoff import after_failure
 from offline.webhooks.guard import Forbidden, GuardedBackend, networks_of
+from offline.webhooks.response_events import as_told
 from runtime.config import ConfigError
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.events.outbox import Outbox, endpoints_for
 from streaming.events.settings import WebhookSettings, signing_key
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
+from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 
@@ -119,6 +121,7 @@ class WebhookDispatcher:
 
     def __init__(self, store_client: RedisClient, name: str, endpoints: Sequence[Endpoint], metrics: Metrics) -> None:
         self._outbox, self._webhooks = Outbox(store_client, "webhooks"), Webhooks(store_client)
+        self._job_reader = JobReader(store_client)
         self._name, self._endpoints, self._metrics = name, endpoints, metrics
         self._rows = {endpoint.name: endpoint.settings for endpoint in endpoints}
 
@@ -132,7 +135,8 @@ class WebhookDispatcher:
     async def _fan_out(self) -> None:
         """Raises Unavailable."""
         for event in await self._outbox.collect(self._name, MAX_EVENTS):
-            await self._webhooks.dispatch(event, endpoints_for(event, self._rows))
+            told = await as_told(event, self._job_reader)
+            await self._webhooks.dispatch(told, endpoints_for(told, self._rows))
 
     async def _keep_delivering(self, endpoint: Endpoint) -> None:
         under_way: set[asyncio.Task[None]] = set()

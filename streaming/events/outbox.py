@@ -26,7 +26,8 @@ LEASES_HELD = 2
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One lifecycle event, at `at_ms` of Redis time. `type` is job.started, batch.completed..."""
+    """One lifecycle event, at `at_ms` of Redis time. `type` is job.started, batch.completed...; of a response, whose
+    subject is its job, response. and the state of the job."""
 
     subject: str
     """Id of the job or batch."""
@@ -56,7 +57,7 @@ class EventSubscriptions:
 
     def of_responses(self, tenant: str) -> str:
         """Recipients for a response in the background. Webhooks get its end as `response.*`, the broker as a job's."""
-        return self._broker + ("w" if (tenant, "response") in self._webhooks else "")
+        return self._broker + ("wr" if (tenant, "response") in self._webhooks else "")
 
     def of_batches(self, tenant: str) -> str:
         """Recipients for a batch; its lines have no events of their own."""

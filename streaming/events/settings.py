@@ -16,13 +16,15 @@ from streaming.priority import Priority
 End: TypeAlias = Literal[
     "job.completed", "job.failed", "job.cancelled", "job.expired",
     "batch.completed", "batch.failed", "batch.cancelled", "batch.expired",
+    "response.completed", "response.failed", "response.cancelled", "response.incomplete",
 ]  # fmt: skip
 
 ENDS: tuple[End, ...] = get_args(End)
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of [webhooks.<name>]: an endpoint that receives the final events of one tenant's jobs and batches."""
+    """One row of [webhooks.<name>]: an endpoint that receives the final events of one tenant's jobs, batches and
+    responses."""
 
     url: str
     secret: str

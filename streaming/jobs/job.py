@@ -104,7 +104,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     """When its API process had the request's head, in microseconds of Redis time, within `clock_us`; 0: unknown."""
     clock_us: int = 0
     events: str = ""
-    """Recipients of its events, as letters: "b" the broker, "w" webhooks; "": none."""
+    """Recipients of its events, as letters: "b" the broker, "w" webhooks, "wr" webhooks that are told the end of a
+    response and not of a job; "": none."""
     past: tuple[PastAttempt, ...] = ()
     """Attempts at the job of which this one is a replay, oldest first."""
     response: ResponseForm | None = None

@@ -28,5 +28,7 @@ class ResponseForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     top_logprobs: int = 0
     max_tool_calls: int | None = None
     parallel_tool_calls: bool = True
+    metadata: dict[str, str] | None = None
+    """The labels that it shows; None: those of the job. A line of a batch has others as a job."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

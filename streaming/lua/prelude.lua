@@ -394,7 +394,9 @@ end
 
 local function emit_event(for_whom, id, tenant, what, final)
   if string.find(for_whom, 'b', 1, true) then append_to_outbox(outbox_key('broker'), id, tenant, what) end
-  if final and string.find(for_whom, 'w', 1, true) then append_to_outbox(outbox_key('webhooks'), id, tenant, what) end
+  if not final or not string.find(for_whom, 'w', 1, true) then return end
+  if string.find(for_whom, 'r', 1, true) then what = string.gsub(what, '^job', 'response') end
+  append_to_outbox(outbox_key('webhooks'), id, tenant, what)
 end
 
 -- Schedule the next attempt of a webhook message. Its record and its endpoint's queue expire after 31 days, longer than

@@ -24,7 +24,8 @@ local epoch = 0
 if reply == '' and not part then epoch = (redis.call('GET', epoch_key()) or 0) + 1 end
 
 -- A retry of the same put, after its reply was lost.
-if redis.call('EXISTS', job) == 1 then return {'queued', now, {}, epoch} end
+local created = redis.call('HGET', job, 'created')
+if created then return {'queued', math.floor(parse_number(created) or now), {}, epoch} end
 
 local key = idem ~= '' and idem_key(idem)
 local found = key and find_by_idempotency_key(key, tenant, digest, reply == '', epoch)

@@ -94,6 +94,15 @@ async def test_a_release_that_arrives_late_leaves_the_next_attempt_alone(wire: R
     assert await state_of(wire, job_id) is JobState.QUEUED and await lease.beat(0) == {}
 
 
+async def test_a_put_that_is_repeated_has_the_time_of_the_first(wire: RedisClient) -> None:
+    """Its reply was lost: what is rendered from the second one equals what every later reader gets."""
+    queue = Queue(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await wire.redis.hset(partition_key(0, "job", job.id), "created", "1700000000123.456")
+    assert (await queue.put(job)).created_ms == 1_700_000_000_123
+
+
 async def test_a_put_that_is_repeated_late_runs_nothing_again(wire: RedisClient) -> None:
     """Its first sending has been claimed, and then has ended: there is no second entry and the record stays."""
     queue, lease = Queue(wire), await a_lease(wire)

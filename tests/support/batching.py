@@ -43,9 +43,8 @@ def client(house: House, key: str = "none") -> OpenAI:
 def begin(openai: OpenAI, lines: Sequence[Any], window: Any = "24h", **more: Any) -> Batch:
     """Upload these lines and make a batch of them."""
     file = openai.files.create(file=("lines.jsonl", jsonl(lines)), purpose="batch")
-    return openai.batches.create(
-        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window=window, **more
-    )
+    more = {"endpoint": "/v1/chat/completions"} | more
+    return openai.batches.create(input_file_id=file.id, completion_window=window, **more)
 
 
 def ended(openai: OpenAI, batch: Batch, seconds: float = 60) -> Batch:

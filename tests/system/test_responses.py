@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from house import House, eventually, free_port, redis_process
 from openai import OpenAI
+from pydantic import BaseModel
 from redis import Redis
 
 from penstock.engine import ChatTurn
@@ -149,8 +150,7 @@ def test_a_killed_workers_response_goes_on(empty_house: House, background: bool)
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_response_survives_the_api_process_that_streams_it(empty_house: House, background: bool) -> None:
-    """Its reader's connection breaks, and another process gives the rest. (One in the foreground is read on before
-    anything notices that its first reader is gone.)"""
+    """Its reader's connection breaks, and another process gives the rest: a lost process cancels nothing."""
     house, doomed_port = empty_house, free_port()
     house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
     house.start("workers")
@@ -258,6 +258,42 @@ def test_an_answer_that_begins_again_is_a_new_item(json_house: House) -> None:
         for _ in stream:
             pass
         assert stream.get_final_response().output_text == texts[2]
+
+
+def test_an_answer_of_the_real_model_is_parsed(empty_house: House, real_model: Path) -> None:
+    """With the official client: a schema, log-probabilities, whole and streamed."""
+    pytest.importorskip("xllamacpp")
+    house = empty_house
+    (house.folder / "penstock.toml").write_text(
+        f'[models.small]\nengine = "llamacpp"\noptions.path = "{real_model}"\noptions.context = 1024\n'
+    )
+    house.start("workers")
+    house.start_api()
+    house.wait_ready()
+    responses = house.closes(OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=120)).responses
+
+    class River(BaseModel):
+        name: str
+        long: bool
+
+    parsed = responses.parse(model="small", input="Name a river.", text_format=River, max_output_tokens=200)
+    assert parsed.status == "completed" and isinstance(parsed.output_parsed, River)
+    assert parsed.text is not None and parsed.text.format is not None and parsed.text.format.type == "json_schema"
+    with responses.stream(model="small", input="Name a river.", text_format=River, max_output_tokens=200) as stream:
+        for _ in stream:
+            pass
+        assert isinstance(stream.get_final_response().output_parsed, River)
+    asked: Any = {"model": "small", "input": "Name a river.", "max_output_tokens": 5, "temperature": 0}
+    asked |= {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = responses.create(**asked)
+    events = list(responses.create(**asked, stream=True))
+    tokens = [each for event in events if event.type == DELTA for each in event.logprobs]
+    (part,) = whole.output[0].content  # type: ignore[union-attr]
+    assert len(part.logprobs) == len(tokens) == 5 and len(part.logprobs[0].top_logprobs) == 2  # type: ignore
+    assert [each.token for each in part.logprobs] == [each.token for each in tokens]  # type: ignore
+    assert whole.usage is not None
+    counted = responses.input_tokens.count(model="small", input="Name a river.")
+    assert counted.input_tokens == whole.usage.input_tokens
 
 
 def test_a_response_outlives_a_restart_of_the_store(tmp_path: Path) -> None:

@@ -22,6 +22,9 @@ from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Terminal
 
 DELTA = b"response.output_text.delta"
+DELTA_END = b',"logprobs":%b,"sequence_number":%d}\n\n'
+PLAIN_END = DELTA_END.replace(b"%b", b"[]")
+"""What follows the text of a delta, and that of one without log-probabilities."""
 START = -1
 """The cursor of a reader that has no event: the first has the number 0."""
 
@@ -41,7 +44,7 @@ class EventSequence:
     """
 
     __slots__ = (
-        *("_after", "_delta_end", "_delta_start", "_facts", "_logprobs", "_open", "_running", "number"),
+        *("_after", "_delta_start", "_facts", "_logprobs", "_open", "_running", "number"),
         *("output_index", "text"),
     )
 
@@ -56,7 +59,7 @@ class EventSequence:
         self._logprobs = bytearray()
         """Likewise, its tokens' log-probabilities without the brackets."""
         self._open = self._running = False
-        self._delta_start, self._delta_end = b"", b""
+        self._delta_start = b""
 
     @property
     def has(self) -> int:
@@ -69,7 +72,7 @@ class EventSequence:
         if they are not constant."""
         if not self._open or self.number <= self._after or self._facts.job.sampling.logprobs is not None:
             return None
-        return self._delta_start, self._delta_end
+        return self._delta_start, PLAIN_END
 
     def opening(self) -> bytes:
         """Render the events of an accepted response; one in the background waits for a worker as `queued`."""
@@ -98,12 +101,7 @@ class EventSequence:
             self._logprobs += (b"," if self._logprobs else b"") + logprobs[1:-1]
         number = self.number
         self.number += 1
-        if number <= self._after:
-            return data
-        end = self._delta_end.replace(b"[]", logprobs, 1) if row.logprobs else self._delta_end
-        return (
-            data + self._delta_start + text + (end.replace(b"%d", b"%d" % number, 1) if row.logprobs else end % number)
-        )
+        return data if number <= self._after else data + self._delta_start + text + DELTA_END % (logprobs, number)
 
     def deltas(self, rows: Iterable[Delta]) -> bytes:
         """Render several deltas."""
@@ -147,7 +145,6 @@ class EventSequence:
         running, self._open = self.running(), True
         head = to_json({"type": DELTA.decode(), **self._place(), "delta": ""})
         self._delta_start = b"event: " + DELTA + b"\ndata: " + head[: -len(b'""}')]
-        self._delta_end = b',"logprobs":[],"sequence_number":%d}\n\n'
         item, index = self._item("in_progress", ()), self.output_index
         added = self._event("response.output_item.added", output_index=index, item=item)
         part = self._event("response.content_part.added", **self._place(), part=output_text(""))

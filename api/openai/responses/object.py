@@ -119,7 +119,7 @@ class ResponseFacts(msgspec.Struct, frozen=True):
             "truncation": "disabled",
             "usage": usage_object(terminal.usage) if terminal else None,
             "user": job.user,
-            "metadata": job.metadata,
+            "metadata": job.metadata if form.metadata is None else form.metadata,
         }
 
 

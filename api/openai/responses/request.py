@@ -274,3 +274,15 @@ def refuse_unsupported(fields: Mapping[str, Any], constraints: Container[str] = 
             raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
         if name in UNSUPPORTED and value not in UNSUPPORTED[name][0]:
             raise invalid_request(f"{name} is not supported here. {UNSUPPORTED[name][1]}", name)
+
+
+def check_line(request: ResponseRequest) -> None:
+    """Refuse what a line of a batch cannot ask for: it cannot refer to stored responses, or be one in the background.
+    Raises ApiError (400)."""
+    if request.previous_response_id is not None:
+        raise invalid_request("previous_response_id has no place in a batch. Send the whole conversation in input.",
+                              "previous_response_id")  # fmt: skip
+    if request.references:
+        raise invalid_request("A line of a batch cannot refer to items. Send them in input as messages.", "input")
+    if request.background:
+        raise invalid_request("background has no place in a batch, whose lines all run so. Leave it out.", "background")

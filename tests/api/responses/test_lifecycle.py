@@ -11,6 +11,8 @@ import pytest
 from house import House, eventually, serving
 from openai import BadRequestError, NotFoundError, OpenAI
 
+pytestmark = pytest.mark.slow
+
 KEYS = """
 id object created_at completed_at status incomplete_details model previous_response_id instructions output error tools
 tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs temperature

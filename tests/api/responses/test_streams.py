@@ -16,6 +16,8 @@ from openai import NotFoundError, OpenAI
 
 from bench.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 6
 BEGIN = ["response.created", "response.in_progress"]
 IN_BACKGROUND = ["response.created", "response.queued", "response.in_progress"]

@@ -414,5 +414,47 @@ def test_a_job_that_nobody_asked_about_leaves_nothing(house: House) -> None:
         assert redis.keys("penstock:*outbox*") == [] and redis.keys("penstock:*hook*") == []
 
 
+def test_the_end_of_a_response_is_told_as_one(empty_house: House, receiver: Receiver) -> None:
+    """Each of the four ends, which the official client parses; nothing of its job, and nothing of one whose client
+    waits."""
+    configure(empty_house, receiver)
+    empty_house.start_api()
+    empty_house.start("workers")
+    empty_house.start("offline")
+    empty_house.wait_ready()
+    responses = client(empty_house).responses
+    wanted = {}
+    for status, fields in (
+        ("completed", {}),
+        ("incomplete", {"max_output_tokens": 1}),
+        ("failed", {"max_output_tokens": 1_000_000}),
+        ("cancelled", {"max_output_tokens": 8000}),
+    ):
+        made = responses.create(model="sim", input="x", background=True, **fields)  # type: ignore[call-overload]
+        wanted[f"response.{status}"] = made.id
+    responses.cancel(wanted["response.cancelled"])
+    responses.create(model="sim", input="x", max_output_tokens=1)
+    job = submit(empty_house)
+    hooks = OpenAI(api_key="none", webhook_secret=SECRET).webhooks
+    eventually(lambda: len(receiver.got) == 5)
+    events = [hooks.unwrap(body, headers) for headers, body in receiver.got]
+    assert {event.type: event.data.id for event in events} == wanted | {"job.completed": job}
+    assert all(event.object == "event" for event in events)
+
+
+def test_responses_alone_can_be_asked_for(empty_house: House, receiver: Receiver) -> None:
+    configure(empty_house, receiver, events=["response.incomplete"])
+    empty_house.start_api()
+    empty_house.start("workers")
+    empty_house.start("offline")
+    empty_house.wait_ready()
+    submit(empty_house)
+    responses = client(empty_house).responses
+    responses.create(model="sim", input="x", background=True)
+    made = responses.create(model="sim", input="x", background=True, max_output_tokens=1)
+    eventually(lambda: receiver.got)
+    assert [body["data"]["id"] for body in receiver.bodies()] == [made.id]
+
+
 def test_every_end_can_be_asked_for() -> None:
-    assert len(ENDS) == 8 and settings_of(events=["batch.failed"]).events == ("batch.failed",)
+    assert len(ENDS) == 12 and settings_of(events=["batch.failed"]).events == ("batch.failed",)

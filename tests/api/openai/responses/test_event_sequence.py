@@ -1,0 +1,179 @@
+"""The event sequence as a pure function: the same bytes however the deltas arrive, and every suffix of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.openai.errors import internal_error
+from api.openai.responses.events import EventSequence
+from api.openai.responses.object import ResponseFacts, outcome
+from api.stream.flow import NumberedFlow
+from penstock.engine import ChatTurn, Failure, Logprob, Sampling
+from streaming.jobs.frames import Delta
+from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.response_form import ResponseForm
+from streaming.jobs.terminal import Terminal, Usage
+from streaming.priority import Priority
+
+JOB = "job_" + "0" * 32
+
+
+def facts(*, background: bool = False, logprobs: int | None = None) -> ResponseFacts:
+    job = Job(
+        id=JOB,
+        model="m",
+        tenant="t",
+        priority=Priority.STANDARD,
+        prompt=Chat((ChatTurn("user", "%d %s"),)),
+        sampling=Sampling(logprobs=logprobs),
+        response=ResponseForm(background=background, own_turns=1),
+    )
+    return ResponseFacts(job, 1_700_000_000_000)
+
+
+def rows_of(texts: Sequence[str], *, logprobs: bool = False) -> list[Delta]:
+    """Deltas with these texts; "" is a token that is only part of a character."""
+    found = (Logprob("%d\u2028", -0.5, (("a", -1.0),)),) if logprobs else ()
+    return [Delta(1, number, 0, text, (7,), 1, logprobs=found) for number, text in enumerate(texts, 1)]
+
+
+def end(state: JobState = JobState.COMPLETED, finish: str = "stop", failure: Failure | None = None) -> Terminal:
+    return Terminal(JOB, state, 3, (finish,), Usage(3, 3, 1), failure, last_ms=1_700_000_001_000)
+
+
+def events(data: bytes) -> list[dict[str, Any]]:
+    *blocks, done, rest = data.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    return [json.loads(block.partition(b"data: ")[2]) for block in blocks]
+
+
+texts = st.lists(st.text(max_size=4) | st.sampled_from(["%d", '"', "\\", "\u2028", "\x85", "\U0001f600"]), max_size=8)
+
+
+@given(st.lists(texts, min_size=1, max_size=3), st.booleans(), st.booleans(), st.data())
+def test_every_cut_gives_the_rest_byte_for_byte(
+    items: list[list[str]], background: bool, logprobs: bool, data: st.DataObject
+) -> None:
+    """With items that were given up, with and without log-probabilities."""
+    about = facts(background=background, logprobs=0 if logprobs else None)
+
+    def rendered(after: int, early: bool) -> bytes:
+        sequence = EventSequence(about, after)
+        found = sequence.opening() + (sequence.running() if early else b"")
+        *drafts, last = [rows_of(each, logprobs=logprobs) for each in items]
+        for draft in drafts:
+            found += sequence.deltas(draft) + sequence.begin_again()
+        for row in last:
+            found += sequence.delta(row)
+        return found + sequence.end(end())
+
+    whole = rendered(-1, early=False)
+    found, blocks = events(whole), whole.split(b"\n\n")
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    cut = data.draw(st.integers(0, len(found) - 1))
+    assert rendered(cut, early=data.draw(st.booleans())) == b"\n\n".join(blocks[cut + 1 :])
+    shown = [each for each in items[:-1] if (logprobs and each) or any(each)] + [items[-1]]
+    done = [event["text"] for event in found if event["type"] == "response.output_text.done"]
+    assert done == ["".join(each) for each in shown]
+    assert [item["content"][0]["text"] for item in found[-1]["response"]["output"]] == done[-1:]
+    added = [event["output_index"] for event in found if event["type"] == "response.output_item.added"]
+    assert added == list(range(len(shown)))
+
+
+class Wire:
+    """A connection that keeps what is written, without the framing of chunks."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.transport = self
+
+    def carry(self, _: object) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        size, _, rest = data.partition(b"\r\n")
+        assert len(rest) == int(size, 16) + 2 and rest.endswith(b"\r\n")
+        self.written += rest[:-2]
+
+
+class Times:
+    def observe_equal(self, value: float, count: int) -> None: ...
+
+
+@given(texts, st.integers(0, 8))
+def test_the_fast_path_writes_the_same_bytes(parts: list[str], congested: int) -> None:
+    """Also where the connection is congested at one of the tokens, and the slow path takes over."""
+    rows = rows_of(["first", *parts])
+    slow, fast = EventSequence(facts()), EventSequence(facts())
+    expected = slow.opening() + slow.deltas(rows) + slow.end(end())
+    wire: Any = Wire()
+    wire.written = fast.opening() + fast.delta(rows[0])
+    flow = NumberedFlow(Times(), fast)  # type: ignore[arg-type]
+    around = fast.plain
+    assert around is not None
+    flow.start(wire, *around)
+    for place, row in enumerate(rows[1:]):
+        flow.paused = place == congested
+        if not flow.write(row, 1.0):
+            wire.written += flow.unwritten
+    assert wire.written + fast.end(end()) == expected
+
+
+@pytest.mark.parametrize(
+    ("terminal", "last", "status"),
+    [
+        (end(), "completed", "completed"),
+        (end(finish="length"), "incomplete", "incomplete"),
+        (end(JobState.CANCELLED), "incomplete", "cancelled"),
+        (end(JobState.EXPIRED), "failed", "failed"),
+        (end(JobState.FAILED, failure=Failure("poison", "It was given up.", 500)), "failed", "failed"),
+    ],
+)
+@pytest.mark.parametrize("texts", [[], ["a"]])
+def test_a_stream_ends_with_one_of_three_events(terminal: Terminal, last: str, status: str, texts: list[str]) -> None:
+    sequence = EventSequence(facts(background=True))
+    found = events(sequence.opening() + sequence.deltas(rows_of(texts)) + sequence.end(terminal))
+    assert found[-1]["type"] == f"response.{last}" and found[-1]["response"]["status"] == status
+    ends = [
+        event["type"] for event in found if event["type"].startswith(("response.com", "response.inc", "response.f"))
+    ]
+    assert len(ends) == 1
+    kinds = {event["type"] for event in found}
+    assert ("response.output_item.done" in kinds) == ("response.output_item.added" in kinds)
+    output = found[-1]["response"]["output"]
+    assert bool(output) == (bool(texts) or terminal.state is JobState.COMPLETED)
+    assert all(item["status"] == ("completed" if status == "completed" else "incomplete") for item in output)
+
+
+def test_a_stream_that_cannot_go_on_fails() -> None:
+    sequence = EventSequence(facts())
+    found = events(sequence.opening() + sequence.deltas(rows_of(["a"])) + sequence.fail(internal_error("r")))
+    assert found[-1]["type"] == "response.failed" and found[-1]["response"]["error"]["code"] == "server_error"
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "invalid_prompt"), (408, "server_error"), (500, "server_error")])
+def test_a_failure_has_the_standards_code(status: int, code: str) -> None:
+    failed = outcome(end(JobState.FAILED, failure=Failure("own_code", "Why.", status)))
+    assert failed.error == {"code": code, "message": "Why."}
+
+
+def test_a_token_without_text_has_an_event_only_with_its_logprobs() -> None:
+    rows = rows_of(["", "é"], logprobs=True)
+    sequence = EventSequence(facts(logprobs=1))
+    found = events(sequence.opening() + sequence.deltas(rows) + sequence.end(end()))
+    deltas = [event for event in found if event["type"] == "response.output_text.delta"]
+    assert [(event["delta"], len(event["logprobs"])) for event in deltas] == [("", 1), ("é", 1)]
+    done = next(event for event in found if event["type"] == "response.output_text.done")
+    assert done["logprobs"] == [each for event in deltas for each in event["logprobs"]]
+    assert done["logprobs"][0]["top_logprobs"][0] == {"token": "a", "logprob": -1.0, "bytes": [97]}
+    plain = EventSequence(facts())
+    assert plain.deltas([*rows_of([""])]) == b""

@@ -1,0 +1,123 @@
+"""What the Open Responses specification asks of an HTTP server, as cases of our own on the simulated engine.
+
+docs/responses.md lists what is left out: images, tools, compaction and WebSockets.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from house import House
+from openapi_document import DOCUMENT, conforms
+
+pytestmark = pytest.mark.slow
+
+ITEM_STATUS = {"in_progress", "completed", "incomplete"}
+
+
+def schema(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = DOCUMENT["components"]["schemas"][name]
+    return found
+
+
+def create(house: House, **body: Any) -> dict[str, Any]:
+    """The response to a request, which has every field of the specification in its type."""
+    status, headers, data = house.post("/v1/responses", {"model": "sim", **body})
+    assert status == 200, data
+    assert headers["content-type"] == "application/json"
+    found: dict[str, Any] = json.loads(data)
+    assert conforms(found, schema("Response")), found
+    return found
+
+
+def message(role: str, text: str, **fields: Any) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}], **fields}
+
+
+def test_a_text_is_answered(house: House) -> None:
+    found = create(house, input=[message("user", "Say hello.")])
+    assert found["status"] == "completed" and found["error"] is None and found["incomplete_details"] is None
+    (item,) = found["output"]
+    assert (item["type"], item["role"], item["status"]) == ("message", "assistant", "completed")
+    assert item["content"][0]["type"] == "output_text" and item["content"][0]["text"]
+    usage = found["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"] > 0
+    assert found["completed_at"] >= found["created_at"]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_a_system_prompt_counts(house: House, role: str) -> None:
+    """As the first item or as instructions: the same turn."""
+    asked = message("user", "Say hello.")
+    found = create(house, input=[message(role, "Be a pirate."), asked], max_output_tokens=4)
+    other = create(house, input=[asked], instructions="Be a pirate.", max_output_tokens=4)
+    assert found["output"][0]["content"] == other["output"][0]["content"]
+    assert (found["instructions"], other["instructions"]) == (None, "Be a pirate.")
+    plain = create(house, input=[asked], max_output_tokens=4)
+    assert plain["output"][0]["content"] != other["output"][0]["content"]
+
+
+def test_a_conversation_of_several_turns(house: House) -> None:
+    turns = [message("user", "My name is Alice."), message("assistant", "Hello, Alice."), message("user", "Who am I?")]
+    found = create(house, input=turns)
+    assert found["status"] == "completed" and found["output"][0]["content"][0]["text"]
+
+
+@pytest.mark.parametrize("phase", ["commentary", "final_answer"])
+def test_an_assistant_message_may_have_a_phase(house: House, phase: str) -> None:
+    """And the id and status that an answer had: a client sends items back as it got them."""
+    spoken = message("assistant", "Let me see.", phase=phase, id="msg_1", status="completed")
+    found = create(house, input=[message("user", "Think."), spoken, message("user", "Go on.")])
+    assert found["status"] == "completed"
+
+
+def test_an_answer_is_sent_back_as_it_came(house: House) -> None:
+    first = create(house, input="one", max_output_tokens=4)
+    found = create(house, input=[message("user", "one"), *first["output"], message("user", "two")])
+    assert found["status"] == "completed"
+
+
+def test_every_event_of_a_stream_is_of_its_type(house: House) -> None:
+    status, headers, data = house.post("/v1/responses", {"model": "sim", "input": "count", "stream": True})
+    assert status == 200 and headers["content-type"].startswith("text/event-stream")
+    *blocks, done, rest = data.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    begun: set[tuple[str, int]] = set()
+    for number, block in enumerate(blocks):
+        name, payload = block.split(b"\n")
+        event = json.loads(payload.removeprefix(b"data: "))
+        assert name == b"event: " + event["type"].encode() and event["sequence_number"] == number
+        if "response" in event:
+            assert conforms(event["response"], schema("Response"))
+        if "item" in event:
+            assert conforms(event["item"], schema("OutputItem")) and event["item"]["status"] in ITEM_STATUS
+        if event["type"] == "response.output_item.added":
+            begun.add((event["item"]["id"], event["output_index"]))
+        elif "item_id" in event:
+            assert (event["item_id"], event["output_index"]) in begun and event["content_index"] == 0
+        if event["type"].startswith("response.output_text."):
+            assert isinstance(event["logprobs"], list)
+    assert {json.loads(block.partition(b"data: ")[2])["type"].split(".")[0] for block in blocks} == {"response"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"input": "x"}, 400, "invalid_request_error"),
+        ({"model": "nothing", "input": "x"}, 404, "model_not_found"),
+        ({"model": "sim"}, 400, "invalid_request_error"),
+        ({"model": "sim", "input": [{"role": "alien", "content": "x"}]}, 400, "invalid_request_error"),
+        ({"model": "sim", "input": "x", "temperature": 9}, 400, "invalid_request_error"),
+    ],
+)
+def test_a_wrong_request_is_an_error_of_the_standard_form(
+    house: House, body: dict[str, Any], status: int, code: str
+) -> None:
+    for stream in (False, True):
+        found, headers, data = house.post("/v1/responses", {**body, "stream": stream})
+        error = json.loads(data)["error"]
+        assert (found, error["code"]) == (status, code) and headers["content-type"] == "application/json"
+        assert set(error) == {"message", "type", "param", "code"}
