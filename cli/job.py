@@ -63,7 +63,7 @@ def print_input(job: dict[str, Any]) -> None:
 
 def answer_of(result: dict[str, Any]) -> str:
     """The texts of a result; several choices are separated by a blank line. A response has one text."""
-    if result["object"] == "response":
+    if result.get("object") == "response":
         return "".join(part["text"] for item in result["output"] for part in item["content"])
     choices = result["choices"]
     return "\n\n".join(choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices)
