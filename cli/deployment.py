@@ -28,6 +28,8 @@ from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import check_name, check_options, is_plugin, sections
 from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.upstream.engine import check_settings as check_upstream
+from workers.engines.upstream.settings import UpstreamSettings
 from workers.settings import WorkerSettings
 
 KINDS: dict[str, type[msgspec.Struct]] = {
@@ -105,6 +107,14 @@ class Deployment:
                             hint = "fetch it again, or name another file"
                             raise ConfigError(key, f"{Path(file).absolute()} is not a GGUF file", hint)
 
+    def check_upstreams(self) -> None:
+        """Check that each model with the engine `upstream` has addresses, and keys if it names any. Raises
+        ConfigError."""
+        for name, model in self.models.items():
+            for pool in model.pools.values():
+                if pool.engine == "upstream" and pool.most_workers > 0:
+                    check_upstream(name, self.config.section("upstream", UpstreamSettings, pool.options))
+
     def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
         """Write the settings file that the child processes read."""
         config = Config(self.config.raw)
@@ -160,6 +170,9 @@ def load_deployment(
 
 def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
     models = config.table("models", ModelSettings)
+    if models and config.source("upstream.urls") == "set by the flag --upstream":
+        problem = "the settings file configures models of its own, so --upstream would serve none"
+        raise ConfigError("upstream.urls", problem, "leave out --upstream, or start in another folder")
     if not models:
         models = {up.model or _default_name(config, up): ModelSettings(engine=up.engine)}
     elif up.model and up.model not in models:

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import click
 
 from api.open_files import RESERVED_FILES, allowed_by
-from cli import ports
+from cli import ports, upstream
 from cli.deployment import Deployment, is_gguf, load_deployment
 from cli.embedded import find_server
 from cli.engine_check import check_plugins
@@ -53,6 +53,7 @@ from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import SMOLLM2
 from workers.engines.manifest import file_sha256
 from workers.engines.registry import is_plugin
+from workers.engines.upstream.summary import summary as summary_of
 
 TESTED = ((3, 11), (3, 13))
 SPEED = ("uvloop", "httptools", "hiredis")
@@ -143,6 +144,7 @@ def examine(
     yield speed()
     yield from engines(deployment)
     yield from plugins(deployment)
+    yield from servers(deployment)
     yield from weights(deployment, home.weights)
     yield folder(home.path)
     yield disk(home.path)
@@ -206,6 +208,17 @@ def plugins(deployment: Deployment) -> Iterator[Check]:
                 yield Check(name, "ok", f"{found.pool}: can be built")
             else:
                 yield Check(name, "fail", f"{error.key}: {error.problem}", error.hint)
+
+
+def servers(deployment: Deployment) -> Iterator[Check]:
+    """What each server of the engine `upstream` is and can do."""
+    for found in upstream.look(deployment):
+        name = f"upstream {found.url}"
+        if found.facts is None:
+            hint = "start it, or correct its options; its workers wait for it"
+            yield Check(name, "fail", f"{found.pool}: {found.problem}", hint)
+        else:
+            yield Check(name, "ok", f"{found.pool}: {summary_of(found.facts)}")
 
 
 def weights(deployment: Deployment, folder: Path) -> Iterator[Check]:

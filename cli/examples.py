@@ -14,6 +14,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock up",
         "penstock up --engine sim --workers 2",
         "penstock up --port 9000 --detach",
+        "penstock up --upstream http://127.0.0.1:8080/v1",
         "PENSTOCK_REDIS_URL=redis://127.0.0.1:6379/0 penstock up",
     ),
     "penstock down": ("penstock down", "penstock down --now", "penstock down --data-dir /srv/penstock"),

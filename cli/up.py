@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from api.auth.keys import Keyring, check_exposure, check_keyless
-from cli import ports
+from cli import ports, upstream
 from cli.deployment import Deployment, environment, load_deployment
 from cli.engine_check import check_plugins
 from cli.errors import DONE, Problem
@@ -48,6 +48,7 @@ ERROR_BLOCK = re.compile(r"^error: .*\n(?:(?:cause|next): .*\n)*", re.MULTILINE)
 @redis_url_option("A Redis or Valkey you already have, instead of the embedded one.")
 @click.option("--engine", help=f"Engine of the model: {', '.join(ENGINES)}, or a plug-in [llamacpp].")
 @click.option("--model", help="Name of the model served.")
+@click.option("--upstream", help="Serve this OpenAI-compatible server, e.g. http://127.0.0.1:8080/v1.")
 @click.option("--workers", type=click.IntRange(0), help="Workers of every model; 0 starts none.")
 @click.option("--api-processes", type=click.IntRange(1, 64), help="API processes sharing the port [1].")
 @click.option("--sim-step-ms", type=float, help="Simulated engine: time of one step [15].")
@@ -63,12 +64,14 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
     Settings come from penstock.toml, then PENSTOCK_* variables, then these flags.
     """
     note(f"penstock {__version__}")
+    flags = upstream.completed(flags, os.environ)
     deployment = load_deployment({FLAGS[name]: value for name, value in flags.items()}, os.environ, Path.cwd(), config)
     with deployment.config.naming_sources():
         keyring = Keyring(deployment.keys)
         check_exposure(deployment.api.host, keyring)
         check_keyless(deployment.api, keyring)
         deployment.check_model_files()
+        deployment.check_upstreams()
     home = DataDir(deployment.up.data_dir)
     with ProgressLine(sys.stderr, os.environ) as progress:
         if detach:

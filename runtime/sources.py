@@ -17,6 +17,7 @@ FLAGS = {
     "redis_url": ("redis", "url"),
     "engine": ("up", "engine"),
     "model": ("up", "model"),
+    "upstream": ("upstream", "urls"),
     "workers": ("up", "workers"),
     "api_processes": ("api", "processes"),
     "sim_step_ms": ("sim", "step_ms"),

@@ -227,7 +227,7 @@ def test_flags_of_up_are_the_contract(capsys: pytest.CaptureFixture[str]) -> Non
     page = capsys.readouterr().out
     for flag in (
         "--host", "--port", "--data-dir", "--redis-url", "--engine", "--model", "--workers", "--api-processes",
-        "--sim-step-ms", "--sim-prefill-ms", "--sim-slots", "--sim-kv-tokens", "--config", "--detach",
+        "--upstream", "--sim-step-ms", "--sim-prefill-ms", "--sim-slots", "--sim-kv-tokens", "--config", "--detach",
     ):  # fmt: skip
         assert flag in page
 

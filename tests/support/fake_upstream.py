@@ -114,6 +114,8 @@ class FakeUpstream:
         """Of every reply."""
         self.batch = 1
         """Tokens of one chunk."""
+        self.burst = False
+        """Write each reply in one piece."""
         self.hidden = 0
         """Tokens of reasoning in front of the answer of a chat."""
         self.port = 0
@@ -216,9 +218,14 @@ class FakeUpstream:
             await writer.drain()
             return True
         writer.write(f"HTTP/1.1 200 OK\r\n{headers}{STREAM}".encode())
-        async for data in self._events(path, body, fault):
-            writer.write(b"%x\r\n%s\r\n" % (len(data), data))
-            await writer.drain()
+        events = self._events(path, body, fault)
+        if self.burst:
+            whole = b"".join([data async for data in events])
+            writer.write(b"%x\r\n%s\r\n" % (len(whole), whole))
+        else:
+            async for data in events:
+                writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+                await writer.drain()
         if fault.cut:
             writer.transport.abort()
             return False

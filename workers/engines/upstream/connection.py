@@ -12,7 +12,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -59,7 +59,7 @@ class Address:
     port: int
     secure: bool
     base: str
-    """Path in front of "/chat/completions", such as "/v1"."""
+    """Path in front of "/chat/completions", such as "/v1", which an address without a path means too."""
 
     @property
     def root(self) -> str:
@@ -72,7 +72,7 @@ class Address:
         parts = urlsplit(url)
         secure = parts.scheme == "https"
         port = parts.port or (443 if secure else 80)
-        return cls(url, parts.hostname or "", port, secure, parts.path.rstrip("/"))
+        return cls(url, parts.hostname or "", port, secure, parts.path.rstrip("/") or "/v1")
 
 
 class Connection(asyncio.Protocol):
@@ -111,8 +111,7 @@ class Connection(asyncio.Protocol):
     # --- the transport's callbacks -------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
 
     def data_received(self, data: bytes) -> None:
         if self._sink is None:  # bytes that nobody asked for
@@ -125,10 +124,10 @@ class Connection(asyncio.Protocol):
                 return
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:  # raised by a sink about a strange body
+            self._fail(str(error.__context__ or error))
         except httptools.HttpParserError as error:
             self._fail(f"no valid HTTP reply: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever a sink raises about a strange body ends this reply alone
-            self._fail(f"{type(error).__name__}: {error}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         length_known = "content-length" in self._headers or "chunked" in self._headers.get("transfer-encoding", "")

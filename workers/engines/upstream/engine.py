@@ -369,9 +369,14 @@ def keys_of(settings: UpstreamSettings, where: str) -> list[Key]:
     return keys
 
 
-def build(model: str, settings: UpstreamSettings, data_dir: Path) -> UpstreamEngine:
-    """Raises ConfigError."""
+def check_settings(model: str, settings: UpstreamSettings) -> list[Key]:
+    """The keys of a model whose settings can be used. Raises ConfigError."""
     where = f"models.{model}.options"
     if not settings.urls:
         raise ConfigError(f"{where}.urls", "no server is named", 'e.g. options.urls = ["http://gpu-1:8000/v1"]')
-    return UpstreamEngine(model, settings, keys_of(settings, where))
+    return keys_of(settings, where)
+
+
+def build(model: str, settings: UpstreamSettings, data_dir: Path) -> UpstreamEngine:
+    """Raises ConfigError."""
+    return UpstreamEngine(model, settings, check_settings(model, settings))

@@ -70,6 +70,11 @@ class Generation:
         return self._gate.hit
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing more is wanted of a reply that is not at its end."""
+        return self._gate.hit or self.out > self._cap
+
+    @property
     def text(self) -> str:
         """All of its text so far."""
         return "".join([text for text, _, _ in self.rows])
@@ -181,6 +186,8 @@ class Generation:
             ids = ()  # they may also be those of what was shown
             if not (text or count):
                 return None
+        if count > (room := max(0, self._cap + 1 - self.out)):  # a count that cannot be true
+            count, ids = room, ()
         piece = Piece(self.id, text, ids, count, logprobs=logprobs)
         if hidden:
             return self._passed(replace(piece, ids=()))

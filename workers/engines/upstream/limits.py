@@ -17,6 +17,8 @@ MAX_WAIT_S = 3600.0
 REFUSED_S = 300.0
 """For how long a key that the server did not take is left out."""
 KEY_OFF = "the server takes none of the keys"
+ROUNDING = 1e-6
+"""A bucket that lacks less than this is full enough."""
 PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 FAMILIES = (
@@ -81,7 +83,7 @@ class Bucket:
         """Seconds until the amount can be reserved. More than the limit waits for a full bucket."""
         self._fill(now)
         lacking = min(amount, self.limit) - self.level
-        return max(0.0, lacking) * WINDOW_S / self.limit if lacking > 0 else 0.0
+        return lacking * WINDOW_S / self.limit if lacking > ROUNDING else 0.0
 
     def correct(self, limit: float | None, remaining: float | None, reset: float | None, now: float) -> None:
         """Take what a reply says. Limits below 1 are seen from servers that have none, and are ignored."""

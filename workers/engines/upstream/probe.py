@@ -62,6 +62,10 @@ class ServerProbe:
             facts = kinds.of(kind, **known, chat_ids="")
         return facts
 
+    async def names(self) -> list[str]:
+        """The names of its models. Raises ProbeFailed."""
+        return [str(each.get("id")) for each in await self._models()]
+
     async def _models(self) -> list[Mapping[str, Any]]:
         reply = await self._get("/models", based=True)
         if reply.status in KEY_REFUSED:

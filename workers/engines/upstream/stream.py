@@ -62,7 +62,7 @@ class StreamReader:
                 pieces.append(piece)
             if (outcome := generation.outcome) is not None:
                 self._finished_at = self._finished_at or now
-                ended = outcome.end is not End.DONE or event == DONE or generation.is_stopped
+                ended = outcome.end is not End.DONE or event == DONE or generation.is_over
                 if ended:
                     break
         if pieces:

@@ -1,0 +1,114 @@
+"""Upstream servers on the command line: the model of `penstock up --upstream`, and what `penstock doctor` says of each
+server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cli.deployment import Deployment
+from cli.errors import UNREACHABLE, USAGE, Problem
+from runtime.config import ConfigError
+from streaming.fleet.plans import pool_name
+from streaming.fleet.settings import MODEL_NAME
+from workers.engines.upstream.connection import Address, Client
+from workers.engines.upstream.engine import keys_of
+from workers.engines.upstream.kinds import Facts
+from workers.engines.upstream.probe import ProbeFailed, ServerProbe
+from workers.engines.upstream.settings import UpstreamSettings, url_problem
+
+KEY_VARIABLES = "PENSTOCK_UPSTREAM_KEY_ENV"
+MAX_NAMED = 8
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:/-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLook:
+    """What was found of one server. `facts` is None if it cannot be used."""
+
+    pool: str
+    url: str
+    facts: Facts | None
+    problem: str = ""
+
+
+def completed(flags: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, Any]:
+    """The flags of `up` with what --upstream implies: the engine, and the name of the server's only model. Raises
+    Problem."""
+    url, engine = flags.get("upstream"), flags.get("engine")
+    if url is None:
+        return dict(flags)
+    if engine not in (None, "upstream"):
+        raise Problem(f"--upstream needs no --engine {engine}", next_step="leave out one of them", exit_code=USAGE)
+    name = flags.get("model") or environ.get("PENSTOCK_MODEL")
+    if name is None:
+        first, *_ = [part.strip() for part in url.split(",") if part.strip()] or [""]
+        if problem := url_problem(first):
+            raise Problem(f"--upstream: {problem}", exit_code=USAGE)
+        name = _only_model(first, environ)
+    return {**flags, "engine": "upstream", "model": name}
+
+
+def _only_model(url: str, environ: Mapping[str, str]) -> str:
+    """The name of the only model of a server, as a name here. Raises Problem."""
+    try:
+        settings = UpstreamSettings(urls=(url,), key_env=tuple(environ.get(KEY_VARIABLES, "").split(",")[:1]))
+    except ValueError:
+        settings = UpstreamSettings(urls=(url,))
+    try:
+        keys = keys_of(settings, "upstream")
+        names = asyncio.run(_names(url, settings, keys[0].secret if keys else ""))
+    except ConfigError as error:
+        raise Problem(str(error), exit_code=USAGE) from None
+    except ProbeFailed as error:
+        hint = "start it, correct the address, or name its model with --model to wait for it"
+        raise Problem(f"{url} cannot be used: {error}", next_step=hint, exit_code=UNREACHABLE) from None
+    if len(names) != 1:
+        shown = ", ".join(names[:MAX_NAMED]) or "none that it names"
+        raise Problem(f"{url} has {len(names)} models: {shown}", next_step="name one with --model", exit_code=USAGE)
+    return own_name(names[0])
+
+
+def own_name(name: str) -> str:
+    """A server's name of a model as a name of ours: of a path its last part, without its ending."""
+    last = name.rpartition("/")[2] if name.startswith(("/", ".")) or name.endswith(".gguf") else name
+    plain = NOT_IN_NAMES.sub("-", last.removesuffix(".gguf")).strip("._:/-")[:128]
+    return plain if MODEL_NAME.fullmatch(plain) else "upstream"
+
+
+async def _names(url: str, settings: UpstreamSettings, key: str) -> list[str]:
+    client = Client(Address.of(url), settings.connect_s)
+    try:
+        return await ServerProbe(client, settings, "", key).names()
+    finally:
+        client.close()
+
+
+def look(deployment: Deployment) -> Iterator[ServerLook]:
+    """Ask every server of every model with the engine `upstream` what it is."""
+    for name, model in deployment.models.items():
+        for shape, pool in model.pools.items():
+            if pool.engine == "upstream":
+                settings = deployment.config.section("upstream", UpstreamSettings, pool.options)
+                yield from asyncio.run(_look(name, pool_name(name, shape), settings))
+
+
+async def _look(model: str, pool: str, settings: UpstreamSettings) -> list[ServerLook]:
+    try:
+        keys = keys_of(settings, f"models.{model}.options")
+    except ConfigError as error:
+        return [ServerLook(pool, url, None, str(error)) for url in settings.urls]
+    return [await _look_at(model, pool, url, settings, keys[0].secret if keys else "") for url in settings.urls]
+
+
+async def _look_at(model: str, pool: str, url: str, settings: UpstreamSettings, key: str) -> ServerLook:
+    client = Client(Address.of(url), settings.connect_s)
+    try:
+        return ServerLook(pool, url, await ServerProbe(client, settings, model, key).facts())
+    except ProbeFailed as error:
+        return ServerLook(pool, url, None, str(error))
+    finally:
+        client.close()

@@ -1,0 +1,436 @@
+"""The engine `upstream` against fake servers: what it finds out, what it sends, what it endures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_upstream import ANSWER, FakeUpstream, Fault, serving
+from upstream_bench import FAST, HELLO, Bench, bench
+
+from penstock.engine import EngineDead, Request, Sampling
+from runtime.config import ConfigError
+from streaming.jobs.capabilities import unsupported
+from streaming.jobs.job import Chat, Job, Text, Tokens
+from streaming.priority import Priority
+from workers.engines.upstream.connection import MAX_REPLY_BYTES
+from workers.engines.upstream.generation import MAX_EXCESS_TOKENS
+from workers.engines.upstream.sse import MAX_LINE_BYTES
+
+WHOLE = "".join(ANSWER)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.01)
+
+
+# --- what it finds out -----------------------------------------------------------------------------------------------
+
+CARDS = {  # context, slots, json, logprobs, ids as prompts, raw texts
+    "vllm": (2048, 16, True, 20, True, True),
+    "sglang": (2048, 8, True, 20, True, True),
+    "llama-server": (2048, 4, True, 20, True, True),
+    "trtllm": (8192, 16, False, -1, True, True),
+    "ollama": (8192, 16, True, -1, False, True),
+    "openai": (8192, 16, True, 20, False, False),
+    "other": (8192, 16, False, -1, False, True),
+}
+
+
+@pytest.mark.parametrize("kind", CARDS)
+async def test_the_card_says_what_the_server_can_do(kind: str) -> None:
+    """One fake for each kind."""
+    async with bench(FakeUpstream(kind)) as desk:
+        assert desk.card is not None
+        can = desk.card.capabilities
+        found = (desk.card.context, desk.engine.stats().slots, can.json_schema, can.logprobs, can.token_prompts)
+        assert (*found, can.text_prompts) == CARDS[kind]
+
+
+def test_what_a_server_lacks_is_refused_at_the_door() -> None:
+    """Raw prompts of a server that takes conversations alone."""
+    from workers.engines.upstream import kinds  # noqa: PLC0415 - beside what it is for
+
+    can = kinds.of("openai").capabilities()
+    for prompt, refused in ((Text(("a",)), True), (Tokens(((1,),)), True), (Chat(HELLO), False)):
+        job = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=prompt)
+        assert bool(unsupported(job, can)) == refused
+
+
+async def test_a_mixed_pool_can_what_all_can() -> None:
+    async with bench(FakeUpstream("vllm"), FakeUpstream("trtllm")) as desk:
+        await until(lambda: len(desk.engine._places.ready) == 2)
+        assert desk.card is not None
+        assert (desk.card.context, desk.card.capabilities.json_schema, desk.card.capabilities.logprobs) == (
+            2048,
+            False,
+            -1,
+        )
+
+
+@pytest.mark.parametrize(
+    ("fake", "settings", "said"),
+    [
+        (FakeUpstream("vllm", key="k"), {}, "needs an API key"),
+        (FakeUpstream("vllm"), {"name": "another"}, "it has no model 'another': set options.name to one of fake-model"),
+    ],
+)
+async def test_what_only_settings_change_ends_the_start(
+    fake: FakeUpstream, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(EngineDead, match=said):
+        async with bench(fake, **settings):
+            pass
+
+
+async def test_a_start_waits_for_a_server() -> None:
+    """Its worker is alive and says what it waits for."""
+    fake = FakeUpstream("vllm")
+    async with serving(fake):
+        url = fake.url
+    desk = Bench(_settings(url))
+    phases: list[str] = []
+    starting = asyncio.create_task(desk.engine.start(lambda _: None, phases.append))
+    await until(lambda: any("waiting for" in phase and url in phase for phase in phases))
+    assert not starting.done()
+    async with serving(fake):
+        await starting
+    await desk.engine.stop()
+
+
+def _settings(url: str, **more: Any) -> Any:
+    from workers.engines.upstream.settings import UpstreamSettings  # noqa: PLC0415 - for mypy's sake typed there
+
+    return UpstreamSettings(**(FAST | {"urls": (url,)} | more))
+
+
+# --- continuing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_hidden_reasoning_is_counted_and_never_spliced(kind: str) -> None:
+    """The reasoning is not shown, its tokens count, and a cut after it begins again instead of continuing without
+    it."""
+    fake = FakeUpstream(kind, [Fault(after=10, cut=True)])
+    fake.hidden = 6
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=50)
+    assert answer.restarts == 1 and answer.text == "".join(ANSWER[:50])
+    assert answer.tokens == 56
+    assert all("continue_final_message" not in sent.body and not sent.continues for sent in fake.sent)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama-server", "ollama"])
+async def test_json_begins_again(kind: str) -> None:
+    fake = FakeUpstream(kind, [Fault(after=10, cut=True)])
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=50, json_schema={"type": "object"})
+    assert (answer.restarts, answer.text) == (1, "".join(ANSWER[:50]))
+    assert not any(sent.continues for sent in fake.sent)
+
+
+async def test_a_replay_that_differs_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried once, and shows nothing of the other text."""
+    fake, other = FakeUpstream("other", [Fault(after=30, cut=True)]), [*ANSWER[:20], " other", *ANSWER[21:]]
+    complete = fake._complete
+
+    async def differently(*args: Any) -> bool:
+        if len(fake.sent) == 2:
+            monkeypatch.setattr("fake_upstream.ANSWER", other)
+        return await complete(*args)
+
+    fake._complete = differently  # type: ignore[method-assign]
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=60, temperature=0)
+    assert answer.restarts == 1 and answer.text == "".join(other[:60])
+    assert len(fake.sent) == 3
+
+
+async def test_ids_that_are_ahead_of_the_text_are_not_continued() -> None:
+    """Chunks of several tokens: the server's own decoder is asked whether the ids give the text that was shown."""
+    fake = FakeUpstream("vllm", [Fault(after=20, cut=True)])
+    fake.batch = 5
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=60)
+        assert (answer.text, answer.restarts) == ("".join(ANSWER[:60]), 0) and "prompt" in fake.sent[1].body
+        fake.faults.append(Fault(after=20, cut=True))
+        fake._page = _with_other_text(fake._page)  # type: ignore[method-assign]
+        answer = await desk.ask(HELLO, max_tokens=60)
+    assert (answer.text, answer.restarts) == ("".join(ANSWER[:60]), 0)
+    assert fake.sent[3].body["continue_final_message"] is True
+
+
+def _with_other_text(page: Any) -> Any:
+    return lambda path, body: {"prompt": "another text"} if path == "/detokenize" else page(path, body)
+
+
+async def test_a_stop_string_over_a_break_is_found() -> None:
+    fake = FakeUpstream("vllm", [Fault(after=21, cut=True)])
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=60, stop=("20 w21 w2",))
+    assert (answer.text, answer.finish) == ("".join(ANSWER[:20]) + " w", "stop")
+    assert all("stop" not in sent.body for sent in fake.sent)
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+async def test_comments_and_empty_chunks_are_no_progress() -> None:
+    """A server that sends only these is left, and the request goes on elsewhere."""
+    empty = b": ping\n\n" + b'data: {"choices": [{"index": 0, "delta": {"content": ""}}]}\n\n'
+    fake = FakeUpstream("ollama", [Fault(data=empty * 50, stall_s=0.1), Fault(stall_s=30)])
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=20)
+    assert answer.text == "".join(ANSWER[:20]) and len(fake.sent) == 3
+
+
+async def test_nothing_limits_the_time_of_a_whole_answer() -> None:
+    """It takes several times as long as the first token and each further one may."""
+    fake = FakeUpstream("vllm", step_s=0.06)
+    async with bench(fake, first_token_s=0.5, between_tokens_s=0.5) as desk:
+        begun = time.monotonic()
+        answer = await desk.ask(HELLO, max_tokens=40)
+        assert time.monotonic() - begun > 2
+    assert answer.text == "".join(ANSWER[:40]) and len(fake.sent) == 1
+
+
+async def test_a_request_that_breaks_everywhere_fails_alone() -> None:
+    """Five times without a token, on servers that work for others."""
+    fakes = [FakeUpstream("vllm", step_s=0.01) for _ in range(2)]
+    async with bench(*fakes) as desk:
+        for _ in range(6):
+            for fake in fakes:
+                fake.faults.append(Fault(status=500))
+            broken = await desk.ask(HELLO, max_tokens=5)
+            for fake in fakes:
+                fake.faults.clear()
+            if broken.failure is not None:
+                break
+        assert broken.failure is None or broken.failure.status == 502
+        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
+
+
+# --- leaving ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_cancel_closes_the_connection(kind: str) -> None:
+    """And calls abort where there is one. No conversation id is sent, with which llama-server would go on."""
+    fake = FakeUpstream(kind, step_s=0.02)
+    async with bench(fake) as desk:
+        queue = desk.begin(Request("mine", HELLO, Sampling(max_tokens=80)))
+        await queue.get()
+        desk.engine.cancel("mine")
+        desk.engine.cancel("mine")
+        while not (piece := await asyncio.wait_for(queue.get(), 5)).last:
+            pass
+        assert piece.finish == "cancelled"
+        await until(lambda: fake.running == 0)
+        await until(lambda: fake.aborted == (["mine"] if kind == "sglang" else []))
+    assert "x-conversation-id" not in fake.sent[0].headers
+
+
+async def test_a_request_that_waits_is_cancelled_at_once() -> None:
+    fake = FakeUpstream("llama-server", step_s=0.02)
+    fake.slots = 1
+    async with bench(fake) as desk:
+        running = desk.begin(Request("running", HELLO, Sampling()))
+        await running.get()
+        waiting = desk.begin(Request("waiting", HELLO, Sampling()))
+        await asyncio.sleep(0.05)
+        assert desk.engine.stats().waiting == 1 and not desk.engine.fits(1, 1)
+        desk.engine.cancel("waiting")
+        assert (await asyncio.wait_for(waiting.get(), 5)).finish == "cancelled"
+        assert fake.most_running == 1
+        desk.engine.cancel("running")
+
+
+# --- load ------------------------------------------------------------------------------------------------------------
+
+
+async def test_no_more_runs_there_than_the_server_runs_at_once() -> None:
+    """The rest waits here, where the worker orders it."""
+    fake = FakeUpstream("llama-server", step_s=0.001)
+    async with bench(fake) as desk:
+        answers = await asyncio.gather(*(desk.ask(HELLO, max_tokens=10) for _ in range(40)))
+    assert {answer.text for answer in answers} == {"".join(ANSWER[:10])} and fake.most_running == 4
+
+
+async def test_waiting_requests_in_the_server_lower_the_budget() -> None:
+    """Until its gauges show none."""
+    fake = FakeUpstream("vllm", step_s=0.02)
+    fake.waiting = 3
+    async with bench(fake, gauges_s=0.02) as desk:
+        asking = asyncio.create_task(desk.ask(HELLO, max_tokens=80))
+        await until(lambda: desk.engine.stats().slots <= 1)
+        assert not desk.engine.fits(1, 1)
+        fake.waiting = 0
+        await until(lambda: desk.engine.stats().slots > 1)
+        await asking
+
+
+async def test_requests_go_to_the_server_that_runs_the_fewest() -> None:
+    fakes = [FakeUpstream("vllm", step_s=0.005) for _ in range(3)]
+    async with bench(*fakes) as desk:
+        await asyncio.gather(*(desk.ask(HELLO, max_tokens=20) for _ in range(12)))
+    assert [len(fake.sent) for fake in fakes] == [4, 4, 4]
+
+
+async def test_the_most_urgent_request_goes_first() -> None:
+    fake = FakeUpstream("llama-server", step_s=0.01)
+    fake.slots = 1
+    async with bench(fake) as desk:
+        queues = [desk.begin(Request("first", HELLO, Sampling(max_tokens=5), priority=0.5))]
+        await asyncio.sleep(0.01)
+        for name, priority in (("batch", 0.2), ("standard", 0.5), ("chat", 0.8)):
+            queues.append(desk.begin(Request(name, HELLO, Sampling(max_tokens=2), priority=priority)))
+        await until(lambda: fake.running == 0 and len(fake.sent) == 4)
+        ended = [piece.id for step in desk.steps for piece in step if piece.last]
+    assert ended == ["first", "chat", "standard", "batch"]
+
+
+async def test_chunks_of_one_read_are_one_piece() -> None:
+    """Of many streams that are read in one turn of the event loop, one step."""
+    fake = FakeUpstream("vllm")
+    fake.burst = True
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=60)
+        assert answer.text == "".join(ANSWER[:60]) and len(answer.pieces) == 2
+        desk.steps.clear()
+        await asyncio.gather(*(desk.ask(HELLO, max_tokens=60) for _ in range(16)))
+        assert len(desk.steps) < sum(len(step) for step in desk.steps)
+
+
+async def test_a_connection_that_the_server_has_closed_is_no_failure() -> None:
+    """It closes idle ones; the request is sent again on a new one, and no breaker hears of it."""
+    fake = FakeUpstream("vllm")
+    async with bench(fake) as desk:
+        for _ in range(5):
+            assert (await desk.ask(HELLO, max_tokens=5)).returns == 0
+            for writer in list(fake._writers):
+                writer.close()
+        assert desk.engine._endpoints[0].breaker.closed
+
+
+# --- keys and limits -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    monkeypatch.setenv("KEY_A", "sk-secret-one")
+    monkeypatch.setenv("KEY_B", "sk-secret-two")
+    return "KEY_A", "KEY_B"
+
+
+async def test_keys_are_used_in_turn_and_shown_nowhere(keys: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    """Two keys of few requests each; no key is in a log, in the card or in the settings."""
+    caplog.set_level(logging.DEBUG)
+    fake = FakeUpstream("vllm", [Fault(after=3, cut=True), Fault(status=500)])
+    fake.headers = {"x-ratelimit-limit-requests": "100", "x-ratelimit-remaining-requests": "50"}
+    async with bench(fake, key_env=keys) as desk:
+        for _ in range(8):
+            await desk.ask(HELLO, max_tokens=5)
+        shown = f"{caplog.text}{desk.card}{desk.engine._settings}{vars(desk.engine)}"
+    used = Counter(sent.headers["authorization"] for sent in fake.sent)
+    assert set(used) == {"Bearer sk-secret-one", "Bearer sk-secret-two"} and min(used.values()) >= 3
+    assert "sk-secret" not in shown
+
+
+async def test_a_key_that_is_refused_is_left_out(keys: tuple[str, str]) -> None:
+    """The other one goes on."""
+    fake = FakeUpstream("vllm", key="sk-secret-one")
+    async with bench(fake, key_env=keys) as desk:
+        fake.key = "sk-secret-two"
+        for _ in range(4):
+            answer = await desk.ask(HELLO, max_tokens=5)
+            assert answer.failure is None and answer.text == "".join(ANSWER[:5])
+
+
+async def test_a_key_that_is_not_set_is_a_mistake_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KEY_A", raising=False)
+    with pytest.raises(ConfigError, match="the variable KEY_A is not set"):
+        Bench(_settings("http://h/v1", key_env=("KEY_A",)))
+    with pytest.raises(ValueError, match="names of environment variables"):
+        _settings("http://h/v1", key_env=("sk-proj-1",))
+
+
+async def test_a_rate_limit_makes_no_request_fail() -> None:
+    """While it holds, the worker claims nothing."""
+    fake = FakeUpstream("openai", [Fault(status=429, headers=(("retry-after-ms", "400"),))])
+    async with bench(fake) as desk:
+        asking = asyncio.create_task(desk.ask(HELLO, max_tokens=5))
+        await until(lambda: len(fake.sent) == 1 and not desk.engine.stats().accepts)
+        begun = time.monotonic()
+        answer = await asking
+    assert answer.failure is None and answer.returns == 0 and time.monotonic() - begun > 0.2
+    assert len(fake.sent) == 2
+
+
+# --- a server that lies ----------------------------------------------------------------------------------------------
+
+
+def said(text: str) -> Fault:
+    """A chunk of a chat, with more in it."""
+    return Fault(data=b'data: {"choices":[{"index":0,"delta":{"content":"x"}' + text.encode("latin-1") + b"\n\n")
+
+
+LIES = {
+    "a line without an end": Fault(data=b"data: " + b"x" * (MAX_LINE_BYTES + 99)),
+    "a deep object": Fault(data=b"data: " + b'{"error":' * 5000 + b"\n\n"),
+    "many ids": said(f',"token_ids":{json.dumps([7] * 10**5)}}}]}}'),
+    "huge numbers": said('}],"usage":{"prompt_tokens":1e300,"completion_tokens":1e300}}'),
+    "negative counts": said('}],"usage":{"completion_tokens":-9}}'),
+    "no UTF-8": said(',"text":"\xff\xfe"}]}'),
+    "a huge error": Fault(status=500, body=b"x" * 10**6),
+    "a long header": Fault(status=500, headers=tuple((f"x-{n}-{'y' * 900}", "z") for n in range(100))),
+    "no HTTP": Fault(status=99),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_a_lying_server_hurts_no_worker(lie: str) -> None:
+    """The request is continued or ends, the engine is well, and the next one is answered."""
+    fake = FakeUpstream("vllm", [LIES[lie]])
+    async with bench(fake) as desk:
+        first = await desk.ask(HELLO, max_tokens=10)
+        assert first.finish == "length" or first.failure is not None
+        assert first.tokens <= 10 + MAX_EXCESS_TOKENS + 1
+        assert desk.engine.health().ok
+        fake.faults.clear()
+        assert (await desk.ask(HELLO, max_tokens=10)).text == "".join(ANSWER[:10])
+        assert desk.engine.stats().running == 0
+
+
+async def test_an_answer_without_an_end_is_cut() -> None:
+    """A server that ignores max_tokens."""
+    fake = FakeUpstream("ollama")
+    fake._refusal = lambda _path, body: body.pop("max_tokens", None) and None  # type: ignore[method-assign]
+    many = [f" x{number}" for number in range(500)]
+    async with bench(fake) as desk:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fake_upstream.ANSWER", many)
+            answer = await desk.ask(HELLO, max_tokens=10)
+    assert answer.finish == "length" and answer.tokens < 500
+
+
+async def test_a_whole_reply_is_bounded() -> None:
+    """A page of properties without an end does not fill the memory."""
+    fake = FakeUpstream("llama-server")
+    fake._page = lambda _path, _body: "x" * (MAX_REPLY_BYTES + 1)  # type: ignore[method-assign]
+    async with serving(fake):
+        desk = Bench(_settings(fake.url))
+        phases: list[str] = []
+        starting = asyncio.create_task(desk.engine.start(lambda _: None, phases.append))
+        await until(lambda: any("a reply of more than" in phase for phase in phases))
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await desk.engine.stop()
