@@ -125,8 +125,7 @@ class Generation:
             self._correct(chunk)
             return None
         text, hidden = _text(choice)
-        if count < 0 or (count == 0 and not text):
-            count = 0
+        count = min(max(0, count), max(0, self._cap + 1 - self._began - self.received))  # more cannot be true
         if choice.finish_reason and self.outcome is None:
             self.outcome = by_finish(choice.finish_reason)
         self.received += count
@@ -186,9 +185,7 @@ class Generation:
             ids = ()  # they may also be those of what was shown
             if not (text or count):
                 return None
-        if count > (room := max(0, self._cap + 1 - self.out)):  # a count that cannot be true
-            count, ids = room, ()
-        piece = Piece(self.id, text, ids, count, logprobs=logprobs)
+        piece = Piece(self.id, text, ids if len(ids) <= count else (), count, logprobs=logprobs)
         if hidden:
             return self._passed(replace(piece, ids=()))
         if not text:
