@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import shutil
 import signal
@@ -124,6 +125,8 @@ class Option:
 
 
 OUT = Option("--out", type=Path, default=report.RESULTS, help="folder of the JSON file")
+_cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
+CACHE = Option("--cache", type=Path, default=Path(_cache), help="where the default model is kept")
 PLOTS = Option("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
 
 

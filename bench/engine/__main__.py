@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -16,7 +15,7 @@ from bench import report
 from bench.engine.bare import EnginePlan, EngineSpeed
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died, answer_of
-from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
+from bench.program import CACHE, OUT, BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Ratio, columns
 from bench.table1.client import TargetServer, closed_loop
 from workers.engines.llamacpp.weights import WeightsError, fetch
@@ -129,9 +128,6 @@ def _nothing() -> None:
     """Rounds are counted, not answers."""
 
 
-cache = os.environ.get("PENSTOCK_TEST_CACHE") or Path.home() / ".cache" / "penstock-tests"
-
-
 main = BenchProgram("penstock bench engine", __doc__, _run, Failed, Died, WeightsError, OSError).taking(
     Option("--c", type=int, default=8, help="concurrent streams, and slots of the engine (default 8)"),
     Option("--rounds", type=int, default=3, help="both sides in turn, so often (default 3)"),
@@ -139,7 +135,7 @@ main = BenchProgram("penstock bench engine", __doc__, _run, Failed, Died, Weight
     Option("--tokens", type=int, default=96, help="of each answer (default 96)"),
     Option("--threads", type=int, help="of the engine (default: all cores but one)"),
     Option("--path", type=Path, help="a GGUF file (default: the default model)"),
-    Option("--cache", type=Path, default=Path(cache), help="where the default model is kept"),
+    CACHE,
     OUT,
 )
 

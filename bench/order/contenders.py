@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
-from statistics import fmean
 
 from bench.order.admission import Greedy, Ungated
 from bench.order.engine import EngineShape, ModelEngine, ModelText
 from bench.order.queues import PenstockQueue, SortedQueue, TextQueue, by_arrival, by_lane
 from bench.order.simulator import Simulation
 from bench.order.workers import ModelWorker, PenstockWorker
-from bench.stats import quantile
 from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority
 
@@ -76,13 +74,3 @@ def waits_s(texts: Sequence[ModelText], lane: Priority | None = None) -> list[fl
         for text in texts
         if text.begun_s is not None and (lane is None or text.lane == lane)
     )
-
-
-def p95(ordered: Sequence[float]) -> float | None:
-    """None without values."""
-    return quantile(ordered, 0.95) if ordered else None
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """None without values."""
-    return fmean(values) if values else None

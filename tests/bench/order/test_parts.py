@@ -1,0 +1,62 @@
+"""The parts of the program run in short form, and their goals judge what they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.order import colocation, deadlines, replay, tenants
+from bench.order.__main__ import main
+from bench.order.contenders import CONTENDERS, FIFO, LANES, OURS
+from bench.order.engine import ModelText
+from bench.report import load
+
+
+@pytest.mark.parametrize("part", ["deadlines", "replay", "tenants"])
+def test_a_quick_run_shows_every_order_and_judges_nothing(part: str, tmp_path: Path) -> None:
+    assert main(["--part", part, "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
+    found = load(tmp_path / f"order-{part}-quick.json")
+    assert {row["rule"] for row in found.rows} >= {OURS, FIFO} and found.ratios == ()
+
+
+def test_a_chat_is_in_time_if_it_keeps_both_limits() -> None:
+    def text(first_s: float | None, ended_s: float | None, lane: str = "interactive") -> bool:
+        made = ModelText(10, 11, 16, lane=lane, generated=11)
+        made.first_s, made.ended_s = first_s, ended_s
+        return replay.is_in_time(made)
+
+    assert text(1.0, 1.5) and text(29.0, 29.4, "standard")
+    assert not text(1.1, 1.2) and not text(0.5, 1.1) and not text(None, None) and not text(0.1, None)
+
+
+def test_deadlines_are_held_against_each_other_order() -> None:
+    met = {OURS: 98.0, FIFO: 90.0, LANES: 99.0}
+    rows = [{"load": 90, "rule": rule, "met": share, "unbegun": rule == OURS} for rule, share in met.items()]
+    assert [ratio.verdict for ratio in deadlines.goals(rows)] == ["reached", "missed", "missed"]
+
+
+def test_goodput_is_held_against_each_other_order_that_has_some() -> None:
+    rows = [{"rate": 4, "rule": rule, "goodput": 2.0} for rule in CONTENDERS]
+    rows[1]["goodput"], rows[2]["goodput"] = 0.0, 2.1
+    assert [ratio.verdict for ratio in replay.goals(rows)] == ["missed", "reached"]
+
+
+def test_the_wait_of_the_light_tenant_is_judged_where_slots_are_the_default() -> None:
+    rows = [
+        {"where": where, "slots": slots, "rule": OURS, "ratio": ratio}
+        for where, slots, ratio in (("simulator", 16, 9.0), ("simulator", 256, 1.9), ("processes", 256, 2.1))
+    ]
+    assert [ratio.verdict for ratio in tenants.goals(rows)] == ["reached", "missed"]
+
+
+def test_chats_beside_a_backlog_may_wait_for_one_step_more() -> None:
+    row = {"ttft_alone": 30.0, "itl_alone": 16.0, "filled": 89.0, "differ": 1, "preempted": 0}
+    found = [row | {"ttft_beside": 48.0, "itl_beside": 33.0}]
+    assert [ratio.verdict for ratio in colocation.goals(found)] == ["reached", "missed", "missed", "missed", "missed"]
+
+
+def test_tokens_within_a_span_count_each_attempt_by_its_share() -> None:
+    """Half of the first attempt lies in the span, and all of the second."""
+    log = [{"started_at": 0.0, "ended_at": 4.0, "tokens": 40}, {"started_at": 5.0, "ended_at": 6.0, "tokens": 10}]
+    assert colocation.tokens_within([{"attempt_log": log}], 2.0, 7.0) == pytest.approx(30 / 5)
