@@ -20,7 +20,7 @@ PROGRAMS = {
     "growth": "How the cost grows: tokens, streams, partitions, API processes.",
     "engine": "Tokens per second through Penstock over those of the bare engine.",
     "scale": "The scheduler on a simulated clock: a bursty day, beside other rules.",
-    "order": "The gate before an engine whose KV cache is full, beside the engine's own policies.",
+    "order": "Order, gate and co-location of batches beside other rules, simulated and on real processes.",
     "replay": "A bursty trace against a live endpoint: TTFT, queue time, who was in time.",
     "elastic": "Pools of real processes that grow, sleep, wake and change their leader.",
     "recovery": "Kill a worker or an API process under load: how long readers wait, who stands still.",

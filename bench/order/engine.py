@@ -7,6 +7,7 @@ evicted or aborted loses that and computes it again when it returns.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -105,6 +106,9 @@ class ModelStep:
     evicted: list[ModelText] = field(default_factory=list)
 
 
+RANK = attrgetter("rank")
+
+
 class ModelEngine:
     """One engine: `submit` texts, and `step` until it is idle."""
 
@@ -125,13 +129,10 @@ class ModelEngine:
 
     def submit(self, text: ModelText) -> None:
         """Queue a text; one that was aborted continues."""
-        is_last = not self.waiting or self.waiting[-1].rank <= text.rank
-        self.waiting.append(text)
-        if self.shape.by_rank and not is_last:
-            self._sort()
-
-    def _sort(self) -> None:
-        self.waiting = deque(sorted(self.waiting, key=attrgetter("rank")))
+        if self.shape.by_rank:
+            insort(self.waiting, text, key=RANK)
+        else:
+            self.waiting.append(text)
 
     def abort(self, text: ModelText) -> None:
         """Remove a text, which keeps what it has generated."""
@@ -169,7 +170,7 @@ class ModelEngine:
             self.held += text.held
             self._promised += text.prompt + text.limit
         if self.shape.by_rank:
-            self.running.sort(key=attrgetter("rank"))
+            self.running.sort(key=RANK)
 
     def _fits(self, text: ModelText) -> bool:
         if self.shape.kv_policy == "GUARANTEED_NO_EVICT":
@@ -194,10 +195,11 @@ class ModelEngine:
             self._drop(text)
             text.evictions += 1
             text.recomputed += text.held - text.to_prefill
-            self.waiting.appendleft(text)
+            if self.shape.by_rank:
+                insort(self.waiting, text, key=RANK)
+            else:
+                self.waiting.appendleft(text)
             evicted.append(text)
-        if self.shape.by_rank and evicted:
-            self._sort()
         return evicted
 
     def _drop(self, text: ModelText) -> None:

@@ -38,6 +38,7 @@ NOTES = (
 TOKENS, TOKENS_MEAN = (50, 400), 225
 AHEAD_S = 6.0
 """The flood begins so much earlier, so that every slot is taken and its jobs wait."""
+QUESTION = [{"role": "user", "content": "what is water?"}]
 LIGHT, FLOOD = "light", "flood"
 SHARE, TIMES = 0.13, 10
 STEP_S, PREFILL_S, SLOTS = 0.015, 0.025, 256
@@ -142,8 +143,7 @@ async def _light(penstock: Penstock, rate: float, seed: int, seconds: float) -> 
 
     async def one() -> None:
         line = idle.pop() if idle else HttpConnection(server)
-        question = [{"role": "user", "content": "what is water?"}]
-        body = server.chat(question, random.randint(*TOKENS), queue={"priority": "standard"})
+        body = server.chat(QUESTION, random.randint(*TOKENS), queue={"priority": "standard"})
         answer = seen(await ask(line, body, 0, 60.0))
         if answer.fault:
             raise RuntimeError(f"a chat of the light tenant failed: {answer.fault}")
@@ -167,7 +167,7 @@ async def _flood(penstock: Penstock, rate: float, seed: int, seconds: float) -> 
     async with AsyncPenstockClient(penstock.url, FLOOD) as client:
 
         async def one(tokens: int) -> None:
-            ids.append((await client.submit({"model": MODEL, "prompt": "water", "max_tokens": tokens}))["id"])
+            ids.append((await client.submit({"model": MODEL, "messages": QUESTION, "max_tokens": tokens}))["id"])
 
         at = time.monotonic()
         until = at + seconds
