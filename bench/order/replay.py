@@ -22,12 +22,14 @@ from streaming.priority import Priority
 from telemetry.latency import time_per_output_token
 
 COLUMNS = columns("""
-    rate: requests/s .0; rule: order; goodput: in time, requests/s .2; within: in time, % ;
+    cache: tokens of cache; rate: requests/s .0; rule: order; goodput: in time, requests/s .2; within: in time, % ;
     least: of the worst tenant, %; ttft_p99_s: TTFT p99 of interactive, s .2; tpot_p99_ms: TPOT p99, ms;
     batch_tokens: batch, tokens/s .0;
     evictions: evictions .0
 """)
-SHAPE = EngineShape(kv_tokens=60_000)
+CASES = ((60_000, 1), (60_000, 2), (60_000, 4), (60_000, 6), (60_000, 8), (20_000, 1), (20_000, 2), (20_000, 4))
+"""Tokens of the KV cache, and requests a second without the batch. A hundred texts fit into the larger cache; the
+smaller one is full of the texts of four requests a second alone."""
 CONTEXT = 4096
 TTFT_S = {Priority.INTERACTIVE: 1.0, Priority.STANDARD: TARGETS[Priority.STANDARD]}
 TPOT_S = 0.05
@@ -41,29 +43,28 @@ DETAILS = (
     "Gaps are Gamma with cv 1.5, lengths Zipf as in `penstock bench replay`; 70 % conversations (interactive), 30 % "
     "API calls (standard); the tenants send 70, 20 and 10 %. The batch has work all the time: prompts of 64 to 512 "
     "tokens, answers lognormal with a median of 200. max_tokens of every text is the next power of two. Engine as in "
-    "the part `gate`, but with 60,000 tokens of cache.",
+    "the part `gate`, with a cache of another size.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySize:
-    """How much is simulated. `rates` in requests a second, without the batch."""
+    """How much is simulated."""
 
     seeds: tuple[int, ...] = (41, 42, 43)
-    rates: tuple[int, ...] = (1, 2, 4, 6, 8)
+    cases: tuple[tuple[int, int], ...] = CASES
     seconds: float = 200.0
 
 
-QUICK = ReplaySize(seeds=(21,), rates=(4,), seconds=20.0)
+QUICK = ReplaySize(seeds=(21,), cases=((20_000, 4),), seconds=20.0)
 
 
 def measured(run: ProgramRun) -> Report:
     """Simulate, show, draw and keep."""
     size = QUICK if run.args.quick else ReplaySize()
-    tasks = [(rate, rule, seed, size.seconds) for rate in size.rates for rule in CONTENDERS for seed in size.seeds]
+    tasks = [(*case, rule, seed, size.seconds) for case in size.cases for rule in CONTENDERS for seed in size.seeds]
     single = in_processes(outcome_of, tasks, run.args.jobs)
-    cases = dict.fromkeys((row["rate"], row["rule"]) for row in single)
-    rows = [merged([row for row in single if (row["rate"], row["rule"]) == case]) for case in cases]
+    rows = [merged([row for row in single if case_of(row) == case]) for case in dict.fromkeys(map(case_of, single))]
     ratios = () if run.args.quick else goals(single)
     title = f"A bursty trace of three tenants beside a batch, {size.seconds:.0f} s"
     notes = (*DETAILS, *NOTES.values())
@@ -87,15 +88,21 @@ def _text(row: TraceRow, tenant: str) -> ModelText:
     return ModelText(row.prompt, row.answer, limit, arrived_s=row.at, lane=row.lane, tenant=tenant)
 
 
-def outcome_of(rate: int, rule: str, seed: int, seconds: float) -> dict[str, Any]:
+def case_of(row: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Cache, rate and rule of a row."""
+    return row["cache"], row["rate"], row["rule"]
+
+
+def outcome_of(cache: int, rate: int, rule: str, seed: int, seconds: float) -> dict[str, Any]:
     """One simulation."""
     texts, lines = made(rate, seed, seconds)
-    ran(rule, [*lines, *texts], SHAPE, seed, SLO, until_s=seconds + DRAIN_S)
+    ran(rule, [*lines, *texts], EngineShape(cache), seed, SLO, until_s=seconds + DRAIN_S)
     chats = sorted(t.first_s - t.arrived_s for t in texts if t.lane == Priority.INTERACTIVE and t.first_s is not None)
     tpots = sorted(tpot for text in texts if (tpot := tpot_s(text)) is not None)
     good = [is_in_time(text) for text in texts]
     shares = [fmean([is_in_time(text) for text in texts if text.tenant == tenant] or [1]) for tenant in TENANTS]
     return {
+        "cache": cache,
         "rate": rate,
         "rule": rule,
         "seed": seed,
@@ -125,26 +132,25 @@ def is_in_time(text: ModelText) -> bool:
 
 def merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One row of the table from those of its seeds."""
-    keys = [key for key in rows[0] if key not in ("rate", "rule", "seed")]
-    return {"rate": rows[0]["rate"], "rule": rows[0]["rule"], **{k: fmean([row[k] for row in rows]) for k in keys}}
+    means = {key: fmean([row[key] for row in rows]) for key, value in rows[0].items() if isinstance(value, float)}
+    return {key: rows[0][key] for key in ("cache", "rate", "rule")} | means
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> Iterator[Ratio]:
-    """Of each rate: goodput over that of the other orders."""
-    for rate in dict.fromkeys(row["rate"] for row in rows):
-        of = {
-            rule: [row["goodput"] for row in rows if (row["rate"], row["rule"]) == (rate, rule)] for rule in CONTENDERS
-        }
+    """Of each cache and rate: goodput over that of the other orders."""
+    for cache, rate in dict.fromkeys((row["cache"], row["rate"]) for row in rows):
+        of = {rule: [r["goodput"] for r in rows if case_of(r) == (cache, rate, rule)] for rule in CONTENDERS}
         for rule in CONTENDERS:
             if rule != OURS and all(of[rule]):
                 rounds = [mine / other for mine, other in zip(of[OURS], of[rule], strict=True)]
-                words = f"{rate} requests/s: goodput over that of {rule}"
+                words = f"cache of {cache:,}, {rate} requests/s: goodput over that of {rule}"
                 yield Ratio.held("order.goodput", words, fmean(rounds), digits=3, rounds=rounds)
 
 
 def draw(found: Report, folder: Path) -> list[Path]:
-    """Goodput over the rate."""
-    series = {rule: [(r["rate"], r["goodput"]) for r in found.rows if r["rule"] == rule] for rule in CONTENDERS}
+    """Goodput over the rate, with the larger cache."""
+    rows = [row for row in found.rows if row["cache"] == CASES[0][0]]
+    series = {rule: [(row["rate"], row["goodput"]) for row in rows if row["rule"] == rule] for rule in CONTENDERS}
     title = "Goodput beside a batch: TTFT and TPOT within their limits"
     x, y = plots.Axis(title="requests a second"), plots.Axis(title="requests a second in time")
     return plots.lines(folder / "order-replay", title, series, x=x, y=y)

@@ -37,7 +37,7 @@ def test_deadlines_are_held_against_each_other_order() -> None:
 
 
 def test_goodput_is_held_against_each_other_order_that_has_some() -> None:
-    rows = [{"rate": 4, "rule": rule, "goodput": 2.0} for rule in CONTENDERS]
+    rows = [{"cache": 9, "rate": 4, "rule": rule, "goodput": 2.0} for rule in CONTENDERS]
     rows[1]["goodput"], rows[2]["goodput"] = 0.0, 2.1
     assert [ratio.verdict for ratio in replay.goals(rows)] == ["missed", "reached"]
 
