@@ -39,7 +39,7 @@ def _vllm(shape: EngineShape, _seed: int, _targets: LatencyTargets) -> tuple[Tex
 CONTENDERS: dict[str, Contender] = {OURS: _penstock, FIFO: _fifo, LANES: _lanes, VLLM: _vllm}
 
 NOTES = {
-    OURS: "penstock: the order, the gate, preemption, and, with targets for chats, co-location; the product's code.",
+    OURS: "Penstock: the order, the gate, preemption, and, with targets for chats, co-location; the product's code.",
     FIFO: "FIFO: by arrival. An engine gets the next text while the texts fit as they are now, with 5 % of the cache "
     "free; it evicts the youngest if they grow beyond it.",
     LANES: "lanes only: strict priority between lanes, by arrival in a lane; otherwise as FIFO.",
