@@ -47,7 +47,7 @@ ERRORS = {
     "another tenant.",
     408: "deadline_exceeded_in_queue or deadline_exceeded: its deadline passed. request_timeout: sent too slowly.",
     409: "idempotency_in_progress: repeat it in a second. job_cancelled: there is no result. batch_not_steerable. "
-    "response_still_ends: delete it again in a second.",
+    "response_still_ends: delete it again in a second. stream_reset: read it from its first event.",
     410: "result_expired: the retention time is over.",
     413: "payload_too_large: the body is above the limit.",
     415: "unsupported_media_type: the body must be application/json.",

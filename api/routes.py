@@ -73,7 +73,7 @@ ROUTES = (
           "InputTokens", errors=(408, 429, 500, 504), bodies=("CountRequest",), headers=JOB_HEADERS),
     Route("GET", "/v1/responses/{response_id}", responses.retrieve, CALLER,
           "Show a response, or stream its events after one", "Response",
-          params=("stream", "starting_after", "response_include"), headers=("X-Job-Id",), events=True),
+          params=("stream", "starting_after", "response_include"), headers=("X-Job-Id",), events=True, errors=(409,)),
     Route("DELETE", "/v1/responses/{response_id}", responses.delete, CALLER, "Delete a response", "Deleted",
           errors=(409,)),
     Route("POST", "/v1/responses/{response_id}/cancel", responses.cancel, CALLER,

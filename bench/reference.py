@@ -39,7 +39,6 @@ ANCHORS = {
     "Batch": "the-batch-object",
     "Message": "items-of-input",
     "ItemReference": "items-of-input",
-    "OtherItem": "items-of-input",
     "Part": "items-of-input",
     "TextOptions": "text-of-a-response",
     "Format": "text-of-a-response",

@@ -186,6 +186,15 @@ def response_still_ends() -> ApiError:
     return ApiError(409, "response_still_ends", message, headers=retry_after(1))
 
 
+def cursor_lost() -> ApiError:
+    """A number of an event may name another event now."""
+    message = (
+        "The store has lost data since this response was accepted, perhaps events that you have, and others may have "
+        "their numbers. Read it again from its first event: leave starting_after out."
+    )
+    return ApiError(409, "stream_reset", message, param="starting_after", headers=FINAL)
+
+
 def file_not_found() -> ApiError:
     """The same words whether it never was, was deleted, or belongs to another tenant."""
     return ApiError(404, "file_not_found", "There is no such file.")

@@ -29,6 +29,7 @@ from api.openai.fields import (
 )
 from api.openai.generation import GenerationRequest
 from api.openai.json_body import read_object
+from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
 from api.openai.validation import explained
 from penstock.engine import Sampling
@@ -306,8 +307,9 @@ def clamp(lane: Priority, ceiling: Priority) -> Priority:
 def ignored_fields(request: Request) -> list[str]:
     """Return the names of ignored fields that fit into a header: the first MAX_IGNORED, unusual names left out."""
     names: dict[str, None] = {}  # an ordered set
+    known = RESPONSE_UNSUPPORTED if isinstance(request, InputFields) else UNSUPPORTED
     for name in islice(_extras(request, ""), MAX_EXTRAS):
-        if name not in UNSUPPORTED and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
+        if name not in known and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
             names[name] = None
         if len(names) == MAX_IGNORED:
             break

@@ -75,6 +75,8 @@ async def retrieve(request: Request) -> ASGIApp:
         return await shown(services, record)
     number = START if after is None else whole_number(after, "starting_after", 0, MAX_NUMBER)
     if after is not None:
+        if record.has_lost:
+            raise errors.cursor_lost()
         services.metrics.stream_resumes.inc()
     return StoredStream(services, Follower(services, record, number), _headers(record))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from api.auth.keys import Caller
 from api.openai import errors
@@ -74,10 +74,16 @@ async def context_of(services: Services, caller: Caller, asked: InputFields) -> 
             raise errors.previous_response_not_found(asked.previous_response_id)
         turns, previous = await _conversation(services, record), record.job.id
     referenced = await _referenced(services, caller, asked)
-    if len(turns) + len(asked.own_turns) > MAX_MESSAGES:
-        message = f"The conversation has more than {MAX_MESSAGES} turns. Start one that sums it up."
+    context = Context(turns, previous, referenced)
+    _check_size((*turns, *referenced.values()), len(asked.own_turns), services.settings.body_limit)
+    return context
+
+
+def _check_size(turns: Sequence[ChatTurn], own: int, body_limit: int) -> None:
+    """Bound what a request refers to as what it sends is bounded: a chain could grow without end. Raises ApiError."""
+    if len(turns) + own > MAX_MESSAGES or sum([len(turn.content) for turn in turns]) > body_limit:
+        message = f"The conversation has more than {MAX_MESSAGES} turns or {body_limit} characters: begin another."
         raise errors.invalid_request(message, "previous_response_id")
-    return Context(turns, previous, referenced)
 
 
 async def _conversation(services: Services, record: JobRecord) -> tuple[ChatTurn, ...]:

@@ -21,6 +21,7 @@ from bench.planted.pools import POOLS
 from bench.planted.preemption import PREEMPTIONS
 from bench.planted.queue import QUEUE
 from bench.planted.readers import READERS
+from bench.planted.responses import RESPONSES
 from bench.planted.room import ROOM_BUGS
 from bench.planted.security import SECURITY
 from bench.planted.store_access import STORE_ACCESS
@@ -62,4 +63,5 @@ BUGS = (
     *GATE,
     *PROMISES,
     *LEAVINGS,
+    *RESPONSES,
 )

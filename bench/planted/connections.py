@@ -328,7 +328,7 @@ CONNECTIONS = (
     Bug(
         "a stalled reader keeps its connection",
         "What it has not taken stays in memory until the operating system gives the connection up.",
-        (Edit("api/stream/reply.py", "                self._connection.cut_off()\n", "                pass\n"),),
+        (Edit("api/stream/paced_writer.py", "            self.cut_off()\n", "            pass\n"),),
         (CUT_OFF,),
     ),
     Bug(

@@ -19,7 +19,13 @@ QUEUE = (
     Bug(
         "a put that does not know its repetition",
         "A put whose answer was lost, sent again, makes a second entry: the job runs twice.",
-        (lua("put", "if redis.call('EXISTS', job) == 1 then return {'queued', now, {}, epoch} end\n", ""),),
+        (
+            lua(
+                "put",
+                "if created then return {'queued', math.floor(parse_number(created) or now), {}, epoch} end\n",
+                "",
+            ),
+        ),
         (REGRESSIONS + "a_put_that_is_repeated_late_runs_nothing_again",),
     ),
     Bug(

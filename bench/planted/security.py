@@ -80,7 +80,7 @@ SECURITY = (
     Bug(
         "a text without a bound",
         "A name of any size goes into the record of its job.",
-        (Edit("api/openai/schemas.py", "user: Annotated[str, Field(max_length=256)] | None", "user: str | None"),),
+        (Edit("api/openai/generation.py", "user: Annotated[str, Field(max_length=256)] | None", "user: str | None"),),
         (FIELDS + "whatever_a_body_may_hold_is_bounded",),
     ),
     Bug(

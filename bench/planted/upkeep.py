@@ -67,7 +67,7 @@ LINES = (
     Bug(
         "equal prompts are equal requests",
         "A line gets the answer of one that asked for something else, or for another sample.",
-        (Edit("api/openai/batch_lines.py", "(request.model, job_prompt, sampling)", "(request.model, job_prompt)"),),
+        (Edit("api/openai/batch_lines.py", "(request.model, job_prompt, sampling, ", "(request.model, job_prompt, "),),
         (INPUT_VALIDATION + "equal_lines_are_computed_once_if_their_answer_is_sure",),
     ),
     Bug(

@@ -210,6 +210,7 @@ class Queue:
             _or_empty(job.deadline_ms), key, digest, settings.lane_limit, "1" if must_run else "", settings.retention_s,
             "1" if part else "", job.events, encode_metadata(job.metadata), may_write, _or_empty(reserved.max_reserved),
             cost.prompt, cost.output, str(self._weights.get(job.tenant, DEFAULT_WEIGHT)), cost.patience_ms,
+            "1" if job.response is not None else "",
         )  # fmt: skip
         return ("put", partition, args), reserved
 

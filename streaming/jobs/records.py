@@ -75,6 +75,9 @@ class JobRecord:
     """Of its events: grows when the store was found to have lost data, and when the job begins anew."""
     resets: int = 0
     """The job's own part of it."""
+    has_lost: bool = False
+    """The store has lost data since a response was accepted: its readers may have events that are lost, and the numbers
+    of these may have come again for others. Not known of jobs of other endpoints."""
     keep_s: int
     runs: tuple[LoggedRun, ...] = ()
     attempts: tuple[PastAttempt, ...] = ()
@@ -162,6 +165,7 @@ def _parsed(
         deadline_ms=number("deadline"),
         epoch=int(epoch or 0) + 1 + number("epoch"),
         resets=number("epoch"),
+        has_lost="born" in raw and number("born") != int(epoch or 0),
         keep_s=number("keep"),
         runs=runs,
         attempts=attempt_log(raw, last, terminal, job.past),

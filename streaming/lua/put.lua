@@ -4,8 +4,8 @@
 --       key | '', body digest, lane limit, '1' if it must not queue, retention in seconds, '1' if it is a batch's line
 --       (not listed by itself), recipients of its events | '', metadata | '', bytes to reserve for what it may still
 --       write, the most that may be reserved | '', what the job costs: units of its prompt, tokens of its output; the
---       weight of its tenant, its patience in ms, the tenant's quotas: jobs | '', bytes of their requests | '', bytes
---       of their results | ''
+--       weight of its tenant, its patience in ms, '1' if its record keeps the epoch in which it was accepted, the
+--       tenant's quotas: jobs | '', bytes of their requests | '', bytes of their results | ''
 -- Returns: {'queued', accepted at, its place, see count_before ({}: not read), epoch} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting} | {'busy'} | {'crowded'}
 --          (the reserved bytes would not fit into the store's memory) | {'quota', which of the three, the usage of it}.
@@ -15,7 +15,8 @@ local queue_ms, deadline_ms, idem, digest = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local limit, must_run, keep, part = tonumber(ARGV[11]), ARGV[12] == '1', ARGV[13], ARGV[14] == '1'
 local events, metadata, reserved, max_reserved = ARGV[15], ARGV[16], tonumber(ARGV[17]), tonumber(ARGV[18])
 local order, patience = table.concat({ARGV[19], ARGV[20], ARGV[21], ARGV[22]}, ':'), tonumber(ARGV[22])
-local quotas = {jobs = tonumber(ARGV[23]), requests = tonumber(ARGV[24]), results = tonumber(ARGV[25])}
+local dated = ARGV[23] == '1'
+local quotas = {jobs = tonumber(ARGV[24]), requests = tonumber(ARGV[25]), results = tonumber(ARGV[26])}
 local exact = exact_ms()
 local now = math.floor(exact)
 local job, lane = job_key(id), lane_key(model, priority)
@@ -66,6 +67,7 @@ if events ~= '' then
   emit_event(events, id, tenant, 'job.accepted')
 end
 if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
+if dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
 if not part then
   listing_keep_s = 2 * keep
   buffer_write(buffered_listings, tenant, now, id)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
-from api.openai.fields import MAX_MESSAGES, StrictBody, refusal
+from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, refusal
 from api.openai.responses.ids import input_item_id
 from penstock.engine import ChatTurn
 
@@ -29,6 +29,9 @@ _OTHER_PARTS: Mapping[str, str] = {
     "input_audio": "but audio is not supported here: send its transcript in a part of type 'input_text'",
 }
 """Kinds of parts that are refused, with the remedy."""
+
+
+ItemId: TypeAlias = Annotated[str, Field(max_length=128)]
 
 
 class Part(StrictBody):
@@ -72,13 +75,13 @@ Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList
 class Message(StrictBody):
     """An input item: one turn of a conversation, in the short or in the long form."""
 
-    type: Literal["message"] = Field("message", description="May be left out.")
+    type: Literal["message"] | None = Field("message", description="May be left out.")
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="Who speaks; `developer` counts as `system`."
     )
     content: Content = Field(description="A text, or a list of parts, which are joined.")
-    id: str | None = Field(None, description="Without effect: input items get ids of their own.")
-    status: str | None = Field(None, description="Without effect.")
+    id: ItemId | None = Field(None, description="Without effect: input items get ids of their own.")
+    status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="Without effect.")
 
     @property
     def turn(self) -> ChatTurn:
@@ -87,39 +90,34 @@ class Message(StrictBody):
         return ChatTurn("system" if self.role == "developer" else self.role, text)
 
 
-class ItemReference(StrictBody):
+class ItemReference(ClosedBody):
     """An input item that stands for one of an earlier response."""
 
     type: Literal["item_reference"] | None = Field(None, description="May be left out.")
-    id: str = Field(description="The id of an input or output item of a stored response.")
+    id: ItemId = Field(description="The id of an input or output item of a stored response.")
 
 
-class OtherItem(StrictBody):
-    """Any other kind of item, which is refused."""
-
-    type: Any = Field(description="Only messages and references to items are taken.")
-
-    @field_validator("type")
-    @classmethod
-    def _refused(cls, kind: Any) -> Any:
-        known = _OTHER_ITEMS.get(kind) if isinstance(kind, str) else None
-        raise refusal(f"is {kind!r}, {known}" if known else "must be 'message' or 'item_reference'")
+def _check_kind(value: Any) -> Any:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in (None, "message", "item_reference"):
+        return value
+    if isinstance(kind, str) and kind in _OTHER_ITEMS:
+        raise refusal(f"is a {kind!r}, {_OTHER_ITEMS[kind]}")
+    raise refusal("must have the type 'message' or 'item_reference'")
 
 
 def _kind(value: Any) -> str:
     if not isinstance(value, dict):
         return "<message>"
     kind = value.get("type")
-    if kind == "item_reference" or (kind is None and "id" in value and "role" not in value):
-        return "<reference>"
-    return "<message>" if kind in (None, "message") else "<other>"
+    refers = kind == "item_reference" or (kind is None and "id" in value and "role" not in value)
+    return "<reference>" if refers else "<message>"
 
 
 Item: TypeAlias = Annotated[
-    Annotated[Message, Tag("<message>")]
-    | Annotated[ItemReference, Tag("<reference>")]
-    | Annotated[OtherItem, Tag("<other>")],
+    Annotated[Message, Tag("<message>")] | Annotated[ItemReference, Tag("<reference>")],
     Discriminator(_kind),
+    BeforeValidator(_check_kind),
 ]
 
 

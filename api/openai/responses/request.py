@@ -63,7 +63,7 @@ class Format(ClosedBody):
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="Anything but `text` needs an engine for it."
     )
-    name: str | None = Field(None, description="Of a schema; without effect.")
+    name: Annotated[str, Field(max_length=128)] | None = Field(None, description="Of a schema; without effect.")
     schema_: Annotated[
         SchemaObject | None,
         Field(
@@ -72,7 +72,7 @@ class Format(ClosedBody):
             description="Required with type `json_schema`: at most 64 KiB, and 16 levels deep. The answer is checked.",
         ),
     ] = None
-    description: str | None = Field(None, description="Without effect.")
+    description: Annotated[str, Field(max_length=4096)] | None = Field(None, description="Without effect.")
     strict: bool | None = Field(None, description="Without effect: every schema is strict.")
 
     @field_validator("schema_")
@@ -145,7 +145,7 @@ class InputFields(GenerationRequest):
 
     input: Input = Field(description="A text of the user, or a list of items, oldest first.")
     instructions: str | None = Field(None, description="The first turn, as system; later responses do not inherit it.")
-    previous_response_id: str | None = Field(
+    previous_response_id: Annotated[str, Field(max_length=128)] | None = Field(
         None, description="Continues the conversation of this stored response, without its instructions."
     )
 
@@ -167,7 +167,7 @@ class InputFields(GenerationRequest):
         if isinstance(self.input, str):
             return (ChatTurn("user", self.input),)
         known = self._context.referenced or {}
-        turns = (item.turn if isinstance(item, Message) else known.get(item.id) for item in self.input)  # type: ignore[union-attr]
+        turns = (item.turn if isinstance(item, Message) else known.get(item.id) for item in self.input)
         return tuple(turn for turn in turns if turn is not None)
 
     @property
@@ -185,16 +185,22 @@ class ResponseRequest(InputFields):
         False, description="Answer at once; the response goes on whoever disconnects. Needs `store`."
     )
     store: bool | None = Field(True, description="Whether it can be retrieved later, for as long as jobs are kept.")
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        None, description="What else the answer holds. Log-probabilities are refused if the engine has none."
-    )
+    include: (
+        Annotated[
+            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
+            Field(max_length=16, fail_fast=True),
+        ]
+        | None
+    ) = Field(None, description="What else the answer holds. Log-probabilities are refused if the engine has none.")
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
         None, description="Likeliest alternatives of each token; needs include with message.output_text.logprobs."
     )
     stream_options: ResponseStreamOptions | None = Field(None, description="Without effect.")
     reasoning: Reasoning | None = Field(None, description="Without effect.")
     parallel_tool_calls: bool | None = Field(True, description="Without effect: there are no tools.")
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = Field(None, description="Without effect: there are no tools.")
+    max_tool_calls: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
+        None, description="Without effect: there are no tools."
+    )
     safety_identifier: Annotated[str, Field(max_length=128)] | None = Field(
         None, description="Shown in the response, without effect."
     )

@@ -59,6 +59,7 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "response_not_found": (errors.response_not_found(), 404, "response_not_found"),
     "previous_response_not_found": (errors.previous_response_not_found("r1"), 400, "previous_response_not_found"),
     "response_still_ends": (errors.response_still_ends(), 409, "response_still_ends"),
+    "cursor_lost": (errors.cursor_lost(), 409, "stream_reset"),
     "file_not_found": (errors.file_not_found(), 404, "file_not_found"),
     "batch_not_found": (errors.batch_not_found(), 404, "batch_not_found"),
     "tenant_not_found": (errors.tenant_not_found(), 404, "tenant_not_found"),
@@ -101,7 +102,7 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
 }
 NOT_TO_BE_RETRIED = {
     "deadline_exceeded_in_queue", "deadline_exceeded", "job_cancelled", "batch_not_steered", "nothing_to_replay",
-    "quota_exceeded", "stream_reset", "resume_impossible", "wait_timeout", "wait_cut_off",
+    "quota_exceeded", "cursor_lost", "stream_reset", "resume_impossible", "wait_timeout", "wait_cut_off",
 }  # fmt: skip
 
 

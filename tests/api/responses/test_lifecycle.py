@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -223,6 +224,17 @@ def test_a_response_without_an_answer_is_not_continued(client: OpenAI) -> None:
         client.responses.create(model="sim", input="more", previous_response_id=made.id)
 
 
+def test_a_conversation_does_not_grow_without_end(tmp_path: Path) -> None:
+    """Stored turns count like those that are sent: the limit of a body bounds them."""
+    with serving(tmp_path, "workers", PENSTOCK_API_BODY_LIMIT="3000") as house:
+        responses = client_of(house, "none").responses
+        last = responses.create(model="sim", input="begin")
+        with pytest.raises(BadRequestError, match="begin another") as refused:
+            for _ in range(10):
+                last = responses.create(model="sim", input="more", previous_response_id=last.id)
+        assert refused.value.param == "previous_response_id" and last.previous_response_id is not None
+
+
 def test_input_items_are_listed_in_pages(client: OpenAI) -> None:
     first = client.responses.create(model="sim", input="zero", max_output_tokens=1)
     items: Any = [{"role": "user", "content": f"turn {number}"} for number in range(5)]
@@ -295,7 +307,7 @@ def test_the_forms_of_a_message_are_equal(client: OpenAI) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "text is required"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "4"}]}, "tools are not"),
         ({"input": [{"type": "reasoning", "id": "r", "summary": []}]}, "reasoning"),
-        ({"input": [{"type": "computer_call"}]}, r"input\[0\]\.type must be 'message'"),
+        ({"input": [{"type": "computer_call"}]}, r"input\[0\] must have the type 'message'"),
         ({"input": []}, "input must not be empty"),
         ({"previous_response_id": "resp_1"}, "unknown, deleted"),
     ],

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from house import House, eventually, serving
 from openai import NotFoundError, OpenAI
+from redis import Redis
 
 from bench.ports import free_port
+from streaming.keys import partition_key
 
 pytestmark = pytest.mark.slow
 
@@ -258,6 +261,53 @@ def test_a_wrong_query_is_refused(house: House, query: str, words: str) -> None:
     made = json.loads(house.post("/v1/responses", {"model": "sim", "input": "x", "max_output_tokens": 1})[2])
     status, data = house.get(f"/v1/responses/{made['id']}?{query}")
     assert status == 400 and words in json.loads(data)["error"]["message"]
+
+
+def test_a_cursor_of_before_a_loss_of_data_is_refused(house: House) -> None:
+    """Its number may name another event since; a response that was accepted later is resumed."""
+    body = {"model": "sim", "input": "x", "max_output_tokens": 2}
+    made = json.loads(house.post("/v1/responses", body)[2])
+    before = replay(house, made["id"], 2)
+    with Redis.from_url(house.redis_url) as store:
+        for partition in range(4):
+            store.incr(partition_key(partition, "epoch"))
+    status, data = house.get(f"/v1/responses/{made['id']}?stream=true&starting_after=2")
+    error = json.loads(data)["error"]
+    assert (status, error["code"], error["param"]) == (409, "stream_reset", "starting_after")
+    assert replay(house, made["id"]).endswith(before)
+    later = json.loads(house.post("/v1/responses", body)[2])
+    assert len(events(replay(house, later["id"], 2))) == len(events(before))
+
+
+def test_a_slow_reader_gets_every_event(house: House) -> None:
+    """One that takes nothing for a while: the connection congests, and the rest comes from the log."""
+    body = json.dumps({"model": "sim", "input": "slow", "stream": True, "max_output_tokens": 4000}).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", house.port))
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        data = b""
+        while (match := re.search(rb"resp_job_[0-9a-f]{32}", data)) is None:
+            data += connection.recv(256)
+        response_id = match[0].decode()
+        path = f"/v1/responses/{response_id}"
+        eventually(lambda: json.loads(house.get(path)[1])["status"] == "incomplete", seconds=60)
+        while chunk := connection.recv(65_536):
+            data += chunk
+    answer = HTTPResponse(cast(Any, Sent(data)))
+    answer.begin()
+    assert without_pings(answer.read()) == replay(house, response_id)
+
+
+class Sent:
+    """What a connection has received, for the parser of the standard library."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, *_: Any) -> io.BytesIO:
+        return io.BytesIO(self._data)
 
 
 def test_no_event_has_an_id_and_a_comment_has_one_newline(tmp_path: Path) -> None:
