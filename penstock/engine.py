@@ -222,6 +222,15 @@ class ContinuationJudge(Protocol):
         ...
 
 
+@runtime_checkable
+class BudgetSharer(Protocol):
+    """An engine whose requests run on servers that other workers of the model use too."""
+
+    def share(self, workers: int) -> None:
+        """So many workers share the servers, this one included."""
+        ...
+
+
 class Engine(Protocol):
     """Used from one event loop in one process. docs/engines.md explains how to write one; workers/engines/sim/engine.py
     is the smallest of Penstock's own."""

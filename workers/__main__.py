@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine import Engine, EngineDead, ModelCard, Piece
+from penstock.engine import BudgetSharer, Engine, EngineDead, ModelCard, Piece
 from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
 from runtime.loops import ExpectedErrors, retry_until, supervise, wait
@@ -34,6 +34,7 @@ from telemetry.process import Telemetry
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
 from workers.engines.registry import build, sections
+from workers.peers import keep_counting
 from workers.record import Recorder, WorkCounters
 from workers.settings import WorkerSettings
 from workers.worker import Worker
@@ -197,6 +198,7 @@ class WorkerProcess:
         )
         run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
         watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
+        sharing = self._keep_sharing(client)
         self._state = "ready"
         self._changed.set()
         self._lifeline.say("ready", self._worker.lease.id)
@@ -207,9 +209,20 @@ class WorkerProcess:
             self._metrics.flush()
             await asyncio.wait([run], timeout=1.0)
         watching.cancel()
+        if sharing is not None:
+            sharing.cancel()
         if run.result():
             return self._failed(run.result())
         return await self._linger() if self._cordoned else 0
+
+    def _keep_sharing(self, client: RedisClient) -> asyncio.Future[None] | None:
+        """Tell an engine that shares servers with other workers how many there are; None for other engines."""
+        engine = self._engine
+        if not isinstance(engine, BudgetSharer):
+            return None
+        return asyncio.ensure_future(
+            supervise(partial(keep_counting, Fleet(client), self._me, engine.share), RESTART_DELAY_S)
+        )
 
     async def _linger(self) -> int:
         """Finished after a cordon: be seen as that, so that it is this process that is taken away. If nobody does, end

@@ -28,6 +28,7 @@ def build(
     cache_prompt: bool = True,
     send_priority: bool = False,
     limit: int | None = None,
+    salt: str = "",
 ) -> tuple[str, dict[str, Any]]:
     """The path behind the base address, and the body.
 
@@ -35,6 +36,7 @@ def build(
         rows: all of the answer so far.
         prompt: rendered or tokenised by the server, without the rows; None: the request's own.
         limit: tokens still to generate; None: as many as fit.
+        salt: of the request's tenant, for the server's prefix cache.
     """
     prompted = is_prompted(facts, request, rung)
     body: dict[str, Any] = {"model": facts.model, "stream": True}
@@ -50,7 +52,7 @@ def build(
         body |= _logprobs(facts, request.sampling.logprobs, prompted=prompted)
     if request.sampling.json_schema is not None:
         body |= _schema(facts, request.sampling.json_schema)
-    body |= _extras(facts, request, prompted=prompted, cache_prompt=cache_prompt)
+    body |= _extras(facts, request, prompted=prompted, cache_prompt=cache_prompt, salt=salt)
     if send_priority and facts.priority:
         urgency = request.priority if facts.priority > 0 else 1 - request.priority
         body["priority"] = round(100 * urgency)
@@ -115,7 +117,7 @@ def _schema(facts: Facts, schema: dict[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
-def _extras(facts: Facts, request: Request, *, prompted: bool, cache_prompt: bool) -> dict[str, Any]:
+def _extras(facts: Facts, request: Request, *, prompted: bool, cache_prompt: bool, salt: str) -> dict[str, Any]:
     """Fields that only some servers know."""
     if facts.kind == "llama-server":
         return {
@@ -131,8 +133,8 @@ def _extras(facts: Facts, request: Request, *, prompted: bool, cache_prompt: boo
             body["stream_options"]["continuous_usage_stats"] = True
     if facts.token_ids if prompted else facts.chat_token_ids:
         body["return_token_ids"] = True
+    if facts.salted and salt:
+        body["cache_salt"] = salt
     if facts.aborts:
         body["rid"] = request.id
-    if facts.kind == "vllm" and isinstance(body.get("prompt"), str):
-        body["add_special_tokens"] = True
     return body

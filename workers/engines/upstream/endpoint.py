@@ -62,6 +62,12 @@ class Endpoint:
         self.in_flight += 1
         return Place(self, key, cost)
 
+    def share(self, workers: int) -> None:
+        """So many workers use this server, this one included."""
+        self.budget.share(workers)
+        for key in self.keys.keys:
+            key.workers = workers
+
     def leave(self, place: Place, spent: int) -> None:
         """Give a place back; `spent`: tokens of prompt and reply."""
         self.in_flight -= 1

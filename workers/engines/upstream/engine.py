@@ -150,6 +150,12 @@ class UpstreamEngine:
         """Well while its own task runs: a server that is away is no reason to end the worker."""
         return EngineHealth(False, "not started") if self._ticker is None else task_health(self._ticker)
 
+    def share(self, workers: int) -> None:
+        """Budgets and rate limits are divided by the number of workers."""
+        for endpoint in self._endpoints:
+            endpoint.share(workers)
+        self._places.fill()
+
     def restart_reason(self, request: Request) -> str:
         """Why no server can continue this request after its past; "" if one can."""
         reasons = []

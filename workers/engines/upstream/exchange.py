@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -89,6 +90,7 @@ class Exchange:
             cache_prompt=settings.cache_prompt,
             send_priority=settings.send_priority,
             limit=self._limit(generation, facts, way.rung, prompt),
+            salt=_salt(generation.request.tenant, place.key.secret),
         )
         data = msgspec.json.encode(body)
         for fresh in (False, True):
@@ -224,3 +226,8 @@ async def _quietly(call: Coroutine[Any, Any, Reply]) -> None:
     """Make a call whose failure changes nothing: the closed connection stops the request as well, only later."""
     with suppress(ConnectError, Broken):
         await call
+
+
+def _salt(tenant: str, secret: str) -> str:
+    """The same in every worker, so that they share a tenant's cached prompts."""
+    return hmac.digest(secret.encode() or b"penstock", tenant.encode(), "sha256").hex()

@@ -249,7 +249,9 @@ class Generation:
     def _prompt_size(self) -> tuple[int, int]:
         """Tokens of the prompt and how many were cached, without those of the answer that the prompt ended with."""
         tokens = max(0, self._prompt_tokens - self._began)
-        return tokens, min(self._cached, tokens)
+        # Where tenants are not told apart, the number would tell what others have asked.
+        told = self._facts.salted or self._facts.kind == "llama-server"
+        return tokens, min(self._cached, tokens) if told else 0
 
     def spent(self) -> int:
         """Tokens of prompt and reply, for rate limits."""

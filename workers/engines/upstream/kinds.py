@@ -61,6 +61,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """1: it runs higher numbers first, -1: lower ones, 0: it knows no priority."""
     aborts: bool = False
     """Whether a call aborts a request. All of them notice a closed connection."""
+    salted: bool = False
+    """Whether requests tell apart whose cached prompts they may reuse (cache_salt)."""
     completion_limit: bool = False
     """Whether a chat's limit is max_completion_tokens."""
 
@@ -102,6 +104,7 @@ KINDS: dict[str, Facts] = {
         json_schema=True,
         running_usage=True,
         priority=-1,
+        salted=True,
     ),
     "sglang": Facts(
         token_prompts=True,

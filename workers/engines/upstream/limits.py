@@ -86,8 +86,8 @@ class Bucket:
         return lacking * WINDOW_S / self.limit if lacking > ROUNDING else 0.0
 
     def correct(self, limit: float | None, remaining: float | None, reset: float | None, now: float) -> None:
-        """Take what a reply says. Limits below 1 are seen from servers that have none, and are ignored."""
-        if limit is None or limit < 1:
+        """Take what a reply says. Servers without a limit may say 0 or -1, which is ignored."""
+        if limit is None or limit <= 0:
             return
         self._fill(now)
         if self.limit == math.inf:
@@ -110,6 +110,8 @@ class Key:
         self.name, self.secret = name, secret
         self.requests, self.tokens = Bucket(), Bucket()
         self.blocked_until = -math.inf
+        self.workers = 1
+        """How many workers use it, each an equal part of its limits."""
 
     def __repr__(self) -> str:
         return f"Key({self.name})"
@@ -135,7 +137,11 @@ class Key:
                     headers.get(family.format(what=what, unit=unit)) for what in ("limit", "remaining", "reset")
                 )
                 if limit is not None:
-                    bucket.correct(_number(limit), _number(remaining), reset_s(reset, wall_s), now)
+                    bucket.correct(self._part(limit), self._part(remaining), reset_s(reset, wall_s), now)
+
+    def _part(self, value: str | None) -> float | None:
+        number = _number(value)
+        return None if number is None else number / self.workers
 
     def block(self, seconds: float, now: float) -> None:
         """Send nothing with it for so long."""

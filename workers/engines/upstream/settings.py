@@ -42,8 +42,9 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """max_tokens of a request without one; 0: max_output."""
     send_priority: bool = False
     """Send each request's priority. vLLM and SGLang take it only if they were started for it."""
-    cache_prompt: bool = True
-    """llama-server: reuse cached prompts. Off, and with one slot, an interrupted greedy text continues exactly."""
+    cache_prompt: bool = False
+    """llama-server: reuse cached prompts, also those of other tenants, who could then guess each other's prompts by
+    the time to the first token. Off, and with one slot, an interrupted greedy text continues exactly."""
     connect_s: Seconds = 5.0
     first_token_s: Seconds = 300.0
     """From a request to its first token, the server's own queue included. Comments and empty chunks do not count."""

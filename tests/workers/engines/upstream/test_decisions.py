@@ -189,6 +189,16 @@ def test_tokens_are_reserved_and_given_back() -> None:
     assert key.wait_s(500, 0.0) == 0
 
 
+def test_workers_share_the_limits_of_a_key() -> None:
+    key = Key("K", "s")
+    key.workers = 3
+    key.note(limit_headers("openai", 60, 60), 0.0, 0.0)
+    for _ in range(20):
+        assert key.wait_s(1, 0.0) == 0
+        key.reserve(1, 0.0)
+    assert key.wait_s(1, 0.0) == pytest.approx(3.0)
+
+
 @pytest.mark.parametrize("limit", ["-1", "0", "nan", "many"])
 def test_limits_that_are_none_are_ignored(limit: str) -> None:
     key = Key("K", "s")

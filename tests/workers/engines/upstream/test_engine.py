@@ -321,6 +321,30 @@ async def test_a_connection_that_the_server_has_closed_is_no_failure() -> None:
         assert desk.engine._endpoints[0].breaker.closed
 
 
+async def test_workers_share_a_server() -> None:
+    """Each has an equal part of what it runs at once."""
+    fake = FakeUpstream("llama-server", step_s=0.002)
+    async with bench(fake) as desk:
+        desk.engine.share(2)
+        assert desk.engine.stats().slots == 2
+        await asyncio.gather(*(desk.ask(HELLO, max_tokens=10) for _ in range(10)))
+        assert fake.most_running == 2
+        desk.engine.share(1)
+        assert desk.engine.stats().slots == 4
+
+
+async def test_tenants_have_salts_of_their_own() -> None:
+    """And cached tokens are told only where tenants are told apart."""
+    fake = FakeUpstream("vllm")
+    async with bench(fake) as desk:
+        for name, tenant in (("a", "one"), ("b", "two"), ("c", "one")):
+            queue = desk.begin(Request(name, HELLO, Sampling(max_tokens=2), tenant=tenant))
+            while not (await queue.get()).last:
+                pass
+    first, second, third = (sent.body["cache_salt"] for sent in fake.sent)
+    assert first == third != second and "one" not in first
+
+
 # --- keys and limits -------------------------------------------------------------------------------------------------
 
 
