@@ -114,6 +114,8 @@ class FakeUpstream:
         """Of every reply."""
         self.batch = 1
         """Tokens of one chunk."""
+        self.late = -1
+        """The token whose text comes with the next one, like the first bytes of a character; its id comes at once."""
         self.burst = False
         """Write each reply in one piece."""
         self.hidden = 0
@@ -253,7 +255,7 @@ class FakeUpstream:
     async def _events(self, path: str, body: dict[str, Any], fault: Fault) -> AsyncIterator[bytes]:
         start, limit = start_of(body), body.get("max_tokens") or body.get("max_completion_tokens") or 10**6
         end = min(len(ANSWER), start + limit)
-        shape = _Shape(self.kind, "messages" in body, body, start)
+        shape = _Shape(self.kind, "messages" in body, body, start, self.late)
         yield shape.first()
         await asyncio.sleep(fault.slow_s)
         for number in range(self.hidden if "messages" in body and not start else 0):
@@ -281,8 +283,8 @@ class FakeUpstream:
 class _Shape:
     """The chunks of one reply."""
 
-    def __init__(self, kind: str, chat: bool, body: dict[str, Any], start: int) -> None:
-        self._kind, self._chat, self._start = kind, chat, start
+    def __init__(self, kind: str, chat: bool, body: dict[str, Any], start: int, late: int) -> None:
+        self._kind, self._chat, self._start, self._late = kind, chat, start, late
         self._ids = bool(body.get("return_token_ids")) or kind == "llama-server"
         options = body.get("stream_options") or {}
         self._usage, self._running = options.get("include_usage"), options.get("continuous_usage_stats")
@@ -307,7 +309,10 @@ class _Shape:
 
     def tokens(self, first: int, end: int) -> bytes:
         self._out += end - first
-        text, ids = "".join(ANSWER[first:end]), [FIRST_ID + number for number in range(first, end)]
+        ids = [FIRST_ID + number for number in range(first, end)]
+        shown = [self._late] if first == self._late + 1 and self._late >= self._start else []
+        shown += [number for number in range(first, end) if number != self._late]
+        text = "".join(ANSWER[number] for number in shown)
         choice: dict[str, Any] = {"index": 0, "finish_reason": None, "logprobs": None}
         choice |= {"delta": {"content": text, "reasoning_content": None}} if self._chat else {"text": text}
         if self._kind == "llama-server":
@@ -321,8 +326,11 @@ class _Shape:
         if self._usage or self._kind == "llama-server":
             yield b"data: " + json.dumps({"choices": [], "usage": self._counts()}).encode() + b"\n\n"
 
-    def _counts(self) -> dict[str, int]:
-        return {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._out}
+    def _counts(self) -> dict[str, Any]:
+        cached = {"cached_tokens": 2}
+        return {
+            "prompt_tokens": self._prompt_tokens, "completion_tokens": self._out, "prompt_tokens_details": cached,
+        }  # fmt: skip
 
     def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
         chunk: dict[str, Any] = {"id": "x", "object": "chunk", "choices": [choice], **more}

@@ -181,6 +181,39 @@ async def test_a_stop_string_over_a_break_is_found() -> None:
     assert all("stop" not in sent.body for sent in fake.sent)
 
 
+async def test_a_stop_string_that_another_engine_has_begun_to_show_is_found() -> None:
+    """Its first half cannot be taken back; nothing of the rest is shown."""
+    past = [(text, (1000 + number,), 1) for number, text in enumerate(ANSWER[:21])]
+    async with bench(FakeUpstream("vllm")) as desk:
+        queue = desk.begin(Request("r", HELLO, Sampling(max_tokens=60, stop=("w20 w21 w2",)), past))
+        pieces = [await queue.get()]
+        while not pieces[-1].last:
+            pieces.append(await queue.get())
+    assert "".join(piece.text for piece in pieces) == "" and pieces[-1].finish == "stop"
+
+
+async def test_an_answer_that_has_its_stop_string_is_not_continued() -> None:
+    """Its worker was lost between the text and its end."""
+    past = [(text, (1000 + number,), 1) for number, text in enumerate(ANSWER[:21])]
+    fake = FakeUpstream("vllm")
+    async with bench(fake) as desk:
+        queue = desk.begin(Request("r", HELLO, Sampling(max_tokens=60, stop=("w19 w20",)), past))
+        piece = await queue.get()
+    assert (piece.finish, piece.text, fake.sent) == ("stop", "", [])
+
+
+async def test_no_id_is_logged_before_its_text() -> None:
+    """The cut comes between the id and the text of a token: the next server computes it once more, and it counts
+    once."""
+    fake = FakeUpstream("vllm", [Fault(after=21, cut=True)])
+    fake.late = 20
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=60)
+    assert (answer.text, answer.tokens, answer.restarts) == ("".join(ANSWER[:60]), 60, 0)
+    assert all(piece.text for piece in answer.pieces if piece.ids or piece.n)
+    assert fake.sent[1].body["prompt"][-1] == 1019 and fake.sent[1].body["max_tokens"] == 40
+
+
 # --- time ------------------------------------------------------------------------------------------------------------
 
 
@@ -310,15 +343,16 @@ async def test_chunks_of_one_read_are_one_piece() -> None:
         assert len(desk.steps) < sum(len(step) for step in desk.steps)
 
 
-async def test_a_connection_that_the_server_has_closed_is_no_failure() -> None:
-    """It closes idle ones; the request is sent again on a new one, and no breaker hears of it."""
+async def test_a_connection_that_the_server_closes_as_it_is_used_again_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The request is sent again on a new one, and no breaker hears of it."""
     fake = FakeUpstream("vllm")
     async with bench(fake) as desk:
-        for _ in range(5):
-            assert (await desk.ask(HELLO, max_tokens=5)).returns == 0
-            for writer in list(fake._writers):
-                writer.close()
-        assert desk.engine._endpoints[0].breaker.closed
+        await desk.ask(HELLO, max_tokens=5)
+        fake.faults.append(Fault(reset=True))
+        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
+    assert len(fake.sent) == 3 and "broke an answer" not in caplog.text
 
 
 async def test_workers_share_a_server() -> None:
@@ -334,7 +368,7 @@ async def test_workers_share_a_server() -> None:
 
 
 async def test_tenants_have_salts_of_their_own() -> None:
-    """And cached tokens are told only where tenants are told apart."""
+    """The same in every request."""
     fake = FakeUpstream("vllm")
     async with bench(fake) as desk:
         for name, tenant in (("a", "one"), ("b", "two"), ("c", "one")):
@@ -343,6 +377,24 @@ async def test_tenants_have_salts_of_their_own() -> None:
                 pass
     first, second, third = (sent.body["cache_salt"] for sent in fake.sent)
     assert first == third != second and "one" not in first
+
+
+@pytest.mark.parametrize(("kind", "cached"), [("vllm", 2), ("sglang", 0), ("openai", 0)])
+async def test_cached_tokens_are_told_only_where_tenants_are_told_apart(kind: str, cached: int) -> None:
+    """Elsewhere the number would tell what others have asked."""
+    async with bench(FakeUpstream(kind)) as desk:
+        answer = await desk.ask(HELLO, max_tokens=2)
+    assert answer.prompt_tokens == 3 and max(piece.cached_tokens for piece in answer.pieces) == cached
+
+
+async def test_256_streams() -> None:
+    """Each on a connection of its own, and each whole."""
+    fake = FakeUpstream("llama-server", step_s=0.01)
+    fake.slots = 256
+    async with bench(fake) as desk:
+        answers = await asyncio.gather(*(desk.ask(HELLO, max_tokens=20) for _ in range(256)))
+    assert {(answer.text, answer.tokens, answer.returns) for answer in answers} == {("".join(ANSWER[:20]), 20, 0)}
+    assert fake.most_running == 256
 
 
 # --- keys and limits -------------------------------------------------------------------------------------------------
