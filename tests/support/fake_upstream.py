@@ -114,6 +114,9 @@ class FakeUpstream:
         """Of every reply."""
         self.batch = 1
         """Tokens of one chunk."""
+        self.open = asyncio.Event()
+        """No reply goes beyond its first chunk until it is set."""
+        self.open.set()
         self.late = -1
         """The token whose text comes with the next one, like the first bytes of a character; its id comes at once."""
         self.burst = False
@@ -258,6 +261,7 @@ class FakeUpstream:
         shape = _Shape(self.kind, "messages" in body, body, start, self.late)
         yield shape.first()
         await asyncio.sleep(fault.slow_s)
+        await self.open.wait()
         for number in range(self.hidden if "messages" in body and not start else 0):
             yield shape.reasoning(f" r{number}")
         breaks = fault.cut or fault.end or fault.done or fault.stall_s or fault.data or fault.finish

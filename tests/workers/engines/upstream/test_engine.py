@@ -391,10 +391,13 @@ async def test_256_streams() -> None:
     """Each on a connection of its own, and each whole."""
     fake = FakeUpstream("llama-server", step_s=0.01)
     fake.slots = 256
-    async with bench(fake) as desk:
-        answers = await asyncio.gather(*(desk.ask(HELLO, max_tokens=20) for _ in range(256)))
+    fake.open.clear()
+    async with bench(fake, first_token_s=30) as desk:
+        asking = asyncio.gather(*(desk.ask(HELLO, max_tokens=20) for _ in range(256)))
+        await until(lambda: fake.running == 256)
+        fake.open.set()
+        answers = await asking
     assert {(answer.text, answer.tokens, answer.returns) for answer in answers} == {("".join(ANSWER[:20]), 20, 0)}
-    assert fake.most_running == 256
 
 
 # --- keys and limits -------------------------------------------------------------------------------------------------
