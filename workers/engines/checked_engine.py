@@ -17,14 +17,27 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from penstock.engine import Engine, EngineDead, EngineHealth, Failure, ModelCard, Piece, Refused, Request, Stats, Step
+from penstock.engine import (
+    RETURNED,
+    ContinuationJudge,
+    Engine,
+    EngineDead,
+    EngineHealth,
+    Failure,
+    ModelCard,
+    Piece,
+    Refused,
+    Request,
+    Stats,
+    Step,
+)
 
 STOP_TIMEOUT_S = 10.0
 CANCEL_TIMEOUT_S = 60.0
 """From `cancel` to the last piece of a request."""
 STALL_TIMEOUT_S = 600.0
 """Without any piece, while requests run: no prompt takes so long."""
-FINISHES = ("", "stop", "length", "cancelled")
+FINISHES = ("", "stop", "length", "cancelled", RETURNED)
 FAILED = Failure("engine_error", "The engine raised an error for this request.", 500)
 EXCESS = Failure("engine_error", "The engine generated more tokens for this request than its max_tokens.", 500)
 
@@ -87,6 +100,12 @@ class CheckedEngine:
     def stats(self) -> Stats:
         with self._reported("stats"):
             return self._engine.stats()
+
+    def restart_reason(self, request: Request) -> str:
+        if not isinstance(self._engine, ContinuationJudge):
+            return ""
+        with self._reported("restart_reason"):
+            return str(self._engine.restart_reason(request))
 
     def health(self) -> EngineHealth:
         if problem := self._broken or self._overdue(time.monotonic()):

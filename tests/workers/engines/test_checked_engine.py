@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.engine import (
+    RETURNED,
     Capabilities,
     Engine,
     EngineDead,
@@ -91,6 +92,22 @@ async def running(engine: Played | None = None, *requests: Request) -> tuple[Pla
     for each in requests or (request(),):
         checked.submit(each)
     return engine, checked, given
+
+
+class Judging(Played):
+    """An engine that cannot continue."""
+
+    def restart_reason(self, request: Request) -> str:
+        return "it has forgotten"
+
+
+async def test_an_engine_may_give_requests_back_and_refuse_to_continue() -> None:
+    engine, checked, given = await running()
+    engine.on_step([Piece("r", finish=RETURNED)])
+    assert given == [Piece("r", finish=RETURNED)] and checked.health().ok
+    assert checked.restart_reason(request()) == ""
+    _, judging, _ = await running(Judging())
+    assert judging.restart_reason(request()) == "it has forgotten"
 
 
 async def test_what_keeps_to_the_protocol_passes() -> None:
