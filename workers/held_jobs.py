@@ -6,11 +6,11 @@ from functools import partial
 from itertools import chain
 
 from streaming.jobs.codec import packed
-from streaming.jobs.frames import Frame
+from streaming.jobs.frames import MAX_ROWS_PER_FRAME, Frame
 from streaming.jobs.lease import SILENT, Lease
 from workers.attempt import Attempt
 from workers.victims import MAX_PARKED_DELTAS
-from workers.writer import MAX_ROWS_PER_FRAME, Checkpoint, StepWrite, Writer
+from workers.writer import Checkpoint, StepWrite, Writer
 
 
 class HeldJobs:

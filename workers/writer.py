@@ -16,15 +16,13 @@ from functools import partial
 
 from runtime.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Rewound, Unavailable
-from streaming.jobs.frames import Opening
+from streaming.jobs.frames import MAX_ROWS_PER_FRAME, Opening
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.redis.client import Call
 
 log = logging.getLogger(__name__)
 
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
-MAX_ROWS_PER_FRAME = 1000
-"""Deltas of a checkpoint in one frame: a reader decodes it in a few milliseconds."""
 
 
 class StepWrite:

@@ -74,8 +74,18 @@ READERS = (
     Bug(
         "a log is read from its last run on",
         "A reader of a job that one worker was given twice sees nothing until it ends.",
-        (Edit("streaming/jobs/relay.py", "min(logged.frame, behind", "max(logged.frame, behind"),),
+        (Edit("streaming/jobs/relay.py", "min(first, behind", "max(first, behind"),),
         (RELAY + "what_one_worker_logged_in_two_runs_is_read_from_the_first_of_them_on",),
+    ),
+    Bug(
+        "a slow reader begins anew",
+        "Each time its buffer is full, the parked log of a long job is read from its start: ever more for each delta.",
+        (
+            Edit(
+                "streaming/jobs/subscribers.py", "logged.frame or buffer.seq // MAX_ROWS_PER_FRAME + 1", "logged.frame"
+            ),
+        ),
+        ("tests/workers/test_parking.py::test_a_slow_reader_goes_on_where_it_was",),
     ),
     Bug(
         "another epoch is gone on with",

@@ -12,6 +12,10 @@ from msgspec.structs import astuple
 
 from penstock.engine import Logprob
 
+MAX_ROWS_PER_FRAME = 1000
+"""Deltas that are logged again in one frame, by a checkpoint or in a parked log: a reader decodes it in a few
+milliseconds."""
+
 
 class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One attempt of one worker at a job, and the author of its deltas. No two runs are equal: a worker gets a random

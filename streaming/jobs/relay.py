@@ -27,7 +27,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import LONG_BYTES, NEWER, JobRecord
 from streaming.jobs.reorder_buffer import LOOKS, TICK_S, ReorderBuffer
-from streaming.jobs.subscribers import Subscribers, author_of, missing_runs
+from streaming.jobs.subscribers import Subscribers, author_of, first_frame, missing_runs
 from streaming.jobs.terminal import Ended, Terminal
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
@@ -331,7 +331,8 @@ class Relay:
                     unheard.add(buffer.job_id)
                 for logged in missing_runs(buffer, record):
                     log_of = (partition_of(buffer.job_id) or 0, logged.log(buffer.job_id))
-                    behind[log_of] = min(logged.frame, behind.get(log_of, logged.frame))
+                    first = first_frame(buffer, logged)
+                    behind[log_of] = min(first, behind.get(log_of, first))
             buffer.flush()
             if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
                 await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from streaming.jobs.frames import Delta, Opening, Run, author
+from streaming.jobs.frames import MAX_ROWS_PER_FRAME, Delta, Opening, Run, author
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.records import JobRecord
 from streaming.jobs.reorder_buffer import ReorderBuffer
@@ -39,3 +39,9 @@ def missing_runs(buffer: ReorderBuffer, record: JobRecord) -> Sequence[LoggedRun
             first = buffer.number if logged.frame else 0  # 0: the job was put back, and its deltas are parked
             return (LoggedRun(current, first), *record.runs[place + 1 :])
     return record.runs
+
+
+def first_frame(buffer: ReorderBuffer, logged: LoggedRun) -> int:
+    """The first frame of the run's log that may hold a delta which a buffer lacks. A parked log holds all deltas of its
+    job in order, MAX_ROWS_PER_FRAME in each frame but the last."""
+    return logged.frame or buffer.seq // MAX_ROWS_PER_FRAME + 1

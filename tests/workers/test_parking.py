@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 from flow import SILENT, append, delta, deltas_of
+from msgspec.structs import replace
 from sim_worker import FAST, Start, a_job, ended, expected, recorder, start, text_of, until
 
 from penstock.engine import Sampling
 from streaming.jobs.codec import encode_delta, packed
-from streaming.jobs.frames import Frame, Opening, Run, Section
+from streaming.jobs.frames import MAX_ROWS_PER_FRAME, Frame, Opening, Run, Section
+from streaming.jobs.history import LogName
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import PREEMPTED, Claim, Lease
 from streaming.jobs.queue import Queue
@@ -103,6 +106,41 @@ async def test_a_reader_gets_from_it_what_was_never_published(wire: RedisClient,
         assert seen == list(range(first, 7))
         assert [buffer.author(seq) for seq in seen] == authors[first - 1 :]
         relay.close(buffer)
+
+
+async def test_a_slow_reader_goes_on_where_it_was(
+    wire: RedisClient, relay: Relay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its buffer fills up again and again: each time, the parked log is read from the next delta's frame on."""
+    queue, count = Queue(wire), 20 * MAX_ROWS_PER_FRAME
+    job = a_job(queue, reply_to=relay.address, stream=True)
+    await queue.put(job)
+    lease, claim = await claim_of(wire)
+    frames = [
+        parked(lease, claim, range(first, first + MAX_ROWS_PER_FRAME), range(0))[0]
+        for first in range(1, count, MAX_ROWS_PER_FRAME)
+    ]
+    opening = {claim.number: Opening(job.id)}
+    frames = [replace(frame, number=place, openings=opening) for place, frame in enumerate(frames, 1)]
+    await lease.release(job.id, claim.number, frames, outcome=PREEMPTED)
+    read, starts = list[int](), list[int]()
+    read_frames = relay._reader.frames
+
+    async def noted(partition: int, name: LogName, first: int) -> AsyncGenerator[Frame, None]:
+        starts.append(first)
+        async for frame in read_frames(partition, name, first):
+            read.append(frame.number)
+            yield frame
+
+    monkeypatch.setattr(relay._reader, "frames", noted)
+    buffer = relay.open(job.id)
+    await relay.follow(buffer)
+    seen: list[int] = []
+    async with asyncio.timeout(30):
+        while len(seen) < count:
+            seen += [row.seq for row in (await buffer.take(0.5))[0]]
+    assert seen == list(range(1, count + 1)) and len(starts) > 1, "the buffer was full at least once"
+    assert max(Counter(read).values()) <= 3, read
 
 
 @pytest.mark.parametrize("cancelled", ["before", "after"])
