@@ -64,7 +64,8 @@ CATALOGUE = (
         "zset",
         "put, decline; claim, cancel, reap",
         "an entry while its job waits in the lane",
-        "by length of the model's name, model, priority and tenant: entries of waiting jobs by their latest start (ms)",
+        "by length of the model's name, model, priority and tenant: entries and ids of waiting jobs by their latest "
+        "start (ms)",
     ),
     Key(
         "arrivals",
@@ -72,24 +73,16 @@ CATALOGUE = (
         "zset",
         "put, decline; claim, cancel, reap",
         "an entry while its job waits in the lane",
-        "by model and priority: entries of waiting jobs, by the Redis time (ms) of their arrival",
-    ),
-    Key(
-        "lifts",
-        "lifts:{}:{}",
-        "hash",
-        "put, decline; claim, cancel, reap",
-        "a field while its tenant has waiting jobs",
-        "by model and priority: the virtual counter of each tenant when the first of its waiting jobs came",
+        "by model and priority: entries of waiting jobs, by the Redis time (ms) when they were accepted",
     ),
     Key(
         "served",
         "served:{}:{}",
         "zset",
         "claim, cancel, reap, finish",
-        "an hour after the lane's last claim; an entry until the virtual time has passed it",
-        "by model and priority: virtual counters of tenants without waiting jobs, and the lane's virtual time under "
-        "the empty name",
+        "an hour after the last one was noted; an entry until the virtual time has passed it",
+        "by model and priority: virtual counters of tenants without waiting jobs, and the virtual time of an empty "
+        "lane under the empty name",
     ),
     Key(
         "credit",
@@ -98,6 +91,14 @@ CATALOGUE = (
         "claim; put, decline",
         "an hour after the last claim that changed it",
         "by model: the credit of each lower lane toward its floor, in parts of a unit of work",
+    ),
+    Key(
+        "repairs",
+        "repairs",
+        "hash",
+        "reap",
+        "an hour; a field until the lane has been read to its end",
+        "by model and priority: the entry of a lane up to which its index has been repaired",
     ),
     Key(
         "worker",

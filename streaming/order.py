@@ -10,8 +10,9 @@ equal. The rule, in this order:
    of credit, so both take turns.
 2. Requeued jobs of the lane, oldest first: a worker had begun them.
 3. Tenant: the one with the smallest virtual counter, by name if equal. A claim adds the units of the job's prompt,
-   divided by the tenant's weight; the end adds those of what the job generated. A tenant that returns from idle starts
-   at the lane's virtual time at least, so that it cannot save up turns (VTC, Sheng et al. 2024).
+   divided by the tenant's weight; the end adds those of what the job generated, so counters never go down. A tenant
+   that returns from idle starts at the lane's virtual time at least, so that it cannot save up turns (VTC, Sheng et
+   al. 2024).
 4. Urgency: the earliest latest start. A job without a deadline has the patience of its lane.
 5. Arrival.
 """
@@ -175,15 +176,11 @@ def charge(cost: int, weight: float) -> int:
     return math.ceil(COUNTER_SCALE * cost / weight)
 
 
-def lift(virtual_time: int, counters: Mapping[str, int]) -> int:
-    """The least counter of a tenant that has a waiting job again. `counters`: of the tenants that have some."""
-    return max(virtual_time, min(counters.values(), default=0))
-
-
-def corrected(counter: int, change: int, lift: int) -> int:
-    """The counter of a tenant with waiting jobs after one of its jobs has ended. `lift`: of its return. A tenant that
-    was raised to it is not also paid back what it was charged too much before."""
-    return max(counter + change, lift)
+def virtual_time(last: int, counters: Mapping[str, int]) -> int:
+    """The virtual time of a lane: the least counter of the tenants that have waiting jobs, `counters`; if none has
+    any, the one that the last of them had when its last job left, `last`. A tenant that returns starts there at
+    least."""
+    return min(counters.values(), default=last)
 
 
 def patience_ms(priority: Priority, deadline_ms: int | None, max_queue_ms: int | None, answer_tokens: int) -> int:
@@ -200,5 +197,7 @@ def patience_ms(priority: Priority, deadline_ms: int | None, max_queue_ms: int |
 def lua_constants() -> str:
     """The constants of the rule for the scripts."""
     boosts = ", ".join(str(BOOST_MS.get(priority, "false")) for priority in Priority)
+    patience = ", ".join(f"{priority} = {PATIENCE_MS[priority]}" for priority in Priority)
     numbers = {"FLOOR": FLOOR, "OUTPUT_UNITS": OUTPUT_UNITS, "COUNTER_SCALE": COUNTER_SCALE}
-    return f"local BOOST_MS = {{{boosts}}}\n" + "".join(f"local {name} = {each}\n" for name, each in numbers.items())
+    tables = f"local BOOST_MS = {{{boosts}}}\nlocal PATIENCE_MS = {{{patience}}}\n"
+    return tables + "".join(f"local {name} = {each}\n" for name, each in numbers.items())

@@ -45,7 +45,8 @@ def exceeds(wait: Wait | None, limit: WaitLimit) -> bool:
 async def out_of_reach(services: Services, job: Job) -> OutOfReach | None:
     """Return why the job cannot start in time; None if it may.
 
-    The plan alone refuses nothing, because jobs may have left the lane since: the lane is counted now.
+    The plan alone refuses nothing, because jobs may have left the lane since, and because a job with a tight limit goes
+    before others: those that would start before it are counted now.
     """
     limit, waits = limit_of(job), services.waits
     if limit is None or not waits.plans.can_judge(job.model):
@@ -53,9 +54,8 @@ async def out_of_reach(services: Services, job: Job) -> OutOfReach | None:
     if not exceeds(waits.wait(job), limit):
         return None
     try:
-        lanes = await services.backlog.lanes([job.model])
+        waiting = await services.job_reader.expected_place(job, services.cards.get(job.model))
     except Unavailable:
         return None  # the put will find out
-    waiting = sum(lane.waiting for lane in lanes if lane.priority is job.priority)
     wait = waits.wait(job, waiting)
     return OutOfReach(limit, wait) if wait is not None and exceeds(wait, limit) else None

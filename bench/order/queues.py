@@ -16,12 +16,11 @@ from streaming.order import (
     RequeuedJob,
     WaitingJob,
     charge,
-    corrected,
     credits_after,
-    lift,
     next_job,
     patience_ms,
     units,
+    virtual_time,
 )
 from streaming.priority import Priority
 
@@ -112,10 +111,14 @@ class _Lane:
     counts: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     requeued: dict[str, RequeuedJob] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
-    lifts: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
-    time: int = 0
+    last: int = 0
+    """Counter of the tenant whose job left last, if none waits."""
     credit: int = 0
+
+    @property
+    def time(self) -> int:
+        return virtual_time(self.last, self.counters)
 
     def queue(self) -> LaneQueue:
         """The jobs of which `next_job` can choose one: the most urgent of each tenant, and the oldest."""
@@ -135,8 +138,7 @@ class _Lane:
         if job.tenant not in self.counters:
             if not self.counters:
                 self.credit = 0
-            self.lifts[job.tenant] = lift(self.time, self.counters)
-            self.counters[job.tenant] = max(self.served.pop(job.tenant, 0), self.lifts[job.tenant])
+            self.counters[job.tenant] = max(self.served.pop(job.tenant, 0), self.time)
         self.waiting[job.id] = job
         self.counts[job.tenant] += 1
         heapq.heappush(self.lines[job.tenant], (job.urgency, job.id))
@@ -148,7 +150,8 @@ class _Lane:
         self.counters[job.tenant] += charged
         if not self.counts[job.tenant]:
             self.served[job.tenant] = self.counters.pop(job.tenant)
-            del self.lifts[job.tenant]
+            if not self.counters:
+                self.last = self.served[job.tenant] - charged
 
 
 class PenstockQueue:
@@ -196,7 +199,6 @@ class PenstockQueue:
         if isinstance(job, RequeuedJob):
             del lane.requeued[job.id]
             return
-        lane.time = max(lane.time, min(lane.counters.values()))
         lane.leave(job, charge(units(self._texts[job.id].prompt, 0), 1.0))
 
     def drop(self, text: ModelText) -> None:
@@ -208,6 +210,6 @@ class PenstockQueue:
         lane = self._lanes[Priority(text.lane)]
         change = charge(units(text.prompt, text.generated), 1.0) - charge(units(text.prompt, 0), 1.0)
         if text.tenant in lane.counters:
-            lane.counters[text.tenant] = corrected(lane.counters[text.tenant], change, lane.lifts[text.tenant])
+            lane.counters[text.tenant] += change
         else:
-            lane.served[text.tenant] = lane.served.get(text.tenant, lane.time) + change
+            lane.served[text.tenant] = max(lane.served.get(text.tenant, 0), lane.time) + change

@@ -228,7 +228,7 @@ ENDS = (
     Bug(
         "an expired job is run",
         "Work that nobody waits for any more costs engine steps.",
-        (lua("claim", " or is_past(s[3], now) then", " then"),),
+        (lua("prelude", " or is_past(s[3], c.now) then", " then"),),
         (REGRESSIONS + "a_job_whose_time_is_over_is_not_claimed",),
     ),
 )

@@ -20,50 +20,70 @@ BUGS = (
         (
             lua(
                 "prelude",
-                "local lift = math.max(tonumber(known[1] or 0), tonumber(least[2] or 0))",
-                "local lift = 0",
+                "math.max(tonumber(known[2] or 0), tonumber(least[2] or known[1] or 0)), tenant)",
+                "tonumber(known[2] or 0), tenant)",
             ),
         ),
         (ORDER + "a_tenant_cannot_save_up_turns", STATEFUL),
     ),
     Bug(
-        "a refund for what the return had settled",
-        "A tenant whose long job ends early gets turns for it that its return had given it already.",
-        (lua("prelude", "math.max(counter + change, lift), tenant", "counter + change, tenant"),),
-        (ORDER + "a_tenant_cannot_save_up_turns", STATEFUL),
+        "a limit that begins anew",
+        "A job that is put back goes behind later ones of its tenant, and its deadline passes.",
+        (
+            lua(
+                "prelude",
+                "parse_number(created) or tonumber(string.match(entry, '^%d+'))",
+                "string.match(entry, '^%d+')",
+            ),
+        ),
+        (ORDER + "a_job_that_is_put_back_keeps_its_latest_start",),
+    ),
+    Bug(
+        "tokens for nothing",
+        "A tenant that cancels its jobs while they wait again has got their tokens, and its turns besides.",
+        (lua("salvage", "if model and generated then", "if false then"),),
+        (ORDER + "tokens_of_a_job_that_a_script_ends_are_charged", STATEFUL),
+    ),
+    Bug(
+        "a repair that begins anew",
+        "If the index of a long lane is lost, each sweep repairs its first jobs again: the others wait.",
+        (lua("prelude", "redis.call('HGET', repairs_key(), field) or '-'", "'-'"),),
+        (ORDER + "a_lost_index_of_any_length_is_made_again",),
     ),
     Bug(
         "a job that costs what it might have",
         "A tenant that does not say how long its answers may be gets a fraction of its turns.",
-        (
-            lua(
-                "finish", "  correct_counter(model, priority, s[12] or '', parse_order(s[14]), tonumber(ARGV[9]))\n", ""
-            ),
-        ),
+        (lua("finish", "  charge_output(model, priority, s[12] or '', s[14], tonumber(ARGV[9]))\n", ""),),
         (ORDER + "a_job_costs_what_it_generated", STATEFUL),
     ),
     Bug(
         "a floor without a price",
         "A batch goes before chats as soon as these have claimed anything.",
-        (lua("claim", "return credits[lane.rank] >= FLOOR * job.cost, job", "return true, job"),),
+        (lua("prelude", "return c.credits[lane.rank] >= FLOOR * job.cost", "return true"),),
         (STATEFUL,),
     ),
     Bug(
         "a lane that never gets old",
         "A job of a lower lane gets a twentieth of the work, however long it has waited.",
-        (lua("claim", "oldest[1] and now - oldest[2] > lane.boost", "false"),),
+        (lua("prelude", "oldest[1] and c.now - oldest[2] > BOOST_MS[lane.rank]", "false"),),
         (STATEFUL,),
     ),
     Bug(
         "credit from idle times",
         "A batch that begins after a quiet night goes before the first chats of the day.",
-        (lua("prelude", "  if not least[1] then redis.call('HDEL', credit_key(model), priority) end", "  --"),),
+        (
+            lua(
+                "prelude",
+                "  if not least[1] and priority ~= PRIORITIES[1] then redis.call('HDEL'",
+                "  if false then redis.call('HDEL'",
+            ),
+        ),
         (STATEFUL,),
     ),
     Bug(
         "a weight that weighs nothing",
         "A tenant with three times the weight gets the share of one.",
-        (lua("prelude", "units_of(order[1], output) / order[3])", "units_of(order[1], output))"),),
+        (lua("prelude", "units_of(prompt, output) / weight)", "units_of(prompt, output))"),),
         (ORDER + "a_weight_is_a_share", STATEFUL),
     ),
     Bug(
@@ -72,8 +92,8 @@ BUGS = (
         (
             lua(
                 "prelude",
-                "  if kind == 'lane' and s[12] == 'queued' then leave_line(model, priority, s[10] or '', s[2]) end\n",
-                "",
+                "  if kind == 'lane' and s[12] == 'queued' then leave_line(",
+                "  if false then leave_line(",
             ),
         ),
         (STATEFUL,),
@@ -84,7 +104,7 @@ BUGS = (
         (
             lua(
                 "prelude",
-                "            join_line(model, priority, s[4] or '', entry, parse_order(s[5])[4])\n",
+                "            rejoin_line(model, priority, s[4] or '', entry, id, s[6], s[5])\n",
                 "",
             ),
         ),

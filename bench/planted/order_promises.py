@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit
+from bench.planted.bug import Bug, Edit, lua
 
 LIMITS = "tests/api/waits/test_limits.py::test_"
 CALIBRATION = "tests/api/waits/test_calibration.py::test_"
@@ -39,6 +39,12 @@ PROMISES = (
             ),
         ),
         (LIMITS + "a_lane_that_has_emptied_since_the_plan_refuses_nothing",),
+    ),
+    Bug(
+        "a limit that brings nothing forward",
+        "A request that would go before all jobs of its tenant is refused, because they are many.",
+        (lua("waiting", "redis.call('ZCOUNT', line, '-inf', now_ms() + patience)", "redis.call('ZCARD', line)"),),
+        (LIMITS + "a_limit_that_brings_a_job_forward_is_accepted",),
     ),
     Bug(
         "no one may wake the model",

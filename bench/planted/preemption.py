@@ -52,7 +52,11 @@ PREEMPTIONS = (
     Bug(
         "standard work beyond the places",
         "A full worker claims jobs of lane standard for places that it will not free.",
-        (Edit("streaming/lua/claim.lua", "or lane.rank > 1 and begun >= free then", "then"),),
+        (
+            Edit(
+                "streaming/lua/prelude.lua", "if lane.rank > 1 and c.begun + #c.chosen >= c.free then", "if false then"
+            ),
+        ),
         (PREEMPTION + "a_claim_beyond_the_free_places_brings_the_highest_lane_alone",),
     ),
     Bug(

@@ -169,9 +169,9 @@ QUEUE = (
         "No worker of the model gets a job any more because one that waits cannot be read.",
         (
             lua(
-                "claim",
-                "local ran, result = pcall(step)",
-                "local ran, result = true, step()",
+                "prelude",
+                "local ran, result = pcall(step, c, lane, entry, id, job)",
+                "local ran, result = true, step(c, lane, entry, id, job)",
             ),
         ),
         (MALFORMED + "a_claim_gives_the_other_jobs",),

@@ -205,9 +205,9 @@ TOKENS = (
         "A job that fails in its claim uses up no place but a number: another job of the worker gets it too.",
         (
             lua(
-                "claim",
-                "  fail_malformed(id, why, now, nil, lane, entry)\n",
-                "  begun = begun + 1\n  fail_malformed(id, why, now, nil, lane, entry)\n",
+                "prelude",
+                "  fail_malformed(id, why, c.now, holder, lane, entry)\n",
+                "  c.begun = c.begun + 1\n  fail_malformed(id, why, c.now, holder, lane, entry)\n",
             ),
         ),
         (REGRESSIONS + "a_run_has_a_number_of_its_own_whatever_fails_beside_it",),

@@ -32,7 +32,7 @@ UNREADABLE = (
     Bug(
         "a claim that breaks off counts for nobody",
         "Jobs that it had read wait for a worker that does not know of them, for as long as it lives and longer.",
-        (lua("claim", "    if held then taken[#taken + 1] = id end\n", ""),),
+        (lua("claim", "for first = 1, #c.taken, 1000 do", "for first = 1, ran and #c.taken or 0, 1000 do"),),
         (TEST + "a_refusal_in_the_middle_of_a_claim_loses_no_job",),
     ),
     Bug(
@@ -83,13 +83,13 @@ UNREADABLE = (
     Bug(
         "a waiting job whose entry is unreadable",
         "A claim drops it from its lane, where nobody finds it again: it waits for ever.",
-        (lua("claim", "s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then", "false then"),),
+        (lua("prelude", "s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then", "false then"),),
         (TEST + "a_claim_leaves_no_waiting_job_behind",),
     ),
     Bug(
         "any digits are a number of attempts",
         "One job that is claimed ends its worker, and the next, and the next.",
-        (lua("claim", "  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end\n", ""),),
+        (lua("prelude", "  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end\n", ""),),
         (TEST + "numbers_beyond_all_bounds_are_none",),
     ),
     Bug(
@@ -113,7 +113,7 @@ UNREADABLE = (
     Bug(
         "an end told of a record that is not read",
         "Who waits for a job hears that it completed, and who asks later that its record cannot be read.",
-        (lua("finish", "  check_readable(job)\n", ""),),
+        (lua("finish", "  check_readable(s)\n", ""),),
         ("tests/streaming/test_malformed.py::test_a_record_spoiled_before_its_end_has_one_end",),
     ),
 )

@@ -15,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streaming.keys import kind_of, parse_lane
+from penstock.engine import ModelCard
+from streaming.jobs.job import Job
+from streaming.jobs.work import cost_of
+from streaming.keys import kind_of, parse_lane, partition_key
 from streaming.order import COUNTER_SCALE
 from streaming.priority import Priority
-from streaming.redis.client import RedisClient
+from streaming.redis.client import Call, RedisClient
 
 MAX_COUNTED = 1_000
 """Jobs of one tenant that are read from a lane; the later ones get this number."""
@@ -81,8 +84,12 @@ def _jobs(count: int) -> str:
 
 def place_of(read: Sequence[Any], places: Mapping[bytes, int], lane: str, entry: str) -> QueuePlace:
     """The place of an entry by the answer of the script `waiting`, and the places of the entries in it."""
-    ids, higher, requeued, waiting, mine, tenants, less, counter, least = read
-    own = places.get(entry.encode(), len(ids))
+    return _place(read, places.get(entry.encode(), len(read[0])), lane)
+
+
+def _place(read: Sequence[Any], own: int, lane: str) -> QueuePlace:
+    """The place of a job behind `own` others of its tenant."""
+    _, higher, requeued, waiting, mine, tenants, less, counter, least = read
     priority, kind = parse_lane(lane)[1], kind_of(lane)
     if kind != "lane":
         return QueuePlace(higher, own, lane=priority, kind=kind)
@@ -128,6 +135,15 @@ class QueuePlaces:
             if self._looks.get(line) is look:
                 del self._looks[line]
 
+    async def expected(self, job: Job, card: ModelCard | None) -> int:
+        """How many jobs of its lane would start before a job that is put now, in all partitions together. `card`: of
+        its model. Raises Unavailable."""
+        patience_ms = cost_of(job, card).patience_ms
+        lanes = {each: partition_key(each, "lane", job.model, job.priority) for each in self._client.partitions}
+        calls: list[Call] = [("waiting", each, (lane, job.tenant, 0, patience_ms)) for each, lane in lanes.items()]
+        reads = await self._client.calls(calls)
+        return sum(_place(read, read[0], lane).in_lane for read, lane in zip(reads, lanes.values(), strict=True))
+
     def _look(self, partition: int, line: tuple[str, str]) -> LineHead:
         now = time.monotonic()
         self._looks = {name: look for name, look in self._looks.items() if look.began > now - CACHE_MAX_AGE_S}
@@ -141,5 +157,5 @@ class QueuePlaces:
             del self._looks[line]
 
     async def _read(self, partition: int, lane: str, tenant: str) -> Sequence[Any]:
-        read: Sequence[Any] = await self._client.call("waiting", partition, lane, tenant, MAX_COUNTED)
+        read: Sequence[Any] = await self._client.call("waiting", partition, lane, tenant, MAX_COUNTED, "")
         return read

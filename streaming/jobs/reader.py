@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Container, Sequence
 from dataclasses import replace
 from functools import partial
 
+from penstock.engine import ModelCard
 from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import encode
@@ -123,7 +124,7 @@ class JobReader:
         end = salvaged(replace(record, job=job), history)
         named = "".join([f"{each.run.worker}:{each.frame}:{each.run.number};" for each in record.runs])
         _, partition, args = _record_call(job_id, bodies=bodies)
-        stored = (record.state, named, encode(end), encode(without_rows(end)))
+        stored = (record.state, named, encode(end), encode(without_rows(end)), end.usage.completion)
         await self._client.call("salvage", partition, job_id, *stored)
         return await self._read(job_id, *await self._records.call(partition, *args), bodies=bodies)
 
@@ -152,6 +153,10 @@ class JobReader:
             return FIRST
         partition = partition_of(record.job.id) or 0
         return await self._places.find(partition, record.lane, record.job.tenant, record.entry, old_s)
+
+    async def expected_place(self, job: Job, card: ModelCard | None) -> int:
+        """How many jobs of its lane would start before a job that is put now. Raises Unavailable."""
+        return await self._places.expected(job, card)
 
     async def again(self, record: JobRecord) -> JobRecord:
         """Read the job's record again; while it waits, without its body. Raises UnknownJob, Unavailable."""

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Puts a job back that only a newer version can read: undoes the claim and appends the job to its lane's end, so that
--- this worker claims the jobs behind it first. For this its tenant stays charged. ARGV: worker, id, run
+-- this worker claims the jobs behind it first. For this its tenant stays charged. A job with a limit keeps its latest
+-- start. ARGV: worker, id, run
 -- Returns: 'fenced' | 0 (not this worker's, or no longer under this run, or its record is malformed: then it has
 --          failed) | 1
 local worker, id, run = ARGV[1], ARGV[2], ARGV[3]
@@ -8,7 +9,7 @@ if not is_live(worker) then return 'fenced' end
 return run_or_fail(id, worker, function()
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'state', 'worker', 'run', 'cancel', 'lane', 'entry', 'runs', 'queue_deadline',
-    'deadline', 'alone', 'attempt', 'tenant', 'order')
+    'deadline', 'alone', 'attempt', 'tenant', 'order', 'created')
   if not holds_job(id, worker, run, s[1], s[2], s[3]) then return 0 end
   local now = now_ms()
   if s[4] then
@@ -26,7 +27,7 @@ return run_or_fail(id, worker, function()
     if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
   end
   local entry = redis.call('XADD', lane, '*', 'job', id)
-  if not alone then join_line(model, priority, s[12] or '', entry, parse_order(s[13])[4]) end
+  if not alone then rejoin_line(model, priority, s[12] or '', entry, id, s[14], s[13], true) end
   redis.call('HSET', job, 'state', 'queued', 'lane', lane, 'entry', entry, 'worker', '', 'attempt', before, 'runs', runs)
   if before == 0 then redis.call('HDEL', job, 'attempt', 'runs', 'claimed') end
   if expires < math.huge then redis.call('ZADD', timers_key(), expires, id) end

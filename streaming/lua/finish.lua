@@ -3,13 +3,14 @@
 -- ARGV: worker, id, run, state, record, the same without its rows, '1' if readers are sent the record and not that,
 --       reason for a dead letter | '', tokens that the job has generated
 -- Returns: 'fenced' | 0 (ended already, or not this run's, or its record is malformed: then it has failed) | 1
-local NUMBERS = {'created', 'claimed', 'started', 'deadline', 'keep', 'epoch', 'attempt'}
--- Raise if a reader could not decode these numbers or the runs: it would then report another end than this one.
-local function check_readable(job)
-  for i, text in ipairs(redis.call('HMGET', job, unpack(NUMBERS))) do
-    if text and text ~= '' and not parse_number(text) then error('invalid ' .. NUMBERS[i], 0) end
+-- Raise if a reader could not decode the numbers or the runs of a record: it would then report another end than this one.
+local function check_readable(s)
+  for i = 16, 22 do
+    if s[i] and s[i] ~= '' and not parse_number(s[i]) then
+      error('invalid ' .. ({'created', 'claimed', 'started', 'deadline', 'keep', 'epoch', 'attempt'})[i - 15], 0)
+    end
   end
-  local rest = string.gsub(redis.call('HGET', job, 'runs') or '', '[^:;]+:%d+:%d+;', '')
+  local rest = string.gsub(s[15] or '', '[^:;]+:%d+:%d+;', '')
   if rest ~= '' then error('invalid runs', 0) end
 end
 
@@ -19,17 +20,17 @@ if not is_live(worker) then return 'fenced' end
 return run_or_fail(id, worker, function()
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'state', 'worker', 'run', 'lane', 'entry', 'reply', 'keep', 'events', 'idem', 'owed',
-    'attempt', 'tenant', 'size', 'order')
+    'attempt', 'tenant', 'size', 'order', 'runs', 'created', 'claimed', 'started', 'deadline', 'keep', 'epoch', 'attempt')
   if not holds_job(id, worker, run, s[1], s[2], s[3]) then return 0 end
   local model, priority = require_lane_entry(s[4], s[5])
-  check_readable(job)
+  check_readable(s)
   local now = now_ms()
   redis.call('HSET', job, 'state', state, 'record', record, 'summary', summary, 'done', now)
   count_ended_job(s[12], s[13], retention_s(s[7]), now, #record + #summary)
   ack_and_delete(s[4], s[5])
   add_reserved_bytes(model, priority, s[10], -1)
-  correct_counter(model, priority, s[12] or '', parse_order(s[14]), tonumber(ARGV[9]))
-  if s[11] ~= '1' then release_logs(id, redis.call('HGET', job, 'runs')) end
+  charge_output(model, priority, s[12] or '', s[14], tonumber(ARGV[9]))
+  if s[11] ~= '1' then release_logs(id, s[15]) end
   buffer_write(buffered_releases, worker, id)
   redis.call('EXPIRE', job, retention_s(s[7]))
   if is_idem_key(s[9]) then redis.call('EXPIRE', s[9], retention_s(s[7])) end

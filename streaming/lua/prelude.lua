@@ -18,10 +18,13 @@ end
 
 -- Buffered writes: the calls of a batch add to these tables, and flush_writes sends one command per key, after the last
 -- call or when a list reaches 1,000 values. Stream entries to acknowledge by lane; jobs to remove from a worker's claims;
--- scores and ids for a tenant's job list; changes of reserved bytes by model and priority; changes of a tenant's usage.
+-- scores and ids for a tenant's job list; changes of reserved bytes by model and priority; changes of a tenant's usage;
+-- scores and members of a lane's index by key.
 local buffered_acks, buffered_releases, buffered_listings, buffered_reservations, buffered_usage = {}, {}, {}, {}, {}
+local buffered_members = {}
 local listing_keep_s = 86400 -- `put` sets it to the time for which jobs are listed
 local function flush_writes()
+  for key, words in pairs(buffered_members) do redis.call('ZADD', key, unpack(words)) end
   for lane, entries in pairs(buffered_acks) do
     redis.call('XACK', lane, GROUP, unpack(entries))
     redis.call('XDEL', lane, unpack(entries))
@@ -57,6 +60,7 @@ local function flush_writes()
     end
   end
   buffered_acks, buffered_releases, buffered_listings, buffered_reservations, buffered_usage = {}, {}, {}, {}, {}
+  buffered_members = {}
 end
 
 local function buffer_write(lists, key, word, second)
@@ -207,7 +211,8 @@ end
 
 -- --- the index of a lane: its waiting jobs in their order (streaming/order.py) ---------------------------------------
 
--- A member of the index is the entry of a job, padded so that members with equal scores sort by arrival.
+-- A member of the index is the entry of a job, padded so that members with equal scores sort by arrival; in the line of
+-- its tenant, the job's id follows.
 local function pad(digits, width)
   return string.rep('0', width - #digits) .. digits
 end
@@ -217,62 +222,69 @@ local function to_member(entry)
   return pad(ms, 15) .. '-' .. pad(number, 10)
 end
 
-local function to_entry(member)
-  local ms, number = string.match(member, '^0*(%d+)%-0*(%d+)$')
-  return ms .. '-' .. number
+-- Returns the entry of a job, its id and its member of the lane's index, by its member of a line.
+local function from_member(text)
+  local member, ms, number, id = string.match(text, '^(0*(%d+)%-0*(%d+)):(.*)$')
+  return ms and ms .. '-' .. number, id, member
 end
 
 local function tenant_line(model, priority, tenant)
   return line_key(#model, model, priority, tenant)
 end
 
--- Counters of tenants without waiting jobs are forgotten an hour after a lane's last claim.
+-- Note virtual counters of tenants without waiting jobs, and an empty lane's virtual time under the empty name; they are
+-- forgotten an hour after the last one. Counters that the virtual time has passed count no more: one of eight calls
+-- removes them. ...: counter, tenant...
 local SERVED_RETENTION_S = 3600
-local function note_served(model, priority, ...)
-  redis.call('ZADD', served_key(model, priority), ...)
-  redis.call('EXPIRE', served_key(model, priority), SERVED_RETENTION_S)
+local function note_served(model, priority, time, ...)
+  local served = served_key(model, priority)
+  redis.call('ZADD', served, ...)
+  if now_ms() % 8 == 0 then redis.call('ZREMRANGEBYSCORE', served, '-inf', string.format('(%.0f', time)) end
+  redis.call('EXPIRE', served, SERVED_RETENTION_S)
 end
 
--- Add a waiting job to the index of its lane. A tenant that had none starts at the lane's virtual time at least.
-local function join_line(model, priority, tenant, entry, patience)
-  local member, arrived = to_member(entry), tonumber(string.match(entry, '^%d+'))
-  redis.call('ZADD', arrivals_key(model, priority), arrived, member)
-  redis.call('ZADD', tenant_line(model, priority, tenant), arrived + patience, member)
-  local tenants, served = tenants_key(model, priority), served_key(model, priority)
-  if redis.call('ZSCORE', tenants, tenant) then return end
-  local least, known = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES'), redis.call('ZMSCORE', served, '', tenant)
-  local lift = math.max(tonumber(known[1] or 0), tonumber(least[2] or 0))
-  redis.call('ZADD', tenants, math.max(tonumber(known[2] or 0), lift), tenant)
-  redis.call('HSET', lifts_key(model, priority), tenant, lift)
-  if known[2] then redis.call('ZREM', served, tenant) end
-  if not least[1] then redis.call('HDEL', credit_key(model), priority) end -- the lane was empty: its credit begins anew
+-- Begin the counter of a tenant that has a waiting job again: at the lane's virtual time at least. `alone`: no other
+-- tenant has any, so the lane's credit begins anew.
+local function enter_tenant(model, priority, tenant, alone)
+  local tenants = tenants_key(model, priority)
+  local least = alone and {} or redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
+  local known = redis.call('ZMSCORE', served_key(model, priority), '', tenant)
+  redis.call('ZADD', tenants, math.max(tonumber(known[2] or 0), tonumber(least[2] or known[1] or 0)), tenant)
+  if not least[1] and priority ~= PRIORITIES[1] then redis.call('HDEL', credit_key(model), priority) end
 end
 
--- Move a tenant whose last waiting job has left the lane to those served, unless the virtual time has passed it.
-local function retire_tenant(model, priority, tenant, counter)
-  redis.call('ZREM', tenants_key(model, priority), tenant)
-  redis.call('HDEL', lifts_key(model, priority), tenant)
-  local time = redis.call('ZSCORE', served_key(model, priority), '')
-  if time and counter > tonumber(time) then note_served(model, priority, counter, tenant) end
+-- What the calls of a batch of `put` have counted: waiting jobs by key of the index; what goes before a lane's new jobs.
+local line_sizes = {}
+local earlier = nil
+
+-- Remove a tenant without waiting jobs from the index of its lane. The counter of the last one is the lane's virtual time.
+local function retire_tenant(model, priority, tenant)
+  local tenants = tenants_key(model, priority)
+  local counter = tonumber(redis.call('ZSCORE', tenants, tenant) or 0)
+  redis.call('ZREM', tenants, tenant)
+  local is_last = redis.call('EXISTS', tenants) == 0
+  note_served(model, priority, is_last and counter or 0, counter, is_last and '' or tenant)
 end
 
 -- Remove a job from the index of its lane without charging its tenant. Does nothing if the job is not in it.
-local function leave_line(model, priority, tenant, entry)
+local function leave_line(model, priority, tenant, entry, id)
+  if next(buffered_members) then flush_writes() end
+  line_sizes = {}
   local member, line = to_member(entry), tenant_line(model, priority, tenant)
   redis.call('ZREM', arrivals_key(model, priority), member)
-  if redis.call('ZREM', line, member) == 1 and redis.call('EXISTS', line) == 0 then
-    local counter = redis.call('ZSCORE', tenants_key(model, priority), tenant)
-    retire_tenant(model, priority, tenant, tonumber(counter or 0))
+  if redis.call('ZREM', line, member .. ':' .. id) == 1 and redis.call('EXISTS', line) == 0 then
+    retire_tenant(model, priority, tenant)
   end
 end
 
--- What a job costs, by its record: {units of its prompt, tokens of its output, weight of its tenant, patience in ms}.
--- A malformed text counts as one unit.
+-- What a job costs, by its record: units of its prompt, tokens of its output, weight of its tenant, patience in ms. A
+-- malformed text counts as one unit.
 local function parse_order(text)
   local prompt, output, weight, patience = string.match(text or '', '^(%d+):(%d+):(%d+%.?%d*):(%d+)$')
-  prompt, output, weight = parse_number(prompt), parse_number(output), parse_number(weight)
-  if not (prompt and output and weight and weight > 0 and parse_number(patience)) then return {1, 0, 1, 0} end
-  return {prompt, output, weight, tonumber(patience)}
+  if not prompt then return 1, 0, 1, 0 end
+  prompt, output, weight, patience = tonumber(prompt), tonumber(output), tonumber(weight), tonumber(patience)
+  if weight <= 0 or math.max(prompt, output, weight, patience) >= 1e18 then return 1, 0, 1, 0 end
+  return prompt, output, weight, patience
 end
 
 local function units_of(prompt, output)
@@ -280,28 +292,43 @@ local function units_of(prompt, output)
 end
 
 -- What a job adds to the counter of its tenant.
-local function charge_of(order, output)
-  return math.ceil(COUNTER_SCALE * units_of(order[1], output) / order[3])
+local function charge_of(prompt, output, weight)
+  return math.ceil(COUNTER_SCALE * units_of(prompt, output) / weight)
 end
 
 -- Charge a job's tenant for what the job has generated; its claim has charged the prompt alone.
-local function correct_counter(model, priority, tenant, order, generated)
-  local change = charge_of(order, generated) - charge_of(order, 0)
-  if change == 0 then return end
-  local counter = redis.call('ZSCORE', tenants_key(model, priority), tenant)
-  if counter then
-    local lift = tonumber(redis.call('HGET', lifts_key(model, priority), tenant) or 0)
-    redis.call('ZADD', tenants_key(model, priority), math.max(counter + change, lift), tenant)
-    return
-  end
+local function charge_output(model, priority, tenant, order, generated)
+  local prompt, _, weight = parse_order(order)
+  local change = charge_of(prompt, generated, weight) - charge_of(prompt, 0, weight)
+  if change <= 0 or redis.call('ZADD', tenants_key(model, priority), 'XX', 'INCR', change, tenant) then return end
+  local least = redis.call('ZRANGE', tenants_key(model, priority), 0, 0, 'WITHSCORES')
   local known = redis.call('ZMSCORE', served_key(model, priority), '', tenant)
-  if not known[1] then return end
-  counter = (known[2] or known[1]) + change
-  if counter > tonumber(known[1]) then
-    note_served(model, priority, counter, tenant)
-  elseif known[2] then
-    redis.call('ZREM', served_key(model, priority), tenant)
+  if not (least[1] or known[1] or known[2]) then return end
+  local time = tonumber(least[2] or known[1] or 0)
+  note_served(model, priority, time, math.max(tonumber(known[2] or 0), time) + change, tenant)
+end
+
+-- Add a waiting job to the index of its lane, by its keys and the job's member. `accepted`: when it was; `start`: its
+-- latest start (both ms).
+local function add_to_line(arrivals, line, member, id, accepted, start)
+  buffer_write(buffered_members, arrivals, accepted, member)
+  buffer_write(buffered_members, line, start, member .. ':' .. id)
+end
+
+-- Add a job that is not new, such as one that is put back. Its age and its patience count from when it was accepted,
+-- `created` in its record. `behind`: a job without a limit of its own goes behind all others of its tenant.
+local function rejoin_line(model, priority, tenant, entry, id, created, order, behind)
+  local tenants, line = tenants_key(model, priority), tenant_line(model, priority, tenant)
+  local accepted = math.floor(parse_number(created) or tonumber(string.match(entry, '^%d+')))
+  local _, _, _, patience = parse_order(order)
+  local start = accepted + patience
+  if behind and patience == PATIENCE_MS[priority] then
+    start = math.max(start, tonumber(redis.call('ZRANGE', line, -1, -1, 'WITHSCORES')[2] or 0))
   end
+  if not redis.call('ZSCORE', tenants, tenant) then
+    enter_tenant(model, priority, tenant, redis.call('EXISTS', tenants) == 0)
+  end
+  add_to_line(arrivals_key(model, priority), line, to_member(entry), id, accepted, start)
 end
 
 -- The number of requeued jobs of a lane that wait. Their streams exist only since a job of the lane was requeued.
@@ -316,24 +343,26 @@ local function count_waiting(model, priority)
   return redis.call('ZCARD', arrivals_key(model, priority)) + count_requeued(model, priority)
 end
 
--- The place of a new job in a lane of `waiting` ones (streaming/jobs/places.py says how it is estimated).
--- Returns: {jobs before it of higher lanes, requeued ones, of its tenant, of other tenants, units of work that its tenant
---           got more than the one that got least}
-local function count_before(model, priority, tenant, entry, waiting)
-  local higher, requeued = 0, count_requeued(model, priority)
-  for _, lane in ipairs(PRIORITIES) do
-    if lane == priority then break end
-    higher = higher + count_waiting(model, lane)
+-- Count what goes before the new jobs of a lane: jobs of higher lanes, and requeued jobs of its own. Usually there are none:
+-- one EXISTS shows that, once for all calls of a batch in the same lane.
+local function count_earlier(model, priority)
+  local own = lane_key(model, priority)
+  if earlier and earlier.lane == own then return earlier.higher, earlier.requeued end
+  local keys, higher = {retry_key(model, priority), suspects_key(model, priority)}, 0
+  earlier = {lane = own, higher = 0, requeued = 0}
+  for _, above in ipairs(PRIORITIES) do
+    if above == priority then break end
+    local arrivals = arrivals_key(model, above)
+    if buffered_members[arrivals] then flush_writes() end
+    keys[#keys + 1], keys[#keys + 2], keys[#keys + 3] = arrivals, retry_key(model, above), suspects_key(model, above)
   end
-  if waiting == 1 then return {higher, requeued, 0, 0, 0} end
-  local line, tenants = tenant_line(model, priority, tenant), tenants_key(model, priority)
-  local place = redis.call('ZRANK', line, to_member(entry)) or 0
-  local others = math.max(0, waiting - redis.call('ZCARD', line))
-  if others == 0 then return {higher, requeued, place, 0, 0} end
-  local least = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
-  others = math.min(others, (redis.call('ZCARD', tenants) - 1) * place + (redis.call('ZRANK', tenants, tenant) or 0))
-  local ahead = (redis.call('ZSCORE', tenants, tenant) or least[2]) - least[2]
-  return {higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}
+  if redis.call('EXISTS', unpack(keys)) == 0 then return 0, 0 end
+  for _, above in ipairs(PRIORITIES) do
+    if above == priority then break end
+    higher = higher + count_waiting(model, above)
+  end
+  earlier.higher, earlier.requeued = higher, count_requeued(model, priority)
+  return earlier.higher, earlier.requeued
 end
 
 -- Wake the scheduler before its next tick: a job waits and no worker is idle.
@@ -470,7 +499,7 @@ local function end_job(id, state, reason, now)
   local model, priority, kind = require_lane_entry(s[1], s[2])
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   ack_and_delete(s[1], s[2])
-  if kind == 'lane' and s[12] == 'queued' then leave_line(model, priority, s[10] or '', s[2]) end
+  if kind == 'lane' and s[12] == 'queued' then leave_line(model, priority, s[10] or '', s[2], id) end
   add_reserved_bytes(model, priority, s[8], -1)
   count_ended_job(s[10], s[11], retention_s(s[5]), now, 0)
   if (s[9] or '') ~= '' then
@@ -494,7 +523,7 @@ local function requeue(id, now, suspect, worker)
   local due = parse_number(s[3])
   if s[3] and not due then error('invalid deadline', 0) end
   ack_and_delete(s[1], s[2])
-  if kind == 'lane' and s[5] == 'queued' then leave_line(model, priority, s[4] or '', s[2]) end -- an interrupted claim
+  if kind == 'lane' and s[5] == 'queued' then leave_line(model, priority, s[4] or '', s[2], id) end -- interrupted claim
   buffer_write(buffered_releases, worker, id)
   local lane = (suspect or kind == 'suspects') and suspects_key(model, priority) or retry_key(model, priority)
   local entry = redis.call('XADD', lane, '*', 'job', id)
@@ -643,7 +672,7 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   ack_and_delete(lane, entry)
   local model, priority, kind = parse_lane(lane or s[2])
   if model then add_reserved_bytes(model, priority, s[10], -1) end
-  if kind == 'lane' and is_entry(entry) then leave_line(model, priority, s[7] or '', entry) end
+  if kind == 'lane' and is_entry(entry) then leave_line(model, priority, s[7] or '', entry, id) end
   count_ended_job(s[7], s[12], retention_s(s[5]), now, 0)
   pcall(release_logs, id, s[11])
   free_idempotency_key(s[9], id)
@@ -708,7 +737,8 @@ end
 
 -- Make the index of a lane agree with its stream, which is the record of what was accepted: drop the index of an empty
 -- stream, add waiting jobs that it lacks, and remove entries that are no job's. Reads the stream only if their numbers
--- differ, and at most the first 10,000 entries.
+-- differ, and 10,000 entries at a time: the next sweep goes on behind them.
+local REPAIR_S = 3600
 local function repair_line(model, priority, now)
   local lane, arrivals = lane_key(model, priority), arrivals_key(model, priority)
   local length, indexed = redis.call('XLEN', lane), redis.call('ZCARD', arrivals)
@@ -716,14 +746,22 @@ local function repair_line(model, priority, now)
     for _, tenant in ipairs(redis.call('ZRANGE', tenants_key(model, priority), 0, -1)) do
       redis.call('DEL', tenant_line(model, priority, tenant))
     end
-    redis.call('DEL', arrivals, tenants_key(model, priority), lifts_key(model, priority))
+    redis.call('DEL', arrivals, tenants_key(model, priority))
     return
   end
+  if indexed > 0 and redis.call('EXISTS', tenants_key(model, priority)) == 0 then
+    redis.call('DEL', arrivals) -- a part of the index is lost: make all of it again
+    indexed = 0
+  end
   if count_undelivered(lane) <= indexed then return end
-  local from = '-'
+  local field = model .. ':' .. priority
+  local from = redis.call('HGET', repairs_key(), field) or '-'
   for _ = 1, 10 do
     local entries = redis.call('XRANGE', lane, from, '+', 'COUNT', 1000)
-    if #entries == 0 then return end
+    if #entries == 0 then
+      redis.call('HDEL', repairs_key(), field)
+      return
+    end
     local members = {}
     for i, item in ipairs(entries) do members[i] = to_member(item[1]) end
     for i, score in ipairs(redis.call('ZMSCORE', arrivals, unpack(members))) do
@@ -735,15 +773,36 @@ local function repair_line(model, priority, now)
           ack_and_delete(lane, entry)
         else
           run_or_fail(fields[2], nil, function(id)
-            local s = redis.call('HMGET', job_key(id), 'state', 'lane', 'entry', 'tenant', 'order')
+            local s = redis.call('HMGET', job_key(id), 'state', 'lane', 'entry', 'tenant', 'order', 'created')
             if s[1] ~= 'queued' or s[2] ~= lane or s[3] ~= entry then return ack_and_delete(lane, entry) end
-            join_line(model, priority, s[4] or '', entry, parse_order(s[5])[4])
+            rejoin_line(model, priority, s[4] or '', entry, id, s[6], s[5])
           end)
         end
       end
     end
     from = '(' .. entries[#entries][1]
   end
+  redis.call('HSET', repairs_key(), field, from)
+  redis.call('EXPIRE', repairs_key(), REPAIR_S)
+end
+
+-- Run a command that names a worker as a consumer of a stream. The stream or its group may not exist yet, or was lost with
+-- the data.
+local function run_in_group(stream, command)
+  for attempt = 1, 2 do
+    local got = command()
+    if type(got) ~= 'table' or not got.err then return got end
+    local missing = string.sub(got.err, 1, 7) == 'NOGROUP' or string.find(got.err, 'requires the key to exist', 1, true)
+    if attempt == 2 or not missing then error(got.err, 0) end
+    redis.call('XGROUP', 'CREATE', stream, GROUP, '0', 'MKSTREAM')
+  end
+end
+
+-- Whether a waiting job is queued at another lane and entry than the one that is being claimed.
+local function is_queued_elsewhere(id, lane, entry)
+  require_lane_entry(lane, entry)
+  local found = redis.call('XRANGE', lane, entry, entry)[1]
+  return found and found[2][2] == id
 end
 
 -- Fencing check: whether this worker holds the job under this run, by the job's record. If the job has ended or another
@@ -765,4 +824,310 @@ local function holds_job(id, worker, run, state, owner, number)
   end
   buffer_write(buffered_releases, worker, id)
   return false
+end
+
+-- --- claims: which waiting jobs a worker gets ------------------------------------------------------------------------
+
+-- These functions share the state `c` of one call of `claim`: its arguments, `now`, `out` (the answer), `begun` (jobs in
+-- it), `taken` (ids of entries that are this worker's: it releases those of jobs that it does not know), `lanes` (those in
+-- which jobs wait), `chosen`, `credits`, and `commit`, which is commit_choices.
+
+-- Check the record of the job at an entry. Returns nil if the job ended, expired, or waits elsewhere, so that the entry
+-- is of no use any more. Raises if the record is malformed.
+local function check_job(c, lane, entry, id)
+  local s = redis.call('HMGET', job_key(id), 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'entry', 'created',
+    'attempt', 'events', 'lane', 'order', 'tenant')
+  if s[1] and not STATES[s[1]] then error('attempt to claim a job in state ' .. s[1], 0) end
+  if s[1] == 'queued' and s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then
+    error('invalid entry', 0)
+  end
+  if s[1] ~= 'queued' or s[6] ~= entry then
+    ack_and_delete(lane, entry) -- the job ended, or was requeued elsewhere, while this entry waited
+    return nil
+  end
+  if s[2] and not parse_number(s[2]) then error('invalid queue_deadline', 0) end
+  if s[3] and not parse_number(s[3]) then error('invalid deadline', 0) end
+  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end
+  if s[10] and s[10] ~= lane then error('invalid lane', 0) end
+  if (not s[8] and is_past(s[2], c.now)) or is_past(s[3], c.now) then
+    c.commit(c) -- the index is as the choices have left it
+    end_job(id, 'expired', 'deadline_exceeded_in_queue', c.now)
+    return nil
+  end
+  local prompt, output, weight = parse_order(s[11])
+  return {
+    id = id, entry = entry, fields = s, tenant = s[12] or '', cost = units_of(prompt, output),
+    charge = charge_of(prompt, 0, weight), member = false, held = false
+  }
+end
+
+-- Write the claim of a job into its record, and add it to the answer.
+local function begin_job(c, _, _, id, claimed)
+  local s, run = claimed.fields, c.number + c.begun + 1
+  local job, attempt, runs = job_key(id), (s[8] or 0) + 1, s[8] and redis.call('HGET', job_key(id), 'runs') or ''
+  if attempt == 2 then redis.call('HSET', job, 'started', redis.call('HGET', job, 'claimed')) end
+  redis.call('HSET', job, 'state', 'in_progress', 'worker', c.worker, 'name', c.name, 'attempt', attempt, 'run', run,
+    'claimed', c.exact, 'runs', runs .. c.worker .. ':' .. (c.frame + 1) .. ':' .. run .. ';')
+  if c.alone then redis.call('HSET', job, 'alone', 1) end
+  if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
+  if s[9] and attempt == 1 then emit_event(s[9], id, claimed.tenant, 'job.started') end
+  c.out[#c.out + 1] = {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, parse_number(s[7]) or 0, run}
+  c.begun = c.begun + 1
+  return true
+end
+
+-- Run step(c, lane, entry, id, job) for one job. If its record is malformed, only this job fails. If the server refused a
+-- command, the call ends. `holder`: this worker, if the job is among its claims by then.
+local function attempt_step(c, step, lane, entry, id, job, holder)
+  local ran, result = pcall(step, c, lane, entry, id, job)
+  if ran then return result end
+  local why = record_fault(result)
+  if not why then error(result, 0) end
+  c.commit(c)
+  fail_malformed(id, why, c.now, holder, lane, entry)
+  return nil
+end
+
+-- Claim the next job of a retry or suspects stream. Returns the job, or nil and whether the stream may have another one.
+local function take_requeued(c, stream)
+  c.commit(c)
+  local got = run_in_group(stream, function()
+    return redis.pcall('XREADGROUP', 'GROUP', GROUP, c.worker, 'COUNT', 1, 'STREAMS', stream, '>')
+  end)
+  local item = got and got[1] and got[1][2][1]
+  if not item then return nil, false end
+  local fields = item[2]
+  if not fields or fields[1] ~= 'job' or fields[3] then
+    dead_letter('lane', stream, 'entry', item[1], 'reason', 'not a lane entry of Penstock')
+    ack_and_delete(stream, item[1])
+    return nil, true
+  end
+  local place = #c.taken + 1
+  c.taken[place] = fields[2]
+  local claimed = attempt_step(c, check_job, stream, item[1], fields[2])
+  if claimed and not attempt_step(c, begin_job, stream, item[1], fields[2], claimed) then claimed = nil end
+  if not claimed then c.taken[place] = nil end
+  return claimed, true
+end
+
+-- New jobs are chosen one after the other, on a copy of what the index says of the first tenants of a lane and of their
+-- first jobs; commit_choices writes all choices at once. After it the copies are read again.
+local MAX_CHOSEN = 500
+local MAX_TENANTS = 16
+
+-- Write the choices of one lane into its group and its index: charge the tenants, and retire those without other jobs.
+-- A choice whose entry the stream has lost is not begun.
+local function write_choices(c, lane)
+  local members, counters, retired, gone, taken = {}, {}, {}, {}, c.taken
+  local words = {lane.stream, GROUP, c.worker, 0}
+  for i, job in ipairs(lane.chosen) do words[4 + i], members[i] = job.entry, job.member end
+  words[#words + 1], words[#words + 2] = 'FORCE', 'JUSTID'
+  local got, at = run_in_group(lane.stream, function() return redis.pcall('XCLAIM', unpack(words)) end), 1
+  for _, job in ipairs(lane.chosen) do -- the answer has their order
+    job.held = got[at] == job.entry
+    if job.held then taken[#taken + 1], at = job.id, at + 1 end
+  end
+  redis.call('ZREM', arrivals_key(c.model, lane.priority), unpack(members))
+  for tenant, line in pairs(lane.changed) do
+    redis.call('ZREM', line.key, unpack(line.members, 1, line.at - 1))
+    local list = line.members[line.at] and counters or retired
+    list[#list + 1], list[#list + 2] = line.counter, tenant
+  end
+  if counters[1] then redis.call('ZADD', lane.tenants, unpack(counters)) end
+  if retired[1] then
+    for i = 2, #retired, 2 do gone[i / 2] = retired[i] end
+    redis.call('ZREM', lane.tenants, unpack(gone))
+    local is_empty = not lane.lines[1] and (not lane.more or redis.call('EXISTS', lane.tenants) == 0)
+    if is_empty then retired[#retired + 1], retired[#retired + 2] = lane.time, '' end
+    note_served(c.model, lane.priority, lane.time, unpack(retired))
+  end
+end
+
+local function commit_choices(c)
+  local jobs = c.chosen
+  c.chosen = {}
+  for _, lane in ipairs(c.lanes) do
+    if lane.chosen then write_choices(c, lane) end
+    lane.lines, lane.fairest, lane.chosen, lane.empty = nil, nil, nil, lane.empty or nil
+  end
+  for _, job in ipairs(jobs) do
+    if job.held then attempt_step(c, begin_job, job.stream, job.entry, job.id, job, c.worker) end
+  end
+end
+
+-- Read the first tenants of a lane with their counters: one more than can be needed shows whether the lane gets empty.
+-- `more`: it may have others.
+local function read_lines(c, lane)
+  local most = math.min(c.want - c.begun - #c.chosen, MAX_TENANTS) + 1
+  local read, lines = redis.call('ZRANGE', lane.tenants, 0, most - 1, 'WITHSCORES'), {}
+  for i = 1, #read, 2 do lines[#lines + 1] = {tenant = read[i], counter = tonumber(read[i + 1]), at = 1} end
+  lane.lines, lane.more = lines, #lines == most
+  return lines[1]
+end
+
+-- Read the next jobs of a tenant, so that the one after its next is known, if there is one.
+local function read_members(c, lane, line)
+  local members = line.members
+  if line.whole or members and members[line.at + 1] then return end
+  line.key = line.key or tenant_line(c.model, lane.priority, line.tenant)
+  local known = members and #members or 0
+  local wanted = line.at + math.ceil((c.want - c.begun - #c.chosen) / #lane.lines)
+  local read = redis.call('ZRANGE', line.key, known, wanted - 1)
+  line.whole, line.members = known + #read < wanted, members or read
+  for i = 1, members and #read or 0 do members[known + i] = read[i] end
+end
+
+-- The next job of the tenant that got least, cached until the lane changes; nil if no new job waits. An entry that leads
+-- to no job to claim is dropped.
+local function fairest_job(c, lane)
+  while not lane.fairest and not lane.empty do
+    local line = lane.lines and lane.lines[1]
+    if line then
+      read_members(c, lane, line)
+      local entry, id, member = from_member(line.members[line.at] or '')
+      local job = entry and attempt_step(c, check_job, lane.stream, entry, id)
+      if job then
+        job.stream, job.tenant, job.member, lane.fairest = lane.stream, line.tenant, member, job
+      else
+        commit_choices(c)
+        if entry then leave_line(c.model, lane.priority, line.tenant, entry, id) end
+        if not entry then retire_tenant(c.model, lane.priority, line.tenant) end -- its line was lost with the data
+      end
+    elseif lane.lines and not lane.more then
+      lane.empty = true
+    else
+      commit_choices(c)
+      lane.empty = not read_lines(c, lane)
+    end
+  end
+  return lane.fairest
+end
+
+-- Whether the lane's oldest job makes it count as one lane higher.
+local function is_aged(c, lane)
+  if not BOOST_MS[lane.rank] then return false end
+  if lane.chosen then commit_choices(c) end
+  local oldest = redis.call('ZRANGE', arrivals_key(c.model, lane.priority), 0, 0, 'WITHSCORES')
+  return oldest[1] and c.now - oldest[2] > BOOST_MS[lane.rank]
+end
+
+-- Whether a tenant stands before another one, as in a sorted set.
+local function is_before(line, other)
+  if line.counter ~= other.counter then return line.counter < other.counter end
+  for i = 1, math.min(#line.tenant, #other.tenant) do
+    local one, two = string.byte(line.tenant, i), string.byte(other.tenant, i)
+    if one ~= two then return one < two end
+  end
+  return #line.tenant < #other.tenant
+end
+
+-- Choose the lane's fairest job: charge its tenant, and advance the lane's virtual time to the least counter.
+local function choose_job(c, lane)
+  local job = fairest_job(c, lane)
+  local lines, line = lane.lines, table.remove(lane.lines, 1)
+  lane.time, line.counter, line.at = line.counter, line.counter + job.charge, line.at + 1
+  if not lane.chosen then lane.chosen, lane.changed = {}, {} end
+  lane.changed[line.tenant], lane.chosen[#lane.chosen + 1], c.chosen[#c.chosen + 1] = line, job, job
+  lane.fairest = nil
+  if line.members[line.at] then
+    local place = #lines + 1
+    while place > 1 and is_before(line, lines[place - 1]) do place = place - 1 end
+    if place <= #lines or not lane.more then table.insert(lines, place, line) end -- else others may stand before it
+  end
+  if #c.chosen == MAX_CHOSEN then commit_choices(c) end
+  return job
+end
+
+-- Whether a lane from which this call may claim has a job. If it is not the highest one, none is looked at.
+local function has_job(c, lane, highest)
+  if lane.rank == #PRIORITIES and lane.claimed >= c.spare then return false end
+  if lane.rank > 1 and c.begun + #c.chosen >= c.free then return false end
+  if lane.requeued > 0 or lane.fairest then return true end
+  if highest then return fairest_job(c, lane) ~= nil end
+  if lane.lines and not lane.lines[1] then commit_choices(c) end
+  if not lane.lines and lane.empty == nil then lane.empty = redis.call('EXISTS', lane.tenants) == 0 end
+  return not lane.empty
+end
+
+local function credit_of(c, lane)
+  if not c.credits then
+    c.credits = redis.call('HMGET', credit_key(c.model), unpack(PRIORITIES))
+    for rank = 1, #PRIORITIES do c.credits[rank] = tonumber(c.credits[rank] or 0) end
+  end
+  return c.credits[lane.rank]
+end
+
+local function add_credit(c, lane, parts)
+  c.credits[lane.rank], c.credits_changed = credit_of(c, lane) + parts, true
+end
+
+-- Whether a lane goes before higher ones: its credit pays for its next new job, if it has one.
+local function is_owed(c, lane)
+  if credit_of(c, lane) <= 0 then return false end
+  local job = fairest_job(c, lane)
+  if not job then return lane.requeued > 0 end
+  return c.credits[lane.rank] >= FLOOR * job.cost
+end
+
+-- Claim the next job. Returns whether there may be another one.
+local function claim_next(c)
+  local highest, lane = nil, nil
+  for _, each in ipairs(c.lanes) do
+    each.waits = has_job(c, each, not highest)
+    if each.waits and not highest then
+      highest, lane = each, each
+    elseif each.waits and lane == highest and is_owed(c, each) then
+      lane = each
+    end
+  end
+  if not lane then return false end
+  local claimed = nil
+  if lane.requeued > 0 then
+    local more
+    claimed, more = take_requeued(c, retry_key(c.model, lane.priority))
+    lane.requeued = more and lane.requeued - 1 or 0
+  else
+    claimed = choose_job(c, lane)
+  end
+  if not claimed then return true end
+  lane.claimed = lane.claimed + 1
+  if lane ~= highest then add_credit(c, lane, -FLOOR * claimed.cost) end
+  for _, lower in ipairs(c.lanes) do
+    if lower.rank > lane.rank and lower.waits and not (lower.empty and lower.requeued == 0) then
+      local turns = lower.rank == lane.rank + 1 and is_aged(c, lower)
+      add_credit(c, lower, claimed.cost * (turns and FLOOR or 1))
+    end
+  end
+  return true
+end
+
+-- Find the lanes in which jobs wait.
+local function find_lanes(c, any_requeued)
+  for rank, priority in ipairs(PRIORITIES) do
+    local requeued = any_requeued and count_undelivered(retry_key(c.model, priority)) or 0
+    local lane = {
+      rank = rank, priority = priority, tenants = tenants_key(c.model, priority), stream = false, claimed = 0,
+      requeued = requeued, waits = false, more = false, time = 0, empty = nil
+    }
+    local there = nil
+    if c.lanes[1] then there = redis.call('EXISTS', lane.tenants) == 1 else there = read_lines(c, lane) end
+    if there or requeued > 0 then
+      lane.stream, lane.empty = lane_key(c.model, priority), not there
+      c.lanes[#c.lanes + 1] = lane
+    end
+  end
+end
+
+-- Claim jobs in the order of streaming/order.py.
+local function take_in_order(c, any_requeued)
+  find_lanes(c, any_requeued)
+  local more = c.lanes[1]
+  while more and c.begun < c.want do
+    while more and c.begun + #c.chosen < c.want do more = claim_next(c) end
+    commit_choices(c)
+  end
+  if c.credits_changed then
+    redis.call('HSET', credit_key(c.model), PRIORITIES[2], c.credits[2], PRIORITIES[3], c.credits[3])
+    redis.call('EXPIRE', credit_key(c.model), SERVED_RETENTION_S)
+  end
 end

@@ -6,15 +6,17 @@
 --       write, the most that may be reserved | '', what the job costs: units of its prompt, tokens of its output; the
 --       weight of its tenant, its patience in ms, '1' if its record keeps the epoch in which it was accepted, the
 --       tenant's quotas: jobs | '', bytes of their requests | '', bytes of their results | ''
--- Returns: {'queued', accepted at, its place, see count_before ({}: not read), epoch} |
+-- Returns: {'queued', accepted at, its place ({}: not read), epoch} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting} | {'busy'} | {'crowded'}
 --          (the reserved bytes would not fit into the store's memory) | {'quota', which of the three, the usage of it}.
---          The epoch is for a request that does not wait, 0 for others.
+--          The epoch is for a request that does not wait, 0 for others. The place: {jobs before it of higher lanes,
+--          requeued ones, of its tenant, of other tenants, units of work that its tenant got more than the one that got
+--          least}.
 local id, body, tenant, model, priority, reply = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local queue_ms, deadline_ms, idem, digest = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local limit, must_run, keep, part = tonumber(ARGV[11]), ARGV[12] == '1', ARGV[13], ARGV[14] == '1'
 local events, metadata, reserved, max_reserved = ARGV[15], ARGV[16], tonumber(ARGV[17]), tonumber(ARGV[18])
-local order, patience = table.concat({ARGV[19], ARGV[20], ARGV[21], ARGV[22]}, ':'), tonumber(ARGV[22])
+local order = ARGV[19] .. ':' .. ARGV[20] .. ':' .. ARGV[21] .. ':' .. ARGV[22]
 local dated = ARGV[23] == '1'
 local quotas = {jobs = tonumber(ARGV[24]), requests = tonumber(ARGV[25]), results = tonumber(ARGV[26])}
 local exact = exact_ms()
@@ -40,7 +42,8 @@ if usage then
   if quotas.results and usage.results >= quotas.results then return {'quota', 'results', usage.results} end
 end
 
-local waiting = redis.call('ZCARD', arrivals_key(model, priority))
+local arrivals, line = arrivals_key(model, priority), tenant_line(model, priority, tenant)
+local waiting = line_sizes[arrivals] or redis.call('ZCARD', arrivals)
 if waiting >= limit then return {'full', waiting} end
 local function is_fresh(key)
   local freshest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
@@ -57,7 +60,12 @@ end
 
 local ends = usage_span_end(tonumber(keep), now)
 local entry = redis.call('XADD', lane, '*', 'job', id)
-join_line(model, priority, tenant, entry, patience)
+local own = waiting > 0 and (line_sizes[line] or redis.call('ZCARD', line)) or 0
+if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
+local member = to_member(entry)
+add_to_line(arrivals, line, member, id, now, now + ARGV[22])
+if earlier and earlier.lane ~= lane then earlier = nil end
+line_sizes[arrivals], line_sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', reserved, 'size', part and '' or size .. ':' .. ends,
   'order', order)
@@ -89,4 +97,19 @@ if key then
   redis.call('HSET', job, 'idem', key, 'pinned', reply == '' and 1 or '')
 end
 if not wake_worker(model, priority, now) and waiting == 0 and not has_consumer(model) then wake_scheduler(model) end
-return {'queued', now, part and {} or count_before(model, priority, tenant, entry, waiting + 1), epoch}
+if part then return {'queued', now, {}, epoch} end
+
+-- Find the place of the job (streaming/jobs/places.py says how it is estimated). A job without a limit starts after all of
+-- its tenant's.
+local higher, requeued = count_earlier(model, priority)
+local place, others = own, waiting - own
+if own > 0 and expires then
+  flush_writes()
+  place = redis.call('ZRANK', line, member .. ':' .. id) or own
+end
+if others <= 0 then return {'queued', now, {higher, requeued, place, 0, 0}, epoch} end
+local tenants = tenants_key(model, priority)
+local least = redis.call('ZRANGE', tenants, 0, 0, 'WITHSCORES')
+local ahead = (redis.call('ZSCORE', tenants, tenant) or least[2]) - least[2]
+others = math.min(others, (redis.call('ZCARD', tenants) - 1) * place + (redis.call('ZRANK', tenants, tenant) or 0))
+return {'queued', now, {higher, requeued, place, others, math.floor(ahead / COUNTER_SCALE)}, epoch}

@@ -67,7 +67,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -158,6 +158,30 @@ class Script:
     sha: str
 
 
+RARE = (
+    "count_waiting",
+    "dead_letter",
+    "end_job",
+    "fail_malformed",
+    "find_by_idempotency_key",
+    "has_consumer",
+    "is_queued_elsewhere",
+    "leave_line",
+    "pending_entries",
+    "record_fault",
+    "release_logs",
+    "requeue",
+    "tenant_usage",
+)
+"""Functions that few calls need: a call that does not is spared to create them, and those that they alone use."""
+
+RARE_CALL = """local function {name}(...)
+  rare = rare or create_rare()
+  return rare.{name}(...)
+end
+
+"""
+
 COMMENT = re.compile(r"--.*")
 WORD = re.compile(r"\w+")
 DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
@@ -172,18 +196,21 @@ def load_scripts() -> Mapping[str, Script]:
 
 def assemble(texts: Mapping[str, str]) -> dict[str, Script]:
     """Build the scripts. `texts`: the text of every Lua file by its name, with its suffix."""
-    shared = lua_prelude() + lua_constants() + texts[f"{SHARED_FILE}.lua"]
+    shared = texts[f"{SHARED_FILE}.lua"]
     return {name: _script(name, texts[f"{name}.lua"], shared) for name in NAMES}
 
 
 def _script(name: str, text: str, shared: str) -> Script:
-    definitions = _definitions(shared)
-    used = _used(text, definitions)
-    preamble = "".join(definitions[each] for each in used)
-    loop = CALL_LOOP % ("flush_writes()" if "flush_writes" in used else "")
+    """Put together a script: the names of keys and constants, and a function with the shared functions and the script's
+    own text. Lua creates every function at each call, and finds a variable of the surrounding function fast only if
+    that is not the one that is running: so the names have a level of their own."""
+    functions, names = _definitions(shared), _definitions(lua_prelude() + lua_constants())
+    loop = CALL_LOOP % ("flush_writes()" if "flush_writes" in _used(text, functions) else "")
     first, _, rest = text.partition("\n")
     flags, body = (f"{first}\n", rest) if first.startswith("#!") else ("", text)
-    source = f"{flags}{preamble}local function run(ARGV)\n{body}\nend\n{loop}"
+    run = f"local function run(ARGV)\n{body}\nend\n{loop}"
+    script = f"local function script()\n{_functions(run, functions)}{run}end\nreturn script()\n"
+    source = f"{flags}{''.join(names[each] for each in _used(script, names))}{script}"
     return Script(name, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -194,8 +221,9 @@ def _definitions(shared: str) -> Mapping[str, str]:
     return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _used(text: str, definitions: Mapping[str, str]) -> list[str]:
-    """Names of the definitions that a script uses, directly or through others, in order.
+def _used(text: str, definitions: Mapping[str, str], apart: Collection[str] = ()) -> list[str]:
+    """Names of the definitions that a script uses, directly or through others, in order. `apart`: what these use is
+    left out.
 
     Each call creates them: all of them before every script would cost 1.107 times the CPU per token at 16 streams
     (1.012 to 1.173; bench/NOTES.md). And a role's rights are read off the scripts (streaming/store/acl.py): every role
@@ -205,8 +233,23 @@ def _used(text: str, definitions: Mapping[str, str]) -> list[str]:
     for name in reversed(list(definitions)):
         if name in names:
             used.append(name)
-            names |= _words(definitions[name])
+            names |= _words(definitions[name]) if name not in apart else set()
     return used[::-1]
+
+
+def _functions(text: str, shared: Mapping[str, str]) -> str:
+    """The shared definitions that a script uses. The rare functions, and those that they alone use, are created at the
+    first call of one of them; variables are created before, so that there is one of each."""
+    used = _used(text, shared)
+    variables = "".join(shared[name] for name in used if not shared[name].startswith("local function"))
+    common = _used(text + variables, shared, apart=RARE)
+    if not (rare := [name for name in common if name in RARE]):
+        return "".join(shared[name] for name in common)
+    calls = {name: RARE_CALL.format(name=name) for name in rare}
+    outer = "".join(calls.get(name) or shared[name] for name in common)
+    inner = "".join(shared[name] for name in used if name in rare or name not in common)
+    table = ", ".join(f"{name} = {name}" for name in rare)
+    return f"local rare, create_rare = nil, nil\n{outer}function create_rare()\n{inner}return {{{table}}}\nend\n"
 
 
 @cache

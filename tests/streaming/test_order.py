@@ -17,12 +17,11 @@ from streaming.order import (
     Turn,
     WaitingJob,
     charge,
-    corrected,
     credits_after,
-    lift,
     next_job,
     patience_ms,
     units,
+    virtual_time,
 )
 from streaming.priority import Priority
 
@@ -127,11 +126,8 @@ def test_what_a_claim_costs() -> None:
 
 
 def test_a_tenant_that_returns_gets_no_turns_for_its_absence() -> None:
-    assert lift(70, {}) == 70 and lift(70, {"b": 80, "c": 95}) == 80 and lift(70, {"b": 60}) == 70
-
-
-def test_a_correction_does_not_reach_behind_the_return() -> None:
-    assert corrected(100, -30, 50) == 70 and corrected(100, -80, 50) == 50 and corrected(100, 20, 50) == 120
+    """It starts where those who wait are, or where the last one was."""
+    assert virtual_time(70, {}) == 70 and virtual_time(70, {"b": 80, "c": 95}) == 80
 
 
 @pytest.mark.parametrize(

@@ -602,6 +602,9 @@ class QueueMachine(RuleBasedStateMachine):
     def _ended(self, job: Expected, state: JobState, reason: str = "") -> None:
         assert not job.state.final, "a final state never changes"
         self.order.leave(job.job.id)
+        if job.rows and not job.recorded:
+            self._record(job)  # which stores the tokens that are only in logs: then they are charged
+            self.order.finish(job.job.id, sum(row.n for row in job.rows))
         job.state, job.holder, job.reason = state, None, reason
         self.touched.add(job.job.id)
 

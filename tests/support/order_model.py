@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from streaming.jobs.work import Cost
 from streaming.keys import partition_key
 from streaming.order import (
+    PATIENCE_MS,
     LaneQueue,
     Pick,
     RequeuedJob,
     WaitingJob,
     charge,
-    corrected,
     credits_after,
     is_owed,
-    lift,
     next_job,
     units,
+    virtual_time,
 )
 from streaming.priority import Priority
 
@@ -32,10 +32,14 @@ class ModelLane:
     requeued: dict[str, tuple[tuple[int, ...], RequeuedJob]] = field(default_factory=dict)
     """By id: the number of its entry, and the job."""
     counters: dict[str, int] = field(default_factory=dict)
-    lifts: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
-    time: int | None = None
+    last: int | None = None
+    """Counter of the tenant whose job left last, as the store kept it when no other job waited."""
     credit: int = 0
+
+    @property
+    def time(self) -> int:
+        return virtual_time(self.last or 0, self.counters)
 
     def queue(self) -> LaneQueue:
         requeued = [job for _, job in sorted(self.requeued.values(), key=lambda each: each[0])]
@@ -50,6 +54,7 @@ class ModelJob:
     lane: Priority
     cost: Cost
     weight: float
+    put_ms: int
 
 
 class OrderModel:
@@ -62,21 +67,35 @@ class OrderModel:
 
     def join(self, job_id: str, tenant: str, priority: Priority, cost: Cost, weight: float, entry: str) -> None:
         """A job waits in its lane, at this entry."""
-        lane, (ms, number) = self.lanes[priority], map(int, entry.split("-"))
-        self.jobs[job_id] = ModelJob(tenant, priority, cost, weight)
+        ms, number = map(int, entry.split("-"))
+        self.jobs[job_id] = ModelJob(tenant, priority, cost, weight, ms)
+        self._wait(WaitingJob(job_id, tenant, (ms, number), ms, cost.patience_ms, cost.units))
+
+    def put_back(self, job_id: str, entry: str) -> None:
+        """A claimed job waits in its lane again, at this entry. Its age and its patience count from its put; without
+        a limit of its own it goes behind all others of its tenant."""
+        job, (ms, number) = self.jobs[job_id], map(int, entry.split("-"))
+        start = job.put_ms + job.cost.patience_ms
+        if job.cost.patience_ms == PATIENCE_MS[job.lane]:
+            others = [each for each in self.lanes[job.lane].waiting.values() if each.tenant == job.tenant]
+            start = max([start, *(each.urgency[0] for each in others)])
+        self._wait(WaitingJob(job_id, job.tenant, (ms, number), job.put_ms, start - job.put_ms, job.cost.units))
+
+    def _wait(self, job: WaitingJob) -> None:
+        lane, tenant = self.lanes[self.jobs[job.id].lane], job.tenant
         if tenant not in lane.counters:
             if not lane.counters:
                 lane.credit = 0
-            lane.lifts[tenant] = lift(lane.time or 0, lane.counters)
-            lane.counters[tenant] = max(lane.served.pop(tenant, 0), lane.lifts[tenant])
-        lane.waiting[job_id] = WaitingJob(job_id, tenant, (ms, number), ms, cost.patience_ms, cost.units)
+            lane.counters[tenant] = max(lane.served.pop(tenant, 0), lane.time)
+        lane.waiting[job.id] = job
 
     def leave(self, job_id: str) -> None:
         """A waiting job has ended without a claim."""
         lane = self.lanes[self.jobs[job_id].lane]
         lane.requeued.pop(job_id, None)
         if (job := lane.waiting.pop(job_id, None)) is not None and self._is_last(lane, job.tenant):
-            self._retire(lane, job.tenant, lane.counters[job.tenant])
+            counter = lane.counters[job.tenant]
+            self._retire(lane, job.tenant, counter, counter)
 
     def requeue(self, job_id: str, entry: str) -> None:
         """A claimed job waits again, at this entry of its lane's retry stream."""
@@ -85,18 +104,16 @@ class OrderModel:
         lane.requeued[job_id] = (number, RequeuedJob(job_id, job.cost.units))
 
     def finish(self, job_id: str, generated: int) -> None:
-        """A worker ends the job."""
+        """The job has ended after a worker had begun it: its output is charged."""
         job = self.jobs[job_id]
         lane, tenant = self.lanes[job.lane], job.tenant
         change = charge(units(job.cost.prompt, generated), job.weight) - charge(units(job.cost.prompt, 0), job.weight)
         if change == 0:
             return
         if tenant in lane.counters:
-            lane.counters[tenant] = corrected(lane.counters[tenant], change, lane.lifts[tenant])
-        elif lane.time is not None:
-            counter = lane.served.pop(tenant, lane.time) + change
-            if counter > lane.time:
-                lane.served[tenant] = counter
+            lane.counters[tenant] += change
+        elif lane.last is not None or lane.counters or lane.served:
+            lane.served[tenant] = max(lane.served.get(tenant, 0), lane.time) + change
 
     def claim(
         self, now_ms: int, want: int, spare: int | None, expired: Callable[[str], bool] = lambda _: False
@@ -104,7 +121,6 @@ class OrderModel:
         """The jobs that a worker gets, in order, and those that end on the way because their time is over."""
         taken: list[str] = []
         ended: list[str] = []
-        changed: set[Priority] = set()
         lowest = list(Priority)[-1]
         while len(taken) < want:
             batch = sum(self.jobs[job_id].lane is lowest for job_id in taken)
@@ -123,14 +139,10 @@ class OrderModel:
                 del lane.requeued[job_id]
             else:
                 self._take(lane, pick.job)
-                changed.add(pick.lane)
             for name, credit in credits_after(snapshot, pick, now_ms).items():
                 self.lanes[name].credit = credit
             taken.append(job_id)
             self.picks.append(pick)
-        for name in changed:
-            lane = self.lanes[name]
-            lane.served = {tenant: counter for tenant, counter in lane.served.items() if counter > (lane.time or 0)}
         return taken, ended
 
     def _drop_expired(
@@ -152,13 +164,11 @@ class OrderModel:
                 break
 
     def _take(self, lane: ModelLane, job: WaitingJob) -> None:
-        lane.time = max(lane.time or 0, min(lane.counters.values()))
         del lane.waiting[job.id]
-        known = self.jobs[job.id]
-        counter = lane.counters[job.tenant] + charge(units(known.cost.prompt, 0), known.weight)
+        known, before = self.jobs[job.id], lane.counters[job.tenant]
+        counter = before + charge(units(known.cost.prompt, 0), known.weight)
         if self._is_last(lane, job.tenant):
-            del lane.counters[job.tenant], lane.lifts[job.tenant]
-            lane.served[job.tenant] = counter
+            self._retire(lane, job.tenant, counter, before)
         else:
             lane.counters[job.tenant] = counter
 
@@ -167,10 +177,12 @@ class OrderModel:
         return all(job.tenant != tenant for job in lane.waiting.values())
 
     @staticmethod
-    def _retire(lane: ModelLane, tenant: str, counter: int) -> None:
-        del lane.counters[tenant], lane.lifts[tenant]
-        if lane.time is not None and counter > lane.time:
-            lane.served[tenant] = counter
+    def _retire(lane: ModelLane, tenant: str, counter: int, time: int) -> None:
+        """`time`: the virtual time, if no other tenant has waiting jobs."""
+        del lane.counters[tenant]
+        lane.served[tenant] = counter
+        if not lane.counters:
+            lane.last = time
 
     async def check(self, redis: Any, model: str) -> None:
         """The store's index is exactly this."""
@@ -179,22 +191,26 @@ class OrderModel:
         for name in Priority:
             for kind in ("tenants", "served", "arrivals"):
                 pipeline.zrange(partition_key(0, kind, model, name), 0, -1, withscores=True)
-            pipeline.hgetall(partition_key(0, "lifts", model, name))
             for tenant in tenants:
                 pipeline.zcard(partition_key(0, "line", str(len(model)), model, name, tenant))
         pipeline.hgetall(partition_key(0, "credit", model))
         *answers, credit = await pipeline.execute()
-        step = 4 + len(tenants)
+        step = 3 + len(tenants)
         for at, (name, lane) in enumerate(self.lanes.items()):
-            counters, served, arrivals, lifts, *lines = answers[step * at : step * (at + 1)]
-            time = {} if lane.time is None else {"": lane.time}
+            counters, served, arrivals, *lines = answers[step * at : step * (at + 1)]
             assert numbers(counters) == lane.counters, name
-            assert numbers(served) == lane.served | time, name
-            assert numbers(lifts.items()) == lane.lifts, name
+            assert lane.counters or numbers(served).get("", 0) == lane.time, name
+            assert ahead(lane, numbers(served)) == ahead(lane, lane.served), name
             assert len(arrivals) == len(lane.waiting), name
             owners = [job.tenant for job in lane.waiting.values()]
             assert lines == [owners.count(tenant) for tenant in tenants], name
             assert int(credit.get(name.encode(), 0)) == lane.credit, (name, credit, lane.credit)
+
+
+def ahead(lane: ModelLane, served: Mapping[str, int]) -> dict[str, int]:
+    """The counters of tenants without waiting jobs that count: those that the virtual time has not passed."""
+    absent = {tenant: counter for tenant, counter in served.items() if tenant and tenant not in lane.counters}
+    return {tenant: counter for tenant, counter in absent.items() if counter > lane.time}
 
 
 def numbers(pairs: Any) -> dict[str, int]:

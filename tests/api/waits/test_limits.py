@@ -16,6 +16,8 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
 WAITING = 3
+FIRST = {"priority": "standard", "deadline_ms": 40_000}
+"""Of jobs whose longest answer leaves them no time to wait: they go before all others of their tenant."""
 LIMITED = Job(id="j", model="sim", tenant="local", priority=Priority.STANDARD, prompt=Text(("x",)), max_queue_ms=1_000)
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}
 PROMPT = {"model": "sim", "prompt": "hello"}
@@ -39,16 +41,16 @@ async def busy(redis_url: str, wire: RedisClient) -> AsyncIterator[LocalApi]:
     """A model whose lane has three waiting jobs and a wait of half a minute, told by a plan that held for past jobs."""
     client = RedisClient.open(wire.settings)
     async with api_in_process(client) as api:
-        await fill(api)
+        await fill(api, FIRST)
         await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
         for limited in (True, False):
             api.calibrate(Priority.STANDARD, 0.2, limited=limited)
         yield api
 
 
-async def fill(api: LocalApi) -> None:
+async def fill(api: LocalApi, queue: dict[str, Any]) -> None:
     for _ in range(WAITING):
-        assert (await api.post("/v1/jobs", CHAT)).status_code == 202
+        assert (await api.post("/v1/jobs", CHAT | {"queue": queue})).status_code == 202
 
 
 async def queued(api: LocalApi) -> int:
@@ -123,12 +125,22 @@ async def test_no_guess_refuses(busy: LocalApi) -> None:
 async def test_few_measured_waits_refuse_nothing(redis_url: str, wire: RedisClient) -> None:
     """Those of jobs without a limit do not count: the order of the queue may prefer a job that has one."""
     async with api_in_process(RedisClient.open(wire.settings)) as api:
-        await fill(api)
+        await fill(api, {})
         api.calibrate(Priority.STANDARD, 0.2, limited=False)
         await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
         answer = await api.post("/v1/jobs", limited(CHAT, max_queue_ms=1))
         assert answer.status_code == 202 and answer.json()["eta_low_ms"] is None
         assert answer.json()["eta_ms"] == 0, "it goes before the tenant's jobs that may wait longer"
+
+
+async def test_a_limit_that_brings_a_job_forward_is_accepted(redis_url: str, wire: RedisClient) -> None:
+    """The tenant's jobs without a limit wait for it, however many there are; another tenant's take turns with it."""
+    async with api_in_process(RedisClient.open(wire.settings)) as api:
+        await fill(api, {})
+        api.calibrate(Priority.STANDARD, 0.2, limited=True)
+        await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
+        answer = await api.post("/v1/jobs", limited(CHAT, max_queue_ms=8_500))
+        assert answer.status_code == 202 and answer.json()["eta_ms"] == 0
 
 
 async def test_a_lane_that_has_emptied_since_the_plan_refuses_nothing(busy: LocalApi) -> None:

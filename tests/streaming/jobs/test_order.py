@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from flow import MODEL
+from flow import MODEL, delta
 
 from penstock.engine import Sampling
 from streaming.ids import new_job_id
+from streaming.jobs.codec import encode_delta, packed
 from streaming.jobs.dead_letters import DeadLetters
+from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
@@ -68,7 +70,7 @@ def tenants_of(claims: Sequence[Claim]) -> list[str]:
 
 
 async def index_keys(wire: RedisClient) -> list[str]:
-    kinds = ("tenants", "line", "arrivals", "lifts")
+    kinds = ("tenants", "line", "arrivals")
     keys = [key.decode() for key in await wire.redis.keys("*")]
     return [key for key in keys if key.split(":")[2] in kinds]
 
@@ -192,6 +194,25 @@ async def test_a_lost_index_is_made_again(wire: RedisClient) -> None:
     assert await index_keys(wire) == []
 
 
+async def test_a_lost_index_of_any_length_is_made_again(redis_url: str) -> None:
+    """Each sweep goes on where the last one stopped; a lost part of the index counts as all of it."""
+    wire = RedisClient.open(RedisSettings(url=redis_url, timeout_s=60, lane_limit=100_000))
+    queue, arrivals = Queue(wire), partition_key(0, "arrivals", MODEL, STANDARD)
+    for n in range(12):
+        await put(queue, *[job_of(f"t{n}") for _ in range(1000)])
+    for lost in (await index_keys(wire), [partition_key(0, "tenants", MODEL, STANDARD)]):
+        await wire.redis.delete(*lost)
+        counts = list[int]()
+        for _ in range(3):
+            await Reaper(wire).sweep()
+            counts.append(await wire.redis.zcard(arrivals))
+        assert counts == [10_000, 12_000, 12_000]
+        assert not await wire.redis.exists(partition_key(0, "repairs"))
+    lease = await a_lease(wire)
+    assert len({claim.job.id for _ in range(12) for claim in await claimed(lease, 1000)}) == 12_000
+    await wire.close()
+
+
 async def test_entries_that_lead_to_no_job_are_dropped(wire: RedisClient) -> None:
     """Of a record that is gone, of a tenant whose name cannot be read any more, of a stream that was emptied."""
     queue, lease = Queue(wire), await a_lease(wire)
@@ -232,6 +253,35 @@ async def test_what_a_newer_version_must_read_lets_others_pass(wire: RedisClient
     assert isinstance(claim, UnreadableClaim) and claim.newer
     await lease.decline([claim])
     assert [each.job.id for _ in range(2) for each in await claimed(lease, 1)] == [others[1], others[0]]
+
+
+async def test_a_job_that_is_put_back_keeps_its_latest_start(wire: RedisClient) -> None:
+    """Its limit counts from its acceptance, not from when it came back."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    (back,) = await put(queue, job_of("a", max_queue_ms=30_000))
+    (claim,) = await claimed(lease, 1)
+    redis: Any = wire.redis
+    await redis.hincrbyfloat(partition_key(0, "job", back), "created", -10_000)
+    (later,) = await put(queue, job_of("a", max_queue_ms=25_000))
+    await lease.decline([UnreadableClaim(back, claim.number, "", newer=True)])
+    assert [each.job.id for each in await claimed(lease, 2)] == [back, later]
+
+
+async def test_tokens_of_a_job_that_a_script_ends_are_charged(wire: RedisClient) -> None:
+    """Once they are stored: a tenant whose job is cancelled while it waits again has had its tokens all the same."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    await put(queue, job_of("quitter", tokens=500), *[job_of("other") for _ in range(30)])
+    (claim,) = [each for each in await claimed(lease, 2) if each.job.tenant == "quitter"]
+    opening = Opening(claim.job.id, 1)
+    rows = b"".join(encode_delta(delta(claim, seq)) for seq in range(1, 9))
+    frame = Frame(lease.id, 1, packed(8, rows), {claim.number: opening})
+    await lease.release(claim.job.id, claim.number, [frame])
+    await queue.cancel(claim.job.id)
+    record = await JobReader(wire).record(claim.job.id)
+    assert record.terminal is not None and record.terminal.usage.completion == 8
+    await put(queue, *[job_of("quitter") for _ in range(30)])
+    got = tenants_of(await claimed(lease, 16))
+    assert got == ["other"] * 16, "8 tokens cost as much as 16 empty prompts"
 
 
 async def test_ten_thousand_jobs_of_a_lane_are_all_claimed_once(redis_url: str) -> None:

@@ -31,14 +31,14 @@ from redis import Redis
 from penstock.engine import Sampling
 from streaming.ids import new_job_id
 from streaming.jobs.job import Job, JobState, Text
-from streaming.jobs.lease import Claim, Finish, Lease
+from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.jobs.work import cost_of
 from streaming.keys import partition_key
-from streaming.order import BOOST_MS, Turn
+from streaming.order import BOOST_MS, Turn, WaitingJob
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -78,6 +78,9 @@ class OrderMachine(RuleBasedStateMachine):
 
     def waiting(self) -> list[str]:
         return [job_id for lane in self.model.lanes.values() for job_id in lane.waiting]
+
+    def requeued(self) -> list[str]:
+        return [job_id for lane in self.model.lanes.values() for job_id in lane.requeued]
 
     @initialize(data=st.data(), lanes=st.lists(LANES, min_size=1, max_size=3), old=st.booleans())
     def begin(self, data: st.DataObject, lanes: list[Priority], old: bool) -> None:
@@ -164,14 +167,35 @@ class OrderMachine(RuleBasedStateMachine):
         self.run(self.lease.release(job_id, self.held.pop(job_id).number))
         self.model.requeue(job_id, self.run(self._entries([job_id]))[0])
 
-    @precondition(lambda self: self.waiting())
+    @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def cancel(self, data: st.DataObject) -> None:
-        """A waiting job ends."""
-        job_id = data.draw(st.sampled_from(self.waiting()))
+    def decline(self, data: st.DataObject) -> None:
+        """A job that only a newer version can read goes back to its lane."""
+        job_id = data.draw(st.sampled_from(list(self.held)))
+        claim = self.held.pop(job_id)
+        self.run(self.lease.decline([UnreadableClaim(job_id, claim.number, "", newer=True)]))
+        self.model.put_back(job_id, self.run(self._entries([job_id]))[0])
+
+    @precondition(lambda self: self.waiting() or self.requeued())
+    @rule(data=st.data(), generated=st.sampled_from([0, 1, 500]))
+    def cancel(self, data: st.DataObject, generated: int) -> None:
+        """A waiting job ends. If a worker had begun it, what it has generated is charged once it is stored."""
+        job_id = data.draw(st.sampled_from([*self.waiting(), *self.requeued()]))
+        begun = job_id in self.requeued()
         self.run(self.queue.cancel(job_id))
         self.model.leave(job_id)
         self.overdue.discard(job_id)
+        if begun:
+            runs = self.run(self._runs(job_id))
+            stored = ("cancelled", runs, "record", "summary", generated)
+            assert self.run(self.wire.call("salvage", 0, job_id, *stored)) == 1
+            self.model.finish(job_id, generated)
+            assert self.run(self.wire.call("salvage", 0, job_id, *stored)) == 0
+
+    async def _runs(self, job_id: str) -> str:
+        redis: Any = self.wire.redis
+        runs: bytes = await redis.hget(partition_key(0, "job", job_id), "runs")
+        return runs.decode()
 
     @precondition(lambda self: self.waiting())
     @rule(data=st.data(), swept=st.booleans())
@@ -182,7 +206,7 @@ class OrderMachine(RuleBasedStateMachine):
         self.overdue.add(job_id)
         if swept:
             assert self.run(Reaper(self.wire).sweep()).expired == len(self.overdue)
-            for each in self.overdue:
+            for each in sorted(self.overdue):  # as the timers stand
                 self.model.leave(each)
             self.overdue.clear()
 
@@ -198,17 +222,17 @@ class OrderMachine(RuleBasedStateMachine):
         jobs = [job for job in self.model.lanes[lane].waiting.values() if not some or job.tenant == tenant]
         for job in jobs:
             older_ms = BOOST_MS[lane] + 60_000
-            self.run(self._shift(lane, job.tenant, job.number, older_ms))
+            self.run(self._shift(lane, job, older_ms))
             older = job.arrived_ms - older_ms
             self.model.lanes[lane].waiting[job.id] = replace(job, arrived_ms=older)
 
-    async def _shift(self, lane: Priority, tenant: str, number: tuple[int, int], older_ms: int) -> None:
+    async def _shift(self, lane: Priority, job: WaitingJob, older_ms: int) -> None:
         redis: Any = self.wire.redis
-        member = f"{number[0]:015}-{number[1]:010}"
-        line = partition_key(0, "line", str(len(MODEL)), MODEL, lane, tenant)
-        for key in (partition_key(0, "arrivals", MODEL, lane), line):
-            assert await redis.zscore(key, member) is not None
-            await redis.zincrby(key, -older_ms, member)
+        member = f"{job.number[0]:015}-{job.number[1]:010}"
+        line = partition_key(0, "line", str(len(MODEL)), MODEL, lane, job.tenant)
+        for key, name in ((partition_key(0, "arrivals", MODEL, lane), member), (line, f"{member}:{job.id}")):
+            assert await redis.zscore(key, name) is not None
+            await redis.zincrby(key, -older_ms, name)
 
     @invariant()
     def the_store_has_what_the_model_has(self) -> None:
@@ -226,7 +250,7 @@ class OrderMachine(RuleBasedStateMachine):
 
     async def _nothing_is_left(self) -> None:
         redis: Any = self.wire.redis
-        for kind in ("tenants", "line", "arrivals", "lifts"):
+        for kind in ("tenants", "line", "arrivals"):
             assert await redis.keys(partition_key(0, "job", "").removesuffix("job:") + f"{kind}:*") == []
         for kind in ("served", "credit"):
             for key in await redis.keys(f"*:{kind}:*"):

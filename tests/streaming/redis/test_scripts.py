@@ -26,3 +26,15 @@ def test_a_word_in_a_comment_takes_no_function_along() -> None:
     shared = "local function helper(x) return x end\n-- helper, unusual\nlocal function unusual(x) return x end\n"
     source = _script("test", "return helper(ARGV[1]) -- not unusual(x)", shared).source
     assert "local function helper" in source and "local function unusual" not in source
+
+
+async def test_a_rare_function_is_created_when_it_is_called(wire: RedisClient) -> None:
+    """With what it alone uses, and once; it shares the variables of the others."""
+    shared = (
+        SHARED
+        + "local function twice(x) return x .. x end\nlocal function dead_letter(x) return helper(twice(x)) end\n"
+    )
+    script = _script("test", "helper('') return ARGV[1] ~= '' and dead_letter(ARGV[1]) or 0", shared)
+    before, _, created = script.source.partition("function create_rare()")
+    assert "local function helper" in before and "local function twice" in created
+    assert await wire.redis.eval(script.source, 1, "p:", "1", "", "1", "x", "1", "y") == [0, b"p:xx3", b"p:yy5"]

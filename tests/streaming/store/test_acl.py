@@ -107,7 +107,7 @@ def test_what_a_script_needs_is_read_off_it() -> None:
     """Some by hand: keys by their functions, from a record, as an argument; subcommands, a chosen command; channels."""
     assert script_kinds("register") == {"worker", "leases"}
     assert {"lane", "retry", "suspects", "idem"} < script_kinds("cancel")
-    assert script_kinds("waiting") == {"lane", "retry", "suspects", "arrivals", "line", "tenants"}
+    assert script_kinds("waiting") == {"lane", "retry", "suspects", "arrivals", "line", "tenants", "served"}
     assert script_kinds("stand") > {"lane", "retry", "suspects"}
     assert {"xgroup|create", "xreadgroup"} < script_commands("claim") and "xgroup" not in script_commands("claim")
     assert {"hkeys", "hgetall", "hmget", "hget", "hstrlen", "hexists", "get"} == script_commands("record")
