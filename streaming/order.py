@@ -1,6 +1,6 @@
 """Order of the queue: which waiting job a worker gets next, and why. Pure: plain data in, a pick with its reason out.
 
-`streaming/lua/claim.lua` implements the same rule in O(log n); tests/streaming/jobs/test_order_stateful.py holds both
+`streaming/lua/claims.lua` implements the same rule in O(log n); tests/streaming/jobs/test_order_stateful.py holds both
 equal. The rule, in this order:
 
 1. Lane: the highest lane in which a job waits. A lower lane goes first when its credit pays for its next job: each

@@ -16,7 +16,7 @@ ATTEMPTS = (
     Bug(
         "a log of attempts without a bound",
         "The record of a job that is handed on again and again grows with each worker.",
-        (lua("prelude", "  for _ = MAX_PAST_ATTEMPTS + 1, count do past", "  for _ = count + 1, count do past"),),
+        (lua("endings", "  for _ = MAX_PAST_ATTEMPTS + 1, count do past", "  for _ = count + 1, count do past"),),
         (JOBS + "the_log_holds_the_newest_twenty_attempts",),
     ),
     Bug(

@@ -194,7 +194,7 @@ ENDS = (
         "A dead worker's jobs stay with it because one of them cannot be read.",
         (
             lua(
-                "prelude",
+                "malformed",
                 "local ran, answer = pcall(step, id, worker)",
                 "local ran, answer = true, step(id, worker)",
             ),
@@ -228,7 +228,7 @@ ENDS = (
     Bug(
         "an expired job is run",
         "Work that nobody waits for any more costs engine steps.",
-        (lua("prelude", " or is_past(s[3], c.now) then", " then"),),
+        (lua("claims", " or is_past(s[3], c.now) then", " then"),),
         (REGRESSIONS + "a_job_whose_time_is_over_is_not_claimed",),
     ),
 )

@@ -11,7 +11,7 @@ BUGS = (
     Bug(
         "an order that forgets arrival",
         "Jobs that are equally urgent start in the order of the digits of their entries: the tenth before the second.",
-        (lua("prelude", "pad(ms, 15) .. '-' .. pad(number, 10)", "ms .. '-' .. string.reverse(pad(number, 10))"),),
+        (lua("index", "pad(ms, 15) .. '-' .. pad(number, 10)", "ms .. '-' .. string.reverse(pad(number, 10))"),),
         (STATEFUL,),
     ),
     Bug(
@@ -19,7 +19,7 @@ BUGS = (
         "Whoever comes back after an hour is served alone until it has got as much as those who were there.",
         (
             lua(
-                "prelude",
+                "index",
                 "math.max(tonumber(known[2] or 0), tonumber(least[2] or known[1] or 0)), tenant)",
                 "tonumber(known[2] or 0), tenant)",
             ),
@@ -31,7 +31,7 @@ BUGS = (
         "A job that is put back goes behind later ones of its tenant, and its deadline passes.",
         (
             lua(
-                "prelude",
+                "index",
                 "parse_number(created) or tonumber(string.match(entry, '^%d+'))",
                 "string.match(entry, '^%d+')",
             ),
@@ -47,7 +47,7 @@ BUGS = (
     Bug(
         "a repair that begins anew",
         "If the index of a long lane is lost, each sweep repairs its first jobs again: the others wait.",
-        (lua("prelude", "redis.call('HGET', repairs_key(), field) or '-'", "'-'"),),
+        (lua("repair", "redis.call('HGET', repairs_key(), field) or '-'", "'-'"),),
         (ORDER + "a_lost_index_of_any_length_is_made_again",),
     ),
     Bug(
@@ -59,13 +59,13 @@ BUGS = (
     Bug(
         "a floor without a price",
         "A batch goes before chats as soon as these have claimed anything.",
-        (lua("prelude", "return c.credits[lane.rank] >= FLOOR * job.cost", "return true"),),
+        (lua("claims", "return c.credits[lane.rank] >= FLOOR * job.cost", "return true"),),
         (STATEFUL,),
     ),
     Bug(
         "a lane that never gets old",
         "A job of a lower lane gets a twentieth of the work, however long it has waited.",
-        (lua("prelude", "oldest[1] and c.now - oldest[2] > BOOST_MS[lane.rank]", "false"),),
+        (lua("claims", "oldest[1] and c.now - oldest[2] > BOOST_MS[lane.rank]", "false"),),
         (STATEFUL,),
     ),
     Bug(
@@ -73,7 +73,7 @@ BUGS = (
         "A batch that begins after a quiet night goes before the first chats of the day.",
         (
             lua(
-                "prelude",
+                "index",
                 "  if not least[1] and priority ~= PRIORITIES[1] then redis.call('HDEL'",
                 "  if false then redis.call('HDEL'",
             ),
@@ -83,7 +83,7 @@ BUGS = (
     Bug(
         "a weight that weighs nothing",
         "A tenant with three times the weight gets the share of one.",
-        (lua("prelude", "units_of(prompt, output) / weight)", "units_of(prompt, output))"),),
+        (lua("index", "units_of(prompt, output) / weight)", "units_of(prompt, output))"),),
         (ORDER + "a_weight_is_a_share", STATEFUL),
     ),
     Bug(
@@ -91,7 +91,7 @@ BUGS = (
         "The index of a lane outlives its jobs, and the lane seems full.",
         (
             lua(
-                "prelude",
+                "endings",
                 "  if kind == 'lane' and s[12] == 'queued' then leave_line(",
                 "  if false then leave_line(",
             ),
@@ -103,7 +103,7 @@ BUGS = (
         "Accepted jobs wait for ever.",
         (
             lua(
-                "prelude",
+                "repair",
                 "            rejoin_line(model, priority, s[4] or '', entry, id, s[6], s[5])\n",
                 "",
             ),

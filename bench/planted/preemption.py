@@ -52,11 +52,7 @@ PREEMPTIONS = (
     Bug(
         "standard work beyond the places",
         "A full worker claims jobs of lane standard for places that it will not free.",
-        (
-            Edit(
-                "streaming/lua/prelude.lua", "if lane.rank > 1 and c.begun + #c.chosen >= c.free then", "if false then"
-            ),
-        ),
+        (Edit("streaming/lua/claims.lua", "if lane.rank > 1 and c.begun + #c.chosen >= c.free then", "if false then"),),
         (PREEMPTION + "a_claim_beyond_the_free_places_brings_the_highest_lane_alone",),
     ),
     Bug(
@@ -64,7 +60,7 @@ PREEMPTIONS = (
         "A chat waits for the next look of a worker whose batch jobs would give way at once.",
         (
             Edit(
-                "streaming/lua/prelude.lua",
+                "streaming/lua/signals.lua",
                 " or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)",
                 "",
             ),
@@ -88,7 +84,7 @@ PREEMPTIONS = (
         "The parked log of a job that has ended stays in the store.",
         (
             Edit(
-                "streaming/lua/prelude.lua",
+                "streaming/lua/logs.lua",
                 "local function release_logs(id, runs)\n  redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)\n",
                 "local function release_logs(id, runs)\n",
             ),

@@ -45,7 +45,7 @@ QUEUE = (
         "Two tenants with the same key share one job and read each other's answer.",
         (
             Edit("streaming/ids.py", "joined(tenant, key).encode()", 'joined("", key).encode()'),
-            lua("prelude", "s[1] ~= tenant or ", ""),
+            lua("malformed", "s[1] ~= tenant or ", ""),
         ),
         (PROTOCOL + "an_idempotency_key_leads_to_one_job",),
     ),
@@ -58,7 +58,7 @@ QUEUE = (
     Bug(
         "a join that does not look whose job it is",
         "A stored key that leads to another tenant's job delivers its answer.",
-        (lua("prelude", "s[1] ~= tenant or ", ""),),
+        (lua("malformed", "s[1] ~= tenant or ", ""),),
         (IDEMPOTENCY + "a_stored_key_of_another_tenants_job_delivers_nothing",),
     ),
     Bug(
@@ -76,7 +76,7 @@ QUEUE = (
     Bug(
         "an idempotency key that outlives its cancelled job",
         "The same, of jobs that no worker ends.",
-        (lua("prelude", "  if is_idem_key(s[7]) then redis.call('EXPIRE', s[7], retention_s(s[5])) end\n", ""),),
+        (lua("endings", "  if is_idem_key(s[7]) then redis.call('EXPIRE', s[7], retention_s(s[5])) end\n", ""),),
         (IDEMPOTENCY + "whatever_ends_a_job_bounds_the_life_of_its_key",),
     ),
     Bug(
@@ -84,7 +84,7 @@ QUEUE = (
         "It answers every retry with the id of a job that nobody can read.",
         (
             lua(
-                "prelude",
+                "malformed",
                 "  if not s.err and not s[1] then return nil end\n",
                 "  if not s.err then s[1], s[2], s[3] = s[1] or tenant, s[2] or 'queued', s[3] or '0' end\n",
             ),
@@ -130,7 +130,7 @@ QUEUE = (
     Bug(
         "an idempotency key for any body",
         "Another request under the same key gets the first one's answer.",
-        (lua("prelude", " or string.sub(known, 38) ~= digest)", ")"),),
+        (lua("malformed", " or string.sub(known, 38) ~= digest)", ")"),),
         (PROTOCOL + "an_idempotency_key_leads_to_one_job",),
     ),
     Bug(
@@ -149,7 +149,7 @@ QUEUE = (
     Bug(
         "a consumer deleted with pending work",
         "What was delivered to it can be found by nobody.",
-        (lua("prelude", "if not pending.err and #pending == 0 then", "if not pending.err then"),),
+        (lua("consumers", "if not pending.err and #pending == 0 then", "if not pending.err then"),),
         (REGRESSIONS + "a_consumer_with_pending_entries_is_never_deleted",),
     ),
     Bug(
@@ -157,7 +157,7 @@ QUEUE = (
         "Entries and consumers of dead workers stay for ever.",
         (
             lua(
-                "prelude",
+                "endings",
                 "  ack_and_delete(s[1], s[2])\n  if kind == 'lane' and s[5]",
                 "  if kind == 'lane' and s[5]",
             ),
@@ -169,7 +169,7 @@ QUEUE = (
         "No worker of the model gets a job any more because one that waits cannot be read.",
         (
             lua(
-                "prelude",
+                "claims",
                 "local ran, result = pcall(step, c, lane, entry, id, job)",
                 "local ran, result = true, step(c, lane, entry, id, job)",
             ),
@@ -281,19 +281,19 @@ QUEUE = (
     Bug(
         "a malformed job that still owes",
         "The room of a job that failed as malformed is never given back, and each such job has less accepted.",
-        (lua("prelude", "  if model then add_reserved_bytes(model, priority, s[10], -1) end\n", ""),),
+        (lua("malformed", "  if model then add_reserved_bytes(model, priority, s[10], -1) end\n", ""),),
         (MALFORMED + "a_malformed_job_leaves_nothing_behind",),
     ),
     Bug(
         "a malformed job that keeps its idempotency key",
         "The key has no expiry and leads to a failed job for ever.",
-        (lua("prelude", "  free_idempotency_key(s[9], id)\n", ""),),
+        (lua("malformed", "  free_idempotency_key(s[9], id)\n", ""),),
         (MALFORMED + "a_malformed_job_leaves_nothing_behind",),
     ),
     Bug(
         "an idempotency key of a job that cannot be read",
         "Every retry with the key breaks on the record it leads to, and is answered with 500.",
-        (lua("prelude", "  if s.err or not STATES[s[2]] or not tonumber(s[3]) or not created or", "  if"),),
+        (lua("malformed", "  if s.err or not STATES[s[2]] or not tonumber(s[3]) or not created or", "  if"),),
         (MALFORMED + "a_key_that_leads_to_what_cannot_be_read_is_free",),
     ),
     Bug(
@@ -335,7 +335,7 @@ QUEUE = (
     Bug(
         "the log of a lost worker kept for a day",
         "Every worker that ends leaves its log behind although no job needs it.",
-        (lua("prelude", "redis.call('EXISTS', heirs_key(worker)) == 1 and keep or LOG_GRACE_S", "keep"),),
+        (lua("logs", "redis.call('EXISTS', heirs_key(worker)) == 1 and keep or LOG_GRACE_S", "keep"),),
         (REGRESSIONS + "a_lost_workers_log_lives_as_long_as_its_jobs",),
     ),
     Bug(
@@ -359,7 +359,7 @@ QUEUE = (
     Bug(
         "a list of jobs that only grows",
         "Ids of forgotten jobs pile up in a list nobody reads.",
-        (lua("prelude", "    redis.call('EXPIRE', jobs_key(tenant), listing_keep_s)\n", ""),),
+        (lua("writes", "    redis.call('EXPIRE', jobs_key(tenant), listing_keep_s)\n", ""),),
         (REGRESSIONS + "a_list_of_jobs_is_as_long_as_its_time",),
     ),
 )

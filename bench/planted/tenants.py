@@ -260,14 +260,14 @@ STORAGE = (
     Bug(
         "spans without an end",
         "Bytes of jobs that are gone are counted for ever.",
-        (lua("prelude", "    if ends and tonumber(ends) > now / 1000 then\n", "    if ends then\n"),),
+        (lua("amounts", "    if ends and tonumber(ends) > now / 1000 then\n", "    if ends then\n"),),
         (QUOTAS + "bytes_are_counted_until_the_record_is_gone_and_no_longer",),
     ),
     Bug(
         "a deleted file still counts",
         "Who deletes files has no more room than before.",
-        (lua("prelude", "  set_file_cost(sizes_key(tenant), id, nil)\n", ""),
-         lua("prelude", "~= (files > 0 and files + 1 or 0) then", "< 0 then")),
+        (lua("file_costs", "  set_file_cost(sizes_key(tenant), id, nil)\n", ""),
+         lua("file_costs", "~= (files > 0 and files + 1 or 0) then", "< 0 then")),
         (QUOTAS + "files_are_bounded_by_their_bytes",),
     ),
     Bug(
@@ -285,7 +285,7 @@ STORAGE = (
     Bug(
         "the input of a batch is free",
         "Who uploads, begins a batch, deletes the file and begins anew fills the disk.",
-        (lua("prelude", "  if is_file_in_use(id) then\n", "  if false then\n"),),
+        (lua("file_costs", "  if is_file_in_use(id) then\n", "  if false then\n"),),
         (FILES + "a_deleted_input_is_counted_until_its_batch_has_ended",),
     ),
     Bug(
@@ -323,13 +323,13 @@ STORAGE = (
     Bug(
         "small files cost nothing",
         "A tenant keeps millions of files of a few bytes, each with a record in the store.",
-        (lua("prelude", "local MIN_FILE_COST = 4096", "local MIN_FILE_COST = 0"),),
+        (lua("file_costs", "local MIN_FILE_COST = 4096", "local MIN_FILE_COST = 0"),),
         (FILES + "small_files_are_bounded_too",),
     ),
     Bug(
         "the sum of all files is made anew",
         "The store stands still for every upload of a tenant with many files.",
-        (lua("prelude", "  return math.max(0, (redis.call('HGET', sizes, 'total')",
+        (lua("file_costs", "  return math.max(0, (redis.call('HGET', sizes, 'total')",
               "  redis.call('HVALS', sizes)\n  return math.max(0, (redis.call('HGET', sizes, 'total')"),),
         (FILES + "a_file_costs_the_same_beside_many",),
     ),

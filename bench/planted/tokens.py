@@ -205,7 +205,7 @@ TOKENS = (
         "A job that fails in its claim uses up no place but a number: another job of the worker gets it too.",
         (
             lua(
-                "prelude",
+                "claims",
                 "  fail_malformed(id, why, c.now, holder, lane, entry)\n",
                 "  c.begun = c.begun + 1\n  fail_malformed(id, why, c.now, holder, lane, entry)\n",
             ),
@@ -215,7 +215,7 @@ TOKENS = (
     Bug(
         "a job of nobody that keeps its worker",
         "A worker that drains waits for ever for a job that the store has lost.",
-        (lua("prelude", "  buffer_write(buffered_releases, worker, id)\n  return false\n", "  return false\n"),),
+        (lua("fences", "  buffer_write(buffered_releases, worker, id)\n  return false\n", "  return false\n"),),
         (REGRESSIONS + "a_worker_leaves_though_the_store_has_lost_its_job",),
     ),
     Bug(

@@ -12,7 +12,7 @@ UNREADABLE = (
         "A sweep or a claim breaks off at one job because nobody has thought of the error that its record makes.",
         (
             lua(
-                "prelude",
+                "malformed",
                 "if string.find(text, refusal, 1, true) then return nil end\n  end\n  return text\n",
                 "if string.find(text, refusal, 1, true) then return nil end\n  end\n"
                 "  return string.find(text, 'WRONGTYPE', 1, true) and text or nil\n",
@@ -24,8 +24,8 @@ UNREADABLE = (
         "a refusal that is a job's fault",
         "An operator forgets a permission, and every job that is claimed fails for it.",
         (
-            lua("prelude", "'ACL failure', 'executing the script', ", ""),
-            lua("prelude", "NOPERM = true, ", ""),
+            lua("malformed", "'ACL failure', 'executing the script', ", ""),
+            lua("malformed", "NOPERM = true, ", ""),
         ),
         (TEST + "a_refusal_in_the_middle_of_a_claim_loses_no_job",),
     ),
@@ -52,13 +52,13 @@ UNREADABLE = (
     Bug(
         "a job whose worker is nobody",
         "Its worker cannot end it, and no sweep takes it: it runs for ever.",
-        (lua("prelude", "      error('invalid worker', 0)\n", "      return false\n"),),
+        (lua("fences", "      error('invalid worker', 0)\n", "      return false\n"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "a job whose run is none",
         "Its worker cannot end it or hand it back: it runs for as long as that worker lives.",
-        (lua("prelude", "error('invalid run', 0)", "return false"),),
+        (lua("fences", "error('invalid run', 0)", "return false"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
@@ -77,25 +77,25 @@ UNREADABLE = (
     Bug(
         "an unreadable job that keeps its entry",
         "The lane counts it as running after it has failed, and its worker's consumer stays.",
-        (lua("prelude", "pending_entries(worker or s[4] or '')[id] or {}", "{}"),),
+        (lua("malformed", "pending_entries(worker or s[4] or '')[id] or {}", "{}"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(
         "a waiting job whose entry is unreadable",
         "A claim drops it from its lane, where nobody finds it again: it waits for ever.",
-        (lua("prelude", "s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then", "false then"),),
+        (lua("claims", "s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then", "false then"),),
         (TEST + "a_claim_leaves_no_waiting_job_behind",),
     ),
     Bug(
         "any digits are a number of attempts",
         "One job that is claimed ends its worker, and the next, and the next.",
-        (lua("prelude", "  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end\n", ""),),
+        (lua("claims", "  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end\n", ""),),
         (TEST + "numbers_beyond_all_bounds_are_none",),
     ),
     Bug(
         "any digits are a number of seconds",
         "A job that is to be kept for longer than the server can count is kept for ever, and its end breaks off.",
-        (lua("prelude", "  return integer_text(keep) or 3600", "  return string.match(keep or '', '^%d+$') or 3600"),),
+        (lua("values", "  return integer_text(keep) or 3600", "  return string.match(keep or '', '^%d+$') or 3600"),),
         (TEST + "jobs_end_beside_one_that_cannot_be_read",),
     ),
     Bug(

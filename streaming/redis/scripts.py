@@ -130,8 +130,23 @@ NAMES = (
     "lengths",
 )
 
-SHARED_FILE = "prelude"
-"""The file of the functions that scripts share, without its suffix."""
+SHARED = (
+    "writes",
+    "values",
+    "amounts",
+    "signals",
+    "consumers",
+    "index",
+    "outboxes",
+    "logs",
+    "endings",
+    "file_costs",
+    "malformed",
+    "repair",
+    "fences",
+    "claims",
+)
+"""The files of the functions that scripts share, without their suffix, in order: each uses only those before it."""
 
 CALL_LOOP = """
 local answers, at = {}, 1
@@ -190,13 +205,13 @@ DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 @cache
 def load_scripts() -> Mapping[str, Script]:
     """Read every script and put in front of it what it uses of the key catalogue and the shared functions."""
-    folder, names = files("streaming") / "lua", (*NAMES, SHARED_FILE)
+    folder, names = files("streaming") / "lua", (*NAMES, *SHARED)
     return assemble({f"{name}.lua": (folder / f"{name}.lua").read_text(encoding="utf-8") for name in names})
 
 
 def assemble(texts: Mapping[str, str]) -> dict[str, Script]:
     """Build the scripts. `texts`: the text of every Lua file by its name, with its suffix."""
-    shared = texts[f"{SHARED_FILE}.lua"]
+    shared = "".join(texts[f"{name}.lua"] for name in SHARED)
     return {name: _script(name, texts[f"{name}.lua"], shared) for name in NAMES}
 
 

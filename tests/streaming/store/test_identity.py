@@ -236,7 +236,7 @@ def shapes() -> Iterator[str]:
 def digest() -> str:
     """Of all that another version would have to agree on."""
     folder = files("streaming") / "lua"
-    names = ["prelude", *scripts.NAMES]
+    names = [*scripts.SHARED, *scripts.NAMES]
     parts = [
         *(f"{key.name} {key.pattern} {key.kind}" for key in (*catalogue.CATALOGUE, *catalogue.FLEET)),
         *(f"{kind} {text.partition(': ')[0]}" for kind, text in catalogue.CHANNELS.items()),

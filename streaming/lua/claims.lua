@@ -1,0 +1,312 @@
+-- Claims: which waiting jobs a worker gets, and how they become its own.
+--
+-- The functions share the state `c` of one call of `claim`: its arguments, `now`, `out` (the answer), `begun` (jobs in it),
+-- `taken` (ids of entries that are this worker's: it releases those of jobs that it does not know), `lanes` (those in which
+-- jobs wait), `chosen`, `credits`, and `commit`, which is commit_choices.
+
+-- Whether a waiting job is queued at another lane and entry than the one that is being claimed.
+local function is_queued_elsewhere(id, lane, entry)
+  require_lane_entry(lane, entry)
+  local found = redis.call('XRANGE', lane, entry, entry)[1]
+  return found and found[2][2] == id
+end
+
+-- Check the record of the job at an entry. Returns nil if the job ended, expired, or waits elsewhere, so that the entry
+-- is of no use any more. Raises if the record is malformed.
+local function check_job(c, lane, entry, id)
+  local s = redis.call('HMGET', job_key(id), 'state', 'queue_deadline', 'deadline', 'body', 'reply', 'entry', 'created',
+    'attempt', 'events', 'lane', 'order', 'tenant')
+  if s[1] and not STATES[s[1]] then error('attempt to claim a job in state ' .. s[1], 0) end
+  if s[1] == 'queued' and s[6] ~= entry and not is_queued_elsewhere(id, s[10], s[6]) then
+    error('invalid entry', 0)
+  end
+  if s[1] ~= 'queued' or s[6] ~= entry then
+    ack_and_delete(lane, entry) -- the job ended, or was requeued elsewhere, while this entry waited
+    return nil
+  end
+  if s[2] and not parse_number(s[2]) then error('invalid queue_deadline', 0) end
+  if s[3] and not parse_number(s[3]) then error('invalid deadline', 0) end
+  if s[8] and not integer_text(s[8]) then error('invalid attempt', 0) end
+  if s[10] and s[10] ~= lane then error('invalid lane', 0) end
+  if (not s[8] and is_past(s[2], c.now)) or is_past(s[3], c.now) then
+    c.commit(c) -- the index is as the choices have left it
+    end_job(id, 'expired', 'deadline_exceeded_in_queue', c.now)
+    return nil
+  end
+  local prompt, output, weight = parse_order(s[11])
+  return {
+    id = id, entry = entry, fields = s, tenant = s[12] or '', cost = units_of(prompt, output),
+    charge = charge_of(prompt, 0, weight), member = false, held = false
+  }
+end
+
+-- Write the claim of a job into its record, and add it to the answer.
+local function begin_job(c, _, _, id, claimed)
+  local s, run = claimed.fields, c.number + c.begun + 1
+  local job, attempt, runs = job_key(id), (s[8] or 0) + 1, s[8] and redis.call('HGET', job_key(id), 'runs') or ''
+  if attempt == 2 then redis.call('HSET', job, 'started', redis.call('HGET', job, 'claimed')) end
+  redis.call('HSET', job, 'state', 'in_progress', 'worker', c.worker, 'name', c.name, 'attempt', attempt, 'run', run,
+    'claimed', c.exact, 'runs', runs .. c.worker .. ':' .. (c.frame + 1) .. ':' .. run .. ';')
+  if c.alone then redis.call('HSET', job, 'alone', 1) end
+  if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
+  if s[9] and attempt == 1 then emit_event(s[9], id, claimed.tenant, 'job.started') end
+  c.out[#c.out + 1] = {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, parse_number(s[7]) or 0, run}
+  c.begun = c.begun + 1
+  return true
+end
+
+-- Run step(c, lane, entry, id, job) for one job. If its record is malformed, only this job fails. If the server refused a
+-- command, the call ends. `holder`: this worker, if the job is among its claims by then.
+local function attempt_step(c, step, lane, entry, id, job, holder)
+  local ran, result = pcall(step, c, lane, entry, id, job)
+  if ran then return result end
+  local why = record_fault(result)
+  if not why then error(result, 0) end
+  c.commit(c)
+  fail_malformed(id, why, c.now, holder, lane, entry)
+  return nil
+end
+
+-- Claim the next job of a retry or suspects stream. Returns the job, or nil and whether the stream may have another one.
+local function take_requeued(c, stream)
+  c.commit(c)
+  local got = run_in_group(stream, function()
+    return redis.pcall('XREADGROUP', 'GROUP', GROUP, c.worker, 'COUNT', 1, 'STREAMS', stream, '>')
+  end)
+  local item = got and got[1] and got[1][2][1]
+  if not item then return nil, false end
+  local fields = item[2]
+  if not fields or fields[1] ~= 'job' or fields[3] then
+    dead_letter('lane', stream, 'entry', item[1], 'reason', 'not a lane entry of Penstock')
+    ack_and_delete(stream, item[1])
+    return nil, true
+  end
+  local place = #c.taken + 1
+  c.taken[place] = fields[2]
+  local claimed = attempt_step(c, check_job, stream, item[1], fields[2])
+  if claimed and not attempt_step(c, begin_job, stream, item[1], fields[2], claimed) then claimed = nil end
+  if not claimed then c.taken[place] = nil end
+  return claimed, true
+end
+
+-- New jobs are chosen one after the other, on a copy of what the index says of the first tenants of a lane and of their
+-- first jobs; commit_choices writes all choices at once. After it the copies are read again.
+local MAX_CHOSEN = 500
+local MAX_TENANTS = 16
+
+-- Write the choices of one lane into its group and its index: charge the tenants, and retire those without other jobs.
+-- A choice whose entry the stream has lost is not begun.
+local function write_choices(c, lane)
+  local members, counters, retired, gone, taken = {}, {}, {}, {}, c.taken
+  local words = {lane.stream, GROUP, c.worker, 0}
+  for i, job in ipairs(lane.chosen) do words[4 + i], members[i] = job.entry, job.member end
+  words[#words + 1], words[#words + 2] = 'FORCE', 'JUSTID'
+  local got, at = run_in_group(lane.stream, function() return redis.pcall('XCLAIM', unpack(words)) end), 1
+  for _, job in ipairs(lane.chosen) do -- the answer has their order
+    job.held = got[at] == job.entry
+    if job.held then taken[#taken + 1], at = job.id, at + 1 end
+  end
+  redis.call('ZREM', arrivals_key(c.model, lane.priority), unpack(members))
+  for tenant, line in pairs(lane.changed) do
+    redis.call('ZREM', line.key, unpack(line.members, 1, line.at - 1))
+    local list = line.members[line.at] and counters or retired
+    list[#list + 1], list[#list + 2] = line.counter, tenant
+  end
+  if counters[1] then redis.call('ZADD', lane.tenants, unpack(counters)) end
+  if retired[1] then
+    for i = 2, #retired, 2 do gone[i / 2] = retired[i] end
+    redis.call('ZREM', lane.tenants, unpack(gone))
+    local is_empty = not lane.lines[1] and (not lane.more or redis.call('EXISTS', lane.tenants) == 0)
+    if is_empty then retired[#retired + 1], retired[#retired + 2] = lane.time, '' end
+    note_served(c.model, lane.priority, lane.time, unpack(retired))
+  end
+end
+
+local function commit_choices(c)
+  local jobs = c.chosen
+  c.chosen = {}
+  for _, lane in ipairs(c.lanes) do
+    if lane.chosen then write_choices(c, lane) end
+    lane.lines, lane.fairest, lane.chosen, lane.empty = nil, nil, nil, lane.empty or nil
+  end
+  for _, job in ipairs(jobs) do
+    if job.held then attempt_step(c, begin_job, job.stream, job.entry, job.id, job, c.worker) end
+  end
+end
+
+-- Read the first tenants of a lane with their counters: one more than can be needed shows whether the lane gets empty.
+-- `more`: it may have others.
+local function read_lines(c, lane)
+  local most = math.min(c.want - c.begun - #c.chosen, MAX_TENANTS) + 1
+  local read, lines = redis.call('ZRANGE', lane.tenants, 0, most - 1, 'WITHSCORES'), {}
+  for i = 1, #read, 2 do lines[#lines + 1] = {tenant = read[i], counter = tonumber(read[i + 1]), at = 1} end
+  lane.lines, lane.more = lines, #lines == most
+  return lines[1]
+end
+
+-- Read the next jobs of a tenant, so that the one after its next is known, if there is one.
+local function read_members(c, lane, line)
+  local members = line.members
+  if line.whole or members and members[line.at + 1] then return end
+  line.key = line.key or tenant_line(c.model, lane.priority, line.tenant)
+  local known = members and #members or 0
+  local wanted = line.at + math.ceil((c.want - c.begun - #c.chosen) / #lane.lines)
+  local read = redis.call('ZRANGE', line.key, known, wanted - 1)
+  line.whole, line.members = known + #read < wanted, members or read
+  for i = 1, members and #read or 0 do members[known + i] = read[i] end
+end
+
+-- The next job of the tenant that got least, cached until the lane changes; nil if no new job waits. An entry that leads
+-- to no job to claim is dropped.
+local function fairest_job(c, lane)
+  while not lane.fairest and not lane.empty do
+    local line = lane.lines and lane.lines[1]
+    if line then
+      read_members(c, lane, line)
+      local entry, id, member = from_member(line.members[line.at] or '')
+      local job = entry and attempt_step(c, check_job, lane.stream, entry, id)
+      if job then
+        job.stream, job.tenant, job.member, lane.fairest = lane.stream, line.tenant, member, job
+      else
+        commit_choices(c)
+        if entry then leave_line(c.model, lane.priority, line.tenant, entry, id) end
+        if not entry then retire_tenant(c.model, lane.priority, line.tenant) end -- its line was lost with the data
+      end
+    elseif lane.lines and not lane.more then
+      lane.empty = true
+    else
+      commit_choices(c)
+      lane.empty = not read_lines(c, lane)
+    end
+  end
+  return lane.fairest
+end
+
+-- Whether the lane's oldest job makes it count as one lane higher.
+local function is_aged(c, lane)
+  if not BOOST_MS[lane.rank] then return false end
+  if lane.chosen then commit_choices(c) end
+  local oldest = redis.call('ZRANGE', arrivals_key(c.model, lane.priority), 0, 0, 'WITHSCORES')
+  return oldest[1] and c.now - oldest[2] > BOOST_MS[lane.rank]
+end
+
+-- Whether a tenant stands before another one, as in a sorted set.
+local function is_before(line, other)
+  if line.counter ~= other.counter then return line.counter < other.counter end
+  for i = 1, math.min(#line.tenant, #other.tenant) do
+    local one, two = string.byte(line.tenant, i), string.byte(other.tenant, i)
+    if one ~= two then return one < two end
+  end
+  return #line.tenant < #other.tenant
+end
+
+-- Choose the lane's fairest job: charge its tenant, and advance the lane's virtual time to the least counter.
+local function choose_job(c, lane)
+  local job = fairest_job(c, lane)
+  local lines, line = lane.lines, table.remove(lane.lines, 1)
+  lane.time, line.counter, line.at = line.counter, line.counter + job.charge, line.at + 1
+  if not lane.chosen then lane.chosen, lane.changed = {}, {} end
+  lane.changed[line.tenant], lane.chosen[#lane.chosen + 1], c.chosen[#c.chosen + 1] = line, job, job
+  lane.fairest = nil
+  if line.members[line.at] then
+    local place = #lines + 1
+    while place > 1 and is_before(line, lines[place - 1]) do place = place - 1 end
+    if place <= #lines or not lane.more then table.insert(lines, place, line) end -- else others may stand before it
+  end
+  if #c.chosen == MAX_CHOSEN then commit_choices(c) end
+  return job
+end
+
+-- Whether a lane from which this call may claim has a job. If it is not the highest one, none is looked at.
+local function has_job(c, lane, highest)
+  if lane.rank == #PRIORITIES and lane.claimed >= c.spare then return false end
+  if lane.rank > 1 and c.begun + #c.chosen >= c.free then return false end
+  if lane.requeued > 0 or lane.fairest then return true end
+  if highest then return fairest_job(c, lane) ~= nil end
+  if lane.lines and not lane.lines[1] then commit_choices(c) end
+  if not lane.lines and lane.empty == nil then lane.empty = redis.call('EXISTS', lane.tenants) == 0 end
+  return not lane.empty
+end
+
+local function credit_of(c, lane)
+  if not c.credits then
+    c.credits = redis.call('HMGET', credit_key(c.model), unpack(PRIORITIES))
+    for rank = 1, #PRIORITIES do c.credits[rank] = tonumber(c.credits[rank] or 0) end
+  end
+  return c.credits[lane.rank]
+end
+
+local function add_credit(c, lane, parts)
+  c.credits[lane.rank], c.credits_changed = credit_of(c, lane) + parts, true
+end
+
+-- Whether a lane goes before higher ones: its credit pays for its next new job, if it has one.
+local function is_owed(c, lane)
+  if credit_of(c, lane) <= 0 then return false end
+  local job = fairest_job(c, lane)
+  if not job then return lane.requeued > 0 end
+  return c.credits[lane.rank] >= FLOOR * job.cost
+end
+
+-- Claim the next job. Returns whether there may be another one.
+local function claim_next(c)
+  local highest, lane = nil, nil
+  for _, each in ipairs(c.lanes) do
+    each.waits = has_job(c, each, not highest)
+    if each.waits and not highest then
+      highest, lane = each, each
+    elseif each.waits and lane == highest and is_owed(c, each) then
+      lane = each
+    end
+  end
+  if not lane then return false end
+  local claimed = nil
+  if lane.requeued > 0 then
+    local more
+    claimed, more = take_requeued(c, retry_key(c.model, lane.priority))
+    lane.requeued = more and lane.requeued - 1 or 0
+  else
+    claimed = choose_job(c, lane)
+  end
+  if not claimed then return true end
+  lane.claimed = lane.claimed + 1
+  if lane ~= highest then add_credit(c, lane, -FLOOR * claimed.cost) end
+  for _, lower in ipairs(c.lanes) do
+    if lower.rank > lane.rank and lower.waits and not (lower.empty and lower.requeued == 0) then
+      local turns = lower.rank == lane.rank + 1 and is_aged(c, lower)
+      add_credit(c, lower, claimed.cost * (turns and FLOOR or 1))
+    end
+  end
+  return true
+end
+
+-- Find the lanes in which jobs wait.
+local function find_lanes(c, any_requeued)
+  for rank, priority in ipairs(PRIORITIES) do
+    local requeued = any_requeued and count_undelivered(retry_key(c.model, priority)) or 0
+    local lane = {
+      rank = rank, priority = priority, tenants = tenants_key(c.model, priority), stream = false, claimed = 0,
+      requeued = requeued, waits = false, more = false, time = 0, empty = nil
+    }
+    local there = nil
+    if c.lanes[1] then there = redis.call('EXISTS', lane.tenants) == 1 else there = read_lines(c, lane) end
+    if there or requeued > 0 then
+      lane.stream, lane.empty = lane_key(c.model, priority), not there
+      c.lanes[#c.lanes + 1] = lane
+    end
+  end
+end
+
+-- Claim jobs in the order of streaming/order.py.
+local function take_in_order(c, any_requeued)
+  find_lanes(c, any_requeued)
+  local more = c.lanes[1]
+  while more and c.begun < c.want do
+    while more and c.begun + #c.chosen < c.want do more = claim_next(c) end
+    commit_choices(c)
+  end
+  if c.credits_changed then
+    redis.call('HSET', credit_key(c.model), PRIORITIES[2], c.credits[2], PRIORITIES[3], c.credits[3])
+    redis.call('EXPIRE', credit_key(c.model), SERVED_RETENTION_S)
+  end
+end

@@ -1,0 +1,112 @@
+-- Malformed records: one fails alone, whatever is wrong with it.
+
+-- Delete an idempotency key, if it is one and still points to this job.
+local function free_idempotency_key(key, id)
+  if not is_idem_key(key) then return end
+  local known = redis.pcall('GET', key)
+  if type(known) == 'string' and string.sub(known, 1, 36) == id then redis.call('DEL', key) end
+end
+
+-- The pending entries of a worker as {job id: {lane, entry}}, cached. Read only where a job's record is malformed.
+local pending_by_worker = {}
+
+local function pending_entries(worker)
+  if pending_by_worker[worker] then return pending_by_worker[worker] end
+  local found, model = {}, redis.call('HGET', worker_key(worker), 'model')
+  pending_by_worker[worker] = found
+  for _, lane in ipairs(model and model_streams(model) or {}) do
+    local from, pending = '-', {}
+    repeat
+      pending = redis.pcall('XPENDING', lane, GROUP, from, '+', 1000, worker) -- an error reply has length 0
+      for _, item in ipairs(pending) do
+        local entry = redis.call('XRANGE', lane, item[1], item[1])[1]
+        if entry then found[entry[2][2]] = {lane, item[1]} end
+        from = '(' .. item[1]
+      end
+    until #pending < 1000
+  end
+  return found
+end
+
+-- Fail a job whose record is malformed. Only its id is trusted; every field that is valid is still used to clean up.
+-- `worker`, `lane` and `entry`, where the caller knows them, override the record's. The job becomes a dead letter, and
+-- its idempotency key is freed, so that a repeated request is computed anew. Returns 1, or 0 if it had ended or is gone.
+local function fail_malformed(id, reason, now, worker, lane, entry)
+  local job = job_key(id)
+  local s = redis.pcall('HMGET', job, 'state', 'lane', 'entry', 'worker', 'keep', 'events', 'tenant', 'reply', 'idem',
+    'owed', 'runs', 'size')
+  if s.err then
+    redis.call('DEL', job) -- not a hash
+    redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)
+    s = {'?'}
+  end
+  if worker then buffer_write(buffered_releases, worker, id) end
+  if not s[1] or s[1] == 'completed' or s[1] == 'failed' or s[1] == 'cancelled' or s[1] == 'expired' then return 0 end
+  lane, entry = lane or s[2], entry or s[3]
+  if not pcall(require_lane_entry, lane, entry) then
+    local place = pending_entries(worker or s[4] or '')[id] or {}
+    lane, entry = place[1], place[2]
+  end
+  redis.call('HSET', job, 'state', 'failed', 'reason', 'malformed', 'done', now)
+  redis.call('HSETNX', job, 'body', '')
+  ack_and_delete(lane, entry)
+  local model, priority, kind = parse_lane(lane or s[2])
+  if model then add_reserved_bytes(model, priority, s[10], -1) end
+  if kind == 'lane' and is_entry(entry) then leave_line(model, priority, s[7] or '', entry, id) end
+  count_ended_job(s[7], s[12], retention_s(s[5]), now, 0)
+  pcall(release_logs, id, s[11])
+  free_idempotency_key(s[9], id)
+  if (s[4] or '') ~= '' then buffer_write(buffered_releases, s[4], id) end
+  redis.call('ZREM', timers_key(), id)
+  redis.call('EXPIRE', job, retention_s(s[5]))
+  if s[6] and s[7] then emit_event(s[6], id, s[7], 'job.failed', true) end
+  dead_letter('job', id, 'reason', 'unreadable: ' .. reason)
+  publish(s[8], cmsgpack.pack({'e', id}))
+  return 1
+end
+
+local function find_by_idempotency_key(key, tenant, digest, pin, epoch)
+  local known = redis.pcall('GET', key)
+  if type(known) ~= 'string' then return nil end
+  local found = string.sub(known, 1, 36)
+  local s = redis.pcall('HMGET', job_key(found), 'tenant', 'state', 'created', 'attempt')
+  if not s.err and not s[1] then return nil end
+  if not s.err and (s[1] ~= tenant or string.sub(known, 38) ~= digest) then return {'reused'} end
+  local created, attempt = string.match(s[3] or '', '^%d+'), string.match(s[4] or '0', '^%d+$')
+  if s.err or not STATES[s[2]] or not tonumber(s[3]) or not created or not attempt then
+    fail_malformed(found, s.err or 'invalid state, created or attempt', now_ms())
+    return nil
+  end
+  if pin then redis.call('HSET', job_key(found), 'pinned', 1) end
+  return {'joined', found, s[2], tonumber(created), tonumber(attempt), epoch}
+end
+
+-- Classify an error: returns its text if the job's record caused it, nil if the server refused the command whatever the
+-- record holds (recognised by the reply's code, or by these words). An unknown error counts as the record's: then one
+-- job fails and becomes a dead letter, and no other job is blocked by it.
+local function record_fault(problem)
+  local refusals = {
+    OOM = true, MISCONF = true, READONLY = true, NOREPLICAS = true, LOADING = true, MASTERDOWN = true, NOSCRIPT = true,
+    UNBLOCKED = true, NOAUTH = true, WRONGPASS = true, NOPERM = true, CLUSTERDOWN = true, MOVED = true, ASK = true,
+    TRYAGAIN = true
+  }
+  local words = {'ACL failure', 'executing the script', 'nknown Redis command', 'nknown command', 'non local key',
+    'cript killed', 'not enough memory'}
+  local text = type(problem) == 'table' and problem.err or tostring(problem)
+  if refusals[string.match(text, '^%-?(%u+)') or ''] then return nil end
+  for _, refusal in ipairs(words) do
+    if string.find(text, refusal, 1, true) then return nil end
+  end
+  return text
+end
+
+-- Run step(id, worker) for one job; `worker` holds it, if any does. If its record is malformed, only that job fails.
+-- Returns: the result of `step`, or nil if the job has failed
+local function run_or_fail(id, worker, step)
+  local ran, answer = pcall(step, id, worker)
+  if ran then return answer end
+  local why = record_fault(answer)
+  if not why then error(answer, 0) end
+  fail_malformed(id, why, now_ms(), worker)
+  return nil
+end
