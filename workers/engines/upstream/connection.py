@@ -190,10 +190,14 @@ class Reply:
 class _Whole:
     """Sink that collects a whole reply."""
 
-    def __init__(self, done: asyncio.Future[Reply]) -> None:
-        self._done, self._reply, self._parts, self._size = done, Reply(), list[bytes](), 0
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.begun = False
+        """Whether the server has begun to reply."""
+        self._reply, self._parts, self._size = Reply(), list[bytes](), 0
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self.begun = True
         self._reply.status, self._reply.headers = status, headers
 
     def on_body(self, data: bytes) -> None:
@@ -203,13 +207,13 @@ class _Whole:
         self._parts.append(data)
 
     def on_end(self, problem: str) -> None:
-        if self._done.done():
+        if self.done.done():
             return
         if problem:
-            self._done.set_exception(Broken(problem))
+            self.done.set_exception(Broken(problem))
         else:
             self._reply.body = b"".join(self._parts)
-            self._done.set_result(self._reply)
+            self.done.set_result(self._reply)
 
 
 class Client:
@@ -245,15 +249,32 @@ class Client:
         connection.send(self._head(method, path, body, key, stream=stream) + body, sink, self._free)
 
     async def ask(self, method: str, path: str, body: Any = None, key: str = "", timeout_s: float = 10.0) -> Reply:
-        """Send one request and read its whole reply. Raises ConnectError, Broken."""
-        connection = await self.connection()
-        done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        """Send one request and read its whole reply. Raises ConnectError, Broken.
+
+        If an idle connection turns out to be closed, it is sent again on a new one: the call changes nothing there.
+        """
         data = b"" if body is None else msgspec.json.encode(body)
+        connection = await self.connection()
+        was_used, whole = connection.used > 0, _Whole()
         try:
-            self.send(connection, method, path, data, key, _Whole(done))
+            return await self._asked(connection, method, path, data, key, whole, timeout_s)
+        except Broken:
+            if not was_used or whole.begun:
+                raise
+        connection = await self.connection(fresh=True)
+        return await self._asked(connection, method, path, data, key, _Whole(), timeout_s)
+
+    async def _asked(
+        self, connection: Connection, method: str, path: str, data: bytes, key: str, whole: _Whole, timeout_s: float
+    ) -> Reply:
+        """Raises Broken."""
+        done = whole.done
+        try:
+            self.send(connection, method, path, data, key, whole)
             async with asyncio.timeout(timeout_s):
                 return await done
         except TimeoutError:
+            whole.begun = True  # slow, not closed
             raise Broken(f"no reply within {timeout_s:g} s") from None
         finally:
             if not done.done() or done.cancelled() or done.exception() is not None:

@@ -53,11 +53,13 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a reply ended. `finish`: of an answer that is complete; `reason`: in words, of one that is not."""
+    """How a reply ended. `finish`: of an answer that is complete; `reason`: of one that is not, for logs."""
 
     end: End
     reason: str = ""
     finish: str = ""
+    words: str = ""
+    """The server's own words, which may repeat the prompt: for the job's owner, and never logged."""
     status: int = 0
     sent: bool = True
     """Whether the server may have begun to compute it."""
@@ -68,12 +70,13 @@ class Outcome:
     @property
     def failure(self) -> Failure:
         """The failure of a job that ends with this outcome."""
+        said = self.words or self.reason
         if self.end is End.FAILED and self.status and self.status < 500:
-            code = "context_length_exceeded" if _is_too_long(self.reason) else "invalid_request_error"
-            return Failure(code, f"the upstream server refused the request: {self.reason}", self.status, self.param)
+            code = "context_length_exceeded" if _is_too_long(self.words) else "invalid_request_error"
+            return Failure(code, f"the upstream server refused the request: {said}", self.status, self.param)
         if self.end is End.FAILED:
-            return Failure("content_filter", f"the upstream server ended the answer: {self.reason}", 502)
-        return Failure("upstream_error", f"the upstream server failed: {self.reason}", 502)
+            return Failure("content_filter", f"the upstream server ended the answer: {said}", 502)
+        return Failure("upstream_error", f"the upstream server failed: {said}", 502)
 
 
 def by_finish(reason: str) -> Outcome:
@@ -88,13 +91,14 @@ def by_finish(reason: str) -> Outcome:
 def by_status(status: int, body: bytes, decoded: Any) -> Outcome:
     """A reply with an error status. `decoded`: its body as JSON, or None."""
     words, _, param = error_of(decoded) or (body[:MAX_WORDS].decode(errors="replace").strip(), 0, None)
-    return _by_code(status, words or f"HTTP {status}", param)
+    return _by_code(status, f"HTTP {status}", words, param)
 
 
 def by_error(decoded: Any) -> Outcome:
     """An error inside a stream that began with 200."""
     words, code, param = error_of(decoded) or ("an error without words", 0, None)
-    return _by_code(code, words, param) if code else Outcome(End.BROKEN, words)
+    reason = f"error {code} inside the stream" if code else "an error inside the stream"
+    return _by_code(code, reason, words, param) if code else Outcome(End.BROKEN, reason, words=words)
 
 
 def by_cut(reason: str, *, sent: bool = True) -> Outcome:
@@ -128,14 +132,15 @@ def _words(said: Any, kind: Any) -> str:
     return " ".join(text.split())[:MAX_WORDS]
 
 
-def _by_code(code: int, words: str, param: str | None) -> Outcome:
+def _by_code(code: int, reason: str, words: str, param: str | None) -> Outcome:
+    end, about = End.BROKEN, None
     if code in BUSY:
-        return Outcome(End.BUSY, words, status=code)
-    if code in KEY_REFUSED:
-        return Outcome(End.KEY, words, status=code)
-    if 400 <= code < 500 and code not in RETRIED:
-        return Outcome(End.FAILED, words, status=code, param=param)
-    return Outcome(End.BROKEN, words, status=code)
+        end = End.BUSY
+    elif code in KEY_REFUSED:
+        end = End.KEY
+    elif 400 <= code < 500 and code not in RETRIED:
+        end, about = End.FAILED, param
+    return Outcome(end, reason, words=words, status=code, param=about)
 
 
 def _is_too_long(words: str) -> bool:

@@ -40,6 +40,8 @@ class Endpoint:
         self.keys = KeyPool(keys)
         self.breaker, self.budget = Breaker(), Budget(settings.max_in_flight)
         self.facts: Facts | None = None
+        self.unfit = ""
+        """Why it gets no requests although it answers: it can do less than the model's card says."""
         self.in_flight = 0
         self.held_until = 0.0
         """Until then no request is sent: the server had no room (monotonic)."""
@@ -48,7 +50,7 @@ class Endpoint:
     @property
     def ready(self) -> bool:
         """Whether it may get requests."""
-        return self.breaker.closed and self.facts is not None
+        return self.breaker.closed and self.facts is not None and not self.unfit
 
     def wait_s(self, cost: int, now: float) -> float:
         """Seconds until a request of so many tokens may be sent, as far as the clock decides."""

@@ -17,7 +17,6 @@ from typing import Any
 
 from penstock.engine import (
     RETURNED,
-    Capabilities,
     ChatTurn,
     EngineDead,
     EngineHealth,
@@ -32,6 +31,7 @@ from penstock.engine import (
 )
 from runtime.config import ConfigError
 from workers.engines.upstream import ladder
+from workers.engines.upstream.card import card_of, lacking
 from workers.engines.upstream.endings import End, Outcome
 from workers.engines.upstream.endpoint import Endpoint, Place
 from workers.engines.upstream.exchange import Exchange
@@ -100,7 +100,10 @@ class UpstreamEngine:
             if not self._places.ready:
                 on_phase(_waiting(failures))
                 await asyncio.sleep(1.0)
-        self._card = self._describe()
+        known = {each.url: each.facts for each in self._endpoints if each.facts is not None}
+        for url, facts in known.items():
+            log.info("%s: %s", url, facts)
+        self._card = card_of(self._model, self._settings, list(known.values()))
         self._ticker = asyncio.create_task(self._tick())
         return self._card
 
@@ -311,7 +314,7 @@ class UpstreamEngine:
             for reader in list(self._exchange.readers.values()):
                 reader.check_time(now, first_s, between_s)
             for endpoint in self._endpoints:
-                if endpoint.breaker.may_probe(now) or endpoint.facts is None:
+                if endpoint.breaker.may_probe(now):
                     self._spawn(self._probe(endpoint))
                 elif endpoint.ready:
                     self._spawn(endpoint.read_gauges(now))
@@ -321,41 +324,19 @@ class UpstreamEngine:
         try:
             await endpoint.probe()
         except ProbeFailed as error:
-            log.info("%s is still away: %s", endpoint.url, error)
+            log.log(logging.ERROR if error.lasting else logging.INFO, "%s is still away: %s", endpoint.url, error)
             return
-        log.info("%s is there", endpoint.url)
+        endpoint.unfit = lacking(self._card, endpoint.facts) if self._card and endpoint.facts else ""
+        if endpoint.unfit:
+            log.error("%s gets no requests: %s", endpoint.url, endpoint.unfit)
+        else:
+            log.info("%s is there", endpoint.url)
         self._places.fill()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _describe(self) -> ModelCard:
-        """The card, of what all servers that answered can do."""
-        known = [each.facts for each in self._endpoints if each.facts is not None]
-        contexts = [facts.context for facts in known if facts.context]
-        context = min(contexts, default=DEFAULT_CONTEXT)
-        for endpoint, facts in zip(self._endpoints, known, strict=False):
-            log.info("%s: %s", endpoint.url, facts)
-        return ModelCard(
-            name=self._model,
-            engine="upstream",
-            context=context,
-            max_output=min(self._settings.max_output or context, context),
-            default_output=self._settings.default_output,
-            capabilities=_common([facts.capabilities() for facts in known]),
-            created=int(time.time()),
-        )
-
-
-def _common(each: Sequence[Capabilities]) -> Capabilities:
-    """What all of these can do."""
-    common = each[0]
-    for other in each[1:]:
-        both = {name: min(getattr(common, name), getattr(other, name)) for name in Capabilities.__struct_fields__}
-        common = Capabilities(**both)
-    return common
 
 
 def _waiting(failures: dict[str, ProbeFailed]) -> str:

@@ -114,7 +114,7 @@ class Generation:
                 return None
             return self._piece(chunk, now)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, OverflowError) as error:
-            self.outcome = by_cut(f"a malformed chunk: {error}")
+            self.outcome = by_cut(f"a malformed chunk ({type(error).__name__})")
             return None
 
     def _piece(self, chunk: Chunk, now: float) -> Piece | None:

@@ -65,6 +65,26 @@ async def test_a_reply_that_is_not_whole_is_an_error(reply: bytes) -> None:
             await client.ask("GET", "/", timeout_s=5)
 
 
+async def test_an_idle_connection_that_is_closed_is_no_error() -> None:
+    """The server closes it as the next request arrives; it is sent again on a new one."""
+    heads: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        heads.append(len(heads))
+        writer.write(WHOLE[0])
+        await reader.read(1)  # the next request on it
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    client = Client(Address.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 5.0)
+    for _ in range(3):
+        assert (await client.ask("POST", "/tokenize", {})).status == 200
+    assert len(heads) == 3
+    client.close()
+    server.close()
+
+
 async def test_a_server_that_is_silent_is_left() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -99,7 +99,8 @@ BODIES: dict[str, Any] = {
 def test_a_status_says_whose_fault_it_is_in_the_servers_words(status: int, body: str) -> None:
     decoded = BODIES[body]
     outcome = by_status(status, b"no such thing" if decoded is None else json.dumps(decoded).encode(), decoded)
-    assert outcome.end is STATUSES[status] and outcome.reason == "no such thing"
+    assert outcome.end is STATUSES[status] and outcome.words == "no such thing"
+    assert outcome.reason == f"HTTP {status}", "logs do not repeat a server, who may repeat a prompt"
     if outcome.end is End.FAILED:
         assert outcome.failure.status == status and "no such thing" in outcome.failure.message
 

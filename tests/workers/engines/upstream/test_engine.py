@@ -237,19 +237,42 @@ async def test_nothing_limits_the_time_of_a_whole_answer() -> None:
 
 
 async def test_a_request_that_breaks_everywhere_fails_alone() -> None:
-    """Five times without a token, on servers that work for others."""
-    fakes = [FakeUpstream("vllm", step_s=0.01) for _ in range(2)]
+    """Five times without a token, on two servers that work for others."""
+    fakes = [FakeUpstream("vllm", [Fault(status=500)] * 9) for _ in range(2)]
     async with bench(*fakes) as desk:
-        for _ in range(6):
-            for fake in fakes:
-                fake.faults.append(Fault(status=500))
-            broken = await desk.ask(HELLO, max_tokens=5)
-            for fake in fakes:
-                fake.faults.clear()
-            if broken.failure is not None:
-                break
-        assert broken.failure is None or broken.failure.status == 502
+        broken = await desk.ask(HELLO, max_tokens=5)
+        for fake in fakes:
+            fake.faults.clear()
+        assert broken.failure is not None and (broken.failure.code, broken.failure.status) == ("upstream_error", 502)
         assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
+
+
+async def test_a_server_that_can_do_less_than_the_others_gets_nothing() -> None:
+    """It was away when the card was made, so nobody was told what it lacks."""
+    good, poor = FakeUpstream("vllm"), FakeUpstream("trtllm")
+    async with serving(poor):
+        pass
+    async with serving(good):
+        desk = Bench(_settings(good.url, urls=(good.url, poor.url)))
+        await desk.start()
+        async with serving(poor):
+            await until(lambda: bool(desk.engine._endpoints[1].unfit))
+            await asyncio.gather(*(desk.ask(HELLO, max_tokens=5) for _ in range(4)))
+        await desk.engine.stop()
+    assert (len(good.sent), len(poor.sent)) == (4, 0)
+
+
+async def test_no_log_repeats_what_a_server_says(caplog: pytest.LogCaptureFixture) -> None:
+    """It may repeat the prompt; the job's owner gets its words."""
+    caplog.set_level(logging.DEBUG)
+    echo = b'{"error": {"message": "canary", "code": 500}}'
+    frame = Fault(after=2, data=b"data: " + echo + b"\n\n")
+    refusal = Fault(status=422, body=b'{"detail": "canary"}')
+    fake = FakeUpstream("vllm", [Fault(status=500, body=echo), frame, refusal, refusal, refusal])
+    async with bench(fake) as desk:
+        failed = await desk.ask(HELLO, max_tokens=5)
+    assert failed.failure is not None and "canary" in failed.failure.message and failed.failure.status == 422
+    assert "canary" not in caplog.text
 
 
 # --- leaving ---------------------------------------------------------------------------------------------------------

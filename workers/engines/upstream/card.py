@@ -1,0 +1,39 @@
+"""Model card of upstream servers: what all of them can do together, and whether one stands up to a card. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from penstock.engine import Capabilities, ModelCard
+from workers.engines.upstream.kinds import DEFAULT_CONTEXT, Facts
+from workers.engines.upstream.settings import UpstreamSettings
+
+
+def card_of(model: str, settings: UpstreamSettings, known: Sequence[Facts]) -> ModelCard:
+    """The card of a model that these servers compute; at least one."""
+    context = min([facts.context for facts in known if facts.context], default=DEFAULT_CONTEXT)
+    return ModelCard(
+        name=model,
+        engine="upstream",
+        context=context,
+        max_output=min(settings.max_output or context, context),
+        default_output=settings.default_output,
+        capabilities=_common([facts.capabilities() for facts in known]),
+        created=int(time.time()),
+    )
+
+
+def lacking(card: ModelCard, facts: Facts) -> str:
+    """Why a server cannot stand for the card that other servers gave; "" if it can."""
+    if facts.context and facts.context < card.context:
+        return f"its context is {facts.context} tokens, and the others' is {card.context}"
+    can, must = facts.capabilities(), card.capabilities
+    lacks = [name for name in Capabilities.__struct_fields__ if getattr(can, name) < getattr(must, name)]
+    return f"it lacks {', '.join(lacks)}" if lacks else ""
+
+
+def _common(each: Sequence[Capabilities]) -> Capabilities:
+    """What all of these can do."""
+    least = {name: min(getattr(one, name) for one in each) for name in Capabilities.__struct_fields__}
+    return Capabilities(**least)
