@@ -30,6 +30,7 @@ from bench.planted.terminal import TERMINAL
 from bench.planted.tokens import TOKENS
 from bench.planted.unreadable import UNREADABLE
 from bench.planted.upkeep import LINES, STORE
+from bench.planted.upstream import UPSTREAM
 from bench.planted.work import WORK
 
 BUGS = (
@@ -64,4 +65,5 @@ BUGS = (
     *PROMISES,
     *LEAVINGS,
     *RESPONSES,
+    *UPSTREAM,
 )

@@ -116,6 +116,13 @@ def _settings(url: str, **more: Any) -> Any:
 # --- continuing ------------------------------------------------------------------------------------------------------
 
 
+async def test_an_end_without_a_finish_reason_completes_nothing() -> None:
+    """vLLM and SGLang send [DONE] after errors too."""
+    async with bench(FakeUpstream("vllm", [Fault(after=10, done=True)])) as desk:
+        answer = await desk.ask(HELLO, max_tokens=50)
+    assert (answer.text, answer.finish) == ("".join(ANSWER[:50]), "length")
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 async def test_hidden_reasoning_is_counted_and_never_spliced(kind: str) -> None:
     """The reasoning is not shown, its tokens count, and a cut after it begins again instead of continuing without

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -27,8 +28,8 @@ SCENARIOS: dict[str, list[Fault]] = {
     "S09 the end after 60 tokens": [Fault(after=60, end=True)],
     "S10 a stall": [Fault(after=10, stall_s=30)],
     "S11 a malformed chunk": [Fault(after=10, data=b'data: {"choices": [{"index"\n\n')],
-    "S12 no [DONE]": [Fault(no_done=True)],
-    "S13 [DONE] alone": [Fault(after=10, done=True)],
+    "S12 no DONE": [Fault(no_done=True)],
+    "S13 DONE alone": [Fault(after=10, done=True)],
     "S14 a refused continuation": [Fault(after=10, cut=True), REFUSED, REFUSED],
     "S15 an error inside the stream": [Fault(after=10, data=b"data: " + NESTED + b"\n\ndata: [DONE]\n\n")],
     "S16 a flapping server": [CUT, Fault(reset=True), CUT, Fault(status=502), Fault(after=5, end=True)],
@@ -99,3 +100,19 @@ async def test_each_kind_is_continued_by_its_best_way(kind: str, form: str) -> N
     else:
         assert second.body["messages"][-1] == {"role": "assistant", "content": "".join(ANSWER[:20])}
         assert len(second.body["messages"]) == len(first.body["messages"]) + 1
+
+
+@pytest.mark.parametrize("first", CONTINUES)
+@pytest.mark.parametrize("second", CONTINUES)
+async def test_a_mixed_pool_continues_at_another_kind(first: str, second: str) -> None:
+    """The server that began dies for good; one of another kind goes on in its own way, and nothing shows it."""
+    dying, other = FakeUpstream(first, step_s=0.01), FakeUpstream(second)
+    async with bench(dying, other) as desk:
+        asking = asyncio.create_task(desk.ask(HELLO, max_tokens=TOKENS))
+        while not any(piece.n for step in desk.steps for piece in step):
+            await asyncio.sleep(0.005)
+        await dying.stop()
+        answer = await asking
+    assert (answer.text, answer.tokens, answer.finish) == (WHOLE, TOKENS, "length")
+    assert (answer.restarts, answer.returns, answer.prompt_tokens) == (0, 0, 3)
+    assert [sent.continues for sent in other.sent] == [True]

@@ -1,0 +1,84 @@
+"""Planted bugs: of the engine `upstream`, which continues what servers leave unfinished."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+ENGINE = "workers/engines/upstream/"
+TESTS = "tests/workers/engines/upstream/"
+FAILOVER, FAKES = (f"{TESTS}test_{name}.py::test_" for name in ("failover", "engine"))
+
+UPSTREAM = (
+    Bug(
+        "an end without a reason",
+        "A stream that ends with [DONE] alone counts as complete, so a cut answer does.",
+        (
+            Edit(
+                ENGINE + "generation.py",
+                'self.outcome = self.outcome or by_cut("[DONE] without a finish reason")',
+                'self.outcome = self.outcome or by_finish("stop")',
+            ),
+        ),
+        (f"{FAKES}an_end_without_a_finish_reason_completes_nothing",),
+    ),
+    Bug(
+        "a JSON text inside another",
+        "JSON is continued like text, though the grammar begins at its root.",
+        (Edit(ENGINE + "ladder.py", "if sampling.json_schema is not None:", "if False:"),),
+        (f"{FAKES}json_begins_again",),
+    ),
+    Bug(
+        "reasoning that is forgotten",
+        "An answer with hidden reasoning is continued as if there had been none.",
+        (Edit(ENGINE + "ladder.py", "if any(count and not text for text, _, count in rows):", "if False:"),),
+        (f"{FAKES}hidden_reasoning_is_counted_and_never_spliced",),
+    ),
+    Bug(
+        "an id ahead of its text",
+        "A token is logged whose text has not come, so that a continuation leaves it out.",
+        (
+            Edit(
+                ENGINE + "generation.py",
+                "self._held.append(piece)\n            return None",
+                "return self._passed(piece)",
+            ),
+        ),
+        (f"{FAKES}no_id_is_logged_before_its_text",),
+    ),
+    Bug(
+        "max_tokens from the cut on",
+        "A continued answer may be as long again as the whole.",
+        (
+            Edit(
+                ENGINE + "generation.py",
+                "return limit if rung in (Rung.FRESH, Rung.REPLAY) else max(0, limit - self.out)",
+                "return limit",
+            ),
+        ),
+        (f"{FAILOVER}each_kind_is_continued_by_its_best_way",),
+    ),
+    Bug(
+        "a queue inside the server",
+        "Requests are sent as they come, and wait where no lane orders them.",
+        (Edit(ENGINE + "places.py", "each.budget.has_room(each.in_flight) and", ""),),
+        (f"{FAKES}no_more_runs_there_than_the_server_runs_at_once",),
+    ),
+    Bug(
+        "a server's words in the log",
+        "It repeats the prompt in its error, and the log keeps it.",
+        (Edit(ENGINE + "engine.py", "endpoint.url, outcome.reason, extra=", "endpoint.url, outcome.words, extra="),),
+        (f"{FAKES}no_log_repeats_what_a_server_says",),
+    ),
+    Bug(
+        "a given back job that ends",
+        "What the engine gives back counts as finished.",
+        (
+            Edit(
+                "workers/worker.py",
+                "if piece.finish == RETURNED and self._preemption.hand_back(attempt):",
+                "if False:",
+            ),
+        ),
+        ("tests/workers/test_returned.py::test_a_job_that_is_given_back_is_claimed_again",),
+    ),
+)
