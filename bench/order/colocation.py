@@ -73,12 +73,12 @@ SIM = Engine(
         "sim.slots": 32, "sim.kv_tokens": 12_000, "sim.kv_policy": "MAX_UTILIZATION", "sim.step_ms": STEP_MS,
         "sim.step_ms_per_text": 0.05, "sim.prefill_ms": 0, "sim.prefill_ms_per_1k_tokens": 20,
     },
-    ttft_ms=60.0, itl_ms=18.0, streams=4, chat_tokens=24, requests=250, lines=180, line_tokens=300, rounds=5,
+    ttft_ms=60.0, itl_ms=18.0, streams=4, chat_tokens=24, requests=250, lines=180, line_tokens=300, rounds=3,
 )  # fmt: skip
 EMBEDDED = Engine(
     name="llamacpp",
     settings={"llamacpp.slots": 4},
-    ttft_ms=1000.0, itl_ms=100.0, streams=2, chat_tokens=32, requests=12, lines=8, line_tokens=96, rounds=2,
+    ttft_ms=1000.0, itl_ms=100.0, streams=2, chat_tokens=32, requests=10, lines=6, line_tokens=64, rounds=1,
 )  # fmt: skip
 QUICK = {"rounds": 1, "requests": 12, "lines": 40, "line_tokens": 60}
 
@@ -149,7 +149,7 @@ async def _round(
         "itl_beside": itl_p99_ms(beside),
         "chats": chats,
         "offline": offline,
-        "filled": 100 * offline / (rate - chats),
+        "filled": 100 * offline / (rate - chats) if rate > chats else None,
         "preempted": sum(is_preempted(job) for job in ended),
         "differ": sum(text_of(job) != text for job, text in zip(ended, undisturbed, strict=True)),
         "backlog_alone": rate,

@@ -20,6 +20,15 @@ PREEMPTIONS = (
         (VICTIMS + "the_youngest_go_first_and_no_more_than_needed",),
     ),
     Bug(
+        "four victims for a long prompt",
+        "A chat with a long prompt preempts a few batch jobs in vain, and waits until others end.",
+        (Edit("workers/preemption.py", "MAX_VICTIMS = 16", "MAX_VICTIMS = 4"),),
+        (
+            "tests/workers/test_gate_of_worker.py::test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_"
+            "it_needs",
+        ),
+    ),
+    Bug(
         "no rest after a preemption",
         "Under a steady load of chats the same batch job is preempted again and again, and never ends.",
         (Edit("workers/victims.py", "if job.is_continued and now_s", "if not job.is_continued and now_s"),),
