@@ -14,7 +14,7 @@ from bench.order.queues import LANES as ALL
 from bench.order.queues import PenstockQueue
 from bench.order.replay import is_in_time
 from streaming.fleet.settings import LatencyTargets
-from streaming.order import LaneQueue, WaitingJob, next_job
+from streaming.order import LaneQueue, WaitingJob, credits_after, next_job
 from streaming.priority import Priority
 
 SHAPE = EngineShape(kv_tokens=8000, slots=16)
@@ -43,12 +43,12 @@ def test_the_queue_gives_what_next_job_says_of_all_that_wait() -> None:
     """It shows `next_job` only the heads of its lines, and that makes no difference."""
     random, queue, now_s = Random(5), PenstockQueue(), 0.0
     waiting: dict[int, tuple[ModelText, WaitingJob]] = {}
-    for number in range(600):
-        now_s += random.random()
+    for number in range(1500):
+        now_s += 10 * random.random()
         if random.random() < 0.55:
             text = ModelText(random.randint(1, 90), 5, random.randint(5, 400), lane=random.choice(ALL))
             text.tenant = random.choice("abc")
-            text.deadline_s = now_s + random.uniform(1, 60) if random.random() < 0.5 else math.inf
+            text.deadline_s = now_s + random.uniform(1, 60) if random.random() < 0.8 else math.inf
             queue.put(text, now_s)
             waiting[id(text)] = text, list(queue._lanes[Priority(text.lane)].waiting.values())[-1]
         elif waiting:
@@ -65,6 +65,8 @@ def test_the_queue_gives_what_next_job_says_of_all_that_wait() -> None:
             text = queue.take(now_s, ALL)
             assert pick is not None and text is not None
             assert waiting.pop(id(text))[1] is pick.job, number
+            credits = credits_after(lanes, pick, int(1000 * now_s))
+            assert {name: queue._lanes[name].credit for name in credits} == credits, number
             if random.random() < 0.8:
                 text.generated = random.randint(0, text.limit)
                 queue.note_end(text)
