@@ -65,8 +65,8 @@ def test_the_queue_gives_what_next_job_says_of_all_that_wait() -> None:
             text = queue.take(now_s, ALL)
             assert pick is not None and text is not None
             assert waiting.pop(id(text))[1] is pick.job, number
-            credits = credits_after(lanes, pick, int(1000 * now_s))
-            assert {name: queue._lanes[name].credit for name in credits} == credits, number
+            after = credits_after(lanes, pick, int(1000 * now_s))
+            assert {name: queue._lanes[name].credit for name in after} == after, number
             if random.random() < 0.8:
                 text.generated = random.randint(0, text.limit)
                 queue.note_end(text)
