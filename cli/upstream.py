@@ -65,6 +65,8 @@ def _only_model(url: str, environ: Mapping[str, str]) -> str:
         raise Problem(str(error), exit_code=USAGE) from None
     except ProbeFailed as error:
         hint = "start it, correct the address, or name its model with --model to wait for it"
+        if error.lasting:
+            hint = f"put its key into a variable, and the variable's name into {KEY_VARIABLES}"
         raise Problem(f"{url} cannot be used: {error}", next_step=hint, exit_code=UNREACHABLE) from None
     if len(names) != 1:
         shown = ", ".join(names[:MAX_NAMED]) or "none that it names"

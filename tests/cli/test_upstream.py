@@ -1,0 +1,92 @@
+"""`penstock up --upstream`: which model it serves, and what it says when it cannot know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from http_serving import serving_http
+
+from cli.errors import UNREACHABLE, USAGE, Problem
+from cli.upstream import completed, own_name
+
+
+class Models(BaseHTTPRequestHandler):
+    """The list of models of a server that takes one key."""
+
+    names: tuple[str, ...] = ()
+    key = ""
+
+    def do_GET(self) -> None:
+        known = not self.key or self.headers.get("Authorization") == f"Bearer {self.key}"
+        data = json.dumps({"data": [{"id": name} for name in self.names]} if known else {"error": "no"}).encode()
+        self.send_response(200 if known else 401)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """Its address; tests set what `Models` has."""
+    with serving_http(ThreadingHTTPServer(("127.0.0.1", 0), Models)) as found:
+        yield f"http://127.0.0.1:{found.server_port}/v1"
+
+
+def of(url: str, **flags: Any) -> dict[str, Any]:
+    return {"upstream": url, "engine": None, "model": None, **flags}
+
+
+def test_the_only_model_is_served(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the server's name for it, and by ours if one is given; then nobody asks the server."""
+    monkeypatch.setattr(Models, "names", ("meta-llama/Llama-3.1-8B",))
+    served = completed(of(server), {})
+    assert (served["engine"], served["model"]) == ("upstream", "meta-llama/Llama-3.1-8B")
+    assert completed(of("http://127.0.0.1:1/v1", model="mine"), {})["model"] == "mine"
+    assert completed(of("http://127.0.0.1:1/v1"), {"PENSTOCK_MODEL": "mine"})["model"] == "mine"
+
+
+def test_several_models_need_a_choice(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Models, "names", ("a", "b"))
+    with pytest.raises(Problem, match="has 2 models: a, b") as told:
+        completed(of(server), {})
+    assert told.value.exit_code == USAGE and "--model" in told.value.next_step
+
+
+def test_a_key_comes_from_a_variable(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it, the error says where its name belongs."""
+    monkeypatch.setattr(Models, "names", ("a",))
+    monkeypatch.setattr(Models, "key", "sk-1")
+    with pytest.raises(Problem, match="needs an API key") as told:
+        completed(of(server), {})
+    assert "PENSTOCK_UPSTREAM_KEY_ENV" in told.value.next_step
+    monkeypatch.setenv("THE_KEY", "sk-1")
+    assert completed(of(server), {"PENSTOCK_UPSTREAM_KEY_ENV": "THE_KEY"})["model"] == "a"
+
+
+def test_a_server_that_is_away_is_named() -> None:
+    with pytest.raises(Problem, match=r"http://127\.0\.0\.1:1/v1 cannot be used") as told:
+        completed(of("http://127.0.0.1:1/v1"), {})
+    assert told.value.exit_code == UNREACHABLE
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("/models/SmolLM2-135M-Instruct.F16.gguf", "SmolLM2-135M-Instruct.F16"),
+        ("llama3.1:8b", "llama3.1:8b"),
+        ("org/model", "org/model"),
+        ("a model", "a-model"),
+        ("/", "upstream"),
+        ("", "upstream"),
+        ("x" * 500, "x" * 128),
+    ],
+)
+def test_a_name_of_a_server_becomes_one_of_ours(name: str, ours: str) -> None:
+    assert own_name(name) == ours
