@@ -6,6 +6,7 @@ text that was given up, too, from the job's record.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
@@ -17,6 +18,8 @@ from api.openai.job_errors import from_failure, stream_reset
 from api.openai.responses.events import EventSequence
 from api.responses.stored import facts_of
 from api.services import Services
+from api.stream.connection import Connection
+from api.stream.flow import NumberedFlow
 from api.stream.messages import PING
 from api.stream.paced_writer import ClientGone
 from runtime.loops import ExpectedErrors, retry
@@ -38,6 +41,15 @@ ROWS_PER_WRITE = 200
 START_INTERVAL_S = 0.5
 """Interval between looks whether a worker has started a waiting response."""
 STORE_RETRY_DELAY_S = 0.5
+
+
+class _Unmeasured:
+    """Takes the times of tokens and forgets them: the first reader's tokens are measured, not those of a replay."""
+
+    def observe_equal(self, total: float, n: int) -> None: ...
+
+
+UNMEASURED = _Unmeasured()
 
 
 class _Restarted(Exception):
@@ -70,6 +82,11 @@ class Follower:
         self._sequence = EventSequence(facts_of(record), after)
         self._buffer: ReorderBuffer | None = None
         self._gone = False
+        self._connection: Connection | None = None
+        self._unwritten = b""
+        """Rendered bytes that the fast path could not write, because the connection was congested."""
+        self._written_s = 0.0
+        """Monotonic time of the last bytes."""
         self.ended: Terminal | None = None
         """How the response ended, once the last event was rendered."""
 
@@ -79,8 +96,10 @@ class Follower:
         if self._buffer is not None:
             self._buffer.hang_up()
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the rest of the sequence, and comments while nothing happens. Raises ClientGone."""
+    async def events(self, connection: Connection | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield the rest of the sequence, and comments while nothing happens; the caller writes each before it asks for
+        more. Tokens that come in order may be written to `connection` at once. Raises ClientGone."""
+        self._connection = None if self._record.job.sampling.json_schema is not None else connection
         try:
             while True:
                 try:
@@ -119,10 +138,13 @@ class Follower:
         buffer.accepted = True
         try:
             await self._patiently(lambda: services.relay.follow(buffer))
-            written_s, runs = time.monotonic(), {logged.run for logged in self._record.runs}
+            self._written_s, runs = time.monotonic(), {logged.run for logged in self._record.runs}
             while True:
-                rows, terminal = await buffer.take(self._patience_s(buffer))
+                rows, terminal = await self._take(buffer)
                 self._check_reader()
+                if self._unwritten:
+                    data, self._unwritten = self._unwritten, b""
+                    yield data
                 if buffer.rewound:
                     await self._check_drafts()
                     raise _HistoryLost
@@ -130,18 +152,41 @@ class Follower:
                     runs |= await self._check_drafts()
                 if rows:
                     self._measure(rows)
-                    written_s = time.monotonic()
+                    self._written_s = time.monotonic()
                 async for data in self._rendered(rows):
                     yield data
                 if terminal is not None:
                     yield self._end(terminal)
                     return
                 data = b"" if rows else await self._look()
-                if data or time.monotonic() - written_s >= services.settings.keep_alive_s:
+                if data or time.monotonic() - self._written_s >= services.settings.keep_alive_s:
                     yield data or PING
-                    written_s = time.monotonic()
+                    self._written_s = time.monotonic()
         finally:
             services.relay.close(buffer)
+
+    async def _take(self, buffer: ReorderBuffer) -> tuple[Sequence[Delta], Terminal | None]:
+        """Wait for deltas that are to be rendered, or the end; write those that come in order at once, if possible."""
+        connection, around = self._connection, self._sequence.plain
+        if connection is None or around is None:
+            return await buffer.take(self._patience_s(buffer))
+        taken: list[tuple[Sequence[Delta], Terminal | None]] = []
+
+        def leave(rows: list[Delta], terminal: Terminal | None) -> bool:
+            taken.append((rows, terminal))
+            return False
+
+        flow = NumberedFlow(UNMEASURED, self._sequence)
+        flow.start(connection, *around)
+        try:
+            async with asyncio.timeout(self._services.settings.keep_alive_s):
+                await buffer.attach_sink(leave, flow.write)
+        except TimeoutError:
+            pass
+        finally:
+            connection.carry(None)
+        self._unwritten, self._written_s = flow.unwritten, max(self._written_s, flow.last)
+        return taken[0] if taken else ((), None)
 
     def _patience_s(self, buffer: ReorderBuffer) -> float:
         waiting = self._record.state is JobState.QUEUED and not buffer.seq

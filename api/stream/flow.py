@@ -7,13 +7,21 @@ it costs as much as the work. So this state is one small object; the Reply handl
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from api.openai.rendering import encode_json, on_one_line
 from api.openai.responses.events import EventSequence
 from api.stream.connection import Connection
 from api.stream.transport import CHUNK_END, chunk_head
 from streaming.jobs.frames import Delta
-from telemetry.buffered import BufferedHistogram
+
+
+class TokenTimes(Protocol):
+    """Takes the times between tokens."""
+
+    def observe_equal(self, total: float, n: int) -> None:
+        """Add `n` equal times of `total` seconds together."""
+        ...
 
 
 class TokenFlow:
@@ -21,7 +29,7 @@ class TokenFlow:
 
     __slots__ = ("_after", "_around", "_before", "_transport", "histogram", "last", "paused", "unwritten")
 
-    def __init__(self, histogram: BufferedHistogram) -> None:
+    def __init__(self, histogram: TokenTimes) -> None:
         self.histogram = histogram
         self.last = 0.0
         """Monotonic time of the last tokens; 0: none yet."""
@@ -62,7 +70,7 @@ class NumberedFlow(TokenFlow):
 
     __slots__ = ("_end", "_sequence")
 
-    def __init__(self, histogram: BufferedHistogram, sequence: EventSequence) -> None:
+    def __init__(self, histogram: TokenTimes, sequence: EventSequence) -> None:
         super().__init__(histogram)
         self._sequence = sequence
 

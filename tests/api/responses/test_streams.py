@@ -7,6 +7,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, cast
@@ -279,20 +280,26 @@ def test_a_cursor_of_before_a_loss_of_data_is_refused(house: House) -> None:
     assert len(events(replay(house, later["id"], 2))) == len(events(before))
 
 
-def test_a_slow_reader_gets_every_event(house: House) -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_slow_reader_gets_every_event(house: House, stored: bool) -> None:
     """One that takes nothing for a while: the connection congests, and the rest comes from the log."""
-    body = json.dumps({"model": "sim", "input": "slow", "stream": True, "max_output_tokens": 4000}).encode()
-    head = b"POST /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    fields = {"model": "sim", "input": "slow", "max_output_tokens": 4000}
+    method, path, body = b"POST", b"/v1/responses", json.dumps({**fields, "stream": True}).encode()
+    if stored:
+        made = json.loads(house.post("/v1/responses", {**fields, "background": True})[2])
+        method, path, body = b"GET", f"/v1/responses/{made['id']}?stream=true".encode(), b""
+    head = method + b" " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", house.port))
-        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        connection.sendall(head + body)
         data = b""
         while (match := re.search(rb"resp_job_[0-9a-f]{32}", data)) is None:
             data += connection.recv(256)
         response_id = match[0].decode()
-        path = f"/v1/responses/{response_id}"
-        eventually(lambda: json.loads(house.get(path)[1])["status"] == "incomplete", seconds=60)
+        shown = f"/v1/responses/{response_id}"
+        eventually(lambda: json.loads(house.get(shown)[1])["status"] == "incomplete", seconds=60)
         while chunk := connection.recv(65_536):
             data += chunk
     answer = HTTPResponse(cast(Any, Sent(data)))
@@ -321,3 +328,19 @@ def test_no_event_has_an_id_and_a_comment_has_one_newline(tmp_path: Path) -> Non
         assert b": ping\n" in data and b": ping\n\n" not in data and not re.search(rb"(?m)^id:", data)
         follow = replay(house, events(data)[0]["response"]["id"])
         assert without_pings(data) == follow
+
+
+def test_a_reader_of_a_stored_response_hears_of_a_silent_one(tmp_path: Path) -> None:
+    """Comments while it waits for a worker, and while its tokens are far apart."""
+    environ = {"PENSTOCK_SIM_STEP_MS": "300", "PENSTOCK_API_KEEP_ALIVE_S": "0.05"}
+    with serving(tmp_path, **environ) as house:
+        made = json.loads(house.post("/v1/responses", {"model": "sim", "input": "x", "background": True,
+                                                       "max_output_tokens": 4})[2])  # fmt: skip
+        with ThreadPoolExecutor() as pool:
+            reader = pool.submit(house.get, f"/v1/responses/{made['id']}?stream=true")
+            house.start("workers")
+            status, data = reader.result(60)
+        assert status == 200 and b": ping\n\n" not in data
+        waiting, *between = data.split(b"event: response.output_text.delta")
+        assert b": ping\n" in waiting and any(b": ping\n" in part for part in between[:-1])
+        assert without_pings(data) == replay(house, made["id"])
