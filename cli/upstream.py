@@ -14,9 +14,9 @@ from cli.errors import UNREACHABLE, USAGE, Problem
 from runtime.config import ConfigError
 from streaming.fleet.plans import pool_name
 from streaming.fleet.settings import MODEL_NAME
-from workers.engines.upstream.connection import Address, Client
+from workers.engines.upstream.connection import ServerAddress, UpstreamClient
 from workers.engines.upstream.engine import keys_of
-from workers.engines.upstream.kinds import Facts
+from workers.engines.upstream.kinds import ServerFacts
 from workers.engines.upstream.probe import ProbeFailed, ServerProbe
 from workers.engines.upstream.settings import UpstreamSettings, url_problem
 
@@ -31,7 +31,7 @@ class ServerLook:
 
     pool: str
     url: str
-    facts: Facts | None
+    facts: ServerFacts | None
     problem: str = ""
 
 
@@ -82,7 +82,7 @@ def own_name(name: str) -> str:
 
 
 async def _names(url: str, settings: UpstreamSettings, key: str) -> list[str]:
-    client = Client(Address.of(url), settings.connect_s)
+    client = UpstreamClient(ServerAddress.of(url), settings.connect_s)
     try:
         return await ServerProbe(client, settings, "", key).names()
     finally:
@@ -107,7 +107,7 @@ async def _look(model: str, pool: str, settings: UpstreamSettings) -> list[Serve
 
 
 async def _look_at(model: str, pool: str, url: str, settings: UpstreamSettings, key: str) -> ServerLook:
-    client = Client(Address.of(url), settings.connect_s)
+    client = UpstreamClient(ServerAddress.of(url), settings.connect_s)
     try:
         return ServerLook(pool, url, await ServerProbe(client, settings, model, key).facts())
     except ProbeFailed as error:

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.engine import ChatTurn, Request, Sampling
-from workers.engines.upstream.kinds import Facts
+from workers.engines.upstream.kinds import ServerFacts
 from workers.engines.upstream.ladder import Row, Rung, is_chat
 
 CHAT, TEXT = "/chat/completions", "/completions"
 Prompt = str | list[int] | list[str | int]
 
 
-def is_prompted(facts: Facts, request: Request, rung: Rung) -> bool:
+def is_prompted(facts: ServerFacts, request: Request, rung: Rung) -> bool:
     """Whether the request goes to /completions, also if it is a conversation."""
     return not is_chat(request) or rung is Rung.IDS or facts.template_chat
 
 
 def build(
-    facts: Facts,
+    facts: ServerFacts,
     request: Request,
     rung: Rung,
     rows: Sequence[Row],
@@ -77,7 +77,7 @@ def continued(prompt: Prompt, rung: Rung, rows: Sequence[Row]) -> Prompt:
     return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
 
 
-def _messages(facts: Facts, request: Request, rung: Rung, rows: Sequence[Row]) -> dict[str, Any]:
+def _messages(facts: ServerFacts, request: Request, rung: Rung, rows: Sequence[Row]) -> dict[str, Any]:
     turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
     messages: list[dict[str, Any]] = [{"role": turn.role, "content": turn.content} for turn in turns]
     body: dict[str, Any] = {"messages": messages}
@@ -103,13 +103,13 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _logprobs(facts: Facts, wanted: int, *, prompted: bool) -> dict[str, Any]:
+def _logprobs(facts: ServerFacts, wanted: int, *, prompted: bool) -> dict[str, Any]:
     if prompted:
         return {"logprobs": max(1, wanted) if facts.kind == "llama-server" else wanted}
     return {"logprobs": True, "top_logprobs": wanted}
 
 
-def _schema(facts: Facts, schema: dict[str, Any]) -> dict[str, Any]:
+def _schema(facts: ServerFacts, schema: dict[str, Any]) -> dict[str, Any]:
     if facts.kind == "llama-server":
         return {"json_schema": schema or {"type": "object"}}
     if not schema:
@@ -117,7 +117,7 @@ def _schema(facts: Facts, schema: dict[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
 
 
-def _extras(facts: Facts, request: Request, *, prompted: bool, cache_prompt: bool, salt: str) -> dict[str, Any]:
+def _extras(facts: ServerFacts, request: Request, *, prompted: bool, cache_prompt: bool, salt: str) -> dict[str, Any]:
     """Fields that only some servers know."""
     if facts.kind == "llama-server":
         return {

@@ -17,7 +17,7 @@ CUT_INTERVAL_S = 1.0
 """Within this time one cut is enough: what is in flight was sent before it."""
 
 
-class Budget:
+class InFlightBudget:
     """`now` in monotonic seconds."""
 
     def __init__(self, cap: int, slots: int = 0) -> None:

@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 
 from penstock.engine import Capabilities, ModelCard
-from workers.engines.upstream.kinds import DEFAULT_CONTEXT, Facts
+from workers.engines.upstream.kinds import DEFAULT_CONTEXT, ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
 
 
-def card_of(model: str, settings: UpstreamSettings, known: Sequence[Facts]) -> ModelCard:
+def card_of(model: str, settings: UpstreamSettings, known: Sequence[ServerFacts]) -> ModelCard:
     """The card of a model that these servers compute; at least one."""
     context = min([facts.context for facts in known if facts.context], default=DEFAULT_CONTEXT)
     return ModelCard(
@@ -24,7 +24,7 @@ def card_of(model: str, settings: UpstreamSettings, known: Sequence[Facts]) -> M
     )
 
 
-def lacking(card: ModelCard, facts: Facts) -> str:
+def lacking(card: ModelCard, facts: ServerFacts) -> str:
     """Why a server cannot stand for the card that other servers gave; "" if it can."""
     if facts.context and facts.context < card.context:
         return f"its context is {facts.context} tokens, and the others' is {card.context}"

@@ -27,7 +27,7 @@ class Progress(msgspec.Struct, gc=False):
     cache: int = 0
 
 
-class Delta(msgspec.Struct, gc=False):
+class ChatDelta(msgspec.Struct, gc=False):
     """The news of a chat."""
 
     content: str | None = None
@@ -38,7 +38,7 @@ class Delta(msgspec.Struct, gc=False):
 
 class Choice(msgspec.Struct, gc=False):
     text: str | None = None
-    delta: Delta | None = None
+    delta: ChatDelta | None = None
     finish_reason: str | None = None
     logprobs: msgspec.Raw = msgspec.Raw(b"null")
     token_ids: list[int] | None = None
@@ -49,7 +49,7 @@ class PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = 0
 
 
-class Usage(msgspec.Struct, gc=False):
+class ChunkUsage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: PromptDetails | None = None
@@ -59,7 +59,7 @@ class Chunk(msgspec.Struct, gc=False):
     """One chunk. Fields that are not listed are skipped while decoding."""
 
     choices: list[Choice] | None = None
-    usage: Usage | None = None
+    usage: ChunkUsage | None = None
     prompt_token_ids: list[int] | None = None
     prompt_progress: Progress | None = None
     verbose: Verbose | None = msgspec.field(default=None, name="__verbose")

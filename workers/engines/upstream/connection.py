@@ -32,7 +32,7 @@ class ConnectError(Exception):
     """No connection to the server could be opened."""
 
 
-class Broken(Exception):
+class BrokenReply(Exception):
     """The reply broke before its end."""
 
 
@@ -51,7 +51,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where a server listens."""
 
     url: str
@@ -67,7 +67,7 @@ class Address:
         return self.base.removesuffix("/v1")
 
     @classmethod
-    def of(cls, url: str) -> Address:
+    def of(cls, url: str) -> ServerAddress:
         """Parse a checked address (settings.url_problem)."""
         parts = urlsplit(url)
         secure = parts.scheme == "https"
@@ -75,7 +75,7 @@ class Address:
         return cls(url, parts.hostname or "", port, secure, parts.path.rstrip("/") or "/v1")
 
 
-class Connection(asyncio.Protocol):
+class UpstreamConnection(asyncio.Protocol):
     """One connection. It ends with its request unless the server keeps it open."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol):
 
 
 @dataclass(slots=True)
-class Reply:
+class WholeReply:
     """A reply that was read as a whole."""
 
     status: int = 0
@@ -191,10 +191,10 @@ class _Whole:
     """Sink that collects a whole reply."""
 
     def __init__(self) -> None:
-        self.done: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[WholeReply] = asyncio.get_running_loop().create_future()
         self.begun = False
         """Whether the server has begun to reply."""
-        self._reply, self._parts, self._size = Reply(), list[bytes](), 0
+        self._reply, self._parts, self._size = WholeReply(), list[bytes](), 0
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self.begun = True
@@ -210,22 +210,22 @@ class _Whole:
         if self.done.done():
             return
         if problem:
-            self.done.set_exception(Broken(problem))
+            self.done.set_exception(BrokenReply(problem))
         else:
             self._reply.body = b"".join(self._parts)
             self.done.set_result(self._reply)
 
 
-class Client:
+class UpstreamClient:
     """HTTP client of one server."""
 
-    def __init__(self, address: Address, connect_s: float) -> None:
+    def __init__(self, address: ServerAddress, connect_s: float) -> None:
         self.address, self._connect_s = address, connect_s
         self._ssl = ssl.create_default_context() if address.secure else None
-        self._idle: list[Connection] = []
+        self._idle: list[UpstreamConnection] = []
         self._closed = False
 
-    async def connection(self, *, fresh: bool = False) -> Connection:
+    async def connection(self, *, fresh: bool = False) -> UpstreamConnection:
         """An idle connection, or a new one. `fresh`: a new one in any case. Raises ConnectError."""
         while self._idle and not fresh:
             connection = self._idle.pop()
@@ -235,7 +235,9 @@ class Client:
         loop, address = asyncio.get_running_loop(), self.address
         try:
             async with asyncio.timeout(self._connect_s):
-                _, connection = await loop.create_connection(Connection, address.host, address.port, ssl=self._ssl)
+                _, connection = await loop.create_connection(
+                    UpstreamConnection, address.host, address.port, ssl=self._ssl
+                )
         except TimeoutError:
             raise ConnectError(f"no connection within {self._connect_s:g} s") from None
         except (OSError, ssl.SSLError) as error:
@@ -243,13 +245,21 @@ class Client:
         return connection
 
     def send(
-        self, connection: Connection, method: str, path: str, body: bytes, key: str, sink: Sink, *, stream: bool = False
+        self,
+        connection: UpstreamConnection,
+        method: str,
+        path: str,
+        body: bytes,
+        key: str,
+        sink: Sink,
+        *,
+        stream: bool = False,
     ) -> None:
         """Write one request on a connection; `path` with the base. The key goes into the header alone."""
         connection.send(self._head(method, path, body, key, stream=stream) + body, sink, self._free)
 
-    async def ask(self, method: str, path: str, body: Any = None, key: str = "", timeout_s: float = 10.0) -> Reply:
-        """Send one request and read its whole reply. Raises ConnectError, Broken.
+    async def ask(self, method: str, path: str, body: Any = None, key: str = "", timeout_s: float = 10.0) -> WholeReply:
+        """Send one request and read its whole reply. Raises ConnectError, BrokenReply.
 
         If an idle connection turns out to be closed, it is sent again on a new one: the call changes nothing there.
         """
@@ -258,16 +268,23 @@ class Client:
         was_used, whole = connection.used > 0, _Whole()
         try:
             return await self._asked(connection, method, path, data, key, whole, timeout_s)
-        except Broken:
+        except BrokenReply:
             if not was_used or whole.begun:
                 raise
         connection = await self.connection(fresh=True)
         return await self._asked(connection, method, path, data, key, _Whole(), timeout_s)
 
     async def _asked(
-        self, connection: Connection, method: str, path: str, data: bytes, key: str, whole: _Whole, timeout_s: float
-    ) -> Reply:
-        """Raises Broken."""
+        self,
+        connection: UpstreamConnection,
+        method: str,
+        path: str,
+        data: bytes,
+        key: str,
+        whole: _Whole,
+        timeout_s: float,
+    ) -> WholeReply:
+        """Raises BrokenReply."""
         done = whole.done
         try:
             self.send(connection, method, path, data, key, whole)
@@ -275,7 +292,7 @@ class Client:
                 return await done
         except TimeoutError:
             whole.begun = True  # slow, not closed
-            raise Broken(f"no reply within {timeout_s:g} s") from None
+            raise BrokenReply(f"no reply within {timeout_s:g} s") from None
         finally:
             if not done.done() or done.cancelled() or done.exception() is not None:
                 connection.close()
@@ -286,7 +303,7 @@ class Client:
             connection.close()
         self._idle.clear()
 
-    def _free(self, connection: Connection) -> None:
+    def _free(self, connection: UpstreamConnection) -> None:
         if self._closed:
             connection.close()
         else:

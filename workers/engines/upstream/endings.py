@@ -52,7 +52,7 @@ class End(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplyOutcome:
     """How a reply ended. `finish`: of an answer that is complete; `reason`: of one that is not, for logs."""
 
     end: End
@@ -79,31 +79,31 @@ class Outcome:
         return Failure("upstream_error", f"the upstream server failed: {said}", 502)
 
 
-def by_finish(reason: str) -> Outcome:
+def by_finish(reason: str) -> ReplyOutcome:
     """A stream that gave this finish reason."""
     if reason in GOOD:
-        return Outcome(End.DONE, finish=GOOD[reason])
+        return ReplyOutcome(End.DONE, finish=GOOD[reason])
     if reason in FILTERED:
-        return Outcome(End.FAILED, f"finish reason {reason}")
-    return Outcome(End.BROKEN, f"finish reason {reason[:64]!r}")
+        return ReplyOutcome(End.FAILED, f"finish reason {reason}")
+    return ReplyOutcome(End.BROKEN, f"finish reason {reason[:64]!r}")
 
 
-def by_status(status: int, body: bytes, decoded: Any) -> Outcome:
+def by_status(status: int, body: bytes, decoded: Any) -> ReplyOutcome:
     """A reply with an error status. `decoded`: its body as JSON, or None."""
     words, _, param = error_of(decoded) or (body[:MAX_WORDS].decode(errors="replace").strip(), 0, None)
     return _by_code(status, f"HTTP {status}", words, param)
 
 
-def by_error(decoded: Any) -> Outcome:
+def by_error(decoded: Any) -> ReplyOutcome:
     """An error inside a stream that began with 200."""
     words, code, param = error_of(decoded) or ("an error without words", 0, None)
     reason = f"error {code} inside the stream" if code else "an error inside the stream"
-    return _by_code(code, reason, words, param) if code else Outcome(End.BROKEN, reason, words=words)
+    return _by_code(code, reason, words, param) if code else ReplyOutcome(End.BROKEN, reason, words=words)
 
 
-def by_cut(reason: str, *, sent: bool = True) -> Outcome:
+def by_cut(reason: str, *, sent: bool = True) -> ReplyOutcome:
     """A stream that ended without a finish reason."""
-    return Outcome(End.BROKEN, reason, sent=sent)
+    return ReplyOutcome(End.BROKEN, reason, sent=sent)
 
 
 def error_of(decoded: Any) -> tuple[str, int, str | None] | None:
@@ -132,7 +132,7 @@ def _words(said: Any, kind: Any) -> str:
     return " ".join(text.split())[:MAX_WORDS]
 
 
-def _by_code(code: int, reason: str, words: str, param: str | None) -> Outcome:
+def _by_code(code: int, reason: str, words: str, param: str | None) -> ReplyOutcome:
     end, about = End.BROKEN, None
     if code in BUSY:
         end = End.BUSY
@@ -140,7 +140,7 @@ def _by_code(code: int, reason: str, words: str, param: str | None) -> Outcome:
         end = End.KEY
     elif 400 <= code < 500 and code not in RETRIED:
         end, about = End.FAILED, param
-    return Outcome(end, reason, words=words, status=code, param=about)
+    return ReplyOutcome(end, reason, words=words, status=code, param=about)
 
 
 def _is_too_long(words: str) -> bool:

@@ -1,4 +1,4 @@
-"""Endpoint: one server of a model, with what is known of it and what runs there."""
+"""Server endpoint: one server of a model, with what is known of it and what runs there."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.engines.upstream.breaker import Breaker
-from workers.engines.upstream.budget import Budget
-from workers.engines.upstream.connection import Address, Client
-from workers.engines.upstream.kinds import Facts
-from workers.engines.upstream.limits import Key, KeyPool
+from workers.engines.upstream.budget import InFlightBudget
+from workers.engines.upstream.connection import ServerAddress, UpstreamClient
+from workers.engines.upstream.kinds import ServerFacts
+from workers.engines.upstream.limits import KeyPool, UpstreamKey
 from workers.engines.upstream.probe import ProbeFailed, ServerProbe, gauges
 from workers.engines.upstream.settings import UpstreamSettings
 
@@ -22,24 +22,24 @@ PROBE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A request's place at a server, until `Endpoint.leave`."""
+class ServerPlace:
+    """A request's place at a server, until `ServerEndpoint.leave`."""
 
-    endpoint: Endpoint
-    key: Key
+    endpoint: ServerEndpoint
+    key: UpstreamKey
     cost: int
     """Tokens that it has reserved of the key's limit."""
 
 
-class Endpoint:
+class ServerEndpoint:
     """One server. It counts what runs there; others send."""
 
-    def __init__(self, url: str, model: str, settings: UpstreamSettings, keys: Sequence[Key]) -> None:
+    def __init__(self, url: str, model: str, settings: UpstreamSettings, keys: Sequence[UpstreamKey]) -> None:
         self.url, self._model, self._settings = url, model, settings
-        self.client = Client(Address.of(url), settings.connect_s)
+        self.client = UpstreamClient(ServerAddress.of(url), settings.connect_s)
         self.keys = KeyPool(keys)
-        self.breaker, self.budget = Breaker(), Budget(settings.max_in_flight)
-        self.facts: Facts | None = None
+        self.breaker, self.budget = Breaker(), InFlightBudget(settings.max_in_flight)
+        self.facts: ServerFacts | None = None
         self.unfit = ""
         """Why it gets no requests although it answers: it can do less than the model's card says."""
         self.in_flight = 0
@@ -57,12 +57,12 @@ class Endpoint:
         _, wait = self.keys.choose(cost, now)
         return max(wait, self.held_until - now, 0.0)
 
-    def enter(self, cost: int, now: float) -> Place:
+    def enter(self, cost: int, now: float) -> ServerPlace:
         """Take a place."""
         key, _ = self.keys.choose(cost, now)
         key.reserve(cost, now)
         self.in_flight += 1
-        return Place(self, key, cost)
+        return ServerPlace(self, key, cost)
 
     def share(self, workers: int) -> None:
         """So many workers use this server, this one included."""
@@ -70,7 +70,7 @@ class Endpoint:
         for key in self.keys.keys:
             key.workers = workers
 
-    def leave(self, place: Place, spent: int) -> None:
+    def leave(self, place: ServerPlace, spent: int) -> None:
         """Give a place back; `spent`: tokens of prompt and reply."""
         self.in_flight -= 1
         place.key.refund(place.cost, min(spent, place.cost), time.monotonic())

@@ -32,14 +32,14 @@ from penstock.engine import (
 from runtime.config import ConfigError
 from workers.engines.upstream import ladder
 from workers.engines.upstream.card import card_of, lacking
-from workers.engines.upstream.endings import End, Outcome
-from workers.engines.upstream.endpoint import Endpoint, Place
-from workers.engines.upstream.exchange import Exchange
-from workers.engines.upstream.generation import Generation
+from workers.engines.upstream.endings import End, ReplyOutcome
+from workers.engines.upstream.endpoint import ServerEndpoint, ServerPlace
+from workers.engines.upstream.exchange import UpstreamExchange
+from workers.engines.upstream.generation import UpstreamGeneration
 from workers.engines.upstream.kinds import DEFAULT_CONTEXT
 from workers.engines.upstream.ladder import Rung
-from workers.engines.upstream.limits import REFUSED_S, Key
-from workers.engines.upstream.places import Places
+from workers.engines.upstream.limits import REFUSED_S, UpstreamKey
+from workers.engines.upstream.places import ServerPlaces
 from workers.engines.upstream.probe import ProbeFailed
 from workers.engines.upstream.refusals import RefusedRungs
 from workers.engines.upstream.settings import UpstreamSettings
@@ -50,6 +50,8 @@ TICK_S = 0.25
 """How often timers, probes and gauges are looked at."""
 MAX_BREAKS = 5
 """A request that servers fail so often in a row, without a token between, fails: it may be its own fault."""
+MAX_REFUSALS = 5
+"""A server that says so often in a row that it has no room counts as away."""
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 5.0
 HOLD_S = 0.5
 """A server that has no room and does not say for how long gets no request for so long; doubled each time."""
@@ -61,18 +63,18 @@ STOP_TIMEOUT_S = 2.0
 class Running:
     """A request that the engine holds."""
 
-    generation: Generation
+    generation: UpstreamGeneration
     task: asyncio.Task[None]
 
 
 class UpstreamEngine:
     """See penstock.engine.Engine."""
 
-    def __init__(self, model: str, settings: UpstreamSettings, keys: Sequence[Key]) -> None:
+    def __init__(self, model: str, settings: UpstreamSettings, keys: Sequence[UpstreamKey]) -> None:
         self._model, self._settings = model, settings
-        self._endpoints = [Endpoint(url, model, settings, keys) for url in settings.urls]
-        self._places = Places(self._endpoints)
-        self._exchange = Exchange(settings, self._emit)
+        self._endpoints = [ServerEndpoint(url, model, settings, keys) for url in settings.urls]
+        self._places = ServerPlaces(self._endpoints)
+        self._exchange = UpstreamExchange(settings, self._emit)
         self._live: dict[str, Running] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.Task[None] | None = None
@@ -116,7 +118,7 @@ class UpstreamEngine:
         if self._ticker is None:
             raise EngineDead("the engine is not running")
         self._refuse(request)
-        generation = Generation(request, time.monotonic())
+        generation = UpstreamGeneration(request, time.monotonic())
         if request.past:
             generation.tried |= self._refused.of(request, generation.text)
         self._live[request.id] = Running(generation, asyncio.create_task(self._run(generation)))
@@ -128,7 +130,7 @@ class UpstreamEngine:
             return
         running.generation.cancelled = True
         if (reader := self._exchange.readers.get(request_id)) is not None:
-            reader.settle(Outcome(End.CANCELLED))
+            reader.settle(ReplyOutcome(End.CANCELLED))
         else:
             running.task.cancel()
 
@@ -200,7 +202,7 @@ class UpstreamEngine:
             )
             raise Refused(Failure("context_length_exceeded", message, 400, "prompt"))
 
-    async def _run(self, generation: Generation) -> None:
+    async def _run(self, generation: UpstreamGeneration) -> None:
         """From submission to the last piece."""
         try:
             last = await self._last(generation)
@@ -214,14 +216,14 @@ class UpstreamEngine:
         self._live.pop(generation.id, None)
         self._emit(last)
 
-    async def _last(self, generation: Generation) -> Piece:
+    async def _last(self, generation: UpstreamGeneration) -> Piece:
         if generation.is_stopped:  # the worker was lost after the stop string and before its end
             return generation.last("stop")
         while not generation.cancelled:
             place = await self._places.wait(generation.request.priority, self._cost(generation))
             if place is None:
                 return generation.last(RETURNED)
-            outcome = Outcome(End.BROKEN, "interrupted")
+            outcome = ReplyOutcome(End.CANCELLED)
             try:
                 outcome = await self._exchange.run(generation, place)
             finally:
@@ -232,7 +234,7 @@ class UpstreamEngine:
             await asyncio.sleep(self._delay(generation, outcome))
         return generation.last("cancelled")
 
-    def _ending(self, generation: Generation, outcome: Outcome) -> Piece | None:
+    def _ending(self, generation: UpstreamGeneration, outcome: ReplyOutcome) -> Piece | None:
         """The last piece, if the request ends with this outcome; None: it is sent again."""
         if generation.cancelled or outcome.end is End.CANCELLED:
             return generation.last("cancelled")
@@ -248,7 +250,7 @@ class UpstreamEngine:
             return generation.last(failure=outcome.failure)
         return None
 
-    def _learn(self, generation: Generation, place: Place, outcome: Outcome) -> None:
+    def _learn(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome) -> None:
         """Tell breaker, budget and key how a reply ended."""
         endpoint, now = place.endpoint, time.monotonic()
         if outcome.end is End.DONE:
@@ -261,13 +263,15 @@ class UpstreamEngine:
         elif outcome.end is End.BUSY:
             generation.refusals += 1
             self._hold(generation, place, outcome, now)
+            if outcome.status != 429 and generation.refusals >= MAX_REFUSALS:  # a gateway without a server, perhaps
+                endpoint.fail(outcome.reason, down=True)
         elif outcome.end is End.KEY:
             log.error("%s does not take the key in %s: %s", endpoint.url, place.key.name or "(none)", outcome.reason)
             place.key.block(REFUSED_S, now)
             if all(key.blocked_until > now for key in endpoint.keys.keys):
                 endpoint.fail("it takes none of the keys", down=True)
 
-    def _hold(self, generation: Generation, place: Place, outcome: Outcome, now: float) -> None:
+    def _hold(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, now: float) -> None:
         wait = outcome.retry_s
         if outcome.status == 429:
             place.key.block(HOLD_S if wait is None else wait, now)
@@ -277,13 +281,13 @@ class UpstreamEngine:
             )
         place.endpoint.budget.note_busy(now)
 
-    def _delay(self, generation: Generation, outcome: Outcome) -> float:
+    def _delay(self, generation: UpstreamGeneration, outcome: ReplyOutcome) -> float:
         """Seconds before a request is sent again; a busy server's own delay is kept by its place."""
         if outcome.end is not End.BROKEN or generation.breaks <= 1:
             return 0.0
         return min(MIN_RETRY_S * 2.0**generation.breaks, MAX_RETRY_S)
 
-    def _cost(self, generation: Generation) -> int:
+    def _cost(self, generation: UpstreamGeneration) -> int:
         request = generation.request
         parts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
         texts = [part.content if isinstance(part, ChatTurn) else part for part in parts]
@@ -320,7 +324,7 @@ class UpstreamEngine:
                     self._spawn(endpoint.read_gauges(now))
             self._places.fill()
 
-    async def _probe(self, endpoint: Endpoint) -> None:
+    async def _probe(self, endpoint: ServerEndpoint) -> None:
         try:
             await endpoint.probe()
         except ProbeFailed as error:
@@ -343,7 +347,7 @@ def _waiting(failures: dict[str, ProbeFailed]) -> str:
     return "waiting for " + "; ".join(f"{url}: {error}" for url, error in failures.items())
 
 
-def keys_of(settings: UpstreamSettings, where: str) -> list[Key]:
+def keys_of(settings: UpstreamSettings, where: str) -> list[UpstreamKey]:
     """The keys in the environment. Raises ConfigError if a variable is not set."""
     keys = []
     for name in settings.key_env:
@@ -352,11 +356,11 @@ def keys_of(settings: UpstreamSettings, where: str) -> list[Key]:
             raise ConfigError(f"{where}.key_env", f"the variable {name} is not set", "export it where workers start")
         if not secret.isascii() or not secret.isprintable():
             raise ConfigError(f"{where}.key_env", f"the variable {name} holds no API key", "keys are printable ASCII")
-        keys.append(Key(name, secret))
+        keys.append(UpstreamKey(name, secret))
     return keys
 
 
-def check_settings(model: str, settings: UpstreamSettings) -> list[Key]:
+def check_settings(model: str, settings: UpstreamSettings) -> list[UpstreamKey]:
     """The keys of a model whose settings can be used. Raises ConfigError."""
     where = f"models.{model}.options"
     if not settings.urls:

@@ -1,4 +1,4 @@
-"""Exchange: sends one request to one server, by the ladder's best rung, and reads its reply to the end."""
+"""Exchange with a server: sends a request by the ladder's best rung, and reads the reply to its end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import msgspec
 from penstock.engine import ChatTurn, Piece
 from telemetry.logs import EventLog
 from workers.engines.upstream import bodies, ladder
-from workers.engines.upstream.connection import Broken, ConnectError, Reply
-from workers.engines.upstream.endings import End, Outcome, by_cut, by_status
-from workers.engines.upstream.endpoint import Endpoint, Place
-from workers.engines.upstream.generation import Generation
-from workers.engines.upstream.kinds import Facts
-from workers.engines.upstream.ladder import Rung, Way
+from workers.engines.upstream.connection import CLOSED, BrokenReply, ConnectError, WholeReply
+from workers.engines.upstream.endings import End, ReplyOutcome, by_cut, by_status
+from workers.engines.upstream.endpoint import ServerEndpoint, ServerPlace
+from workers.engines.upstream.generation import UpstreamGeneration
+from workers.engines.upstream.kinds import ServerFacts
+from workers.engines.upstream.ladder import Continuation, Rung
 from workers.engines.upstream.limits import retry_after_s
 from workers.engines.upstream.settings import UpstreamSettings
 from workers.engines.upstream.stream import StreamReader
@@ -36,12 +36,12 @@ LIMITED = ("vllm", "sglang")
 class Unprepared(Exception):
     """A prompt could not be prepared."""
 
-    def __init__(self, outcome: Outcome) -> None:
+    def __init__(self, outcome: ReplyOutcome) -> None:
         super().__init__(outcome.reason)
         self.outcome = outcome
 
 
-class Exchange:
+class UpstreamExchange:
     """Sends requests. One object for all of an engine."""
 
     def __init__(self, settings: UpstreamSettings, emit: Callable[[Piece], None]) -> None:
@@ -50,7 +50,7 @@ class Exchange:
         """By request id, the replies that are being read."""
         self._aborts: set[asyncio.Future[None]] = set()
 
-    async def run(self, generation: Generation, place: Place) -> Outcome:
+    async def run(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
         """Send the request and read the reply. A rung that the server refuses is followed by the next one."""
         endpoint, first_refusal = place.endpoint, ""
         while True:
@@ -58,7 +58,7 @@ class Exchange:
             assert facts is not None
             way = ladder.choose(facts, generation.request, generation.rows, generation.tried)
             if way.rung is Rung.RESTART:
-                return Outcome(End.RESTART, first_refusal or way.reason)
+                return ReplyOutcome(End.RESTART, first_refusal or way.reason)
             if generation.rows:
                 events.write(
                     "an answer is continued",
@@ -75,7 +75,9 @@ class Exchange:
             log.warning("%s refuses a continuation by %s: %s", endpoint.url, way.rung.value, outcome.reason)
             generation.tried.add(way.rung)
 
-    async def _send(self, generation: Generation, place: Place, facts: Facts, way: Way) -> Outcome:
+    async def _send(
+        self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, way: Continuation
+    ) -> ReplyOutcome:
         settings = self._settings
         try:
             prompt = await self._prompt(generation, place, facts, way.rung)
@@ -95,15 +97,23 @@ class Exchange:
         data = msgspec.json.encode(body)
         for fresh in (False, True):
             if generation.cancelled:
-                return Outcome(End.CANCELLED)
+                return ReplyOutcome(End.CANCELLED)
             outcome, again = await self._read(generation, place, facts, way.rung, path, data, fresh=fresh)
             if not again:
                 return outcome
         return outcome
 
     async def _read(
-        self, generation: Generation, place: Place, facts: Facts, rung: Rung, path: str, data: bytes, *, fresh: bool
-    ) -> tuple[Outcome, bool]:
+        self,
+        generation: UpstreamGeneration,
+        place: ServerPlace,
+        facts: ServerFacts,
+        rung: Rung,
+        path: str,
+        data: bytes,
+        *,
+        fresh: bool,
+    ) -> tuple[ReplyOutcome, bool]:
         """The outcome of one reply, and whether to send again: the connection was closed as it was used again."""
         endpoint = place.endpoint
         try:
@@ -112,7 +122,7 @@ class Exchange:
             return by_cut(str(error), sent=False), False
         if generation.cancelled:
             connection.close()
-            return Outcome(End.CANCELLED), False
+            return ReplyOutcome(End.CANCELLED), False
         reader = StreamReader(generation, connection, self._emit)
         was_used = connection.used > 0
         now = time.monotonic()
@@ -132,9 +142,9 @@ class Exchange:
             place.key.note(reader.headers, time.monotonic(), time.time())
             if outcome.end is End.BUSY:
                 outcome = replace(outcome, retry_s=retry_after_s(reader.headers, time.time()))
-        return outcome, was_used and reader.silent and outcome.end is End.BROKEN
+        return outcome, was_used and reader.silent and outcome.reason == CLOSED
 
-    def _abort(self, request_id: str, place: Place) -> None:
+    def _abort(self, request_id: str, place: ServerPlace) -> None:
         """Have the server stop a request that nobody reads on, sooner than it would notice."""
         client = place.endpoint.client
         call = client.ask("POST", f"{client.address.root}/abort_request", {"rid": request_id}, place.key.secret)
@@ -142,7 +152,7 @@ class Exchange:
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    def _limit(self, generation: Generation, facts: Facts, rung: Rung, prompt: Any) -> int | None:
+    def _limit(self, generation: UpstreamGeneration, facts: ServerFacts, rung: Rung, prompt: Any) -> int | None:
         limit = generation.remaining(rung)
         if limit is None and isinstance(prompt, list) and facts.kind in LIMITED and facts.context:
             return max(1, facts.context - len(prompt) - (generation.out if rung is Rung.IDS else 0))
@@ -153,7 +163,7 @@ class Exchange:
 
     # --- prompts that the server renders or tokenises ------------------------------------------------------------
 
-    async def _prompt(self, generation: Generation, place: Place, facts: Facts, rung: Rung) -> Any:
+    async def _prompt(self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, rung: Rung) -> Any:
         """The prompt for /completions, without the answer so far; None: the request's own. Raises Unprepared."""
         request = generation.request
         if not bodies.is_prompted(facts, request, rung):
@@ -174,14 +184,14 @@ class Exchange:
             generation.prompt = await self._tokenized(place, facts, turns or str(request.prompt))
         return generation.prompt
 
-    async def _rendered(self, place: Place, turns: list[ChatTurn]) -> str:
+    async def _rendered(self, place: ServerPlace, turns: list[ChatTurn]) -> str:
         messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         found = (await self._ask(place, "/apply-template", {"messages": messages})).get("prompt")
         if not isinstance(found, str) or not found:
             raise Unprepared(by_cut("/apply-template gave no prompt"))
         return found
 
-    async def _tokenized(self, place: Place, facts: Facts, prompt: list[ChatTurn] | str) -> list[int]:
+    async def _tokenized(self, place: ServerPlace, facts: ServerFacts, prompt: list[ChatTurn] | str) -> list[int]:
         body: dict[str, Any] = {"model": facts.model}
         if isinstance(prompt, str):
             body |= {"prompt": prompt, "add_special_tokens": True}
@@ -193,7 +203,7 @@ class Exchange:
             raise Unprepared(by_cut("/tokenize gave no token ids"))
         return found
 
-    async def _check_alignment(self, generation: Generation, place: Place, facts: Facts) -> None:
+    async def _check_alignment(self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts) -> None:
         """Where chunks held several tokens, the last ids may be ahead of the text. Raises Unprepared: the ids are then
         not continued."""
         rows = generation.rows
@@ -202,15 +212,15 @@ class Exchange:
         body = {"model": facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
         found = (await self._ask(place, "/detokenize", body)).get("prompt")
         if not isinstance(found, str) or found.lstrip() != generation.text.lstrip():
-            raise Unprepared(Outcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
+            raise Unprepared(ReplyOutcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
 
-    async def _ask(self, place: Place, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _ask(self, place: ServerPlace, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """An answer of the server's own. Raises Unprepared."""
-        endpoint: Endpoint = place.endpoint
+        endpoint: ServerEndpoint = place.endpoint
         try:
             reply = await endpoint.client.ask("POST", endpoint.client.address.root + path, body, place.key.secret)
-        except (ConnectError, Broken) as error:
-            raise Unprepared(by_cut(f"{path}: {error}", sent=isinstance(error, Broken))) from None
+        except (ConnectError, BrokenReply) as error:
+            raise Unprepared(by_cut(f"{path}: {error}", sent=isinstance(error, BrokenReply))) from None
         try:
             found = reply.json()
         except ValueError:
@@ -222,9 +232,9 @@ class Exchange:
         return found
 
 
-async def _quietly(call: Coroutine[Any, Any, Reply]) -> None:
+async def _quietly(call: Coroutine[Any, Any, WholeReply]) -> None:
     """Make a call whose failure changes nothing: the closed connection stops the request as well, only later."""
-    with suppress(ConnectError, Broken):
+    with suppress(ConnectError, BrokenReply):
         await call
 
 

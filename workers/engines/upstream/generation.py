@@ -1,4 +1,4 @@
-"""Generation: one request from its submission to its last piece, whatever servers compute it. No I/O.
+"""Generation by upstream servers: one request from its submission to its last piece. No I/O.
 
 It turns streamed chunks into pieces. What has come out is noted as rows, after which another server can continue.
 """
@@ -15,8 +15,8 @@ from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
 from workers.engines.stops import TokenGate, joined
 from workers.engines.upstream import chunks
 from workers.engines.upstream.chunks import Choice, Chunk
-from workers.engines.upstream.endings import End, Outcome, by_cut, by_error, by_finish
-from workers.engines.upstream.kinds import DEFAULT_CONTEXT, Facts
+from workers.engines.upstream.endings import End, ReplyOutcome, by_cut, by_error, by_finish
+from workers.engines.upstream.kinds import DEFAULT_CONTEXT, ServerFacts
 from workers.engines.upstream.ladder import Row, Rung
 
 MAX_EXCESS_TOKENS = 64
@@ -25,7 +25,7 @@ DONE = b"[DONE]"
 MISMATCH = "the replay differs from what was shown"
 
 
-class Generation:
+class UpstreamGeneration:
     """See the module. `take` is called once for each chunk."""
 
     def __init__(self, request: Request, now: float) -> None:
@@ -44,7 +44,7 @@ class Generation:
         """When it was sent, or its last token came."""
         self.prompt: Any = None
         """Its prompt as the server rendered or tokenised it."""
-        self.outcome: Outcome | None = None
+        self.outcome: ReplyOutcome | None = None
         """How the running reply ended, as far as its chunks say."""
         self._submitted, self._scheduled, self._first = now, 0.0, 0.0
         self._prompt_tokens = self._cached = 0
@@ -55,7 +55,7 @@ class Generation:
         """Tokens that have come out, also by earlier attempts."""
         self.received = 0
         """Tokens of this reply."""
-        self._facts, self._rung = Facts(), Rung.FRESH
+        self._facts, self._rung = ServerFacts(), Rung.FRESH
         self._expected = ""
         """What a replay must still repeat."""
         self._gate = TokenGate(request.sampling.stop, request.past_text)
@@ -86,7 +86,7 @@ class Generation:
             return None
         return limit if rung in (Rung.FRESH, Rung.REPLAY) else max(0, limit - self.out)
 
-    def begin(self, facts: Facts, rung: Rung, now: float) -> None:
+    def begin(self, facts: ServerFacts, rung: Rung, now: float) -> None:
         """A new reply begins, `now` in monotonic seconds."""
         self._facts, self._rung, self.outcome = facts, rung, None
         self.progress_at = now
@@ -206,20 +206,20 @@ class Generation:
         if text.startswith(self._expected):
             text, self._expected = text[len(self._expected) :], ""
             return text, max(0, min(count, self.received - self.out)), ()
-        self.outcome = Outcome(End.RESTART, MISMATCH)
+        self.outcome = ReplyOutcome(End.RESTART, MISMATCH)
         self.tried.add(Rung.REPLAY)
         return "", 0, ()
 
     def _passed(self, piece: Piece) -> Piece | None:
         """Note what comes out now."""
         if self._gate.hit:
-            self.outcome = Outcome(End.DONE, finish="stop")
+            self.outcome = ReplyOutcome(End.DONE, finish="stop")
         if not (piece.n or piece.text):
             return None
         self.rows.append((piece.text, piece.ids, piece.n))
         self.out += piece.n
         if self.out > self._cap and self.outcome is None:
-            self.outcome = Outcome(End.DONE, finish="length")
+            self.outcome = ReplyOutcome(End.DONE, finish="length")
         if not self._told_prompt and self._prompt_tokens:
             self._told_prompt = True
             prompt, cached = self._prompt_size()

@@ -19,7 +19,7 @@ DEFAULT_CONTEXT = 8192
 MAX_LOGPROBS = 20
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one server."""
 
     kind: str = "other"
@@ -82,8 +82,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-KINDS: dict[str, Facts] = {
-    "llama-server": Facts(
+KINDS: dict[str, ServerFacts] = {
+    "llama-server": ServerFacts(
         token_prompts=True,
         token_ids=True,
         chat_ids="template",
@@ -93,7 +93,7 @@ KINDS: dict[str, Facts] = {
         logprobs=MAX_LOGPROBS,
         json_schema=True,
     ),
-    "vllm": Facts(
+    "vllm": ServerFacts(
         token_prompts=True,
         token_ids=True,
         chat_token_ids=True,
@@ -106,7 +106,7 @@ KINDS: dict[str, Facts] = {
         priority=-1,
         salted=True,
     ),
-    "sglang": Facts(
+    "sglang": ServerFacts(
         token_prompts=True,
         token_ids=True,  # not on streamed chats, which it refuses with 400
         tokenizes=True,
@@ -117,13 +117,13 @@ KINDS: dict[str, Facts] = {
         priority=1,
         aborts=True,
     ),
-    "trtllm": Facts(token_prompts=True, logprobs=-1, running_usage=True, strict=True),
-    "tgi": Facts(logprobs=-1, json_schema=False),
-    "ollama": Facts(prefill="trailing", json_schema=True),
-    "mistral": Facts(text=False, prefill="prefix", json_schema=True, strict=True),
-    "deepseek": Facts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS),
-    "openai": Facts(text=False, logprobs=MAX_LOGPROBS, json_schema=True, strict=True, completion_limit=True),
-    "other": Facts(),
+    "trtllm": ServerFacts(token_prompts=True, logprobs=-1, running_usage=True, strict=True),
+    "tgi": ServerFacts(logprobs=-1, json_schema=False),
+    "ollama": ServerFacts(prefill="trailing", json_schema=True),
+    "mistral": ServerFacts(text=False, prefill="prefix", json_schema=True, strict=True),
+    "deepseek": ServerFacts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS),
+    "openai": ServerFacts(text=False, logprobs=MAX_LOGPROBS, json_schema=True, strict=True, completion_limit=True),
+    "other": ServerFacts(),
 }
 
 HOSTS = {
@@ -137,6 +137,6 @@ OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "tenso
 """Kinds by what /models says of a model's owner."""
 
 
-def of(kind: str, **known: object) -> Facts:
+def of(kind: str, **known: object) -> ServerFacts:
     """The facts of a kind, with what is known of this server."""
     return msgspec.structs.replace(KINDS[kind], kind=kind, **known)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.engine import ChatTurn, Request, Sampling
-from workers.engines.upstream.kinds import Facts
+from workers.engines.upstream.kinds import ServerFacts
 
 Row = tuple[str, Sequence[int], int]
 """Text, known token ids, and count of tokens, of what was generated."""
@@ -35,21 +35,21 @@ class Rung(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Continuation:
     """The rung for a request, and why no higher one."""
 
     rung: Rung
     reason: str = ""
 
 
-def choose(facts: Facts, request: Request, rows: Sequence[Row], tried: Collection[Rung] = ()) -> Way:
+def choose(facts: ServerFacts, request: Request, rows: Sequence[Row], tried: Collection[Rung] = ()) -> Continuation:
     """How this server continues `request` after `rows`, all of its answer so far.
 
     Args:
         tried: rungs that the server has refused for this request.
     """
     if not rows:
-        return Way(Rung.FRESH)
+        return Continuation(Rung.FRESH)
     reason = _unspliceable(facts, request.sampling, rows)
     if not reason:
         for rung, obstacle in _splices(facts, request, rows):
@@ -58,10 +58,10 @@ def choose(facts: Facts, request: Request, rows: Sequence[Row], tried: Collectio
             elif obstacle:
                 reason = obstacle
             else:
-                return Way(rung, reason)
+                return Continuation(rung, reason)
     if Rung.REPLAY not in tried and is_repeatable(request.sampling):
-        return Way(Rung.REPLAY, reason)
-    return Way(Rung.RESTART, reason)
+        return Continuation(Rung.REPLAY, reason)
+    return Continuation(Rung.RESTART, reason)
 
 
 def is_repeatable(sampling: Sampling) -> bool:
@@ -69,7 +69,7 @@ def is_repeatable(sampling: Sampling) -> bool:
     return sampling.temperature == 0 or sampling.seed is not None
 
 
-def _unspliceable(facts: Facts, sampling: Sampling, rows: Sequence[Row]) -> str:
+def _unspliceable(facts: ServerFacts, sampling: Sampling, rows: Sequence[Row]) -> str:
     if sampling.json_schema is not None:
         return "a grammar would begin at its root again"
     if any(count and not text for text, _, count in rows):
@@ -79,7 +79,7 @@ def _unspliceable(facts: Facts, sampling: Sampling, rows: Sequence[Row]) -> str:
     return ""
 
 
-def _splices(facts: Facts, request: Request, rows: Sequence[Row]) -> list[tuple[Rung, str]]:
+def _splices(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> list[tuple[Rung, str]]:
     """The rungs that continue in the middle, best first, each with what stands in its way ("" for nothing)."""
     chat = is_chat(request)
     splices = [(Rung.IDS, _without_ids(facts, chat=chat, rows=rows))]
@@ -92,7 +92,7 @@ def _splices(facts: Facts, request: Request, rows: Sequence[Row]) -> list[tuple[
     return splices
 
 
-def _without_ids(facts: Facts, *, chat: bool, rows: Sequence[Row]) -> str:
+def _without_ids(facts: ServerFacts, *, chat: bool, rows: Sequence[Row]) -> str:
     if not facts.token_prompts:
         return f"{facts.kind} takes no token ids"
     if chat and not facts.chat_ids:

@@ -102,7 +102,7 @@ class Bucket:
         self._at = now
 
 
-class Key:
+class UpstreamKey:
     """One API key. `secret` is shown by nothing: neither repr nor log."""
 
     def __init__(self, name: str, secret: str) -> None:
@@ -114,7 +114,7 @@ class Key:
         """How many workers use it, each an equal part of its limits."""
 
     def __repr__(self) -> str:
-        return f"Key({self.name})"
+        return f"UpstreamKey({self.name})"
 
     def wait_s(self, cost: int, now: float) -> float:
         """Seconds until a request of `cost` tokens may be sent."""
@@ -151,10 +151,10 @@ class Key:
 class KeyPool:
     """The keys of one server, used in turn by which may be used first. Without keys, one that is empty."""
 
-    def __init__(self, keys: Sequence[Key]) -> None:
-        self.keys = list(keys) or [Key("", "")]
+    def __init__(self, keys: Sequence[UpstreamKey]) -> None:
+        self.keys = list(keys) or [UpstreamKey("", "")]
 
-    def choose(self, cost: int, now: float) -> tuple[Key, float]:
+    def choose(self, cost: int, now: float) -> tuple[UpstreamKey, float]:
         """The key that may be used first, and in how many seconds; among equals the one with the most left."""
         waits = [(key.wait_s(cost, now), -key.requests.level, number, key) for number, key in enumerate(self.keys)]
         wait, _, _, key = min(waits)

@@ -1,4 +1,4 @@
-"""Places: gives each waiting request a place at one of a model's servers, the most urgent first."""
+"""Places at servers: gives each waiting request a place at one of a model's servers, the most urgent first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from workers.engines.upstream.endpoint import Endpoint, Place
+from workers.engines.upstream.endpoint import ServerEndpoint, ServerPlace
 
 MAX_SLEEP_S = 5.0
 
@@ -17,13 +17,13 @@ MAX_SLEEP_S = 5.0
 class _Waiting:
     rank: tuple[float, int]
     cost: int = field(compare=False)
-    place: asyncio.Future[Place | None] = field(compare=False)
+    place: asyncio.Future[ServerPlace | None] = field(compare=False)
 
 
-class Places:
+class ServerPlaces:
     """The queue in front of the servers. It holds little: a worker claims no more than fits."""
 
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, endpoints: Sequence[ServerEndpoint]) -> None:
         self._endpoints = endpoints
         self._waiting: list[_Waiting] = []
         self._number = 0
@@ -34,11 +34,11 @@ class Places:
         return sum(not each.place.done() for each in self._waiting)
 
     @property
-    def ready(self) -> list[Endpoint]:
+    def ready(self) -> list[ServerEndpoint]:
         """The servers that may get requests."""
         return [each for each in self._endpoints if each.ready]
 
-    async def wait(self, priority: float, cost: int) -> Place | None:
+    async def wait(self, priority: float, cost: int) -> ServerPlace | None:
         """A place for one request, once there is one; None if no server is there.
 
         Args:
@@ -46,7 +46,7 @@ class Places:
             cost: tokens of its prompt and its longest answer.
         """
         self._number += 1
-        place: asyncio.Future[Place | None] = asyncio.get_running_loop().create_future()
+        place: asyncio.Future[ServerPlace | None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, _Waiting((-priority, self._number), cost, place))
         self.fill()
         try:
@@ -56,7 +56,7 @@ class Places:
                 self.leave(taken, 0)
             raise
 
-    def leave(self, place: Place, spent: int) -> None:
+    def leave(self, place: ServerPlace, spent: int) -> None:
         """Give a place back."""
         place.endpoint.leave(place, spent)
         self.fill()
@@ -88,7 +88,7 @@ class Places:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _choose(self, cost: int, now: float) -> Endpoint | None:
+    def _choose(self, cost: int, now: float) -> ServerEndpoint | None:
         """Of the servers with room, the one that runs the smallest part of what it may run."""
         free = [each for each in self.ready if each.budget.has_room(each.in_flight) and each.wait_s(cost, now) <= 0]
         return min(free, key=lambda each: each.in_flight / each.budget.limit, default=None)

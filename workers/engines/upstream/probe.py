@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.engines.upstream import kinds
-from workers.engines.upstream.connection import Broken, Client, ConnectError, Reply
+from workers.engines.upstream.connection import BrokenReply, ConnectError, UpstreamClient, WholeReply
 from workers.engines.upstream.endings import KEY_REFUSED, error_of
-from workers.engines.upstream.kinds import Facts
+from workers.engines.upstream.kinds import ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
 
 TIMEOUT_S = 10.0
@@ -36,11 +36,11 @@ class ProbeFailed(Exception):
 class ServerProbe:
     """Probe of one server."""
 
-    def __init__(self, client: Client, settings: UpstreamSettings, model: str, key: str) -> None:
+    def __init__(self, client: UpstreamClient, settings: UpstreamSettings, model: str, key: str) -> None:
         """`model`: its name here. `key`: an API key, or ""."""
         self._client, self._settings, self._model, self._key = client, settings, model, key
 
-    async def facts(self) -> Facts:
+    async def facts(self) -> ServerFacts:
         """Raises ProbeFailed."""
         entries = await self._models()
         entry = self._chosen(entries)
@@ -126,7 +126,7 @@ class ServerProbe:
         body = {"model": name, "messages": messages, "add_generation_prompt": True}
         try:
             reply = await self._client.ask("POST", f"{self._client.address.root}/tokenize", body, self._key, TIMEOUT_S)
-        except (ConnectError, Broken):
+        except (ConnectError, BrokenReply):
             return False
         decoded = _json(reply)
         return reply.status == 200 and isinstance(decoded, Mapping) and isinstance(decoded.get("tokens"), list)
@@ -137,22 +137,22 @@ class ServerProbe:
         decoded = _json(reply) if reply.status == 200 else None
         return decoded if isinstance(decoded, Mapping) else {}
 
-    async def _get(self, path: str, *, based: bool = False) -> Reply:
+    async def _get(self, path: str, *, based: bool = False) -> WholeReply:
         address = self._client.address
         try:
             return await self._client.ask("GET", (address.base if based else address.root) + path, None, self._key)
-        except (ConnectError, Broken) as error:
+        except (ConnectError, BrokenReply) as error:
             raise ProbeFailed(str(error)) from None
 
 
-async def gauges(client: Client, kind: str, key: str) -> tuple[float, float] | None:
+async def gauges(client: UpstreamClient, kind: str, key: str) -> tuple[float, float] | None:
     """How many requests wait in the server, and which share of its KV cache is used; None: it does not say."""
     if kind not in GAUGES:
         return None
     path, waiting, cache = GAUGES[kind]
     try:
         reply = await client.ask("GET", client.address.root + path, None, key, TIMEOUT_S)
-    except (ConnectError, Broken):
+    except (ConnectError, BrokenReply):
         return None
     if reply.status != 200:
         return None
@@ -180,7 +180,7 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31 else 0
 
 
-def _json(reply: Reply) -> Any:
+def _json(reply: WholeReply) -> Any:
     try:
         return reply.json()
     except ValueError:

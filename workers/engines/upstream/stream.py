@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 from penstock.engine import Piece
 from workers.engines.stops import joined
-from workers.engines.upstream.connection import Connection
-from workers.engines.upstream.endings import End, Outcome, by_cut, by_status
-from workers.engines.upstream.generation import DONE, Generation, decoded
+from workers.engines.upstream.connection import UpstreamConnection
+from workers.engines.upstream.endings import End, ReplyOutcome, by_cut, by_status
+from workers.engines.upstream.generation import DONE, UpstreamGeneration, decoded
 from workers.engines.upstream.sse import EventSplitter, LineTooLongError
 
 MAX_ERROR_BYTES = 64 << 10
@@ -21,9 +21,11 @@ FINISH_GRACE_S = 2.0
 class StreamReader:
     """Sink of one reply (connection.Sink)."""
 
-    def __init__(self, generation: Generation, connection: Connection, emit: Callable[[Piece], None]) -> None:
+    def __init__(
+        self, generation: UpstreamGeneration, connection: UpstreamConnection, emit: Callable[[Piece], None]
+    ) -> None:
         self.generation, self._connection, self._emit = generation, connection, emit
-        self.done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[ReplyOutcome] = asyncio.get_running_loop().create_future()
         self.status, self.headers = 0, dict[str, str]()
         self._splitter = EventSplitter()
         self._error = b""
@@ -86,7 +88,7 @@ class StreamReader:
         outcome = self.generation.outcome
         self.settle(outcome or by_cut(problem or "the stream ended without a finish reason"), keep=not problem)
 
-    def settle(self, outcome: Outcome, *, keep: bool = False) -> None:
+    def settle(self, outcome: ReplyOutcome, *, keep: bool = False) -> None:
         """Note how the reply ended. `keep`: the connection need not be closed; otherwise the server notices that
         nobody reads on, and stops."""
         if not self.done.done():

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from penstock.engine import ChatTurn, Request, Sampling
 from runtime.plurals import counted
 from workers.engines.upstream import ladder
-from workers.engines.upstream.kinds import DEFAULT_CONTEXT, Facts
+from workers.engines.upstream.kinds import DEFAULT_CONTEXT, ServerFacts
 from workers.engines.upstream.ladder import Rung
 
 BEGUN = ((" a", (1,), 1),)
 LATER = {Rung.REPLAY: "replay at temperature 0 or with a seed", Rung.RESTART: "beginning again"}
 
 
-def summary(facts: Facts) -> str:
+def summary(facts: ServerFacts) -> str:
     """One line."""
     name = f"{facts.kind} {facts.version}".strip()
     context = counted(facts.context, "token") if facts.context else f"{DEFAULT_CONTEXT} tokens of context are assumed"
@@ -28,12 +28,12 @@ def summary(facts: Facts) -> str:
     return "; ".join(parts)
 
 
-def _way(facts: Facts, prompt: str | Sequence[ChatTurn]) -> str:
+def _way(facts: ServerFacts, prompt: str | Sequence[ChatTurn]) -> str:
     rung = ladder.choose(facts, Request("", prompt, Sampling(temperature=0)), BEGUN).rung
     return LATER.get(rung, rung.value)
 
 
-def _lacks(facts: Facts) -> list[str]:
+def _lacks(facts: ServerFacts) -> list[str]:
     """What is refused at the API."""
     lacks = {
         "JSON schemas": not facts.json_schema,

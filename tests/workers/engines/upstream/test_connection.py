@@ -12,11 +12,11 @@ import uvloop
 from certificates import Authority, secured
 from fake_upstream import FakeUpstream, serving
 
-from workers.engines.upstream.connection import Address, Broken, Client, ConnectError
+from workers.engines.upstream.connection import BrokenReply, ConnectError, ServerAddress, UpstreamClient
 
 
 @asynccontextmanager
-async def answering(*replies: bytes) -> AsyncIterator[Client]:
+async def answering(*replies: bytes) -> AsyncIterator[UpstreamClient]:
     """A client of a server that writes these bytes, one for each connection, and closes it."""
     left = list(replies)
 
@@ -26,7 +26,7 @@ async def answering(*replies: bytes) -> AsyncIterator[Client]:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = Client(Address.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 5.0)
+    client = UpstreamClient(ServerAddress.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 5.0)
     try:
         yield client
     finally:
@@ -61,7 +61,7 @@ async def test_a_whole_reply_is_read(reply: bytes) -> None:
 @pytest.mark.parametrize("reply", BROKEN)
 async def test_a_reply_that_is_not_whole_is_an_error(reply: bytes) -> None:
     async with answering(reply) as client:
-        with pytest.raises(Broken):
+        with pytest.raises(BrokenReply):
             await client.ask("GET", "/", timeout_s=5)
 
 
@@ -77,7 +77,7 @@ async def test_an_idle_connection_that_is_closed_is_no_error() -> None:
         writer.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = Client(Address.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 5.0)
+    client = UpstreamClient(ServerAddress.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 5.0)
     for _ in range(3):
         assert (await client.ask("POST", "/tokenize", {})).status == 200
     assert len(heads) == 3
@@ -93,8 +93,8 @@ async def test_a_server_that_is_silent_is_left() -> None:
 
     closed = asyncio.Event()
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    client = Client(Address.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 5.0)
-    with pytest.raises(Broken, match=r"no reply within 0\.2 s"):
+    client = UpstreamClient(ServerAddress.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"), 5.0)
+    with pytest.raises(BrokenReply, match=r"no reply within 0\.2 s"):
         await client.ask("GET", "/", timeout_s=0.2)
     await closed.wait()
     client.close()
@@ -107,11 +107,11 @@ async def test_tls_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     fake = FakeUpstream("vllm")
     async with serving(fake), secured(known.server("localhost"), fake.port) as port:
         monkeypatch.setenv("SSL_CERT_FILE", str(known.file))
-        client = Client(Address.of(f"https://localhost:{port}"), 5.0)
+        client = UpstreamClient(ServerAddress.of(f"https://localhost:{port}"), 5.0)
         assert (await client.ask("GET", "/v1/models")).status == 200
         client.close()
         monkeypatch.setenv("SSL_CERT_FILE", str(other.file))
-        stranger = Client(Address.of(f"https://localhost:{port}"), 5.0)
+        stranger = UpstreamClient(ServerAddress.of(f"https://localhost:{port}"), 5.0)
         with pytest.raises(ConnectError, match="certificate verify failed"):
             await stranger.ask("GET", "/v1/models")
         stranger.close()
@@ -138,5 +138,5 @@ def test_it_runs_on_the_loop_of_a_worker() -> None:
     ],
 )
 def test_addresses(url: str, base: str, root: str, port: int) -> None:
-    address = Address.of(url)
+    address = ServerAddress.of(url)
     assert (address.base, address.root, address.port) == (base, root, port)

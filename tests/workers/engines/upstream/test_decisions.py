@@ -11,10 +11,10 @@ import pytest
 from penstock.engine import ChatTurn, Request, Sampling
 from workers.engines.upstream import bodies, kinds, ladder
 from workers.engines.upstream.breaker import MAX_OPEN_S, MIN_OPEN_S, Breaker
-from workers.engines.upstream.budget import START, Budget
+from workers.engines.upstream.budget import START, InFlightBudget
 from workers.engines.upstream.endings import End, by_error, by_finish, by_status
 from workers.engines.upstream.ladder import Rung
-from workers.engines.upstream.limits import Key, KeyPool, reset_s, retry_after_s
+from workers.engines.upstream.limits import KeyPool, UpstreamKey, reset_s, retry_after_s
 from workers.engines.upstream.settings import url_problem
 from workers.engines.upstream.sse import MAX_LINE_BYTES, EventSplitter, LineTooLongError
 
@@ -162,7 +162,7 @@ def limit_headers(family: str, limit: int, remaining: int) -> dict[str, str]:
 @pytest.mark.parametrize("family", ["openai", "anthropic"])
 def test_a_key_is_paced_by_its_limit(family: str) -> None:
     """A server of 60 requests a minute, which counts a sliding minute: after the first minute it refuses none."""
-    key, sent, now, refused_late = Key("K", "secret"), list[float](), 0.0, 0
+    key, sent, now, refused_late = UpstreamKey("K", "secret"), list[float](), 0.0, 0
     while now < 600:
         wait = key.wait_s(10, now)
         now += wait if wait > 0 else 0.01
@@ -182,7 +182,7 @@ def test_a_key_is_paced_by_its_limit(family: str) -> None:
 
 
 def test_tokens_are_reserved_and_given_back() -> None:
-    key = Key("K", "s")
+    key = UpstreamKey("K", "s")
     key.note({"x-ratelimit-limit-tokens": "1000", "x-ratelimit-remaining-tokens": "1000"}, 0.0, 0.0)
     key.reserve(900, 0.0)
     assert key.wait_s(500, 0.0) == pytest.approx(400 * 60 / 1000)
@@ -191,7 +191,7 @@ def test_tokens_are_reserved_and_given_back() -> None:
 
 
 def test_workers_share_the_limits_of_a_key() -> None:
-    key = Key("K", "s")
+    key = UpstreamKey("K", "s")
     key.workers = 3
     key.note(limit_headers("openai", 60, 60), 0.0, 0.0)
     for _ in range(20):
@@ -202,7 +202,7 @@ def test_workers_share_the_limits_of_a_key() -> None:
 
 @pytest.mark.parametrize("limit", ["-1", "0", "nan", "many"])
 def test_limits_that_are_none_are_ignored(limit: str) -> None:
-    key = Key("K", "s")
+    key = UpstreamKey("K", "s")
     key.note({"x-ratelimit-limit-requests": limit, "x-ratelimit-remaining-requests": "0"}, 0.0, 0.0)
     key.reserve(5, 0.0)
     assert key.wait_s(5, 0.0) == 0 and key.requests.limit == math.inf
@@ -210,7 +210,7 @@ def test_limits_that_are_none_are_ignored(limit: str) -> None:
 
 def test_keys_are_pooled() -> None:
     """The one that is blocked waits, and the other works; a key's secret is in no repr."""
-    first, second = Key("A", "sk-one"), Key("B", "sk-two")
+    first, second = UpstreamKey("A", "sk-one"), UpstreamKey("B", "sk-two")
     pool = KeyPool([first, second])
     first.block(10, 0.0)
     assert pool.choose(1, 0.0) == (second, 0.0)
@@ -223,7 +223,7 @@ def test_keys_are_pooled() -> None:
 
 
 def test_a_budget_grows_by_one_a_window_and_halves_when_the_server_is_busy() -> None:
-    budget = Budget(100)
+    budget = InFlightBudget(100)
     assert budget.limit == START
     for _ in range(START):
         budget.note_success()
@@ -235,12 +235,12 @@ def test_a_budget_grows_by_one_a_window_and_halves_when_the_server_is_busy() -> 
 
 
 def test_a_budget_follows_the_servers_slots_and_the_cap() -> None:
-    assert Budget(100, slots=4).limit == 4
-    assert Budget(3, slots=40).limit == 3
+    assert InFlightBudget(100, slots=4).limit == 4
+    assert InFlightBudget(3, slots=40).limit == 3
 
 
 def test_waiting_requests_and_a_full_cache_hold_a_budget_back() -> None:
-    budget = Budget(100, slots=40)
+    budget = InFlightBudget(100, slots=40)
     budget.note_gauges(0, 0.9, 0.0)
     assert not budget.has_room(5) and budget.has_room(0) and budget.limit == 40
     budget.note_gauges(3, 0.1, 10.0)
@@ -250,7 +250,7 @@ def test_waiting_requests_and_a_full_cache_hold_a_budget_back() -> None:
 
 
 def test_workers_share_a_budget() -> None:
-    budget = Budget(100, slots=40)
+    budget = InFlightBudget(100, slots=40)
     budget.share(3)
     assert budget.limit == 13
     budget.share(100)

@@ -302,6 +302,35 @@ async def test_a_cancel_closes_the_connection(kind: str) -> None:
     assert "x-conversation-id" not in fake.sent[0].headers
 
 
+async def test_cancels_are_no_failures_of_the_server() -> None:
+    """Also those that come while it renders a prompt."""
+    fake = FakeUpstream("llama-server")
+    answer = fake._answer
+
+    async def slowly(writer: Any, method: str, path: str, *rest: Any) -> bool:
+        rendering.set()
+        await asyncio.sleep(30 if path == "/apply-template" else 0)
+        return await answer(writer, method, path, *rest)
+
+    async with bench(fake) as desk:
+        fake._answer, rendering = slowly, asyncio.Event()  # type: ignore[method-assign]
+        for name in "abcde":
+            rendering.clear()
+            queue = desk.begin(Request(name, HELLO, Sampling()))
+            await rendering.wait()
+            desk.engine.cancel(name)
+            assert (await queue.get()).finish == "cancelled"
+        assert desk.engine.stats().accepts and desk.engine.stats().running == 0
+
+
+async def test_a_server_that_never_has_room_counts_as_away() -> None:
+    """A gateway may say 503 for a server that is gone: the jobs go back, and to whom has room."""
+    fake = FakeUpstream("vllm", [Fault(status=503, headers=(("retry-after-ms", "1"),))] * 8)
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=5)
+    assert answer.returns >= 1 and answer.text == "".join(ANSWER[:5])
+
+
 async def test_a_request_that_waits_is_cancelled_at_once() -> None:
     fake = FakeUpstream("llama-server", step_s=0.02)
     fake.slots = 1

@@ -10,7 +10,7 @@ import pytest
 from penstock.engine import ChatTurn, Piece, Request, Sampling
 from workers.engines.upstream import kinds
 from workers.engines.upstream.endings import End
-from workers.engines.upstream.generation import Generation
+from workers.engines.upstream.generation import UpstreamGeneration
 from workers.engines.upstream.ladder import Rung
 from workers.engines.upstream.stream import StreamReader
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 def a_reader(clock: Clock, pieces: list[Piece]) -> tuple[StreamReader, Closed]:
-    generation = Generation(Request("r", [ChatTurn("user", "a")], Sampling(max_tokens=10_000)), clock.now)
+    generation = UpstreamGeneration(Request("r", [ChatTurn("user", "a")], Sampling(max_tokens=10_000)), clock.now)
     generation.begin(kinds.of("ollama"), Rung.FRESH, clock.now)
     connection: Any = Closed()
     reader = StreamReader(generation, connection, pieces.append)
