@@ -260,6 +260,35 @@ def test_an_answer_that_begins_again_is_a_new_item(json_house: House) -> None:
         assert stream.get_final_response().output_text == texts[2]
 
 
+def test_a_response_whose_log_has_a_hole_begins_again(empty_house: House) -> None:
+    """The reader who has events behind the hole is told; every later one gets the text before it, and the new one."""
+    house = empty_house
+    house.environ |= {"PENSTOCK_SIM_STEP_MS": "5", "PENSTOCK_SIM_AUTHORS": "true"}
+    doomed = house.start("workers", "--id", "worker-1")
+    house.start_api()
+    house.wait_ready()
+    reader = create(house, "hole", background=True)
+    eventually(has(reader, 40))
+    with Redis.from_url(house.redis_url) as store:
+        (log,) = store.keys("penstock:*:log:*")
+        entries = store.xrange(log, count=20)
+        store.xdel(log, entries[-1][0])
+    kill(doomed.pid)
+    house.start("workers", "--id", "worker-2")
+    found = reader.whole()
+    assert found[-1]["type"] == "response.failed" and "lost part" in found[-1]["response"]["error"]["message"]
+    path = f"/v1/responses/{reader.response}"
+    eventually(lambda: json.loads(house.get(path)[1])["status"] == "incomplete", seconds=60)
+    again = [follow(house, reader.response) for _ in range(2)]
+    whole = again[0].whole()
+    assert again[1].whole() == whole and again[0].data == again[1].data
+    done = [event["item"] for event in whole if event["type"] == "response.output_item.done"]
+    first, second = (item["content"][0]["text"] for item in done)
+    assert text_of(found).startswith(first) and len(first) < len(text_of(found))
+    assert len(re.findall("[A-Z]{4}", second)) == TOKENS and not second.startswith(first)
+    assert [item["content"][0]["text"] for item in whole[-1]["response"]["output"]] == [second]
+
+
 def test_an_answer_of_the_real_model_is_parsed(empty_house: House, real_model: Path) -> None:
     """With the official client: a schema, log-probabilities, whole and streamed."""
     pytest.importorskip("xllamacpp")

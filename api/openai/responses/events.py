@@ -123,21 +123,20 @@ class EventSequence:
         data = self.running()
         if not self._open and terminal.state is JobState.COMPLETED:
             data += self._begin_item()
-        return data + self._last(ended, terminal)
-
-    def fail(self, error: ApiError) -> bytes:
-        """Render the end of a stream that this process cannot continue, though its job may go on."""
-        failed = Outcome("failed", error=error_object(error.status, error.message))
-        return self.running() + self._last(failed, None)
-
-    def _last(self, ended: Outcome, terminal: Terminal | None) -> bytes:
-        data, output = b"", list[Any]()
+        output = list[Any]()
         if self._open:
             status = "completed" if ended.status == "completed" else "incomplete"
             data += self._end_item(status)
             output.append(self._item(status, [self._part()]))
         found = self._facts.object(ended.status, output=output, terminal=terminal, ended=ended)
         return data + self._event(LAST_EVENT[ended.status], response=found) + DONE
+
+    def fail(self, error: ApiError) -> bytes:
+        """Render the end of a stream that this process cannot continue, though its job may go on. Items stay as they
+        are: what is known here of the open one may not be what the reader has."""
+        self.number = max(self.number, self._after + 1)
+        failed = Outcome("failed", error=error_object(error.status, error.message))
+        return self._event("response.failed", response=self._facts.object("failed", ended=failed)) + DONE
 
     # --- items -------------------------------------------------------------------------------------------------------
 

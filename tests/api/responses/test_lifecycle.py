@@ -12,6 +12,8 @@ import pytest
 from house import House, eventually, serving
 from openai import BadRequestError, NotFoundError, OpenAI
 
+from cli.__main__ import main
+
 pytestmark = pytest.mark.slow
 
 KEYS = """
@@ -98,6 +100,16 @@ def test_a_response_is_a_job(house: House, client: OpenAI) -> None:
     assert job["input"]["endpoint"] == "/v1/responses" and job["input"]["max_output_tokens"] == 4
     assert job["input"]["background"] is True
     assert whole.service_tier == "flex"
+
+
+def test_the_command_shows_its_text(
+    house: House, client: OpenAI, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ended(client, background(client, max_output_tokens=3).id)
+    monkeypatch.chdir(house.folder)
+    monkeypatch.setenv("PENSTOCK_API_KEY", "red")
+    assert main(["jobs", "result", made.id.removeprefix("resp_"), "--url", house.url]) == 0
+    assert capsys.readouterr().out.split() == made.output_text.split()
 
 
 def test_a_length_limit_makes_it_incomplete(client: OpenAI) -> None:
@@ -337,6 +349,14 @@ def test_an_idempotency_key_gives_the_same_response(client: OpenAI) -> None:
         client.responses.create(model="sim", input="once", extra_headers={"Idempotency-Key": "k1"}).id for _ in range(2)
     ]
     assert made[0] == made[1]
+
+
+def test_a_response_whose_deadline_passes_has_failed(client: OpenAI) -> None:
+    """With what it had until then."""
+    options: Any = {"queue": {"deadline_ms": 300}}
+    found = ended(client, background(client, max_output_tokens=8000, extra_body=options).id)
+    assert (found.status, found.error.code) == ("failed", "server_error") and "deadline" in found.error.message
+    assert all(item.status == "incomplete" for item in found.output)
 
 
 def test_a_failed_response(house: House, client: OpenAI) -> None:

@@ -158,6 +158,14 @@ def test_a_stream_that_cannot_go_on_fails() -> None:
     sequence = EventSequence(facts())
     found = events(sequence.opening() + sequence.deltas(rows_of(["a"])) + sequence.fail(internal_error("r")))
     assert found[-1]["type"] == "response.failed" and found[-1]["response"]["error"]["code"] == "server_error"
+    assert found[-2]["type"] == "response.output_text.delta"
+
+
+def test_a_failure_is_told_to_a_reader_who_has_more_events_than_are_left() -> None:
+    """After the store lost events: the number of the last one rises all the same."""
+    sequence = EventSequence(facts(), after=40)
+    (failed,) = events(sequence.opening() + sequence.deltas(rows_of(["a"])) + sequence.fail(internal_error("r")))
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 41)
 
 
 @pytest.mark.parametrize(("status", "code"), [(400, "invalid_prompt"), (408, "server_error"), (500, "server_error")])
