@@ -52,7 +52,9 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
     app.router.redirect_slashes = False  # a redirect would go to any host that the request names
     app.state.services = services
     app.state.document = cache(partial(document, services.version))  # built when it is first asked for
-    return Observed(guarded(Shortcut(app), services), services, access_log=services.settings.access_log)
+    return Observed(
+        guarded(Shortcut(app), services), services, access_log=services.settings.access_log, paths=routes.RULES
+    )
 
 
 def guarded(app: ASGIApp, services: Services) -> RequestGuard:

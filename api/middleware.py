@@ -9,7 +9,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,7 +28,9 @@ OWN_ID = re.compile(r"req_[0-9a-f]{24}")
 """A request id that was made here."""
 
 MAX_LOGGED_PATH = 200
-"""Characters of a path without a route."""
+"""Characters of a path without a route that are looked at."""
+HIDDEN = "..."
+"""Stands for what no route has in its path."""
 UNLISTED = "other"
 """The route of a request that has none in the table; a label of a metric must not hold a path that a client chose."""
 
@@ -41,8 +43,12 @@ class Observed:
     With `access_log` it writes a log line at the end of each request, except for health probes.
     """
 
-    def __init__(self, app: ASGIApp, services: Services, *, access_log: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, services: Services, *, access_log: bool = False, paths: Iterable[str] = ()
+    ) -> None:
+        """`paths`: those of the routes."""
         self._app, self._services, self._access_log = app, services, access_log
+        self._words = frozenset(word for path in paths for word in path.split("/") if "{" not in word)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,22 +93,26 @@ class Observed:
             if self._access_log and scope["path"] not in PROBES:
                 self._log(scope, status, state)
 
-    @staticmethod
-    def _log(scope: Scope, status: int, state: Mapping[str, Any]) -> None:
+    def _log(self, scope: Scope, status: int, state: Mapping[str, Any]) -> None:
         """Write the log line. The route is that of the table: a path may hold anything, as may an id that a client
-        chose. A path without a route is shown, so that its client can be corrected, but searched for secrets."""
+        chose. Of a path without a route, those words are shown that a route has, so that its client can be corrected."""
         request_id, caller, route = state["request_id"], state.get("caller"), state.get("route")
         ACCESS.write(
             "request",
             method=scope["method"],
             route=route,
-            path=None if route else redact(scope["path"][:MAX_LOGGED_PATH]),
+            path=None if route else outline(scope["path"], self._words),
             status=status,
             ms=round((time.monotonic() - state["received"]) * 1000, 1),
             request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),
             tenant=caller.tenant if caller is not None else None,
             job=state.get("job"),
         )
+
+
+def outline(path: str, words: Collection[str]) -> str:
+    """Return the beginning of a path with only these words; anything else could be a secret."""
+    return "/".join(word if word in words else HIDDEN for word in path[:MAX_LOGGED_PATH].split("/"))
 
 
 def _trace_context(headers: Mapping[bytes, bytes]) -> dict[str, str]:

@@ -108,7 +108,9 @@ def test_a_poison_request_keeps_its_tokens_its_ids_and_its_usage(
     for words in (["jobs", "show", job["id"], "--input"], ["dlq", "show", job["id"]], ["dlq", "show", letter["id"]]):
         assert main([*words, "--url", house.url]) == 0
         shown = capsys.readouterr().out
-        assert all(re.search(rf"worker-{number}  .* {tokens[number - 1]} +lost\n", shown) for number in (1, 2, 3))
+        assert all(
+            re.search(rf"worker-{number}  .* {tokens[number - 1]} +its worker died\n", shown) for number in (1, 2, 3)
+        )
         assert '"content": "[[crash@4]]"' in shown
     again = json.loads(house.post(f"/admin/dlq/{letter['id']}/replay", {})[2])
     assert again["attempt_log"] == job["attempt_log"] and again["attempts"] == 0
