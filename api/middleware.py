@@ -95,7 +95,7 @@ class Observed:
 
     def _log(self, scope: Scope, status: int, state: Mapping[str, Any]) -> None:
         """Write the log line. The route is that of the table: a path may hold anything, as may an id that a client
-        chose. Of a path without a route, those words are shown that a route has, so that its client can be corrected."""
+        chose. Of a path without one, the words are shown that a route has, so that its client can be corrected."""
         request_id, caller, route = state["request_id"], state.get("caller"), state.get("route")
         ACCESS.write(
             "request",
