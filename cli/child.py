@@ -29,7 +29,7 @@ MAX_BACKOFF_S = 30.0
 STARTING_GRACE_S = 2.0
 """From SIGTERM to SIGKILL for a process that was not ready yet, which has no jobs to finish."""
 STABLE_S = 30.0
-"""A process that ran for this long resets the count of failures."""
+"""A process that was ready, and ran for this long, resets the counts of failures."""
 PROBE_INTERVAL_S = 0.05
 OUTPUT_TIMEOUT_S = 1.0
 TAIL_BYTES = 8192
@@ -60,7 +60,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """State of a child. `failures` counts consecutive exits before STABLE_S."""
+    """State of a child. `failures` counts consecutive exits before it was ready or before STABLE_S."""
 
     state: str = "starting"
     detail: str = ""
@@ -68,6 +68,11 @@ class Status:
     since: float = 0.0
     restarts: int = 0
     failures: int = 0
+    was_ready: bool = False
+    """Whether the process that last exited had been ready."""
+    alike: int = 0
+    """How many of `failures` are of the kind of the last one: failed starts since a process was ready, or exits of
+    ready processes since a failed start."""
     cause: str = ""
     """Why it last exited."""
     completed: bool = False
@@ -85,6 +90,8 @@ class Child:
         self._stopping = asyncio.Event()
         self._killer: asyncio.TimerHandle | None = None
         self._log_start = 0
+        self._was_ready = False
+        """Whether the process that runs has been ready."""
 
     @property
     def stopping(self) -> bool:
@@ -101,6 +108,8 @@ class Child:
             state=now.state,
             since=now.since,
             restarts=now.restarts,
+            failed_starts=0 if now.was_ready or self._was_ready else now.alike,
+            cause=now.cause,
             model=program.model,
             shape=program.shape,
             detail=now.detail,
@@ -113,9 +122,9 @@ class Child:
             cause = await self._run_once()
             if self._stopping.is_set():
                 break
-            failures = 1 if time.monotonic() - began >= STABLE_S else self.status.failures + 1
-            self._set(state="restarting", detail=cause, cause=cause, pid=None, failures=failures, completed=False)
-            await wait(self._stopping, backoff_s(failures))
+            counts = counts_after(self.status, was_ready=self._was_ready, ran_s=time.monotonic() - began)
+            self._set(state="restarting", detail=cause, cause=cause, pid=None, completed=False, **counts)
+            await wait(self._stopping, backoff_s(self.status.failures))
             self._set(state="starting", detail="", restarts=self.status.restarts + 1)
         self._set(state="stopped", detail="", pid=None)
 
@@ -135,6 +144,7 @@ class Child:
 
     async def _run_once(self) -> str:
         """Run one process until it exits. Returns why it exited."""
+        self._was_ready = False
         ours, theirs = socket.socketpair()
         with theirs:
             self._set(state="starting", detail="", since=time.time())
@@ -227,9 +237,22 @@ class Child:
 
     def _set(self, **changes: Any) -> None:
         changed = replace(self.status, **changes)
+        self._was_ready = self._was_ready or changed.state == "ready"
         if changed != self.status:
             self.status = changed
             self._on_change(self)
+
+
+def counts_after(before: Status, *, was_ready: bool, ran_s: float) -> dict[str, Any]:
+    """The counts of a child after an exit: its fields of Status.
+
+    Args:
+        was_ready: whether the process had been ready.
+    """
+    if was_ready and ran_s >= STABLE_S:
+        return {"failures": 1, "alike": 1, "was_ready": True}
+    alike = before.alike + 1 if was_ready == before.was_ready else 1
+    return {"failures": before.failures + 1, "alike": alike, "was_ready": was_ready}
 
 
 def signal_name(number: int) -> str:

@@ -17,14 +17,14 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from api.open_files import RESERVED_FILES, allowed_by
 from cli import ports, upstream
+from cli.check import Check, lines_of, summary
 from cli.deployment import Deployment, is_gguf, load_deployment
 from cli.embedded import find_server
 from cli.engine_check import check_plugins
@@ -32,7 +32,7 @@ from cli.errors import DONE, FAILED
 from cli.instance import DataDir, Instance
 from cli.job_deaths import Suspicion, deaths_of
 from cli.options import Command, Where, config_option, json_option, where_options
-from cli.output import emit, fitted, print_json
+from cli.output import emit, print_json
 from cli.registry import connected
 from cli.screen import place
 from cli.settings import remedy
@@ -66,7 +66,6 @@ AMPLE_FREE_BYTES, MIN_FREE_BYTES = 2 * 10**9, 2 * 10**8
 MAX_CLOCK_OFFSET_MS = 1000
 GIVEN_UP = ("poison", "attempts_exhausted")
 """Reasons of dead letters whose jobs have ended their workers."""
-INDENT = len("warn  ")
 MAX_LETTERS, MAX_NAMED = 50, 3
 """Dead letters read, and jobs named."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -91,19 +90,8 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
     if as_json:
         print_json({"ok": ok, "checks": [dataclasses.asdict(check) for check in found]})
     else:
-        emit("\n".join([*_lines(found, verbose=verbose), summary(found)]) + "\n")
+        emit("\n".join([*lines_of(found, verbose=verbose), summary(found)]) + "\n")
     return DONE if ok else FAILED
-
-
-def summary(found: Sequence[Check]) -> str:
-    """The summary line."""
-    fails = sum(check.status == "fail" for check in found)
-    warnings = sum(check.status == "warn" for check in found)
-    if not fails and not warnings:
-        return "Ready."
-    parts = [f"{counted(fails, 'thing')} to fix"] if fails else []
-    parts += [counted(warnings, "warning")] if warnings else []
-    return ", ".join(parts) + "."
 
 
 def _checks(where: Where, file: Path | None) -> Iterator[Check]:
@@ -116,24 +104,6 @@ def _checks(where: Where, file: Path | None) -> Iterator[Check]:
     yield Check("settings", "ok", "file, variables and flags are understood")
     home = DataDir(deployment.up.data_dir)
     yield from examine(deployment, home, home.read(), os.environ)
-
-
-def _lines(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
-    for check in found:
-        if verbose or check.status in ("warn", "fail"):
-            yield from fitted(sys.stdout, f"{check.status:<5} {check.name}: {check.detail}", INDENT)
-        if check.status in ("warn", "fail") and check.hint:
-            yield from fitted(sys.stdout, " " * INDENT + check.hint, INDENT)
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check. `hint` says how to fix it."""
-
-    name: str
-    status: Literal["ok", "warn", "fail", "skip"]
-    detail: str
-    hint: str = ""
 
 
 def examine(
@@ -155,8 +125,10 @@ def examine(
         yield from redis(deployment.config.section("redis", RedisSettings, {"url": redis_url}), file_store)
     else:
         yield embedded()
-    if instance is not None and instance.suspicion is not None:
-        yield judge_suspicion(instance.suspicion)
+    if instance is not None:
+        yield from judge_processes(instance, home)
+        if instance.suspicion is not None:
+            yield judge_suspicion(instance.suspicion)
     yield port(deployment, instance)
     yield files(deployment)
     yield proxies(environ)
@@ -304,6 +276,15 @@ def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
     if len(given_up) > MAX_NAMED:
         more = counted(len(given_up) - MAX_NAMED, "more job")
         yield Check("jobs", "warn", f"{more} given up", "penstock dlq ls")
+
+
+def judge_processes(instance: Instance, home: DataDir) -> Iterator[Check]:
+    """Name each process of the running instance that does not start, and the reason."""
+    for entry in instance.processes:
+        if entry.trouble:
+            times = f" ({counted(entry.failed_starts, 'time')} in a row)" if entry.failed_starts > 1 else ""
+            hint = f"penstock logs --process {entry.id}; its log is {home.log(entry.id)}"
+            yield Check("process", "fail", f"{entry.id} {entry.trouble}{times}", hint)
 
 
 def judge_suspicion(found: Suspicion) -> Check:

@@ -18,6 +18,8 @@ from cli.job_deaths import Suspicion
 from runtime.files import file_lock, write_file
 
 LOCK_TIMEOUT_S = 1.0
+ENGINE_FAILED = "the engine does not start: "
+"""How a worker begins the cause of a failed start of its engine."""
 OTHER_FOLDER = 'choose another --data-dir, or make it yours: sudo chown -R "$(id -un)" {}'
 """What to do about a data folder that cannot be used."""
 
@@ -36,6 +38,15 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     shape: str = ""
     detail: str = ""
+    failed_starts: int = 0
+    """How often in a row it has exited before it was ready; 0 once it is."""
+    cause: str = ""
+    """Why it last exited."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it does not start, for a sentence that begins with its name; "" if nothing is wrong with its start."""
+        return f"does not start: {self.cause.removeprefix(ENGINE_FAILED)}" if self.failed_starts else ""
 
 
 class Instance(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,7 @@ MIN_CRASHES = MIN_DEATHS
 """Consecutive failures after which a process counts as crash-looping."""
 JOB_AT_FAULT = re.compile(r", running only (\S+): penstock dlq show \S+$")
 """In the cause of an exit: the one job that the worker ran."""
+FIGURES = re.compile(r"0x[0-9a-f]+|[0-9]+")
 TAIL_INTERVAL_S = 0.2
 INDENT = " " * len("  Stop   ")
 QUESTION = "What is a penstock?"
@@ -40,7 +41,8 @@ class Screen:
 
     def __init__(self, progress: ProgressLine) -> None:
         self._progress = progress
-        self._looping: set[str] = set()
+        self._looping: dict[str, set[str]] = {}
+        """The causes reported of each process that is crash-looping, as `_kind` has them."""
 
     def phase(self, text: str) -> None:
         """Show the current phase; "" for none."""
@@ -68,13 +70,13 @@ class Screen:
         """
         status, name = child.status, child.program.id
         if status.state == "restarting" and status.pid is None:
-            log.warning("%s ended (%s), failure %d in a row", name, status.cause, status.failures)
-            if status.failures == 1:
+            log.warning("%s ended (%s), failure %d", name, status.cause, status.failures)
+            if status.alike == 1:
                 self._say_when(f"{name} ended ({status.cause}); starting it again")
             elif not (starting or releasing):
                 self._complain_once(child)
         elif status.state == "ready" and name in self._looping:
-            self._looping.discard(name)
+            del self._looping[name]
             self._say_when(f"{name} is ready again")
 
     def released(self, child: Child, suspicion: Suspicion | None, *, starting: bool) -> None:
@@ -83,14 +85,15 @@ class Screen:
         if suspicion is not None:
             name = child.program.id
             log.warning("%s", suspicion.sentence, extra={"jobs": list(suspicion.jobs)})
-            self._looping.add(name)
+            self._looping.setdefault(name, set()).add(_kind(child))
             self._complain_when(fatal_job(child, suspicion))
         elif not starting:
             self._complain_once(child)
 
     def _complain_once(self, child: Child) -> None:
-        if looping(child) and child.program.id not in self._looping:
-            self._looping.add(child.program.id)
+        reported = self._looping.get(child.program.id, set())
+        if looping(child) and _kind(child) not in reported:
+            self._looping[child.program.id] = reported | {_kind(child)}
             self._complain_when(crash_loop(child))
 
     def _complain_when(self, problem: Problem) -> None:
@@ -125,13 +128,15 @@ class Screen:
 
 def looping(child: Child) -> bool:
     """Whether a process is crash-looping."""
-    return child.status.failures >= MIN_CRASHES
+    return child.status.alike >= MIN_CRASHES
 
 
 def crash_loop(child: Child) -> Problem:
     """The error for a crash-looping process."""
     program, status = child.program, child.status
-    times = f"{counted(status.failures, 'time')} in a row"
+    times = counted(status.alike, "time")
+    if status.was_ready:
+        times += ", each soon after its start"
     if found := JOB_AT_FAULT.search(status.cause):
         return Problem(
             f"{program.id} died {times}, the last time running only job {found[1]}",
@@ -140,11 +145,16 @@ def crash_loop(child: Child) -> Problem:
             code="crash_loop",
         )
     return Problem(
-        f"{program.id} ended {times}",
+        f"{program.id} ended {times}" if status.was_ready else f"{program.id} did not start {times} in a row",
         cause=status.cause,
         next_step=f"penstock doctor; its log is {program.log}",
         code="crash_loop",
     )
+
+
+def _kind(child: Child) -> str:
+    """What distinguishes the causes to report: the words without figures, which may differ each time."""
+    return FIGURES.sub("0", f"{child.status.was_ready} {child.status.cause}")
 
 
 def fatal_job(child: Child, suspicion: Suspicion) -> Problem:

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from house import eventually
 
-from cli.child import Child, Program, Status, backoff_s, last_words, signal_name
+from cli.child import Child, Program, Status, backoff_s, counts_after, last_words, signal_name
 from cli.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
@@ -139,6 +140,42 @@ async def test_failures_back_off_and_name_their_cause(room: Room) -> None:
     await room.until(lambda: child.status.failures == 3)
     assert asyncio.get_running_loop().time() - began >= backoff_s(1) + backoff_s(2)
     assert child.status.cause == "no weights"
+
+
+async def test_failed_starts_are_counted_anew_once_it_was_ready(room: Room) -> None:
+    """What the doctor reads: how often in a row it has not started, and of what; none while it is ready."""
+    switch = room.folder / "ready"
+    code = (
+        f"import pathlib\nif not pathlib.Path({str(switch)!r}).exists():\n    raise SystemExit('no weights')\n{SERVE}"
+    )
+    child = room.start(code)
+    await room.until(lambda: child.entry.failed_starts == 2)
+    assert child.entry.trouble == "does not start: exit 1: no weights"
+    switch.touch()
+    pid = await room.ready(child)
+    assert (child.entry.failed_starts, child.entry.trouble) == (0, "")
+    os.kill(pid, signal.SIGKILL)
+    await room.until(lambda: child.status.cause == "killed by SIGKILL")
+    assert child.entry.trouble == "", "it started"
+    pid = await room.ready(child)
+    switch.unlink()
+    os.kill(pid, signal.SIGKILL)
+    await room.until(lambda: child.status.cause == "exit 1: no weights")
+    assert child.entry.failed_starts == 1
+
+
+def test_counts_of_exits() -> None:
+    """Those of one kind in a row. A long run of a ready process begins them anew, a long start that fails does not."""
+
+    def counts(*exits: tuple[bool, float]) -> tuple[int, int]:
+        status = Status()
+        for was_ready, ran_s in exits:
+            status = replace(status, **counts_after(status, was_ready=was_ready, ran_s=ran_s))
+        return status.failures, status.alike
+
+    assert counts((False, 1.0), (False, 100.0)) == (2, 2)
+    assert counts((True, 1.0), (True, 1.0), (False, 1.0)) == (3, 1)
+    assert counts((True, 1.0), (True, 100.0)) == (1, 1)
 
 
 async def test_last_words_of_the_log_are_the_cause(room: Room) -> None:

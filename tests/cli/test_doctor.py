@@ -7,12 +7,14 @@ import resource
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 
 from cli import doctor as checks
 from cli.__main__ import main
 from cli.deployment import load_deployment
 from cli.doctor import Check, files, judge_redis, summary
+from cli.instance import DataDir, Instance, ProcessEntry
 
 SOUND = {
     "server": "valkey",
@@ -83,6 +85,45 @@ def test_bad_setting_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert "PENSTOCK_PROT" in out
     assert "PENSTOCK_PORT" in out
     assert out.endswith("1 thing to fix.\n")
+
+
+def test_a_worker_that_does_not_start_is_a_failure(
+    redis_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the reason, while the running instance tries again and again; no more once it is ready."""
+    home = DataDir(tmp_path / "data")
+    worker = ProcessEntry(
+        role="worker",
+        id="worker-1",
+        pid=None,
+        state="starting",
+        since=1.0,
+        failed_starts=4,
+        cause="the engine does not start: RuntimeError: no weights in /x",
+    )
+    instance = Instance(
+        version="1",
+        pid=1,
+        state="ready",
+        phase="",
+        url="http://127.0.0.1:1",
+        redis_url=redis_url,
+        data_dir=str(home.path),
+        engine="sim",
+        models=("m",),
+        started=1.0,
+        processes=(worker,),
+    )
+    with home.lock():
+        home.prepare()
+        home.write(instance)
+        assert main(["doctor", "--data-dir", str(home.path), "--json"]) == 1
+        found = [check for check in json.loads(capsys.readouterr().out)["checks"] if check["name"] == "process"]
+        assert [check["status"] for check in found] == ["fail"]
+        assert found[0]["detail"] == "worker-1 does not start: RuntimeError: no weights in /x (4 times in a row)"
+        assert str(home.log("worker-1")) in found[0]["hint"]
+        home.write(replace(instance, processes=(replace(worker, failed_starts=0, state="ready"),)))
+        assert main(["doctor", "--data-dir", str(home.path)]) == 0
 
 
 def test_redis_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:

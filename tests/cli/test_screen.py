@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cli.child import Child, Program, Status
+from cli.child import Child, Program, Status, counts_after
 from cli.job_deaths import Suspicion
 from cli.progress import ProgressLine
 from cli.screen import Screen, crash_loop
@@ -18,11 +19,11 @@ from cli.screen import Screen, crash_loop
     [
         (
             "killed by SIGKILL, running only job_1: penstock dlq show job_1",
-            "worker-1 died 3 times in a row, the last time running only job job_1",
+            "worker-1 died 3 times, each soon after its start, the last time running only job job_1",
             "killed by SIGKILL",
             "penstock dlq show job_1;",
         ),
-        ("exit 2: no weights", "worker-1 ended 3 times in a row", "exit 2: no weights", "penstock doctor;"),
+        ("exit 2: no weights", "worker-1 did not start 3 times in a row", "exit 2: no weights", "penstock doctor;"),
     ],
 )
 def test_a_crash_loop_is_the_jobs_where_one_is_known(
@@ -31,7 +32,7 @@ def test_a_crash_loop_is_the_jobs_where_one_is_known(
     """A worker that came up and died of its job did come up: the next step is that job's dead letter."""
     program = Program(role="worker", id="worker-1", argv=(), log=tmp_path / "worker-1.log", env={})
     child = Child(program, lambda _child: None)
-    child.status = Status(state="restarting", failures=3, cause=cause)
+    child.status = Status(state="restarting", alike=3, was_ready="running only" in cause, cause=cause)
     problem = crash_loop(child)
     assert (str(problem), problem.cause) == (message, shown)
     assert problem.next_step.startswith(step) and str(program.log) in problem.next_step
@@ -45,7 +46,7 @@ def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path
 
     def says(suspicion: Suspicion | None, failures: int) -> list[str]:
         before = len(stream.getvalue())
-        child.status = Status(state="restarting", failures=failures, cause="killed by SIGKILL")
+        child.status = Status(state="restarting", alike=failures, was_ready=True, cause="killed by SIGKILL")
         screen.noticed(child, starting=False, releasing=True)
         assert len(stream.getvalue()) == before
         screen.released(child, suspicion, starting=False)
@@ -58,6 +59,28 @@ def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path
     assert message == "error: worker-1 died 4 times running job job_1; it is a dead letter now"
     assert step.startswith("next:  penstock dlq show job_1;")
     assert says(None, 5) == []
-    child.status = Status(state="ready", failures=5)
+    child.status = Status(state="ready", alike=5)
     screen.noticed(child, starting=False)
-    assert says(None, 6)[0] == "error: worker-1 ended 6 times in a row"
+    assert says(None, 6)[0] == "error: worker-1 ended 6 times, each soon after its start"
+
+
+def test_each_kind_of_crash_loop_is_reported_once_with_its_own_cause(tmp_path: Path) -> None:
+    """A worker that was killed, and whose engine then does not start: the report must not stay with the kills. The
+    figures in a cause, such as an address, make no other kind."""
+    program = Program(role="worker", id="worker-1", argv=(), log=tmp_path / "worker-1.log", env={})
+    child, stream = Child(program, lambda _child: None), io.StringIO()
+    screen = Screen(ProgressLine(stream, {}))
+
+    def says(cause: str, *, was_ready: bool = False) -> list[str]:
+        before = len(stream.getvalue())
+        counts = counts_after(child.status, was_ready=was_ready, ran_s=1.0)
+        child.status = replace(child.status, state="restarting", cause=cause, **counts)
+        screen.noticed(child, starting=False)
+        return [line.partition(" (")[0] for line in stream.getvalue()[before:].splitlines()[:2]]
+
+    kills = [says("killed by SIGKILL", was_ready=True) for _ in range(3)]
+    assert kills[1:] == [[], ["error: worker-1 ended 3 times, each soon after its start", "cause: killed by SIGKILL"]]
+    first, *more = [says(f"no device at 0x{number}f") for number in range(4)]
+    assert first[0].endswith(" worker-1 ended")
+    assert more == [[], ["error: worker-1 did not start 3 times in a row", "cause: no device at 0x2f"], []]
+    assert says("no weights") == ["error: worker-1 did not start 5 times in a row", "cause: no weights"]

@@ -695,6 +695,6 @@ def test_a_job_is_named_before_it_is_given_up(tmp_path: Path) -> None:
         assert '"status": "cancelled"' in up.run("jobs", "cancel", job, "--json").stdout
         assert up.run("submit", "hello", "--wait").returncode == 0
         eventually(lambda: not warning.search(up.run("doctor").stdout))
-        assert "is a dead letter" not in up.said() and "in a row" not in up.said(), "each death is reported once"
+        assert "is a dead letter" not in up.said() and "each soon after" not in up.said(), "each death is reported once"
     finally:
         up.close()
