@@ -18,6 +18,8 @@ from cli.job_deaths import Suspicion
 from runtime.files import file_lock, write_file
 
 LOCK_TIMEOUT_S = 1.0
+MAX_LOG_BYTES = 64_000_000
+"""A log of this size is put aside at the next start of `up`, so two of them stay for each process."""
 ENGINE_FAILED = "the engine does not start: "
 """How a worker begins the cause of a failed start of its engine."""
 OTHER_FOLDER = 'choose another --data-dir, or make it yours: sudo chown -R "$(id -un)" {}'
@@ -139,9 +141,12 @@ class DataDir:
         return self.logs / f"{name}.log"
 
     def rotate_logs(self) -> None:
-        """Rename the logs of the last run to `.1`."""
+        """Rename each log that has grown long to `.log.1`, in place of an older one."""
         for path in self.logs.glob("*.log"):
-            path.replace(path.with_suffix(".log.1"))
+            if path.stat().st_size >= MAX_LOG_BYTES:
+                path.replace(path.with_suffix(".log.1"))
+            else:
+                path.open("ab").close()  # a log of another user's: fail here, and not when a process is to write it
 
     def write(self, instance: Instance) -> None:
         """Replace the state in one step: a reader sees the old one or the new one."""

@@ -18,6 +18,10 @@ REDIS_LINE = re.compile(r"[0-9]+:[A-Z] ([0-9]{1,2} [A-Z][a-z]{2} [0-9]{4} [0-9:]
 REDIS_LEVELS = {".": "debug", "-": "debug", "*": "info", "#": "warning"}
 CLAIMER = "workers.claimer"
 """The logger whose records say what a worker runs alone."""
+START = "penstock %s starts"
+"""The first record of each run of `penstock up` in its own log."""
+STARTER = "cli.up"
+"""The logger that writes START."""
 HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exception", "stack")
 """Fields of a record that `pretty` does not show as `name=value`."""
 
@@ -79,6 +83,13 @@ def _moment(text: str) -> datetime | None:
 def concerns(line: LogLine, raw: str, *, job: str, role: str, process: str) -> bool:
     """Whether a line passes the filters; "": any. A line concerns a job if it names it anywhere."""
     return job in raw and role in ("", line.role) and process in ("", line.process)
+
+
+def starts_run(line: LogLine) -> bool:
+    """Whether a run of `penstock up` begins with this line."""
+    before, after = START.split("%s")
+    said = str(line.fields.get("message"))
+    return line.fields.get("logger") == STARTER and said.startswith(before) and said.endswith(after)
 
 
 def ran_alone(lines: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import sys
@@ -16,13 +17,15 @@ from typing import BinaryIO
 import click
 
 from cli.errors import DONE, FAILED, INTERRUPTED, UNREACHABLE, Problem
-from cli.log_lines import LogLine, concerns, parse_line, pretty
+from cli.log_lines import LogLine, concerns, parse_line, pretty, starts_run
 from cli.options import Command, Where, json_option
 from cli.output import fitted, print_json, styled, visible
 from cli.ps import ORDER
 from cli.tables import shorten_ids
 
 FOLLOW_INTERVAL_S = 0.2
+MIN_RUNS = 2
+"""Runs in the logs, of which one is the previous one."""
 COLOURS = {"warning": 33, "error": 31, "critical": 31}
 BLOCK_BYTES = 1 << 20
 INDENT = len("11-24 02:12:13.123 ")
@@ -35,11 +38,19 @@ class Filters:
     job: str = ""
     role: str = ""
     process: str = ""
+    since: str = ""
+    until: str = ""
+    """Times; a line without one passes if none is asked for."""
+
+    def passes(self, line: LogLine, raw: str) -> bool:
+        in_time = self.since <= line.time and (not self.until or line.time < self.until)
+        return in_time and concerns(line, raw, job=self.job, role=self.role, process=self.process)
 
 
 @dataclass(slots=True)
 class LogFile:
-    """One process's log, read once from its start and then on. A file that was begun anew is read from its start."""
+    """One process's log, read once from its start and then on. A file that was begun anew is read from its start; the
+    older one beside it, `.log.1`, is read first, and once."""
 
     path: Path
     offset: int = 0
@@ -47,6 +58,7 @@ class LogFile:
     before: str = ""
     rest: bytes = field(default=b"", repr=False)
     """The last line, while its end is not written."""
+    is_first: bool = True
 
     @property
     def process(self) -> str:
@@ -54,11 +66,11 @@ class LogFile:
 
     def lines(self, filters: Filters) -> Iterator[LogLine]:
         """Yield the lines that pass, from where the last call ended."""
-        try:
-            with self.path.open("rb") as file:
+        older = self.path.with_name(f"{self.process}.log.1")
+        for path in (older, self.path) if self.is_first else (self.path,):
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 yield from self._of(file, filters)
-        except FileNotFoundError:
-            return
+        self.is_first = False
 
     def _of(self, file: BinaryIO, filters: Filters) -> Iterator[LogLine]:
         now = os.fstat(file.fileno())
@@ -72,7 +84,7 @@ class LogFile:
                 text = raw.decode(errors="replace")
                 line = parse_line(self.process, text, self.before)
                 self.before = line.time
-                if text and concerns(line, text, job=filters.job, role=filters.role, process=filters.process):
+                if text and filters.passes(line, text):
                     yield line
 
 
@@ -87,7 +99,7 @@ def process_of(path: Path) -> str:
 @click.option("--role", type=click.Choice((*ORDER, "up")), default=None, help="Only processes of this role.")
 @click.option("--process", default="", help="Only this process, as `penstock ps` names it.")
 @click.option("-n", "--lines", "count", type=click.IntRange(0), help="Only the newest N lines [all].")
-@click.option("--previous", is_flag=True, help="The run of `penstock up` before this one.")
+@click.option("--previous", is_flag=True, help="Only the run of `penstock up` before the newest one.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
 @json_option
 def logs(
@@ -100,37 +112,49 @@ def logs(
     data_dir: Path | None,
     as_json: bool,
 ) -> int:
-    """Show what the processes of a data folder have logged, in the order of time.
+    """Show what the processes of a data folder have logged, in the order of time, also in earlier runs.
 
     On a terminal in the time zone of this machine; into a pipe as JSON lines, in UTC.
     """
     folder = Where(data_dir).home().logs
     files: dict[Path, LogFile] = {}
     filters, as_json = Filters(job, role or "", process), as_json or not sys.stdout.isatty()
-    pattern = "*.log.1" if previous else "*.log"
-    if not any(folder.glob(pattern)):
+    if not any(folder.glob("*.log*")):
         raise Problem(
             f"there are no logs in {folder}",
             next_step="penstock up, or name another folder with --data-dir",
             exit_code=UNREACHABLE,
             code="no_logs",
         )
+    if previous:
+        filters.since, filters.until = _previous_run(folder)
     try:
-        found: Iterable[LogLine] = _merged(folder, pattern, files, filters)
+        found: Iterable[LogLine] = _merged(folder, files, filters)
         shown = _show(found if count is None else deque(found, count), as_json=as_json)
         if not (shown or follow or count == 0):
             raise _nothing(filters, folder, files)
         while follow and not previous:
             time.sleep(FOLLOW_INTERVAL_S)
-            _show(_merged(folder, pattern, files, filters), as_json=as_json)
+            _show(_merged(folder, files, filters), as_json=as_json)
     except KeyboardInterrupt:
         return INTERRUPTED
     return DONE
 
 
-def _merged(folder: Path, pattern: str, files: dict[Path, LogFile], filters: Filters) -> Iterator[LogLine]:
+def _previous_run(folder: Path) -> tuple[str, str]:
+    """When the run of `penstock up` before the newest one began, and when that one did. Raises Problem."""
+    times = [line.time for line in LogFile(folder / "up.log").lines(Filters()) if starts_run(line)]
+    if len(times) < MIN_RUNS:
+        raise Problem(
+            f"the logs in {folder} have no run before the newest one", next_step="penstock logs", code="no_lines"
+        )
+    return times[-2], times[-1]
+
+
+def _merged(folder: Path, files: dict[Path, LogFile], filters: Filters) -> Iterator[LogLine]:
     """Merge what is new in all files, by time. Each file is in that order already, nearly."""
-    for path in sorted(folder.glob(pattern)):
+    for name in sorted({process_of(path) for path in folder.glob("*.log*")}):
+        path = folder / f"{name}.log"
         files.setdefault(path, LogFile(path))
     return heapq.merge(*(file.lines(filters) for file in files.values()), key=attrgetter("time"))
 

@@ -107,7 +107,7 @@ class Screen:
 
     async def tail(self, folder: Path) -> None:
         """Print new log lines of all processes, each with its process's name."""
-        offsets: dict[Path, int] = {}
+        offsets = _sizes(folder)  # earlier runs wrote these
         while True:
             self._show_all_new(folder, offsets)
             await asyncio.sleep(TAIL_INTERVAL_S)
@@ -124,6 +124,11 @@ class Screen:
         for line in whole.decode(errors="replace").split("\n")[:-1]:
             self.say(f"{path.stem}: {message_of(line)}")
         return offset + len(whole)
+
+
+def _sizes(folder: Path) -> dict[Path, int]:
+    """The size of each log in the folder."""
+    return {path: path.stat().st_size for path in folder.glob("*.log")}
 
 
 def looping(child: Child) -> bool:

@@ -6,6 +6,8 @@ They are Redis, API, workers, scheduler and the offline process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import re
 import signal
@@ -13,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,14 @@ from cli.deployment import Deployment, environment, load_deployment
 from cli.engine_check import check_plugins
 from cli.errors import DONE, Problem
 from cli.instance import DataDir, Instance
+from cli.log_lines import START
 from cli.machine import Machine
 from cli.options import Command, config_option, redis_url_option
 from cli.output import ERROR_INDENT, note
 from cli.progress import ProgressLine
 from cli.screen import Screen, show_ready
 from penstock import __version__
-from runtime.config import ENGINES
+from runtime.config import ENGINES, ConfigError
 from runtime.sources import FLAGS
 from telemetry import logs
 from workers.engines.registry import is_plugin
@@ -39,6 +42,8 @@ from workers.engines.registry import is_plugin
 POLL_INTERVAL_S = 0.05
 ERROR_BLOCK = re.compile(r"^error: .*\n(?:(?:cause|next): .*\n)*", re.MULTILINE)
 """An error in the output of `up`."""
+
+log = logging.getLogger(__name__)
 
 
 @click.command(cls=Command)
@@ -87,14 +92,32 @@ def _run(
     home.prepare()
     screen = Screen(progress)
     try:
-        with home.log("up").open("a") as file:
+        with home.log("up").open("a") as file, _failure_logged():
             logs.setup("up", "info", file)
+            log.info(START, __version__)
             weights = _fetch(home, progress) if deployment.needs_weights else None
             _check_engines(deployment, home, screen)
             machine = Machine(deployment, home, listener, screen)
             return asyncio.run(machine.run(weights, tail=verbose))
     finally:
         home.clear()
+
+
+@contextlib.contextmanager
+def _failure_logged() -> Iterator[None]:
+    """Within the block, an error that ends the command is also logged."""
+    try:
+        yield
+    except (Problem, ConfigError) as error:
+        log.error("penstock up ends: %s", _in_a_line(error))
+        raise
+
+
+def _in_a_line(error: Problem | ConfigError) -> str:
+    """The error with its cause and fix."""
+    if isinstance(error, Problem):
+        return "; ".join(filter(None, (error.message, error.cause, error.next_step)))
+    return "; ".join(filter(None, (f"{error.key}: {error.problem}", error.source, error.hint)))
 
 
 def _check_engines(deployment: Deployment, home: DataDir, screen: Screen) -> None:

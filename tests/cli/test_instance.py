@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.errors import Problem
-from cli.instance import DataDir, Instance, ProcessEntry
+from cli.instance import MAX_LOG_BYTES, DataDir, Instance, ProcessEntry
 
 
 def instance(home: DataDir) -> Instance:
@@ -66,16 +66,19 @@ def test_secrets_are_for_the_owner_alone(tmp_path: Path) -> None:
 
 
 def test_prepare_removes_what_a_killed_run_left(tmp_path: Path) -> None:
-    """Old counters and states are gone, old logs are put aside."""
+    """Old counters and states are gone; logs stay, and are put aside only when they have grown long."""
     home = DataDir(tmp_path)
     with home.lock():
         home.prepare()
         (home.metrics / "counter_1.db").touch()
         home.log("api-1").write_text("old")
+        home.log("worker-1").write_text("long")
+        os.truncate(home.log("worker-1"), MAX_LOG_BYTES)
         home.prepare()
         assert list(home.metrics.iterdir()) == []
-        assert not home.log("api-1").exists()
-        assert (home.logs / "api-1.log.1").read_text() == "old"
+        assert home.log("api-1").read_text() == "old"
+        assert not home.log("worker-1").exists()
+        assert (home.logs / "worker-1.log.1").read_text().startswith("long")
         home.clear()
         assert not home.run.exists()
 
@@ -143,7 +146,7 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path: Path, monkeypatch:
         raise OSError(errno.EROFS, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "replace", refused)
+        patch.setattr(Path, "open", refused)
         with pytest.raises(Problem, match=f"cannot write to {home.logs}") as caught:
             home.prepare()
         assert (caught.value.cause, "chown -R" in caught.value.next_step) == ("Permission denied", True)

@@ -19,9 +19,12 @@ from house import eventually
 
 from cli.__main__ import main
 from cli.errors import FAILED, INTERRUPTED, UNREACHABLE
-from cli.log_lines import CLAIMER, message_of, parse_line, pretty, ran_alone
+from cli.log_lines import CLAIMER, START, STARTER, message_of, parse_line, pretty, ran_alone
 
 JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
+STARTED = START % "0.1.0"
+STARTS = ("00.000", "01.500", "04.500")
+"""Of three runs."""
 Logs = Callable[..., list[dict[str, Any]]]
 
 
@@ -46,7 +49,8 @@ def home(tmp_path: Path) -> Path:
         record("02.000", "two", "api", job=JOB) + record("04.000", "four\u001b[2J", "api", level="warning")
     )
     (folder / "redis-1.log").write_text("12:M 24 Nov 2026 02:00:03.000 # three\n")
-    (folder / "worker-1.log.1").write_text(record("00.000", "zero"))
+    (folder / "worker-1.log.1").write_text(record("00.000", "zero", jobs=[JOB]))
+    (folder / "up.log").write_text("".join(record(at, STARTED, "up", logger=STARTER) for at in STARTS))
     return tmp_path / "data"
 
 
@@ -64,23 +68,24 @@ def logs(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
 
 def test_all_files_are_merged_in_the_order_of_time(logs: Logs) -> None:
     """A text without a time stands where it was written; a line whose end is not written yet is left for later."""
-    found = logs()
-    said = ["one", "Traceback: not JSON", "two", "three", "four\u001b[2J", "five"]
+    found = [line for line in logs() if line["process"] != "up"]
+    said = ["zero", "one", "Traceback: not JSON", "two", "three", "four\u001b[2J", "five"]
     assert [line["message"] for line in found] == said
-    assert [line["process"] for line in found] == ["worker-1", "worker-1", "api-1", "redis-1", "api-1", "worker-1"]
-    assert found[3]["level"] == "warning" and found[0]["jobs"] == [JOB]
+    assert [line["process"] for line in found] == ["worker-1"] * 3 + ["api-1", "redis-1", "api-1", "worker-1"]
+    assert found[4]["level"] == "warning" and found[1]["jobs"] == [JOB]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--job", JOB], ["one", "two"]),
-        (["--job", JOB[:12]], ["one", "two"]),
+        (["--job", JOB], ["zero", "one", "two"]),
+        (["--job", JOB[:12]], ["zero", "one", "two"]),
         (["--role", "redis"], ["three"]),
         (["--role", "worker", "-n", "1"], ["five"]),
         (["--process", "api-1"], ["two", "four\u001b[2J"]),
         (["-n", "0"], []),
-        (["--previous"], ["zero"]),
+        (["--previous"], [STARTED, "two", "three", "four\u001b[2J"]),
+        (["--previous", "--job", JOB], ["two"]),
     ],
 )
 def test_what_is_asked_for_is_shown(logs: Logs, words: list[str], said: list[str]) -> None:
@@ -92,7 +97,7 @@ def test_what_is_asked_for_is_shown(logs: Logs, words: list[str], said: list[str
     [
         (["--job", "job_none"], "is of job job_none"),
         (["--process", "api-9"], "is of process api-9"),
-        (["--role", "up"], "is of role up"),
+        (["--role", "offline"], "is of role offline"),
     ],
 )
 def test_what_no_line_is_of_is_said(
@@ -101,7 +106,13 @@ def test_what_no_line_is_of_is_said(
     """With what there is instead, and not on stdout."""
     assert main(["logs", "--data-dir", str(home), *words]) == FAILED
     out, err = capsys.readouterr()
-    assert not out and said in err and "api-1, redis-1, worker-1" in err
+    assert not out and said in err and "api-1, redis-1, up, worker-1" in err
+
+
+def test_the_only_run_has_none_before_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "logs" / "up.log").write_text(record("00.000", STARTED, "up", logger=STARTER))
+    assert main(["logs", "--data-dir", str(home), "--previous"]) == FAILED
+    assert "no run before the newest one" in capsys.readouterr().err
 
 
 def test_a_folder_without_logs_is_said_to_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
