@@ -69,6 +69,7 @@ def _accepted_view(services: Services, admitted: Admitted) -> JobView:
         place=None if accepted.joined else accepted.place,
         attempts=accepted.attempts,
         wait=admitted.wait,
+        hold=services.waits.readiness.problem(job.model),
         epoch=accepted.epoch,
         metadata=job.metadata,
     )
@@ -184,7 +185,8 @@ async def view_of(
     elif deep and place is None:
         place = await services.job_reader.place(record)
     wait = services.waits.wait_of(record.job, place.in_lane) if place is not None else None
-    return JobView.of(record, facts_of(services, record), place, wait)
+    hold = services.waits.readiness.problem(record.job.model) if place is not None else ""
+    return JobView.of(record, facts_of(services, record), place, wait, hold)
 
 
 def _listed(services: Services, record: JobRecord) -> JobView:

@@ -176,4 +176,5 @@ class Services:
         async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
+                    self.waits.readiness.learn(await self.fleet.processes("worker"))
                     self.waits.plans.learn(await self.plans.read(), await self.store_client.now_ms())

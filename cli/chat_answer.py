@@ -33,6 +33,7 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
     printer = AnswerPrinter()
     with ended_by_signals(), ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
         progress.phase("waiting for the first token")
+        progress.explain(lambda: client.worker_problem(options["model"]))
         client.on_retry(printer.waiting(progress.say))
         key, job_id = uuid.uuid4().hex, ""
         try:

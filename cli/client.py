@@ -66,6 +66,7 @@ class Client:
     Args:
         running: the instance is known to run, so its first answer is waited for as well.
         without_token: why no admin token was found, if the address was not given.
+        home: data folder of the instance, if it runs on this machine.
     """
 
     def __init__(
@@ -77,12 +78,19 @@ class Client:
         admin_token: str = "",
         running: bool = False,
         without_token: str = "",
+        home: DataDir | None = None,
     ) -> None:
         self.url, self._key, self._model, self._admin_token = url.rstrip("/"), key, model, admin_token
-        self._without_token = without_token
+        self._without_token, self._home = without_token, home
         with self._explained():
             self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if running else 0.0)
         self._api.http.event_hooks["response"] = [_note_ignored]
+
+    def worker_problem(self, model: str) -> str:
+        """That no worker of a model is ready, and why, as `penstock ps` has it; "" if one is, or if the instance runs
+        on another machine."""
+        instance = self._home.read() if self._home is not None else None
+        return instance.problem_of(model) if instance is not None else ""
 
     def on_retry(self, tell: Callable[[Pause], object]) -> None:
         """Call `tell` before each wait for another try."""
@@ -100,7 +108,7 @@ class Client:
             # To its own address, not to `where.url`: another process may listen on that port of localhost or ::1.
             model = "" if where.url else instance.models[0]
             key, token = named or _kept_key(home.api_key), _kept_key(home.admin_token)
-            return cls(instance.url, key, model=model, admin_token=token, running=True)
+            return cls(instance.url, key, model=model, admin_token=token, running=True, home=home)
         if where.url:
             return cls(where.url, named)
         config = where.config()

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -73,6 +73,23 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     processes: tuple[ProcessEntry, ...] = ()
     suspicion: Suspicion | None = None
     """Jobs that its workers keep dying of, as it seems, and that are not given up."""
+
+    @property
+    def worker_problem(self) -> str:
+        """That no worker is ready, and why; "" if one is, or if there are none."""
+        return _worker_problem([entry for entry in self.processes if entry.role == "worker"])
+
+    def problem_of(self, model: str) -> str:
+        """The same of the workers of one model."""
+        return _worker_problem([entry for entry in self.processes if (entry.role, entry.model) == ("worker", model)])
+
+
+def _worker_problem(workers: Sequence[ProcessEntry]) -> str:
+    """The trouble of the first worker that has one, else what the first one does; "" if one is ready."""
+    if not workers or any(entry.state == "ready" for entry in workers):
+        return ""
+    reasons = (f"{entry.id} {entry.trouble}" for entry in workers if entry.trouble)
+    return f"no worker is ready: {next(reasons, workers[0].detail or workers[0].state)}"
 
 
 class DataDir:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from cli.output import fitted, terminal_width, visible
 from cli.tables import cells, cut, shorten_ids
 
 REDRAW_INTERVAL_S = 0.1
+EXPLAIN_INTERVAL_S = 1.0
 REPEAT_INTERVAL_S = 10.0
 BAR_WIDTH = 24
 MAX_STEPS = 10_000
@@ -30,6 +31,9 @@ class ProgressLine:
         self._lock = threading.RLock()
         self._text, self._bar, self._amount, self._since = "", "", "", 0.0
         self._width = 0
+        self._why: Callable[[], str] = str
+        self._looked = 0.0
+        self._reason = ""
         self._printed = 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
@@ -49,6 +53,10 @@ class ProgressLine:
             if text != self._text:
                 self._text, self._bar, self._amount, self._since = text, "", "", time.monotonic()
                 self._show(changed=True)
+
+    def explain(self, why: Callable[[], str]) -> None:
+        """Show behind the phase what `why` returns, which is called every second, in the thread of the line."""
+        self._why = why
 
     def amount(self, text: str, done: int, total: int) -> None:
         """Show the progress of a phase in bytes or steps."""
@@ -83,6 +91,8 @@ class ProgressLine:
 
     def _tick(self) -> None:
         while not self._ended.wait(REDRAW_INTERVAL_S):
+            if time.monotonic() - self._looked >= EXPLAIN_INTERVAL_S:
+                self._looked, self._reason = time.monotonic(), visible(self._why())
             with self._lock:
                 self._show(changed=False)
 
@@ -100,7 +110,10 @@ class ProgressLine:
 
     def _line(self) -> str:
         measured = " ".join(filter(None, (self._bar, self._amount)))
-        return "  ".join(filter(None, (self._text, measured, self._clock())))
+        return "  ".join(filter(None, (self._said(), measured, self._clock())))
+
+    def _said(self) -> str:
+        return f"{self._text} ({self._reason})" if self._reason else self._text
 
     def _clock(self) -> str:
         return f"{time.monotonic() - self._since:.1f} s"
@@ -113,7 +126,7 @@ class ProgressLine:
         if cells(whole) <= room:
             return whole
         figures = "".join(f"  {each}" for each in (self._amount, self._clock()) if each)
-        text = cut("  " + shorten_ids(self._text), max(0, room - cells(figures)))
+        text = cut("  " + shorten_ids(self._said()), max(0, room - cells(figures)))
         return cut((text + figures).removeprefix("  "), room)
 
     def _draw(self, line: str) -> None:

@@ -69,18 +69,9 @@ def verdict(instance: Instance) -> str:
     """The summary line: whether the instance serves requests, its URL, and its engines."""
     if instance.state != "ready":
         return f"{instance.state}: {instance.phase}" if instance.phase else instance.state
-    workers = [entry for entry in instance.processes if entry.role == "worker"]
-    if workers and not any(entry.state == "ready" for entry in workers):
-        return f"no worker is ready: {_reason(workers)}"
+    if problem := instance.worker_problem:
+        return problem
     return f"ready at {instance.url}, engine {instance.engine}"
-
-
-def _reason(workers: Sequence[ProcessEntry]) -> str:
-    """Why no worker is ready: the trouble of the first that has one, else what the first one does."""
-    for entry in workers:
-        if entry.trouble:
-            return f"{entry.id} {entry.trouble}"
-    return workers[0].detail or workers[0].state
 
 
 def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

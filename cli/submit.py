@@ -101,6 +101,7 @@ def _wait(client: Client, job: dict[str, Any], seconds: float, *, as_json: bool)
         if not as_json:
             client.on_retry(AnswerPrinter().waiting(progress.say))
         progress.phase(f"waiting for {job['id']}")
+        progress.explain(lambda: client.worker_problem(job["model"]))
         try:
             job = client.wait(job["id"], seconds)
         except JobFailed as failed:

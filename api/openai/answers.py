@@ -290,7 +290,7 @@ def _job(fault: Schema) -> Schema:
         model=STRING,
         priority=word_of(*(priority.value for priority in Priority)),
         queue_position=maybe(INTEGER | {"description": "Jobs that are expected to start before it."}),
-        queue_reason=maybe(STRING | {"description": "Why it stands there, in words for its owner."}),
+        queue_reason=maybe(STRING | {"description": "Why it waits there, in words for its owner."}),
         eta_ms=maybe(INTEGER | {"description": "Expected time until it starts."}),
         eta_low_ms=maybe(INTEGER | {"description": "Nine of ten such jobs wait at least so long."}),
         eta_high_ms=maybe(INTEGER | {"description": "Nine of ten wait at most so long."}),

@@ -243,6 +243,8 @@ class JobView:
     """Its place in the order of the queue, while it waits."""
     wait: Wait | None = None
     """Expected time until it starts; None: unknown."""
+    hold: str = ""
+    """Why no worker can claim it now, while it waits; "" if one can."""
     attempts: int = 0
     attempt_log: Sequence[PastAttempt] | None = ()
     """What became of each attempt, oldest first; None in a list, which does not read it."""
@@ -253,7 +255,9 @@ class JobView:
     terminal: Terminal | None = None
 
     @classmethod
-    def of(cls, record: JobRecord, facts: Facts, place: QueuePlace | None = None, wait: Wait | None = None) -> JobView:
+    def of(
+        cls, record: JobRecord, facts: Facts, place: QueuePlace | None = None, wait: Wait | None = None, hold: str = ""
+    ) -> JobView:
         """Take the fields from a job's record."""
         return cls(
             facts=facts,
@@ -264,6 +268,7 @@ class JobView:
             expires_ms=(record.done_ms + 1000 * record.keep_s) if record.done_ms else 0,
             place=place,
             wait=wait,
+            hold=hold,
             attempts=record.attempt,
             attempt_log=record.attempts,
             epoch=record.epoch,
@@ -279,8 +284,8 @@ class JobView:
 
     @property
     def reason(self) -> str | None:
-        """Why it stands at its place, while it waits."""
-        return self.place.reason if self.place else None
+        """Why it waits, and stands at its place, while it does."""
+        return "; ".join(filter(None, (self.hold, self.place.reason))) if self.place else None
 
 
 def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from api.openai.wait import Wait
 from api.waits.calibration import Estimator, Prediction, Source, WaitErrors
+from api.waits.readiness import WorkerReadiness
 from api.waits.shown import ShownWaits
 from streaming.fleet.plans import Plan
 from streaming.jobs.job import Job
@@ -33,11 +34,16 @@ class PlanReader:
     def __init__(self) -> None:
         self._plans: Mapping[str, Plan] = {}
         self._ages: dict[str, float] = {}
+        self._ordered: dict[str, float] = {}
+        """When this process saw last that a model should have more workers, in monotonic time."""
         self._read = time.monotonic()
 
     def learn(self, plans: Mapping[str, Plan], now_ms: int) -> None:
         """Store the plans, read at `now_ms` of Redis time."""
-        self._plans, self._read = plans, time.monotonic()
+        before, self._plans, self._read = self._plans, plans, time.monotonic()
+        for model, plan in plans.items():
+            if model not in before or plan.want > before[model].want:
+                self._ordered[model] = self._read
         self._ages = {model: max(0, now_ms - plan.at_ms) / 1000 for model, plan in plans.items()}
 
     def eta_ms(self, model: str, lane: Priority, before: int | None) -> int | None:
@@ -50,11 +56,30 @@ class PlanReader:
         prospect = plan.lanes.get(lane) if plan is not None else None
         if plan is None or prospect is None or prospect.wait_s is None or age > STALE_S:
             return None
-        # With zero workers wanted, this job causes the cold start, which has not begun; draining workers do not help.
-        wake_s = max(0.0, plan.wake_s - age) if plan.want else max(plan.wake_s, plan.cold_start_s)
+        wake_s = self.wake_s(model)
         more = 0 if before is None else before - prospect.waiting
         behind_s = prospect.wait_s - plan.wake_s + more * prospect.each_s
         return int(1000 * (wake_s + max(0.0, behind_s)))
+
+    def wake_s(self, model: str) -> float:
+        """Return the seconds until the model's first worker is ready; 0 if one is, or was expected by now."""
+        plan = self._plans.get(model)
+        if plan is None:
+            return 0.0
+        # With zero workers wanted, this job causes the cold start, which has not begun; draining workers do not help.
+        return max(0.0, plan.wake_s - self._age(model)) if plan.want else max(plan.wake_s, plan.cold_start_s)
+
+    def expects_start(self, model: str, missing_s: float) -> bool:
+        """Whether the model's first worker is still expected: not if it has not become ready within a cold start.
+
+        Args:
+            missing_s: seconds for which no worker of the model has been ready.
+        """
+        plan, wake_s = self._plans.get(model), self.wake_s(model)
+        if plan is None or not plan.want:
+            return wake_s > 0
+        waited_s = min(missing_s, time.monotonic() - self._ordered[model])
+        return wake_s > 0 and waited_s <= max(plan.wake_s, plan.cold_start_s)
 
     def knows(self, model: str) -> bool:
         """Whether a scheduler has published a fresh plan for this model, even one without an estimate."""
@@ -102,16 +127,21 @@ class WaitEstimates:
 
     def __init__(self, partitions: int = 1) -> None:
         self.plans, self.completions = PlanReader(), CompletionRate()
-        self.errors, self.shown = WaitErrors(), ShownWaits()
+        self.errors, self.shown, self.readiness = WaitErrors(), ShownWaits(), WorkerReadiness()
         self._partitions = partitions
 
     def predict(self, job: Job, before: int | None) -> Prediction | None:
-        """Return the uncorrected wait of a job with `before` others ahead of it in its lane; None: unknown.
+        """Return the uncorrected wait of a job with `before` others ahead of it in its lane; None: unknown, also if no
+        worker is ready and none is expected to be.
 
         Args:
             before: Of all partitions; None: all jobs of the lane.
         """
         estimator: Estimator = "plan" if self.plans.knows(job.model) else "rate"
+        if self.readiness.problem(job.model):
+            missing_s = self.readiness.missing_s(job.model)
+            if estimator == "rate" or not self.plans.expects_start(job.model, missing_s):
+                return None
         if estimator == "plan":
             eta_ms = self.plans.eta_ms(job.model, job.priority, before)
         else:

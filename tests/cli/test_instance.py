@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cli.errors import Problem
 from cli.instance import MAX_LOG_BYTES, DataDir, Instance, ProcessEntry
@@ -42,6 +43,18 @@ def test_state_is_read_while_the_lock_is_held(tmp_path: Path) -> None:
     assert home.read() is None
     with pytest.raises(Problem, match="nothing is running"):
         home.running()
+
+
+def test_why_no_worker_is_ready(tmp_path: Path) -> None:
+    """Of one model, or of all: the first that does not start, else what the first one does."""
+    first = ProcessEntry(role="worker", id="worker-1", pid=1, state="starting", since=1.0, model="a", detail="weights")
+    other = replace(first, id="worker-2", model="b", failed_starts=2, cause="no device")
+    state = replace(instance(DataDir(tmp_path)), processes=(first, other))
+    assert state.problem_of("a") == "no worker is ready: weights"
+    assert state.problem_of("b") == state.worker_problem == "no worker is ready: worker-2 does not start: no device"
+    assert state.problem_of("c") == "", "nothing is known of it here"
+    state = replace(state, processes=(replace(first, state="ready"), other))
+    assert (state.problem_of("a"), state.worker_problem) == ("", "")
 
 
 def test_second_lock_names_the_first(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import termios
 import unicodedata
 
 import pytest
+from house import eventually
 from http_serving import serving_http
 
 from cli.__main__ import main
@@ -155,6 +156,19 @@ def test_progress_on_a_terminal_leaves_nothing() -> None:
     assert ESC not in shown
     assert shown.endswith("\r")
     assert shown.split("\r")[-2].strip() == ""
+
+
+def test_progress_says_why_nothing_happens() -> None:
+    """Behind the phase, as long as there is a reason."""
+    reasons, stream = ["no worker is ready: starting"], Terminal()
+    with ProgressLine(stream, {"TERM": "xterm"}) as progress:
+        progress.explain(lambda: reasons[0])
+        progress.phase("waiting")
+        eventually(lambda: "  waiting (no worker is ready: starting)  " in stream.getvalue())
+        reasons[0] = ""
+        stream.seek(0)
+        stream.truncate()
+        eventually(lambda: re.search(r"  waiting  [0-9.]+ s", stream.getvalue()))
 
 
 def test_quiet_progress_says_only_what_lasts() -> None:

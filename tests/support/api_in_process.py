@@ -25,9 +25,10 @@ from api.stream.connection_guard import ConnectionGuard
 from api.waits.calibration import MIN_ERRORS, Prediction, Source
 from streaming.batches.settings import FilesSettings
 from streaming.fleet.plans import Plan, Prospect
+from streaming.fleet.processes import this_process
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
-from streaming.keys import fleet_key
+from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
@@ -50,11 +51,19 @@ class LocalApi:
         return await self.client.post(path, json=body, headers=named)
 
     async def plan(self, lane: Priority, *, want: int = 1, at_ms: int = FAR_MS, **prospect: Any) -> None:
-        """Publish what a scheduler expects of one lane, and have this process read it."""
+        """Publish what a scheduler expects of one lane, and that a worker is ready, and have this process read it."""
         plan = Plan(model="sim", want=want, reason="test", at_ms=at_ms, lanes={lane: Prospect(**prospect)})
         store = self.services.store_client
         await store.redis.hset(fleet_key("plan"), "sim", msgspec.json.encode(plan))
         self.services.waits.plans.learn({"sim": plan}, await store.now_ms())
+        await self.work("ready")
+
+    async def work(self, state: str) -> None:
+        """Report a worker in this state, for longer than a test takes, and have this process read it."""
+        worker = msgspec.structs.replace(this_process("worker", "worker-1"), life="1", state=state, model="sim")
+        store = self.services.store_client
+        await store.call("report", FLEET_SLOT, "worker:1", msgspec.json.encode(worker), 3_600)
+        self.services.waits.readiness.learn([worker])
 
     def calibrate(self, lane: Priority, spread: float, *, limited: bool) -> None:
         """Past waits of jobs, with or without a time limit, were as long as predicted, give or take `spread` of it."""

@@ -1,11 +1,18 @@
-"""When a waiting job will begin, as this process guesses without a scheduler."""
+"""When a waiting job will begin, as this process guesses without a scheduler, and that no worker is ready."""
 
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from api.waits import estimates
-from api.waits.estimates import WINDOW_S, CompletionRate
+from api.waits.estimates import WINDOW_S, CompletionRate, WaitEstimates
+from api.waits.readiness import STALE_S, WorkerReadiness
+from streaming.fleet.plans import Plan, Prospect
+from streaming.fleet.process import Process
+from streaming.fleet.processes import this_process
+from streaming.jobs.job import Job, Text
+from streaming.priority import Priority
 
 
 class Clock:
@@ -39,3 +46,83 @@ def test_only_jobs_that_ended_lately_count(clock: Clock) -> None:
     assert rate.eta_ms("m", 0) == 10_000, "two in twenty seconds"
     assert rate.eta_ms("m", 2) == 30_000
     assert rate.eta_ms("other", 0) is None
+
+
+# --- no worker is ready ----------------------------------------------------------------------------------------------
+
+
+def a_worker(state: str, model: str = "m") -> Process:
+    return replace(this_process("worker", "worker-1"), state=state, model=model)
+
+
+def a_job(lane: Priority) -> Job:
+    return Job(id="j", model="m", tenant="t", priority=lane, prompt=Text(("x",)))
+
+
+def test_why_no_worker_can_claim_a_job() -> None:
+    """Nothing is claimed of a model while it is not known, and before the reports were read."""
+    readiness = WorkerReadiness()
+    assert readiness.problem("m") == ""
+    readiness.learn([])
+    assert readiness.problem("m") == "no worker is ready: none is running"
+    readiness.learn([a_worker("starting"), a_worker("draining"), a_worker("ready", "other")])
+    assert readiness.problem("m") == "no worker is ready: one is draining, one is starting"
+    assert readiness.problem("other") == ""
+    readiness.learn([a_worker("starting"), a_worker("ready")])
+    assert readiness.problem("m") == ""
+
+
+def test_old_reports_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("api.waits.readiness.time.monotonic", lambda: now[0])
+    readiness = WorkerReadiness()
+    readiness.learn([])
+    now[0] += STALE_S + 1
+    assert readiness.problem("m") == ""
+
+
+@pytest.mark.parametrize(("wake_s", "ready", "known"), [(0.0, False, False), (0.0, True, True), (8.0, False, True)])
+def test_a_wait_without_a_ready_worker_is_unknown(wake_s: float, ready: bool, known: bool) -> None:
+    """Unless the first worker is expected: a plan whose start is overdue, as of one that crashes, is no estimate."""
+    waits, job = WaitEstimates(), a_job(Priority.BATCH)
+    plan = Plan(model="m", want=1, reason="r", at_ms=0, wake_s=wake_s, lanes={"batch": Prospect(wake_s)})
+    waits.plans.learn({"m": plan}, 0)
+    waits.readiness.learn([a_worker("ready" if ready else "starting")])
+    assert (waits.wait(job) is not None) == known
+
+
+def test_a_start_that_takes_too_long_is_expected_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan names a whole cold start while it has ordered none, as with a worker that crashes at each start. An order
+    begins the time anew."""
+    now = [100.0]
+    monkeypatch.setattr("api.waits.estimates.time.monotonic", lambda: now[0])  # of all modules: it is the module's own
+
+    def expected(want: int) -> bool:
+        at_ms = int(1000 * now[0])
+        plan = Plan(
+            model="m", want=want, reason="r", at_ms=at_ms, wake_s=8.0, cold_start_s=8.0, lanes={"batch": Prospect(8.0)}
+        )
+        waits.plans.learn({"m": plan}, at_ms)
+        waits.readiness.learn([a_worker("starting")])
+        return waits.wait(job) is not None
+
+    waits, job = WaitEstimates(), a_job(Priority.BATCH)
+    waits.readiness.learn([a_worker("ready")])
+    assert expected(want=1)
+    now[0] += 8
+    assert expected(want=1)
+    now[0] += 1
+    assert not expected(want=1)
+    assert expected(want=0), "this job wakes it"
+    assert expected(want=1)
+    now[0] += 9
+    assert not expected(want=1)
+
+
+def test_a_rate_without_a_ready_worker_is_no_estimate() -> None:
+    waits, job = WaitEstimates(), a_job(Priority.STANDARD)
+    for _ in range(2):
+        waits.completions.ended("m")
+    assert waits.wait(job, 0) is not None
+    waits.readiness.learn([])
+    assert waits.wait(job, 0) is None

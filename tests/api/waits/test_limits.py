@@ -199,3 +199,16 @@ def test_a_limit_is_exceeded_only_by_the_low_end_of_a_known_band() -> None:
 
 def test_a_job_without_limits_has_none() -> None:
     assert limit_of(replace(LIMITED, max_queue_ms=None)) is None
+
+
+async def test_a_job_says_that_no_worker_is_ready(busy: LocalApi) -> None:
+    """In place of a time that a plan of earlier workers gives; once one is ready, the plan counts again."""
+    await busy.plan(Priority.STANDARD, wait_s=0.0, waiting=WAITING)
+    await busy.work("starting")
+    answer = await busy.post("/v1/jobs", {"model": "sim", "messages": [{"role": "user", "content": "hello"}]})
+    job = answer.json()
+    assert (job["status"], job["eta_ms"]) == ("queued", None) and "X-Queue-ETA-Ms" not in answer.headers
+    assert job["queue_reason"].startswith("no worker is ready: one is starting; lane standard; ")
+    await busy.work("ready")
+    job = (await busy.client.get(f"/v1/jobs/{job['id']}")).json()
+    assert job["eta_ms"] is not None and job["queue_reason"].startswith("lane standard; ")

@@ -1,0 +1,44 @@
+"""Worker readiness: which models have a ready worker, as this process read last."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+
+from streaming.fleet.process import Process
+
+STALE_S = 10.0
+"""What was read longer ago is ignored."""
+
+
+class WorkerReadiness:
+    """Answers from the workers' reports."""
+
+    def __init__(self) -> None:
+        self._states: Mapping[str, set[str]] = {}
+        """States of the workers of each model."""
+        self._read = -math.inf
+        self._ready: dict[str, float] = {}
+        """When a worker of each model was last seen ready, else when this process first looked; monotonic time."""
+
+    def learn(self, workers: Iterable[Process]) -> None:
+        """Store the reports of all workers."""
+        states: dict[str, set[str]] = {}
+        for worker in workers:
+            states.setdefault(worker.model, set()).add(worker.state)
+        self._states, self._read = states, time.monotonic()
+        self._ready |= {model: self._read for model, found in states.items() if "ready" in found}
+
+    def missing_s(self, model: str) -> float:
+        """For how many seconds no worker of this model has been ready, as far as this process knows."""
+        now = time.monotonic()
+        return now - self._ready.setdefault(model, now)
+
+    def problem(self, model: str) -> str:
+        """Why no worker can claim a job of this model now; "" if one can, or if it is not known."""
+        states = self._states.get(model, set())
+        if "ready" in states or time.monotonic() - self._read > STALE_S:
+            return ""
+        found = ", ".join(f"one is {state}" for state in sorted(states)) or "none is running"
+        return f"no worker is ready: {found}"
