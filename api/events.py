@@ -36,6 +36,7 @@ from api.openai.rendering import (
     started_event,
     terminal_event,
 )
+from api.openai.tool_calls import CallParts
 from api.services import Services
 from penstock.engine import Failure
 from runtime.loops import ExpectedErrors, retry
@@ -148,6 +149,7 @@ class EventReader:
         """How many runs the reader has the `started` event of."""
         self._seq, self._last = place.after, place.runs
         """Number of the last delta that the reader has, and the runs up to the one that wrote it."""
+        self._parts = CallParts() if record.job.tools is not None else None
         self._ended: Terminal | None = None
         """The terminal record, once the buffer has delivered it."""
         self._had_ended = False
@@ -224,7 +226,12 @@ class EventReader:
     async def _deltas(self) -> AsyncIterator[Iterable[JobEvent]]:
         """Yield the deltas of each run, after its `started`, until the job's end."""
         services, place = self._services, self._place
-        buffer = services.relay.open(self._record.job.id, place.after, runs=place.runs)
+        # What a delta of calls means depends on those before it, so they are read again.
+        buffer = (
+            services.relay.open(self._record.job.id, place.after, runs=place.runs)
+            if self._parts is None
+            else services.relay.open(self._record.job.id)
+        )
         buffer.accepted = True
         try:
             await patiently(lambda: services.relay.follow(buffer))
@@ -263,10 +270,15 @@ class EventReader:
             run = buffer.author(row.seq)
             if run is None or run not in self._runs:
                 raise HistoryChanged
+            parts = None if self._parts is None else self._parts.of(row)
+            if row.seq <= self._place.after:  # the reader has it
+                if run not in self._place.runs:
+                    raise HistoryChanged
+                continue
             place = self._runs.index(run) + 1
             yield from self._starts(self._record, place)
             self._seq, self._last = row.seq, (run,)
-            yield delta_event(facts, cursor.delta(self._record.epoch, place, row.seq, run), row)
+            yield delta_event(facts, cursor.delta(self._record.epoch, place, row.seq, run), row, parts)
 
     async def _reload_record(self) -> None:
         """Read the job's record again, because another worker has started the job. Raises HistoryChanged."""

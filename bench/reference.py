@@ -12,7 +12,7 @@ from typing import Any
 
 from api.auth.access import Access
 from api.openai.responses import request as responses
-from api.openai.schemas import CONSTRAINTS, UNSUPPORTED
+from api.openai.schemas import CHAT_ONLY, CONSTRAINTS, REMEDIES, UNSUPPORTED
 from api.openapi import document
 from api.routes import ROUTES
 
@@ -33,6 +33,12 @@ ANCHORS = {
     "StreamOptions": "stream_options",
     "ChatMessage": "messages",
     "TextPart": "messages",
+    "MessageCall": "messages",
+    "CalledFunction": "messages",
+    "ChatTool": "tools",
+    "Function": "tools",
+    "NamedChoice": "tools",
+    "AllowedChoice": "tools",
     "OutputExpiry": "output_expires_after",
     "Job": "the-job-object",
     "ChatCompletion": "a-chat-completion",
@@ -167,7 +173,9 @@ def refused(name: str) -> str:
     if name == "responses":
         rows = [(_code(name), _values(neutral), fix) for name, (neutral, fix) in responses.UNSUPPORTED.items()]
     else:
-        rows = [(_code(name), _values(neutral), "") for name, neutral in UNSUPPORTED.items()]
+        rows = [(_code(name), _values(neutral), REMEDIES.get(name, "")) for name, neutral in UNSUPPORTED.items()]
+        alone = "Completions have no tools: use `/v1/chat/completions`."
+        rows += [(_code(name), _values(neutral), alone) for name, neutral in CHAT_ONLY.items()]
         rows += [(_code(name), "", fix) for name, fix in CONSTRAINTS.items()]
     return _table(("field", "accepted, beside null", "what to do instead"), *rows)
 

@@ -1,7 +1,7 @@
 """Engine protocol: the calls a worker makes to an engine, and the values that pass between them.
 
 An engine generates texts. It does not know jobs, lanes, leases, attempts or Redis: those are the worker's. This module
-needs msgspec and nothing else of Penstock.
+needs msgspec, and of Penstock only penstock/tools.py.
 
 ChatTurn, Sampling, Logprob, Failure, Capabilities and ModelCard are also parts of the messages between processes: the
 rules for changing a message (streaming/jobs) hold for their fields.
@@ -16,12 +16,18 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from penstock.tools import ToolCall, Tools
+
 
 class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
     """One turn of a chat, its content already flattened to text."""
 
     role: str
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    """The calls of a turn of the assistant."""
+    call_id: str = ""
+    """The call that a turn of a tool answers."""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -71,6 +77,12 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     token_prompts: bool = False
     text_prompts: bool = True
     """Whether it takes raw prompts, and not conversations alone."""
+    tools: bool = False
+    """Whether the model sees functions and earlier calls in a conversation, and may itself choose to call one."""
+    forced_tools: bool = False
+    """Whether the engine can force a call, of any function or of a named one."""
+    tool_resume: bool = False
+    """Whether the engine can continue an answer to a request with tools that an earlier attempt began."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,11 +119,15 @@ class Request(msgspec.Struct, frozen=True):
     past: Sequence[tuple[str, Sequence[int], int]] = ()
     """What earlier attempts generated: (text, known token ids, token count) each, oldest first. The engine continues
     after it and never emits it again; `sampling.max_tokens` still counts from the beginning. Together with a JSON
-    schema it is passed only to an engine with the capability `json_resume`."""
+    schema it is passed only to an engine with the capability `json_resume`, and with tools only to one with
+    `tool_resume`."""
     tenant: str = ""
     """Owner of the request: an engine never reuses the cached prompts of one tenant for another."""
     priority: float = NEUTRAL_PRIORITY
     """From 0 to 1, higher first: a hint for engines that let requests wait inside them. The worker sets it by lane."""
+    tools: Tools | None = None
+    """Functions that the answer may call, in the form that penstock/tools.py describes. Only an engine with one of the
+    capabilities `tools` and `forced_tools` gets them."""
 
     @property
     def past_tokens(self) -> int:

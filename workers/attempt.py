@@ -21,6 +21,7 @@ from streaming.jobs.lease import SILENT, Claim
 from streaming.jobs.terminal import Generated, Terminal, Usage, total_usage
 from streaming.priority import Priority
 from streaming.redis.clock import Clock
+from workers.engines.call_checks import FoundCalls, check_calls
 from workers.engines.constraint import complete_texts
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
@@ -154,8 +155,8 @@ class Attempt:
 
     @property
     def constrained(self) -> bool:
-        """Whether its complete texts must be JSON."""
-        return self.job.sampling.json_schema is not None and not self.stopped
+        """Whether its complete texts are checked."""
+        return self.job.constrained and not self.stopped
 
     def generated(self, index: int) -> int:
         """Tokens of a choice, also by earlier attempts."""
@@ -237,7 +238,7 @@ class Attempt:
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
             sampling = replace(sampling, n=1, seed=seed)
         priority = ENGINE_PRIORITY[self.job.priority]
-        return Request(self._request_id(index), prompt, sampling, past, self.job.tenant, priority)
+        return Request(self._request_id(index), prompt, sampling, past, self.job.tenant, priority, self.job.tools)
 
     def _request_id(self, index: int) -> str:
         return f"{self.job.id}/{self.number}/{index}"
@@ -318,11 +319,25 @@ class Attempt:
         return Opening(self.job.id, copied=self._sections) if self._history else None
 
     def complete_texts(self) -> list[str] | Failure:
-        """For a constrained job that is over: the texts to validate against the schema, or why the job fails."""
+        """For a job that is over and asked for JSON: the texts to validate against the schema, or why the job fails."""
+        return complete_texts(self._texts(), self._finishes, stops=any(self.job.sampling.stop))
+
+    def calls(self) -> FoundCalls | Failure:
+        """For a job with tools that is over: the calls of its answers, or why the job fails."""
+        assert self.job.tools is not None
+        calls = check_calls(self._texts(), self._finishes, self.job.tools)
+        if isinstance(calls, FoundCalls):
+            called = [finish == "stop" and index in calls.choices for index, finish in enumerate(self._finishes)]
+            self._finishes = [
+                "tool_calls" if each else finish for each, finish in zip(called, self._finishes, strict=True)
+            ]
+        return calls
+
+    def _texts(self) -> list[str]:
         texts = [""] * self._choices
         for delta in unpacked(self.seq, self._record):
             texts[delta.index] += delta.text
-        return complete_texts(texts, self._finishes, stops=any(self.job.sampling.stop))
+        return texts
 
     def stop(self, state: JobState, failure: Failure) -> None:
         """End the job early: submit and show nothing more. The first reason stands. The engine still delivers the last
@@ -365,4 +380,4 @@ def samples(job: Job) -> Iterator[Request]:
     """One request for each prompt of the job, for `Engine.check`."""
     sampling = replace(job.sampling, n=1)
     for number in range(prompt_count(job.prompt)):
-        yield Request(f"{job.id}/{number}", prompt_of(job, number), sampling, (), job.tenant)
+        yield Request(f"{job.id}/{number}", prompt_of(job, number), sampling, (), job.tenant, tools=job.tools)

@@ -1,4 +1,4 @@
-"""JSON schema validator: checks finished answers of jobs that asked for JSON, in a child (workers/json_check.py)."""
+"""JSON schema validator: checks finished answers of JSON or of tool calls, in a child (workers/json_check.py)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from penstock.engine import Failure
+from penstock.tools import Tools
 from streaming.jobs.job import JobState
 from workers.attempt import Attempt
+from workers.engines.call_checks import of_tool
 from workers.engines.constraint import unchecked, unusable, violated
 from workers.held_jobs import HeldJobs
 
@@ -171,7 +173,12 @@ class AnswerChecks:
 
     async def _refuse_unusable(self, attempt: Attempt) -> None:
         """End a job with a schema by which no answer can be judged while the engine generates."""
-        failure = await self._checker.failure(attempt.job.sampling.json_schema or {}, ())
+        tools = attempt.job.tools
+        if tools is None:
+            failure = await self._checker.failure(attempt.job.sampling.json_schema or {}, ())
+        else:
+            strict = {tool.name: list[str]() for tool in tools.offered if tool.strict}
+            failure = await self._arguments_failure(tools, strict)
         if failure is not None and not attempt.over:
             attempt.stop(JobState.FAILED, failure)
             self._on_refused(attempt)
@@ -190,10 +197,24 @@ class AnswerChecks:
         self._on_checked(attempt)
 
     async def failure(self, attempt: Attempt) -> Failure | None:
-        """Why the complete texts of a job do not follow its schema."""
+        """Why the complete texts of a job do not follow its schema, or its calls cannot be used."""
+        if attempt.job.tools is not None:
+            calls = await asyncio.to_thread(attempt.calls)
+            if isinstance(calls, Failure):
+                return calls
+            return await self._arguments_failure(attempt.job.tools, calls.arguments)
         texts = await asyncio.to_thread(attempt.complete_texts)
         if isinstance(texts, Failure):
             return texts
         if not texts:
             return None
         return await self._checker.failure(attempt.job.sampling.json_schema or {}, texts)
+
+    async def _arguments_failure(self, tools: Tools, arguments: Mapping[str, Sequence[str]]) -> Failure | None:
+        """Why arguments, by the name of their function, do not follow its schema; or why the schema cannot be used."""
+        for name, texts in arguments.items():
+            schema = next(tool.schema for tool in tools.offered if tool.name == name)
+            failure = await self._checker.failure(schema, texts)
+            if failure is not None:
+                return of_tool(failure, name)
+        return None

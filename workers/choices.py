@@ -154,7 +154,7 @@ class ChoiceStarter:
         stats = self.stats()
         share = stats.slots // 2
         if stats.kv_tokens:
-            size = max(prompt_sizes(job.prompt)) + answer_tokens(job.sampling.max_tokens, self.card)
+            size = max(prompt_sizes(job.prompt, job.tools)) + answer_tokens(job.sampling.max_tokens, self.card)
             share = min(share, stats.kv_tokens // 2 // max(1, min(size, self.card.context)))
         return max(1, share)
 

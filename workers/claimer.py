@@ -13,6 +13,7 @@ from typing import Protocol
 from penstock.engine import Capabilities, Failure
 from runtime.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
+from streaming.jobs.capabilities import is_continuable
 from streaming.jobs.drafts import Draft
 from streaming.jobs.frames import Delta
 from streaming.jobs.history import NOTHING, History
@@ -71,7 +72,7 @@ def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta
     An engine applies a JSON grammar from its root to the first token that it generates. Unless it can restore the
     grammar's state behind the logged tokens, a continuation is a second JSON text inside the first one.
     """
-    if job.sampling.json_schema is None or capabilities.json_resume:
+    if is_continuable(job, capabilities):
         return ""
     counts: Counter[int] = Counter()
     ended: set[int] = set()
@@ -82,7 +83,8 @@ def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta
     limit = job.sampling.max_tokens
     for index, count in counts.items():
         if index not in ended and (limit is None or count < limit):
-            return f"the engine cannot continue JSON output that another attempt began (choice {index})"
+            what = "calls of tools" if job.tools is not None else "JSON output"
+            return f"the engine cannot continue {what} that another attempt began (choice {index})"
     return ""
 
 

@@ -139,7 +139,7 @@ class Gatekeeper:
 
     def _text(self, attempt: Attempt, index: int) -> HeldText:
         job = attempt.job
-        prompt = prompt_sizes(job.prompt)[index // job.sampling.n]
+        prompt = prompt_sizes(job.prompt, job.tools)[index // job.sampling.n]
         if not isinstance(job.prompt, Tokens) and self._scale.value:
             prompt = round(prompt * self._scale.value)
         prompt = max(1, min(prompt, self._card.context))
@@ -158,7 +158,8 @@ class Gatekeeper:
             text.generated = attempt.generated(index)
             counted = attempt.prompt_tokens(index)
             if counted and counted != text.prompt:
-                self._scale.note(counted / max(1, prompt_sizes(attempt.job.prompt)[index // attempt.job.sampling.n]))
+                estimated = prompt_sizes(attempt.job.prompt, attempt.job.tools)[index // attempt.job.sampling.n]
+                self._scale.note(counted / max(1, estimated))
                 text.prompt = counted
 
     # --- what is learned ---------------------------------------------------------------------------------------------

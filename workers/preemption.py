@@ -15,6 +15,7 @@ from functools import partial
 from penstock.engine import Capabilities, Failure
 from runtime.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Fenced, Unavailable
+from streaming.jobs.capabilities import is_continuable
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import HANDED_BACK, PREEMPTED, Lease
 from telemetry.logs import EventLog
@@ -112,7 +113,7 @@ class Preemption:
                 attempt.stamps.released,
                 attempt.started,
                 attempt.is_continued,
-                not attempt.constrained or self._capabilities.json_resume,
+                is_continuable(attempt.job, self._capabilities),
                 attempt.seq,
             )
             for attempt in now

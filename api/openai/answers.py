@@ -62,9 +62,7 @@ def answer_schemas() -> dict[str, Schema]:
             total_tokens=INTEGER,
             prompt_tokens_details=object_of(cached_tokens=INTEGER),
         ),
-        "ChatCompletion": _answer(
-            "chat.completion", message=object_of(role=word_of("assistant"), content=STRING, refusal=maybe(STRING))
-        ),
+        "ChatCompletion": _answer("chat.completion", message=_message()),
         "Completion": _answer("text_completion", text=STRING),
         "Answer": any_of("ChatCompletion", "Completion", "Response"),
         "Model": _model(),
@@ -256,7 +254,8 @@ def _override_body() -> Schema:
 
 
 def _answer(kind: str, **said: Schema) -> Schema:
-    choice = object_of(index=INTEGER, **said, logprobs=maybe(FREE), finish_reason=word_of("stop", "length"))
+    reason = word_of("stop", "length", "tool_calls")
+    choice = object_of(index=INTEGER, **said, logprobs=maybe(FREE), finish_reason=reason)
     return object_of(
         id=STRING,
         object=word_of(kind),
@@ -267,6 +266,15 @@ def _answer(kind: str, **said: Schema) -> Schema:
         choices=list_of(choice),
         usage=schema("Usage"),
     )
+
+
+def _message() -> Schema:
+    """Schema of an answer's message; `tool_calls` is there only if it calls tools."""
+    function = object_of(name=STRING, arguments=STRING | {"description": "JSON"})
+    call = object_of(id=STRING, type=word_of("function"), function=function)
+    message = object_of(role=word_of("assistant"), content=maybe(STRING), refusal=maybe(STRING))
+    message["properties"]["tool_calls"] = list_of(call)
+    return message
 
 
 def _model() -> Schema:

@@ -23,7 +23,7 @@ from api.openai.schemas import Kind, Request, check_choices, parse
 from penstock.engine import ModelCard
 from streaming.batches.batch import Batch
 from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
-from streaming.jobs.job import Chat, Job, JobState, Text, Tokens
+from streaming.jobs.job import Chat, Job, JobState, Text, Tokens, job_class
 from streaming.jobs.records import JobRecord
 from streaming.jobs.response_form import ResponseForm
 from streaming.jobs.work import weight_of
@@ -141,11 +141,11 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     job_prompt, sampling = request.prompt_asked, request.sampling
     text = _text(job_prompt)
     deterministic = sampling.temperature == 0 or sampling.seed is not None
-    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, _form_of(request)))
+    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, _form_of(request), request.tools_asked))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
     head = f"{request.model}\0{text}"
     groups = tuple(_hash(head[:size]) for size in PREFIX_SIZES)
-    return Traits(request.model, weight_of(job_prompt, sampling, card), digest, groups)
+    return Traits(request.model, weight_of(job_prompt, sampling, card, request.tools_asked), digest, groups)
 
 
 def _hash(text: str) -> int:
@@ -169,12 +169,13 @@ def job_of(request: Request, batch: Batch, *, job_id: str, number: int, lane: Pr
     """
     own = request.queue.deadline_ms
     deadlines = [each for each in (own, left_ms) if each is not None]
-    return Job(
+    prompt, tools = request.prompt_asked, request.tools_asked
+    return job_class(prompt, tools)(
         id=job_id,
         model=request.model,
         tenant=batch.tenant,
         priority=lane,
-        prompt=request.prompt_asked,
+        prompt=prompt,
         sampling=request.sampling,
         deadline_ms=min(deadlines, default=None),
         max_queue_ms=request.queue.max_queue_ms,
@@ -182,6 +183,7 @@ def job_of(request: Request, batch: Batch, *, job_id: str, number: int, lane: Pr
         user=request.user,
         on_disconnect="continue",
         response=_form_of(request),
+        tools=tools,
     )
 
 

@@ -1,4 +1,4 @@
-"""Field types of request bodies: messages, prompts, stop strings, output formats, Penstock's queue options.
+"""Field types of request bodies: contents, prompts, stop strings, output formats, Penstock's queue options.
 
 Types are strict and sizes bounded. An error text here begins with a verb, because the field's path is put before it.
 """
@@ -24,8 +24,6 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
-
-from penstock.engine import ChatTurn
 
 MAX_MESSAGES = 1024
 MAX_PROMPTS = 128
@@ -150,39 +148,6 @@ Prompt: TypeAlias = Annotated[
     | Annotated[list[PromptIds], _SEVERAL, Tag("<list of list>")],
     _by_shape(_prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"),
 ]
-
-
-class ChatMessage(StrictBody):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="Who speaks; `developer` counts as `system`."
-    )
-    content: Annotated[
-        Content | None, Field(validate_default=True, description="Only `assistant` may leave it out.")
-    ] = None
-    tool_calls: list[Any] | None = Field(None, description="Must be empty: tools are not supported.")
-
-    @field_validator("content")
-    @classmethod
-    def _has_content(cls, content: Any, info: ValidationInfo) -> Any:
-        if content is None and info.data.get("role", "assistant") != "assistant":
-            raise refusal("is required")
-        return content
-
-    @field_validator("tool_calls")
-    @classmethod
-    def _no_tools(cls, calls: list[Any] | None) -> list[Any] | None:
-        if calls:
-            raise refusal("must be empty: tools are not supported")
-        return calls
-
-    @property
-    def turn(self) -> ChatTurn:
-        """Return the message as engines take it: text only, and `developer` as `system`, which chat templates know."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        return ChatTurn("system" if self.role == "developer" else self.role, text)
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from api.openai.fields import Metadata, QueueOptions, StrictBody
 from penstock.engine import Sampling
+from penstock.tools import Tools
 from streaming.jobs.job import Prompt
 from streaming.jobs.response_form import ResponseForm
 from streaming.priority import Priority
@@ -79,6 +80,11 @@ class GenerationRequest(StrictBody, ABC):
     @property
     @abstractmethod
     def sampling(self) -> Sampling: ...
+
+    @property
+    def tools_asked(self) -> Tools | None:
+        """The functions that the answer may call. Raises ApiError (400)."""
+        return None
 
     @property
     def choices_per_prompt(self) -> int:

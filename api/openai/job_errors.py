@@ -43,10 +43,10 @@ def stream_reset(job_id: str) -> ApiError:
 
 
 def resume_impossible(job_id: str) -> ApiError:
-    """The worker was lost in the middle of JSON output, and the text is computed from its beginning again."""
+    """The worker was lost in the middle of JSON or of tool calls, and the answer is computed anew."""
     message = (
-        "The worker was lost while it generated JSON, which its engine cannot continue, so the answer is computed "
-        f"again from its beginning. Read it at /v1/jobs/{job_id}, or as it comes at /v1/jobs/{job_id}/events."
+        "The worker was lost while it generated JSON or tool calls, which its engine cannot continue, so the answer is "
+        f"computed again from its beginning. Read it at /v1/jobs/{job_id}, or as it comes at /v1/jobs/{job_id}/events."
     )
     return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
 

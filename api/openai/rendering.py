@@ -18,8 +18,10 @@ from api.openai import cursor
 from api.openai.cursor import Cursor
 from api.openai.job_errors import from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
+from api.openai.tool_calls import event_data, message_of
 from api.openai.wait import Wait, wait_fields
 from penstock.engine import Logprob, ModelCard
+from penstock.tools import AnswerPart
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
@@ -52,12 +54,15 @@ class Facts(msgspec.Struct, frozen=True):
     logprobs: bool
     created_ms: int
     fingerprint: str | None = None
+    tools: bool = False
+    """Whether its answers may hold calls."""
 
     @classmethod
     def of(cls, job: Job, created_ms: int, fingerprint: str | None = None) -> Facts:
         """Extract the fields from a job; `created_ms` is Redis time."""
         chat, logprobs = isinstance(job.prompt, Chat), job.sampling.logprobs is not None
-        return cls(job.id, job.model, job.priority, chat, job.choices, logprobs, created_ms, fingerprint)
+        tools = job.tools is not None
+        return cls(job.id, job.model, job.priority, chat, job.choices, logprobs, created_ms, fingerprint, tools)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields before `choices` of an OpenAI object."""
@@ -132,12 +137,19 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
         if joined > ROWS_PER_SLICE:
             joined = 0
             yield
-        text = "".join(parts)
-        content = {"message": {"role": "assistant", "content": text, "refusal": None}} if facts.chat else {"text": text}
+        content = _content(facts, index, parts)
         detail = (yield from _logprobs(facts, logprobs[index])) if facts.logprobs else None
         choices.append({"index": index, **content, "logprobs": detail, "finish_reason": _finish(terminal, index)})
     head = facts.head("chat.completion" if facts.chat else "text_completion")
     return {**head, "choices": choices, "usage": usage_object(terminal.usage)}
+
+
+def _content(facts: Facts, index: int, texts: Sequence[str]) -> dict[str, Any]:
+    """Render what a choice says, given in pieces."""
+    if facts.tools:
+        return {"message": message_of(facts.job, index, texts)}
+    text = "".join(texts)
+    return {"message": {"role": "assistant", "content": text, "refusal": None}} if facts.chat else {"text": text}
 
 
 def _logprobs(facts: Facts, logprobs: Sequence[Logprob]) -> Sliced[dict[str, Any]]:
@@ -362,8 +374,11 @@ def started_event(event_id: Cursor, worker: str, attempt: int) -> JobEvent:
     return JobEvent("started", event_id, {"worker": worker, "attempt": attempt})
 
 
-def delta_event(facts: Facts, event_id: Cursor, delta: Delta) -> JobEvent:
+def delta_event(facts: Facts, event_id: Cursor, delta: Delta, parts: Iterable[AnswerPart] | None = None) -> JobEvent:
+    """Render a delta. `parts`: what of it is text and what are calls; None: all of it is text."""
     data: dict[str, Any] = {"index": delta.index, "text": delta.text, "tokens": delta.n}
+    if parts is not None:
+        data |= event_data(facts.job, delta.index, parts)
     if facts.logprobs:
         data["logprobs"] = chat_logprobs(delta.logprobs)["content"]
     return JobEvent("delta", event_id, data)

@@ -17,7 +17,6 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from api.openai.errors import invalid_request
 from api.openai.fields import (
     MAX_MESSAGES,
-    ChatMessage,
     Prompt,
     QueueOptions,
     ResponseFormat,
@@ -29,11 +28,13 @@ from api.openai.fields import (
 )
 from api.openai.generation import GenerationRequest
 from api.openai.json_body import read_object
+from api.openai.messages import ChatMessage
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
+from api.openai.tool_fields import ToolFields
 from api.openai.validation import explained
 from penstock.engine import Sampling
-from streaming.jobs.job import Chat, Job, Text, Tokens
+from streaming.jobs.job import Chat, Job, Text, Tokens, job_class
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.priority import Priority
 
@@ -46,8 +47,6 @@ MAX_EXTRAS = 1000
 """Unknown fields examined for X-Ignored-Fields."""
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "logit_bias": ({},),
@@ -63,6 +62,15 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "webhook": (),
 }
 """Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
+
+CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}
+"""Fields of a chat that have no place in a completion, with their neutral values."""
+
+REMEDIES: Mapping[str, str] = {
+    "functions": "Use tools, its newer name.",
+    "function_call": "Use tool_choice, its newer name.",
+}
+"""What to do instead of using a field; for all others, leave it out."""
 
 OTHERS_PRIORITY = 0
 """The value that other servers' own `priority` has by default: a client that sends it asks for nothing."""
@@ -137,7 +145,7 @@ class CompletionFields(GenerationRequest):
         )
 
 
-class ChatRequest(CompletionFields):
+class ChatRequest(ToolFields, CompletionFields):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[
@@ -244,11 +252,23 @@ def parse(kind: Kind, body: bytes) -> Request:
     if issubclass(model, InputFields):
         refuse_unsupported(fields, CONSTRAINTS)
     else:
-        _refuse_unsupported(fields)
+        _refuse_unsupported(fields, UNSUPPORTED if issubclass(model, ToolFields) else {**UNSUPPORTED, **CHAT_ONLY})
     try:
-        return model.model_validate(fields)
+        request = model.model_validate(fields)
     except ValidationError as error:
         raise explained(error) from None
+    _check_tools(request)
+    return request
+
+
+def _check_tools(request: Request) -> None:
+    """Refuse what an answer with calls cannot have too. Raises ApiError (400)."""
+    if request.tools_asked is None:
+        return
+    for name in ("response_format", "logprobs"):
+        asked = request.sampling.json_schema if name == "response_format" else request.sampling.logprobs
+        if asked is not None:
+            raise invalid_request(f"{name} cannot be combined with tools here. Leave one of them out.", name)
 
 
 def check_choices(request: Request, max_choices: int) -> None:
@@ -276,13 +296,13 @@ def to_job(
     events: str = "",
 ) -> Job:
     """Build the job of a request, in the requested lane but not above `ceiling`. `received_us`: see Job."""
-    queue = request.queue
-    return Job(
+    queue, prompt, tools = request.queue, request.prompt_asked, request.tools_asked
+    return job_class(prompt, tools)(
         id=job_id,
         model=request.model,
         tenant=tenant,
         priority=clamp(request.lane, ceiling),
-        prompt=request.prompt_asked,
+        prompt=prompt,
         sampling=request.sampling,
         stream=bool(request.stream),
         reply_to=reply_to,
@@ -296,6 +316,7 @@ def to_job(
         clock_us=clock_us,
         events=events,
         response=request.response_form,
+        tools=tools,
     )
 
 
@@ -341,7 +362,7 @@ def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
     return MODELS[kind]
 
 
-def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
+def _refuse_unsupported(fields: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
     for name, value in fields.items():
         if value is None:
             continue
@@ -349,8 +370,8 @@ def _refuse_unsupported(fields: Mapping[str, Any]) -> None:
             raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
         if name in QueueOptions.model_fields and value != OTHERS_PRIORITY:
             raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
-        if name not in UNSUPPORTED:
+        if name not in unsupported:
             continue
-        neutral = (fields.get("n") or 1,) if name == "best_of" else UNSUPPORTED[name]
+        neutral = (fields.get("n") or 1,) if name == "best_of" else unsupported[name]
         if value not in neutral:
-            raise invalid_request(f"{name} is not supported here. Leave it out.", name)
+            raise invalid_request(f"{name} is not supported here. {REMEDIES.get(name, 'Leave it out.')}", name)

@@ -29,6 +29,7 @@ _WORDS = {
     "too_short": "must not be empty",
     "too_long": "may have at most {max_length} entries",
     "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
     "string_too_long": "may have at most {max_length} characters",
 }
 

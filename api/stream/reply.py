@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from api.admission import Admitted
 from api.error_answers import error_body, error_event
 from api.openai import errors, job_errors
+from api.openai.call_chunks import CallChunkRenderer
 from api.openai.errors import ApiError
 from api.openai.rendering import ChunkRenderer, Facts, completion_in_slices, fingerprint, to_json
 from api.services import Services
@@ -118,8 +119,9 @@ class Reply:
     def _check(self) -> None:
         """Raise what ends an answer before its job's end: lost history or a disconnect."""
         if self._buffer.rewound:
-            constrained = self._job.sampling.json_schema is not None
-            raise (job_errors.resume_impossible if constrained else job_errors.stream_reset)(self._buffer.job_id)
+            raise (job_errors.resume_impossible if self._job.constrained else job_errors.stream_reset)(
+                self._buffer.job_id
+            )
         if self._buffer.hung_up:
             raise ClientGone
 
@@ -227,7 +229,8 @@ class StreamReply(Reply):
             metrics.dec()
 
     def _new_renderer(self) -> Renderer:
-        return ChunkRenderer(self._facts, include_usage=self._admitted.request.include_usage)
+        renderer = CallChunkRenderer if self._facts.tools else ChunkRenderer
+        return renderer(self._facts, include_usage=self._admitted.request.include_usage)
 
     async def _opening(self, send: Send) -> bytes | None:
         """Return the first bytes of the stream; None if the job has failed before and its error was sent instead."""

@@ -40,7 +40,7 @@ PREEMPTIONS = (
         (
             Edit(
                 "workers/preemption.py",
-                "not attempt.constrained or self._capabilities.json_resume",
+                "is_continuable(attempt.job, self._capabilities)",
                 "True",
             ),
         ),

@@ -56,8 +56,8 @@ WORK = (
         (
             Edit(
                 "streaming/jobs/work.py",
-                "sum(prompt_sizes(prompt)) + work_of(prompt, sampling, card)",
-                "(sum(prompt_sizes(prompt)) + (sampling.max_tokens or 0))",
+                "sum(prompt_sizes(prompt, tools)) + work_of(prompt, sampling, card)",
+                "(sum(prompt_sizes(prompt, tools)) + (sampling.max_tokens or 0))",
             ),
         ),
         (UNITS + "a_line_of_a_batch_and_a_request_weigh_the_same",),
@@ -65,7 +65,13 @@ WORK = (
     Bug(
         "a prompt of many choices is counted once",
         "A batch with n = 8 and long prompts costs an eighth of the quota that eight lines cost.",
-        (Edit("streaming/jobs/work.py", "sampling.n * sum(prompt_sizes(prompt))", "sum(prompt_sizes(prompt))"),),
+        (
+            Edit(
+                "streaming/jobs/work.py",
+                "sampling.n * sum(prompt_sizes(prompt, tools))",
+                "sum(prompt_sizes(prompt, tools))",
+            ),
+        ),
         (UNITS + "many_choices_weigh_what_as_many_requests_weigh",),
     ),
     Bug(

@@ -11,7 +11,19 @@ from streaming.jobs.job import Chat, Job, Tokens
 
 def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
     """Return a failure for the first option of the job that the engine does not support, or None."""
-    return _prompt(job, capabilities) or _logprobs(job, capabilities) or _options(job, capabilities)
+    return (
+        _prompt(job, capabilities)
+        or _tools(job, capabilities)
+        or _logprobs(job, capabilities)
+        or _options(job, capabilities)
+    )
+
+
+def is_continuable(job: Job, capabilities: Capabilities) -> bool:
+    """Whether the engine can continue the job's texts after what another attempt generated."""
+    if job.tools is not None:
+        return capabilities.tool_resume
+    return job.sampling.json_schema is None or capabilities.json_resume
 
 
 def _prompt(job: Job, capabilities: Capabilities) -> Failure | None:
@@ -21,6 +33,22 @@ def _prompt(job: Job, capabilities: Capabilities) -> Failure | None:
         return _refusal(job, "prompt", "takes conversations only; use /v1/chat/completions")
     if isinstance(job.prompt, Tokens) and not capabilities.token_prompts:
         return _refusal(job, "prompt", "takes text prompts only, not token ids")
+    return None
+
+
+def _tools(job: Job, capabilities: Capabilities) -> Failure | None:
+    turns, tools = job.prompt.turns if isinstance(job.prompt, Chat) else (), job.tools
+    if not capabilities.tools and any(turn.calls or turn.call_id for turn in turns):
+        what = "shows its model no calls of tools; send the text of each call and of its result as messages"
+        return _refusal(job, "messages", what)
+    if tools is None:
+        return None
+    if not tools.forced and not capabilities.tools:
+        remedy = "set tool_choice to 'required' or name a function" if capabilities.forced_tools else "leave tools out"
+        return _refusal(job, "tools", f"cannot let its model choose a tool: {remedy}")
+    if tools.forced and not capabilities.forced_tools:
+        remedy = "use 'auto'" if capabilities.tools else "leave tools out"
+        return _refusal(job, "tool_choice", f"cannot force a call of a tool: {remedy}")
     return None
 
 

@@ -6,7 +6,8 @@ Versions. Processes of version N and N+1 run side by side during an upgrade, so 
 
 - A message written as an array begins with its tag: a letter for its kind, followed by its version from 2 on ("f" is
   version 1 of a frame, "f2" version 2). A version costs a frame at most one byte, and a token nothing.
-- A job's body is a map whose field "v" holds JOB_VERSION.
+- A job's body is a map whose field "v" holds its version: the lowest whose readers read all of it (`job_class`), at
+  most JOB_VERSION.
 - A field may be added without a new version if it is the last one and has a default: older readers skip it, newer
   readers of an older message take the default. Any other change of a message needs a new tag, or JOB_VERSION + 1. The
   version that introduces it must also read the previous one (as a union of both structs).
@@ -29,7 +30,7 @@ from streaming.errors import DecodeError, NewerMessage
 from streaming.jobs.control import Control
 from streaming.jobs.drafts import Draft
 from streaming.jobs.frames import Delta, Frame, PlainDelta
-from streaming.jobs.job import JOB_VERSION, Job
+from streaming.jobs.job import JOB_VERSION, PLAIN_VERSION, Job, ToolJob
 from streaming.jobs.terminal import Ended, Terminal
 
 T = TypeVar("T")
@@ -61,7 +62,8 @@ class _JobVersion(msgspec.Struct):
 
 _REPLY = msgspec.msgpack.Decoder(Reply)
 _CONTROL = msgspec.msgpack.Decoder(Control)
-_JOB = msgspec.msgpack.Decoder(Job)
+_JOB = msgspec.msgpack.Decoder(Job | ToolJob)
+_PLAIN_JOB = msgspec.msgpack.Decoder(Job)
 _JOB_VERSION = msgspec.msgpack.Decoder(_JobVersion)
 _TERMINAL = msgspec.msgpack.Decoder(Terminal)
 _PARTED = msgspec.msgpack.Decoder(_Parted)
@@ -129,10 +131,14 @@ def decode_control(data: bytes) -> Control:
 def decode_job(data: bytes) -> Job:
     """Raises NewerMessage, DecodeError."""
     try:
-        return decode(_JOB, data)
+        job: Job = decode(_JOB, data)
+        return job
     except DecodeError as error:
-        if _job_version(data) > JOB_VERSION:
+        version = _job_version(data)
+        if version > JOB_VERSION:
             raise NewerMessage(data) from error
+        if version == PLAIN_VERSION:  # the first jobs did not say their version
+            return decode(_PLAIN_JOB, data)
         raise
 
 

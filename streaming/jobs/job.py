@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.engine import ChatTurn, Sampling
+from penstock.tools import Tools
 from streaming.jobs.response_form import ResponseForm
 from streaming.priority import Priority
 
@@ -59,8 +60,9 @@ def prompt_count(prompt: Prompt) -> int:
             return len(ids)
 
 
-JOB_VERSION = 1
-"""Version of a job's body. A worker puts a job of a greater version back for a newer worker."""
+PLAIN_VERSION, JOB_VERSION = 1, 2
+"""Versions of a job's body: without tools, and the greatest. A worker puts a job of a greater version back for a newer
+worker."""
 
 
 class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
@@ -78,7 +80,7 @@ class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
     in which it ended the job; "" while it runs."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="v", tag=JOB_VERSION):
+class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="v", tag=PLAIN_VERSION):
     """One accepted request, as the queue stores it. Time limits are relative milliseconds, counted by Redis's clock."""
 
     id: str
@@ -110,8 +112,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     """Attempts at the job of which this one is a replay, oldest first."""
     response: ResponseForm | None = None
     """What the Responses API shows of the request; None for a job of another endpoint."""
+    tools: Tools | None = None
+    """Functions that the answer may call."""
+
+    @property
+    def constrained(self) -> bool:
+        """Whether its texts must be JSON, or may hold calls: not every engine can continue them."""
+        return self.sampling.json_schema is not None or self.tools is not None
 
     @property
     def choices(self) -> int:
         """How many texts the request asks for."""
         return prompt_count(self.prompt) * self.sampling.n
+
+
+class ToolJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
+    """A job with tools or with calls in its conversation, which a worker of version 1 would leave out."""
+
+
+def job_class(prompt: Prompt, tools: Tools | None) -> type[Job]:
+    """The struct of a job with this prompt and these tools."""
+    called = isinstance(prompt, Chat) and any(turn.calls or turn.call_id for turn in prompt.turns)
+    return ToolJob if called or tools is not None else Job

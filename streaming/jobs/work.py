@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.engine import ModelCard, Sampling
+import msgspec
+
+from penstock.engine import ChatTurn, ModelCard, Sampling
+from penstock.tools import Tools
 from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens, prompt_count
 from streaming.order import patience_ms, units
 
@@ -37,9 +40,9 @@ def work_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
     return sampling.n * prompt_count(prompt) * answer_tokens(sampling.max_tokens, card)
 
 
-def weight_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None) -> int:
+def weight_of(prompt: Prompt, sampling: Sampling, card: ModelCard | None, tools: Tools | None = None) -> int:
     """Tokens that quotas count: the work, and the prompt of every choice. `card` as for `work_of`."""
-    return sampling.n * sum(prompt_sizes(prompt)) + work_of(prompt, sampling, card)
+    return sampling.n * sum(prompt_sizes(prompt, tools)) + work_of(prompt, sampling, card)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def cost_of(job: Job, card: ModelCard | None = None) -> Cost:
     sampling = job.sampling
     output, choices = work_of(job.prompt, sampling, card), max(1, job.choices)
     patience = patience_ms(job.priority, job.deadline_ms, job.max_queue_ms, output // choices)
-    return Cost(sampling.n * sum(prompt_sizes(job.prompt)), output, patience)
+    return Cost(sampling.n * sum(prompt_sizes(job.prompt, job.tools)), output, patience)
 
 
 def answer_tokens(max_tokens: int | None, card: ModelCard | None, prompt_tokens: int = 0) -> int:
@@ -76,15 +79,21 @@ def answer_tokens(max_tokens: int | None, card: ModelCard | None, prompt_tokens:
     return max(0, min(wanted, card.max_output, card.context - prompt_tokens))
 
 
-def prompt_sizes(prompt: Prompt) -> list[int]:
-    """Tokens of each prompt: counted where token ids were sent, estimated from the characters of texts."""
+def prompt_sizes(prompt: Prompt, tools: Tools | None = None) -> list[int]:
+    """Tokens of each prompt: counted where token ids were sent, estimated from the characters of texts and tools."""
     match prompt:
         case Chat(turns):
-            return [sum([len(turn.role) + len(turn.content) for turn in turns]) // CHARACTERS_PER_TOKEN]
+            offered = 0 if tools is None else len(msgspec.msgpack.encode(tools.offered))
+            return [(offered + sum([_length(turn) for turn in turns])) // CHARACTERS_PER_TOKEN]
         case Text(texts):
             return [len(text) // CHARACTERS_PER_TOKEN for text in texts]
         case Tokens(ids):
             return [len(each) for each in ids]
+
+
+def _length(turn: ChatTurn) -> int:
+    own = len(turn.role) + len(turn.content)
+    return own + sum([len(call.name) + len(call.arguments) for call in turn.calls]) if turn.calls else own
 
 
 def reserved_bytes(job: Job, card: ModelCard | None = None) -> int:

@@ -35,6 +35,7 @@ STRICT = ("trtllm", "openai")
 KNOWN_FIELDS = {
     "model", "stream", "prompt", "messages", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty",
     "max_tokens", "max_completion_tokens", "stream_options", "logprobs", "top_logprobs", "response_format",
+    "tools", "tool_choice", "parallel_tool_calls",
 }  # fmt: skip
 
 
@@ -121,6 +122,10 @@ class FakeUpstream:
         """The token whose text comes with the next one, like the first bytes of a character; its id comes at once."""
         self.burst = False
         """Write each reply in one piece."""
+        self.deltas: list[dict[str, Any]] = []
+        """What a chat with tools streams instead of the answer, one chunk each."""
+        self.template = "x"
+        """Chat template of a llama-server."""
         self.hidden = 0
         """Tokens of reasoning in front of the answer of a chat."""
         self.port = 0
@@ -192,7 +197,8 @@ class FakeUpstream:
             return f'vllm:num_requests_waiting{{engine="0"}} {self.waiting}\nvllm:kv_cache_usage_perc{{e="0"}} 0.1\n'
         pages = {
             "/health": (llama, {"status": "ok"}),
-            "/props": (llama, {"total_slots": self.slots, "chat_template": "x", "default_generation_settings": N_CTX}),
+            "/props": (llama, {"total_slots": self.slots, "chat_template": self.template,
+                               "default_generation_settings": N_CTX}),
             "/version": (vllm, {"version": "0.32.0"}),
             "/apply-template": (llama, {"prompt": "<user>hi<assistant>"}),
             "/tokenize": (vllm or kind == "sglang", {"tokens": [1, 2, 3]}),
@@ -264,6 +270,10 @@ class FakeUpstream:
         await self.open.wait()
         for number in range(self.hidden if "messages" in body and not start else 0):
             yield shape.reasoning(f" r{number}")
+        if body.get("tools") and self.deltas:
+            async for data in self._called(shape, fault):
+                yield data
+            return
         breaks = fault.cut or fault.end or fault.done or fault.stall_s or fault.data or fault.finish
         stop = min(end, start + fault.after) if breaks else end
         for number in range(start, stop, self.batch):
@@ -282,6 +292,17 @@ class FakeUpstream:
             yield data
         if not fault.no_done:
             yield b"data: [DONE]\n\n"
+
+    async def _called(self, shape: _Shape, fault: Fault) -> AsyncIterator[bytes]:
+        """The chunks of an answer with calls."""
+        for delta in self.deltas[: fault.after if fault.cut else None]:
+            await asyncio.sleep(self.step_s)
+            yield shape.delta(delta)
+        if fault.cut:
+            return
+        for data in shape.last("tool_calls", 0):
+            yield data
+        yield b"data: [DONE]\n\n"
 
 
 class _Shape:
@@ -310,6 +331,10 @@ class _Shape:
         name = "reasoning" if self._kind == "vllm" else "reasoning_content"
         choice: dict[str, Any] = {"index": 0, "delta": {name: text}, "finish_reason": None}
         return self._chunk(choice | ({"token_ids": [7]} if self._ids else {}))
+
+    def delta(self, delta: dict[str, Any]) -> bytes:
+        self._out += 1
+        return self._chunk({"index": 0, "delta": delta, "finish_reason": None})
 
     def tokens(self, first: int, end: int) -> bytes:
         self._out += end - first

@@ -14,6 +14,7 @@ from fake_upstream import FakeUpstream, serving
 from msgspec.structs import replace
 
 from penstock.engine import RETURNED, ChatTurn, Failure, ModelCard, Piece, Request, Sampling
+from penstock.tools import Tools
 from workers.engines.upstream.engine import UpstreamEngine, build
 from workers.engines.upstream.settings import UpstreamSettings
 
@@ -65,11 +66,11 @@ class Bench:
         self.engine.submit(request)
         return queue
 
-    async def ask(self, prompt: Any = HELLO, **sampling: Any) -> Answer:
+    async def ask(self, prompt: Any = HELLO, tools: Tools | None = None, **sampling: Any) -> Answer:
         """The whole answer, over any number of returns."""
         answer, past = Answer(), list[Any]()
         while True:
-            request = Request(f"r{next(self._numbers)}", prompt, Sampling(**sampling), past)
+            request = Request(f"r{next(self._numbers)}", prompt, Sampling(**sampling), past, tools=tools)
             if past and self.engine.restart_reason(request):
                 answer = Answer(restarts=answer.restarts + 1, returns=answer.returns)
                 request = replace(request, past=())

@@ -321,7 +321,7 @@ def test_one_of_two_readers_may_leave(house: House) -> None:
         ({"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": "many"}, {}, 400,
          "invalid_request_error", "max_tokens"),
         ({"model": "sim", "messages": [{"role": "user", "content": "x"}], "tools": [{"type": "function"}]}, {}, 400,
-         "invalid_request_error", "tools"),
+         "invalid_request_error", "tools[0].function"),
         (b"x=1", {"Content-Type": "application/x-www-form-urlencoded"}, 415, "unsupported_media_type", None),
         (b'"' + b"x" * 3_000_000 + b'"', {}, 413, "payload_too_large", None),
     ],

@@ -19,7 +19,7 @@ from streaming.fleet.plans import Plans
 from streaming.jobs.codec import encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import History
-from streaming.jobs.job import Job, JobState
+from streaming.jobs.job import JOB_VERSION, Job, JobState
 from streaming.jobs.lease import Claim, Claimed, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -172,7 +172,7 @@ async def test_a_job_of_a_newer_version_waits_for_a_newer_worker(wire: RedisClie
     for job in newer:
         await queue.put(job)
         fields = msgspec.msgpack.decode(encode(job))
-        body = msgspec.msgpack.encode(fields | {"v": 2, "prompt": {"kind": "new"}})
+        body = msgspec.msgpack.encode(fields | {"v": JOB_VERSION + 1, "prompt": {"kind": "new"}})
         await wire.redis.hset(partition_key(0, "job", job.id), "body", body)
     running = await start(SimSettings(step_ms=1, prefill_ms=1, slots=2))
     fine = [a_job(queue) for _ in range(5)]

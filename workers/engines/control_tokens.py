@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -44,8 +44,40 @@ class ControlTokens:
         cuts = [self.cut(turn.content) for turn in turns]
         if all(len(pieces) == 1 for pieces in cuts):
             return turns, ""
-        mark = f"\ue000{secrets.token_hex(8)}\ue001"
+        mark = _new_mark()
         return [replace(turn, content=mark.join(pieces)) for turn, pieces in zip(turns, cuts, strict=True)], mark
+
+    def mark_values(self, value: Any) -> tuple[Any, str]:
+        """Like `mark`, for every text in nested lists, tuples and mappings."""
+        if not any(len(self.cut(text)) > 1 for text in _texts(value)):
+            return value, ""
+        mark = _new_mark()
+        return self._marked(value, mark), mark
+
+    def _marked(self, value: Any, mark: str) -> Any:
+        if isinstance(value, str):
+            return mark.join(self.cut(value))
+        if isinstance(value, Mapping):
+            return {self._marked(key, mark): self._marked(each, mark) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._marked(each, mark) for each in value]
+        return value
+
+
+def _new_mark() -> str:
+    return f"\ue000{secrets.token_hex(8)}\ue001"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield str(key)
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
 
 
 def _either(texts: Sequence[str]) -> str:

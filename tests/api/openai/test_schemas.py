@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
 from penstock.engine import ChatTurn, Sampling
+from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.codec import decode_job, encode
-from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens
+from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens, ToolJob
 from streaming.priority import Priority
 
 MESSAGES = [{"role": "user", "content": "hi"}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "does f", "parameters": {"type": "object"}, "strict": True},
+}
 CANARY = "prompt-canary-5f1d"
 
 
@@ -88,12 +94,12 @@ def test_a_bare_request_leaves_everything_to_the_engine() -> None:
         ([{"role": "assistant", "content": None}], [("assistant", "")]),
         (
             [{"role": "assistant"}, {"role": "tool", "content": "4", "tool_call_id": "c"}],
-            [("assistant", ""), ("tool", "4")],
+            [("assistant", ""), ("tool", "4", (), "c")],
         ),
         ([{"role": "system", "content": ""}], [("system", "")]),
     ],
 )
-def test_messages_become_plain_turns(messages: list[Any], turns: list[tuple[str, str]]) -> None:
+def test_messages_become_plain_turns(messages: list[Any], turns: list[tuple[Any, ...]]) -> None:
     """Text parts are joined, developer is system, an assistant may have said nothing."""
     assert job_of(chat(messages=messages)).prompt == Chat(tuple(ChatTurn(*turn) for turn in turns))
 
@@ -219,7 +225,11 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
      "input_audio"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text",
      "must be a string"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls", "tools are not supported"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id", "is required"),
+    ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "messages[0].tool_calls", "'assistant'"),
+    ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call", "use tool_calls"),
+    ({"tools": [TOOL | {"function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+    ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "'none', 'auto' or 'required'"),
     ({"max_tokens": 0}, "max_tokens", "must be at least 1"),
     ({"max_tokens": 2**40}, "max_tokens", "must be at most"),
     ({"max_tokens": 1.5}, "max_tokens", "must be a whole number"),
@@ -366,7 +376,7 @@ def test_a_schema_may_be_as_large_as_the_bound() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("functions", [{}]),
+        ("functions", [{}]),
         ("function_call", {"name": "f"}), ("logit_bias", {"50256": -100}), ("modalities", ["text", "audio"]),
         ("audio", {"voice": "a"}), ("prediction", {"type": "content"}), ("reasoning_effort", "high"),
         ("web_search_options", {}), ("moderation", {}), ("suffix", "end"), ("echo", True), ("best_of", 4), ("webhook", "https://example.org"),
@@ -386,6 +396,7 @@ def test_known_fields_nobody_honours_are_refused(name: str, value: Any) -> None:
     ("name", "value"),
     [
         ("tools", []), ("tools", None), ("tool_choice", "none"), ("tool_choice", "auto"), ("functions", []),
+        ("parallel_tool_calls", False),
         ("logit_bias", {}), ("modalities", ["text"]), ("audio", None), ("reasoning_effort", "none"), ("suffix", ""),
         ("echo", False), ("best_of", 1), ("webhook", None),
     ],
@@ -395,6 +406,23 @@ def test_their_neutral_values_pass(name: str, value: Any) -> None:
     request = chat(**{name: value})
     assert job_of(request) == job_of(chat())
     assert ignored_fields(request) == []
+
+
+@pytest.mark.parametrize(("name", "value"), [("tools", [TOOL]), ("tool_choice", "required")])
+def test_a_completion_has_no_tools(name: str, value: Any) -> None:
+    assert refused("completion", {"model": "m", "prompt": "a", name: value}).param == name
+
+
+def test_tools_become_the_job_s() -> None:
+    """The function, the choice and the calls of the conversation, as they were sent."""
+    request = chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}, parallel_tool_calls=False)
+    tools = Tools(offered=(Tool("f", "does f", {"type": "object"}, strict=True),), choice="required", named="f",
+                  parallel=False)  # fmt: skip
+    job = job_of(request)
+    assert isinstance(job, ToolJob) and job.tools == tools and ignored_fields(request) == []
+    turns = job_of(chat(messages=[{"role": "assistant", "tool_calls": [CALL]}])).prompt
+    assert turns == Chat((ChatTurn("assistant", "", (ToolCall("c1", "f", "{}"),)),))
+    assert job_of(chat(tools=[TOOL], tool_choice="none")).tools is None
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion", "job"])

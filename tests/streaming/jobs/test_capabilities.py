@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.engine import Capabilities, ChatTurn, Sampling
+from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens
 from streaming.priority import Priority
@@ -32,6 +34,33 @@ WANTED = [
     (CHAT, Sampling(presence_penalty=0.1), Capabilities(), "presence_penalty"),
     (CHAT, Sampling(frequency_penalty=-0.1), Capabilities(), "frequency_penalty"),
 ]
+
+
+TOOL = Tool("f", "", {"type": "object"})
+AUTO, FORCED = Tools(offered=(TOOL,)), Tools(offered=(TOOL,), choice="required")
+CALLED = Chat((ChatTurn("assistant", "", (ToolCall("c", "f", "{}"),)),))
+ANSWERED = Chat((ChatTurn("tool", "4", call_id="c"),))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tools", "capabilities", "param", "remedy"),
+    [
+        (CHAT, AUTO, Capabilities(), "tools", "leave tools out"),
+        (CHAT, AUTO, Capabilities(forced_tools=True), "tools", "set tool_choice to 'required' or name a function"),
+        (CHAT, FORCED, Capabilities(), "tool_choice", "leave tools out"),
+        (CHAT, FORCED, Capabilities(tools=True), "tool_choice", "use 'auto'"),
+        (CALLED, None, Capabilities(forced_tools=True), "messages", "send the text of each call"),
+        (ANSWERED, None, Capabilities(), "messages", "send the text of each call"),
+    ],
+)
+def test_tools_that_a_model_lacks_are_refused_with_the_remedy(
+    prompt: Chat, tools: Tools | None, capabilities: Capabilities, param: str, remedy: str
+) -> None:
+    """And pass where it has them."""
+    asked = replace(job(prompt, Sampling()), tools=tools)
+    failure = unsupported(asked, capabilities)
+    assert failure is not None and (failure.status, failure.param) == (400, param) and remedy in failure.message
+    assert unsupported(asked, Capabilities(tools=True, forced_tools=True)) is None
 
 
 @pytest.mark.parametrize(("prompt", "sampling", "capabilities", "param"), WANTED)

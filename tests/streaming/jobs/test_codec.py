@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from penstock import engine
 from penstock.engine import ChatTurn, Sampling
+from penstock.tools import Tool, ToolCall, Tools
 from streaming.batches import batch, files
 from streaming.batches import settings as batch_settings
 from streaming.errors import DecodeError, NewerMessage
@@ -24,7 +25,7 @@ from streaming.jobs import control, deliveries, frames, job, terminal
 from streaming.jobs import settings as quota_settings
 from streaming.jobs.codec import TAGS, decode_control, decode_job, decode_reply, decode_terminal, encode
 from streaming.jobs.frames import Delta, Frame, Opening, Run, Section
-from streaming.jobs.job import JOB_VERSION, Chat, Job, JobState
+from streaming.jobs.job import JOB_VERSION, PLAIN_VERSION, Chat, Job, JobState, job_class
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 from streaming.redis import settings as redis_settings
@@ -97,7 +98,7 @@ def test_a_job_says_its_version() -> None:
     """An older one, which did not, is read; a newer one is told from garbage, whatever is in it."""
     job = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Chat((ChatTurn("user", "x"),)))
     fields = msgspec.msgpack.decode(encode(job))
-    assert fields.pop("v") == JOB_VERSION and decode_job(msgspec.msgpack.encode(fields)) == job
+    assert fields.pop("v") == PLAIN_VERSION and decode_job(msgspec.msgpack.encode(fields)) == job
     for newer in ({"v": JOB_VERSION + 1}, fields | {"v": JOB_VERSION + 1}, fields | {"v": 9, "prompt": 7}):
         with pytest.raises(NewerMessage):
             decode_job(msgspec.msgpack.encode(newer))
@@ -105,6 +106,20 @@ def test_a_job_says_its_version() -> None:
         with pytest.raises(DecodeError) as caught:
             decode_job(msgspec.msgpack.encode(garbage))
         assert not isinstance(caught.value, NewerMessage)
+
+
+def test_a_job_with_tools_is_of_a_version_of_its_own() -> None:
+    """A worker that would leave the tools out sets it aside; all others stay readable for it."""
+    offered = Tools(offered=(Tool("f", "", {"type": "object"}),), named="f", choice="required")
+    called = (ChatTurn("assistant", "", (ToolCall("c", "f", "{}"),)), ChatTurn("tool", "4", call_id="c"))
+    for prompt, tools in ((Chat((ChatTurn("user", "x"),)), offered), (Chat(called), None), (Chat(called[1:]), None)):
+        kind = job_class(prompt, tools)
+        job = kind(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, tools=tools)
+        assert msgspec.msgpack.decode(encode(job))["v"] == JOB_VERSION > PLAIN_VERSION
+        assert decode_job(encode(job)) == job and type(decode_job(encode(job))) is kind
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(encode(job), type=Job)
+    assert job_class(Chat((ChatTurn("user", "x"),)), None) is Job
 
 
 def test_a_version_costs_a_frame_nothing() -> None:

@@ -109,6 +109,8 @@ class LlamacppEngine:
                 json_schema=True,
                 penalties=True,
                 token_prompts=True,
+                tools=self._prompts is not None and self._prompts.tools,
+                forced_tools=self._prompts is not None and self._prompts.chat,
             ),
             created=int(time.time()),
         )
@@ -117,7 +119,8 @@ class LlamacppEngine:
         """Raises Refused, EngineDead."""
         if self._tokenizer is None or self._prompts is None:
             raise EngineDead("the engine is not running")
-        prompt, wanted = self._prompts.render(request.prompt, request.past), request.sampling.max_tokens or 1
+        prompt = self._prompts.render(request.prompt, request.past, request.tools)
+        wanted = request.sampling.max_tokens or 1
         if max_tokens_of(prompt) + wanted <= self._context:
             return
         tokens = await self._tokenizer.count(prompt)
@@ -128,7 +131,8 @@ class LlamacppEngine:
         """Raises Refused, EngineDead."""
         if self._server is None or self._prompts is None:
             raise EngineDead("the engine is not running")
-        generation = Generation(request, self._prompts.render(request.prompt, request.past), self._context)
+        prompt = self._prompts.render(request.prompt, request.past, request.tools)
+        generation = Generation(request, prompt, self._context)
         with self._lock:
             self._live[request.id] = generation
             self._waiting.add(generation)
@@ -287,7 +291,7 @@ class LlamacppEngine:
     def _generate(self, generation: Generation, slot: Slot) -> None:
         """Run the request; blocks until it has ended. Raises what the library or the callback raised."""
         if generation.schema is not None and not self._is_enforced(generation.schema, slot):
-            generation.fail(invalid(UNUSABLE_SCHEMA, "response_format"))
+            generation.fail(invalid(UNUSABLE_SCHEMA, generation.schema_field))
             return
         errors: list[Exception] = []
         reuse = slot.begin(generation)

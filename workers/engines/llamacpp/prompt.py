@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any, NoReturn
@@ -18,11 +18,16 @@ import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from penstock.engine import ChatTurn, Refused
+from penstock.tools import Tool, Tools
 from workers.engines.control_tokens import ControlTokens
+from workers.engines.llamacpp.calls import BEGIN_TAG, OTHER_FORM, answer_begin, instruction
 from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.request import invalid, is_chat
 
 _log = logging.getLogger(__name__)
+
+PROBE = Tool("probe", "A function.")
+"""Shown to a template, to find out whether it knows tools."""
 
 _MAX_PROMPT_CHARS = 1 << 24
 """Characters of a rendered prompt; far more than any context holds."""
@@ -47,16 +52,22 @@ class ChatTemplate:
         environment.filters["tojson"] = _tojson
         environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
         self._special = {"bos_token": bos, "eos_token": eos}
+        self._source = source
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise TemplateBroken(f"the model's chat template cannot be compiled: {error}") from None
 
     def render(self, turns: Sequence[ChatTurn]) -> str:
+        """Render a conversation without tools. Raises Refused if the template rejects it."""
+        return self.render_messages([{"role": turn.role, "content": turn.content} for turn in turns])
+
+    def render_messages(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
         """Render the prompt, up to where the assistant's answer begins. Raises Refused if the template rejects it."""
-        messages = [{"role": turn.role, "content": turn.content} for turn in turns]
         try:
-            prompt = self._template.render(messages=messages, add_generation_prompt=True, tools=None, **self._special)
+            prompt = self._template.render(messages=messages, add_generation_prompt=True, tools=tools, **self._special)
         except _RaisedError as error:
             raise Refused(
                 invalid(f"this model's chat template refuses the conversation: {error}", "messages")
@@ -72,6 +83,16 @@ class ChatTemplate:
             )
         return prompt
 
+    def knows_tools(self) -> bool:
+        """Whether it shows tools to the model, and has it mark its calls in a way that the engine reads."""
+        if BEGIN_TAG not in self._source or OTHER_FORM in self._source:
+            return False
+        asked = [{"role": "user", "content": "a"}]
+        try:
+            return self.render_messages(asked, [PROBE.shown]) != self.render_messages(asked)
+        except Refused:
+            return False
+
 
 def _raise(message: object) -> NoReturn:
     raise _RaisedError(str(message))
@@ -86,6 +107,29 @@ def _strftime_now(layout: str) -> str:
     return datetime.now().astimezone().strftime(layout)
 
 
+def messages_of(turns: Sequence[ChatTurn]) -> list[dict[str, Any]]:
+    """Turns as templates take them: with the arguments of calls as objects, and the names of the functions in the
+    turns that hold their results."""
+    names = {call.id: call.name for turn in turns for call in turn.calls}
+    messages = []
+    for turn in turns:
+        message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+        if turn.calls:
+            calls = [{"name": call.name, "arguments": _arguments(call.arguments)} for call in turn.calls]
+            message["tool_calls"] = [{"type": "function", "function": call} for call in calls]
+        if turn.call_id:
+            message |= {"tool_call_id": turn.call_id, "name": names.get(turn.call_id, "")}
+        messages.append(message)
+    return messages
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 class Prompts:
     """Builds the prompts of one model."""
 
@@ -95,27 +139,36 @@ class Prompts:
         self._control_ids = file.control_tokens()
         self._control = ControlTokens(self._control_ids)
         self._template = self._compiled(file)
+        self._tools = self._template is not None and self._template.knows_tools()
 
     @property
     def chat(self) -> bool:
         """Whether the model has a chat template."""
         return self._template is not None
 
+    @property
+    def tools(self) -> bool:
+        """Whether the chat template knows tools."""
+        return self._tools
+
     def render(
-        self, prompt: Sequence[ChatTurn] | str | Sequence[int], past: Sequence[tuple[str, Sequence[int], int]] = ()
+        self,
+        prompt: Sequence[ChatTurn] | str | Sequence[int],
+        past: Sequence[tuple[str, Sequence[int], int]] = (),
+        tools: Tools | None = None,
     ) -> list[str | int]:
         """The prompt followed by what earlier attempts generated, as one call takes it. Raises Refused."""
-        parts = self._prompt(prompt)
+        parts = self._prompt(prompt, tools)
         generated = self._past(past)
         if generated and isinstance(last := parts[-1], str) and isinstance(first := generated[0], str):
             parts[-1], generated = last + first, generated[1:]  # a token may span the boundary
         return self._mixed([*parts, *generated])
 
-    def _prompt(self, prompt: Sequence[ChatTurn] | str | Sequence[int]) -> list[str | int]:
+    def _prompt(self, prompt: Sequence[ChatTurn] | str | Sequence[int], tools: Tools | None = None) -> list[str | int]:
         if isinstance(prompt, str):
             parts: list[str | int] = [prompt] if prompt else [self._bos[0]] if self._bos else []
         elif is_chat(prompt):
-            parts = self._conversation([turn for turn in prompt if isinstance(turn, ChatTurn)])
+            parts = self._conversation([turn for turn in prompt if isinstance(turn, ChatTurn)], tools)
         else:
             parts = [number for number in prompt if isinstance(number, int)]
         if not parts:
@@ -125,15 +178,32 @@ class Prompts:
                 raise Refused(invalid(f"token {part} is not one of this model's {self._vocabulary}", "prompt"))
         return parts
 
-    def _conversation(self, turns: Sequence[ChatTurn]) -> list[str | int]:
+    def _conversation(self, turns: Sequence[ChatTurn], tools: Tools | None) -> list[str | int]:
         if self._template is None:
             raise Refused(invalid("this model has no chat template: use /v1/completions", "messages"))
-        marked, mark = self._control.mark(turns)
-        text, bos = self._template.render(marked), self._bos
+        if tools is None and not any(turn.calls or turn.call_id for turn in turns):
+            marked, mark = self._control.mark(turns)
+            text = self._template.render(marked)
+        else:
+            text, mark = self._with_tools(self._template, turns, tools)
+        bos = self._bos
         first: list[str | int] = []
         if bos and bos[1] and text.startswith(bos[1]):
             first, text = [bos[0]], text.removeprefix(bos[1])  # as an id, so that llama.cpp does not add a second one
         return [*first, *(text.split(mark) if mark else [text])]
+
+    def _with_tools(self, template: ChatTemplate, turns: Sequence[ChatTurn], tools: Tools | None) -> tuple[str, str]:
+        """A rendered conversation with tools or calls, and the mark where its text must be cut."""
+        if tools is not None and not self._tools:
+            first = turns[0].content + "\n\n" if turns[0].role == "system" else ""
+            told = ChatTurn("system", first + instruction(tools))
+            turns, offered = [told, *(turns[1:] if first else turns)], None
+        else:
+            offered = None if tools is None else [tool.shown for tool in tools.callable]
+        (messages, shown), mark = self._control.mark_values((messages_of(turns), offered))
+        text = template.render_messages(messages, shown)
+        begin = answer_begin(tools) if tools is not None and tools.forced and self._tools else ""
+        return text + begin, mark
 
     def _past(self, past: Sequence[tuple[str, Sequence[int], int]]) -> list[str | int]:
         """What earlier attempts generated: as token ids where all are known, else as text."""

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Request
+from workers.engines.llamacpp.calls import forced_schema, writer_of
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.stops import TokenGate
+from workers.engines.stops import TokenGate, joined
 
 
 class Generation:
@@ -34,6 +35,7 @@ class Generation:
         self._first = 0.0
         self._request, self._context = request, context
         self._gate = TokenGate(request.sampling.stop, request.past_text)
+        self._writer = writer_of(request.tools)
         self._cached = 0
         self._finish = "stop" if self._gate.hit else "length" if self.remaining == 0 else ""
         self._failure: Failure | None = None
@@ -53,7 +55,14 @@ class Generation:
     def schema(self) -> dict[str, Any] | None:
         """The JSON schema that the text must follow, as llama.cpp understands it."""
         schema = self._request.sampling.json_schema
+        if self._request.tools is not None:
+            schema = forced_schema(self._request.tools)
         return {"type": "object"} if schema == {} else schema
+
+    @property
+    def schema_field(self) -> str:
+        """The field of the request that the schema is from."""
+        return "response_format" if self._request.tools is None else "tools"
 
     @property
     def held_tokens(self) -> int:
@@ -109,7 +118,7 @@ class Generation:
 
     def last(self) -> Piece:
         """The piece that ends the request, once it is done."""
-        held = Piece(self.id) if self.cancelled or self._failure else self._gate.flush(self.id)
+        held = Piece(self.id) if self.cancelled or self._failure else self._rest()
         prompt, cached = self._prompt_size()
         return Piece(
             self.id,
@@ -123,6 +132,13 @@ class Generation:
             failure=self._failure,
             times=EngineTimes(self.scheduled, self._first, time.monotonic()),
         )
+
+    def _rest(self) -> Piece:
+        """What was held back, once the generation ended."""
+        if self._writer is None or self._gate.hit:
+            return self._gate.flush(self.id)
+        rest = self._gate.feed(Piece(self.id, self._writer.end(whole=self._finish == "stop")))
+        return joined(self.id, (rest, self._gate.flush(self.id)))
 
     def _prompt_size(self) -> tuple[int, int]:
         """Tokens of the prompt, and how many of them were cached; llama.cpp's counts without what earlier attempts
@@ -151,6 +167,8 @@ class Generation:
         # A token without text ends the generation and is not part of the answer.
         logprobs = self._logprobs(choice) if text else ()
         ids = tuple(verbose["tokens"])
+        if self._writer is not None:
+            text = self._writer.write(text)
         piece = self._gate.feed(Piece(self.id, text, ids, count, "", prompt, cached, logprobs))
         if self._gate.hit:
             self._finish = "stop"

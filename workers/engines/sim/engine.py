@@ -34,6 +34,7 @@ from penstock.engine import (
     Step,
 )
 from workers.engines.sim.cache import PrefixCache
+from workers.engines.sim.calls import call_tokens
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import INNER, WORDS, count_tokens, prompt_text
 from workers.engines.stops import TokenGate, joined
@@ -76,6 +77,8 @@ class _Sequence:
     """Tokens of its prompt that are still to be prefilled; 0 where prefill has no cost per token."""
     scheduled_at: float = 0.0
     cancelled: bool = False
+    calls: tuple[str, ...] = ()
+    """The tokens of its answer, if that consists of calls."""
 
     @property
     def used(self) -> int:
@@ -128,7 +131,7 @@ class SimEngine:
             context=self._settings.context,
             max_output=self._settings.context - 1,
             default_output=DEFAULT_MAX_TOKENS,
-            capabilities=Capabilities(chat=True, logprobs=-1, json_schema=False, penalties=False, token_prompts=True),
+            capabilities=Capabilities(logprobs=-1, token_prompts=True, tools=True, forced_tools=True, tool_resume=True),
             created=int(time.time()),
         )
 
@@ -138,7 +141,7 @@ class SimEngine:
     def submit(self, request: Request) -> None:
         sequence = self._sequence(request)
         self._by_id[request.id] = sequence
-        if self._settings.authors:
+        if self._settings.authors and not sequence.calls:
             self._signatures[request.id] = "".join(self._random.choices(string.ascii_uppercase, k=4))
         self._batch.waiting.append(sequence)
         self._work.set()
@@ -210,6 +213,9 @@ class SimEngine:
         sequence.end = "length" if wanted else "stop"
         if self._cache is not None:
             sequence.tenant, sequence.prompt = request.tenant, prompt
+        if request.tools is not None and (calls := call_tokens(request)):
+            sequence.calls, sequence.max_tokens = calls, min(max_tokens, len(calls))
+            sequence.end = "stop" if max_tokens >= len(calls) else sequence.end
         return sequence
 
     async def _run(self, on_step: Step) -> None:
@@ -332,6 +338,8 @@ class SimEngine:
         sequence.done = index + 1
         number = zlib.crc32(self._numerals[index], sequence.crc)  # of the prompt and the number together
         text = (INNER if index else WORDS)[number % len(WORDS)] + self._digits[index]
+        if sequence.calls:
+            text = sequence.calls[index]
         if sequence.begun:
             piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
         else:

@@ -19,7 +19,12 @@ def prompt_text(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> str:
     """Render a prompt as text."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(f"{item.role}: {item.content}" if isinstance(item, ChatTurn) else str(item) for item in prompt)
+    return "\n".join(_line(item) if isinstance(item, ChatTurn) else str(item) for item in prompt)
+
+
+def _line(turn: ChatTurn) -> str:
+    calls = "".join([f" {call.name}({call.arguments})" for call in turn.calls])
+    return f"{turn.role}: {turn.content}{calls}"
 
 
 def token_text(prompt: str, index: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.engine import ChatTurn, Request, Sampling
+from penstock.tools import Tools
 from workers.engines.upstream.kinds import ServerFacts
 from workers.engines.upstream.ladder import Row, Rung, is_chat
 
@@ -15,7 +16,7 @@ Prompt = str | list[int] | list[str | int]
 
 def is_prompted(facts: ServerFacts, request: Request, rung: Rung) -> bool:
     """Whether the request goes to /completions, also if it is a conversation."""
-    return not is_chat(request) or rung is Rung.IDS or facts.template_chat
+    return not is_chat(request) or rung is Rung.IDS or (facts.template_chat and request.tools is None)
 
 
 def build(
@@ -53,6 +54,8 @@ def build(
     if request.sampling.json_schema is not None:
         body |= _schema(facts, request.sampling.json_schema)
     body |= _extras(facts, request, prompted=prompted, cache_prompt=cache_prompt, salt=salt)
+    if request.tools is not None:
+        body |= _tools(facts, request.tools)
     if send_priority and facts.priority:
         urgency = request.priority if facts.priority > 0 else 1 - request.priority
         body["priority"] = round(100 * urgency)
@@ -79,7 +82,7 @@ def continued(prompt: Prompt, rung: Rung, rows: Sequence[Row]) -> Prompt:
 
 def _messages(facts: ServerFacts, request: Request, rung: Rung, rows: Sequence[Row]) -> dict[str, Any]:
     turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
-    messages: list[dict[str, Any]] = [{"role": turn.role, "content": turn.content} for turn in turns]
+    messages: list[dict[str, Any]] = [message_of(turn) for turn in turns]
     body: dict[str, Any] = {"messages": messages}
     if rung is Rung.PREFILL:
         begun: dict[str, Any] = {"role": "assistant", "content": "".join(text for text, _, _ in rows)}
@@ -88,6 +91,29 @@ def _messages(facts: ServerFacts, request: Request, rung: Rung, rows: Sequence[R
         messages.append(begun)
         if facts.prefill == "continue_final_message":
             body |= {"continue_final_message": True, "add_generation_prompt": False}
+    return body
+
+
+def message_of(turn: ChatTurn) -> dict[str, Any]:
+    """One turn as servers take it."""
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.calls:
+        message |= {"content": turn.content or None, "tool_calls": [call.shown for call in turn.calls]}
+    if turn.call_id:
+        message["tool_call_id"] = turn.call_id
+    return message
+
+
+def _tools(facts: ServerFacts, tools: Tools) -> dict[str, Any]:
+    body: dict[str, Any] = {"tool_choice": tools.choice}
+    offered = tools.offered
+    if tools.named and facts.named_tools:
+        body["tool_choice"] = {"type": "function", "function": {"name": tools.named}}
+    elif tools.named:
+        offered = tools.callable
+    body["tools"] = [tool.shown for tool in offered]
+    if not tools.parallel or facts.kind == "llama-server":  # which makes one call at most unless it is told
+        body["parallel_tool_calls"] = tools.parallel
     return body
 
 

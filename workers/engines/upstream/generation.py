@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
+from workers.engines.call_writer import DeltaWriter
 from workers.engines.stops import TokenGate, joined
 from workers.engines.upstream import chunks
 from workers.engines.upstream.chunks import Choice, Chunk
@@ -61,6 +62,8 @@ class UpstreamGeneration:
         self._gate = TokenGate(request.sampling.stop, request.past_text)
         self._cap = 0
         """Tokens after which the answer is cut, whatever the server goes on to send."""
+        self._calls: DeltaWriter | None = None
+        """Of a request with tools."""
         self._held: list[Piece] = []
         """Tokens whose text has not come out yet, such as those of an incomplete character."""
 
@@ -97,6 +100,7 @@ class UpstreamGeneration:
         self.received = 0
         self._gate = TokenGate(self.request.sampling.stop, shown)
         self._held.clear()
+        self._calls = None if self.request.tools is None else DeltaWriter()
         limit = self.request.sampling.max_tokens
         self._cap = (facts.context or DEFAULT_CONTEXT if limit is None else limit) + MAX_EXCESS_TOKENS
 
@@ -128,12 +132,21 @@ class UpstreamGeneration:
         count = min(max(0, count), max(0, self._cap + 1 - self._began - self.received))  # more cannot be true
         if choice.finish_reason and self.outcome is None:
             self.outcome = by_finish(choice.finish_reason)
+        if self._calls is not None:
+            text, hidden = self._with_calls(self._calls, choice, text), hidden and not _calls(choice)
         self.received += count
         if not (count or text):
             return None
         self.progress_at, self.breaks, self.refusals = now, 0, 0
         self._first = self._first or now
         return self._emitted(text, self._ids(chunk, choice), count, self._logprobs(choice, text), hidden=hidden)
+
+    def _with_calls(self, calls: DeltaWriter, choice: Choice, content: str) -> str:
+        """The text of a chunk, with its part of calls. Raises ValueError."""
+        text = calls.text(content) if content else ""
+        if found := _calls(choice):
+            text += calls.write(found)
+        return text + calls.end() if choice.finish_reason else text
 
     def _count(self, chunk: Chunk, choice: Choice | None) -> int:
         """Tokens of this reply up to this chunk, as far as the chunk shows."""
@@ -265,6 +278,10 @@ def _text(choice: Choice) -> tuple[str, bool]:
         return choice.text or "", False
     text = delta.content or ""
     return text, not text and bool(delta.reasoning or delta.reasoning_content or delta.tool_calls)
+
+
+def _calls(choice: Choice) -> Any:
+    return choice.delta.tool_calls if choice.delta is not None else None
 
 
 def decoded(data: bytes) -> Any:

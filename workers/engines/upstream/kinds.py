@@ -63,6 +63,12 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a call aborts a request. All of them notice a closed connection."""
     salted: bool = False
     """Whether requests tell apart whose cached prompts they may reuse (cache_salt)."""
+    tools: bool = True
+    """Whether chats may offer tools."""
+    forced_tools: bool = True
+    """Whether it forces a call where that is asked for."""
+    named_tools: bool = True
+    """Whether it forces a call of a named function, although others are offered too."""
     completion_limit: bool = False
     """Whether a chat's limit is max_completion_tokens."""
 
@@ -79,6 +85,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             json_schema=self.json_schema,
             penalties=self.penalties,
             token_prompts=self.token_prompts,
+            tools=self.tools,
+            forced_tools=self.tools and self.forced_tools,
         )
 
 
@@ -90,6 +98,7 @@ KINDS: dict[str, ServerFacts] = {
         mixed=True,
         tokenizes=True,
         penalties_span=True,
+        named_tools=False,
         logprobs=MAX_LOGPROBS,
         json_schema=True,
     ),
@@ -119,7 +128,7 @@ KINDS: dict[str, ServerFacts] = {
     ),
     "trtllm": ServerFacts(token_prompts=True, logprobs=-1, running_usage=True, strict=True),
     "tgi": ServerFacts(logprobs=-1, json_schema=False),
-    "ollama": ServerFacts(prefill="trailing", json_schema=True),
+    "ollama": ServerFacts(prefill="trailing", json_schema=True, forced_tools=False),
     "mistral": ServerFacts(text=False, prefill="prefix", json_schema=True, strict=True),
     "deepseek": ServerFacts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS),
     "openai": ServerFacts(text=False, logprobs=MAX_LOGPROBS, json_schema=True, strict=True, completion_limit=True),

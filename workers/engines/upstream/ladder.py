@@ -1,7 +1,7 @@
 """Continuation ladder: how a server continues an answer that another attempt began, best way first. Pure.
 
-Never a splice where it would show: JSON, reasoning and penalties that do not span go on by a checked replay, or the job
-begins again.
+Never a splice where it would show: JSON, calls of tools, reasoning and penalties that do not span go on by a checked
+replay, or the job begins again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def choose(facts: ServerFacts, request: Request, rows: Sequence[Row], tried: Col
     """
     if not rows:
         return Continuation(Rung.FRESH)
-    reason = _unspliceable(facts, request.sampling, rows)
+    reason = _unspliceable(facts, request, rows)
     if not reason:
         for rung, obstacle in _splices(facts, request, rows):
             if rung in tried:
@@ -69,7 +69,10 @@ def is_repeatable(sampling: Sampling) -> bool:
     return sampling.temperature == 0 or sampling.seed is not None
 
 
-def _unspliceable(facts: ServerFacts, sampling: Sampling, rows: Sequence[Row]) -> str:
+def _unspliceable(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> str:
+    sampling = request.sampling
+    if request.tools is not None:
+        return "a call of a tool would be cut in two"
     if sampling.json_schema is not None:
         return "a grammar would begin at its root again"
     if any(count and not text for text, _, count in rows):

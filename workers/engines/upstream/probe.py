@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from workers.engines.upstream import kinds
 from workers.engines.upstream.connection import BrokenReply, ConnectError, UpstreamClient, WholeReply
 from workers.engines.upstream.endings import KEY_REFUSED, error_of
@@ -60,6 +62,8 @@ class ServerProbe:
             facts = kinds.of(kind, **known, chat_ids="", tokenizes=False)
         if kind == "llama-server" and not props.get("chat_template"):
             facts = kinds.of(kind, **known, chat_ids="")
+        if kind == "llama-server":
+            facts = msgspec.structs.replace(facts, tools="tools" in str(props.get("chat_template", "")))
         return facts
 
     async def names(self) -> list[str]:

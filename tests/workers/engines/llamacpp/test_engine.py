@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from penstock.engine import ChatTurn, EngineDead, Failure, ModelCard, Piece, Refused, Request, Sampling
+from penstock.tools import Tool, Tools, read_answer
 from workers.engines.llamacpp import tokenizer as tokenizer_module
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings
@@ -41,9 +42,15 @@ class Desk:
     async def start(self) -> None:
         self.card = await self.engine.start(self._on_step, self.phases.append)
 
-    def send(self, prompt: Sequence[ChatTurn] | str | Sequence[int], past: Any = (), **sampling: Any) -> str:
+    def send(
+        self,
+        prompt: Sequence[ChatTurn] | str | Sequence[int],
+        past: Any = (),
+        tools: Tools | None = None,
+        **sampling: Any,
+    ) -> str:
         self._number += 1
-        request = Request(f"r{self._number}", prompt, Sampling(**sampling), past)
+        request = Request(f"r{self._number}", prompt, Sampling(**sampling), past, tools=tools)
         self._ended[request.id] = asyncio.Event()
         self.engine.submit(request)
         return request.id
@@ -97,6 +104,7 @@ async def test_the_card_says_what_was_loaded(desk: Desk) -> None:
     assert (desk.card.name, desk.card.engine, desk.card.context) == ("smollm2", "llamacpp", CONTEXT)
     assert desk.card.capabilities.chat
     assert desk.card.capabilities.json_schema
+    assert desk.card.capabilities.forced_tools and not desk.card.capabilities.tools
     assert desk.phases == ["reading the model file", "loading weights"]
 
 
@@ -493,3 +501,38 @@ def link(path: Path) -> str:
         return str(path.readlink())
     except FileNotFoundError:
         return ""  # the descriptor of the listing itself
+
+
+PLACE = {
+    "type": "object",
+    "properties": {"place": {"$ref": "#/$defs/Place"}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["place", "days"],
+    "additionalProperties": False,
+    "$defs": {"Place": {"enum": ["weir", "dam"]}},
+}
+SILENT = {"type": "object", "properties": {"silent": {"type": "boolean"}}, "required": ["silent"]}
+OFFERED = (Tool("visit", "Visit a place.", PLACE), Tool("wait", "Wait.", SILENT))
+
+
+@pytest.mark.parametrize("named", ["visit", "wait", ""])
+async def test_a_forced_call_is_held_to_its_function(desk: Desk, named: str) -> None:
+    """By our own grammar: a named function, or one of several, whose definitions are kept apart."""
+    tools = Tools(offered=OFFERED, choice="required", named=named)
+    request = desk.send(STORY, tools=tools, max_tokens=60, **GREEDY)
+    answer = await desk.result(request)
+    said, calls = read_answer(piece.text for piece in desk.pieces(request))
+    assert (answer.failure, answer.finish, said) == (None, "stop", "") and len(calls) == 1
+    name, arguments = calls[0].name, json.loads(calls[0].arguments)
+    assert name in ((named,) if named else ("visit", "wait"))
+    if name == "visit":
+        assert arguments["place"] in ("weir", "dam") and 1 <= arguments["days"] <= 9 and len(arguments) == 2
+    else:
+        assert arguments["silent"] in (True, False)
+
+
+async def test_a_schema_of_a_tool_that_cannot_be_held_is_refused(desk: Desk) -> None:
+    """With the field that it stands in."""
+    broken = {"type": "object", "properties": {"a": {"$ref": "http://example.org/x.json"}}, "required": ["a"]}
+    tools = Tools(offered=(Tool("f", "", broken),), choice="required")
+    failure = failed(await desk.result(desk.send(STORY, tools=tools, max_tokens=9)))
+    assert (failure.status, failure.param) == (400, "tools")

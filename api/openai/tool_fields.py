@@ -1,0 +1,167 @@
+"""Field types of tools in request bodies: the functions of a chat, the choice among them, and calls in its history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+
+from api.openai.errors import invalid_request
+from api.openai.fields import ClosedBody, SchemaObject, StrictBody, refusal
+from penstock.tools import Tool, ToolCall, Tools
+
+MAX_TOOLS = 128
+MAX_NAME = 128
+_NAME = r"^[a-zA-Z0-9_.-]+$"
+
+FunctionName: TypeAlias = Annotated[str, Field(pattern=_NAME, min_length=1, max_length=MAX_NAME)]
+
+
+class Function(StrictBody):
+    """A function that the model may call."""
+
+    name: FunctionName = Field(description="Letters, digits, `_`, `-` and `.`; at most 128 characters.")
+    description: Annotated[str, Field(max_length=16_384)] | None = Field(
+        None, description="What it does, for the model."
+    )
+    parameters: SchemaObject | None = Field(
+        None, description="JSON schema of its arguments, an object; at most 64 KiB, and 16 levels deep."
+    )
+    strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
+
+
+def _only_functions(kind: Any) -> Any:
+    if kind != "function":
+        raise refusal("must be 'function': other kinds of tools do not run here; offer a function and run it yourself")
+    return kind
+
+
+FunctionKind: TypeAlias = Annotated[Literal["function"], BeforeValidator(_only_functions)]
+
+
+class ChatTool(StrictBody):
+    """A tool of a chat."""
+
+    type: FunctionKind = Field(description="Only functions: the client runs them.")
+    function: Function = Field(description="The function.")
+
+    @property
+    def tool(self) -> Tool:
+        function = self.function
+        return Tool(function.name, function.description or "", function.parameters, bool(function.strict))
+
+
+class NamedFunction(StrictBody):
+    """The name of a function."""
+
+    name: FunctionName
+
+
+class NamedChoice(ClosedBody):
+    """The function that must be called."""
+
+    type: FunctionKind
+    function: NamedFunction
+
+
+class AllowedTools(ClosedBody):
+    """Some of the tools, and whether one must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedChoice(ClosedBody):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _choice_shape(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
+    return "<word>"
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedChoice, Tag("<named>")]
+    | Annotated[AllowedChoice, Tag("<allowed>")],
+    Discriminator(_choice_shape),
+]
+
+
+class CalledFunction(StrictBody):
+    """The function of a call, and its arguments."""
+
+    name: FunctionName = Field(description="The function that was called.")
+    arguments: str = Field(description="JSON, as the model wrote it.")
+
+
+class MessageCall(StrictBody):
+    """A call in an assistant's message."""
+
+    id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The `tool_call_id` of its result.")
+    type: FunctionKind = Field("function", description="May be left out.")
+    function: CalledFunction = Field(description="The function, and the arguments of the call.")
+
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self.id, self.function.name, self.function.arguments)
+
+
+ChatTools: TypeAlias = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class ToolFields(StrictBody):
+    """The fields of a chat that offer tools."""
+
+    tools: ChatTools | None = Field(None, description="Functions that the model may call. Refused if it knows none.")
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description="`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some.",
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: at most one call in an answer.")
+
+    @field_validator("tools")
+    @classmethod
+    def _different(cls, tools: list[ChatTool] | None) -> list[ChatTool] | None:
+        names = [tool.function.name for tool in tools or ()]
+        if len(set(names)) < len(names):
+            raise refusal("must have different names")
+        return tools
+
+    @property
+    def tools_asked(self) -> Tools | None:
+        """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
+        offered = tuple([tool.tool for tool in self.tools or ()])
+        return chosen(offered, self.tool_choice, parallel=self.parallel_tool_calls is not False)
+
+
+def chosen(offered: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> Tools | None:
+    """The tools of a request after its choice. Raises ApiError (400) for a choice of a function that is not there."""
+    if choice == "none" or (choice in (None, "auto") and not offered):
+        return None
+    if not offered:
+        raise invalid_request("tool_choice needs tools: give the functions to choose from.", "tool_choice")
+    names = {tool.name for tool in offered}
+    match choice:
+        case NamedChoice(function=NamedFunction(name=name)):
+            _check_names([name], names)
+            return Tools(offered=tuple(offered), choice="required", named=name, parallel=parallel)
+        case AllowedChoice(allowed_tools=allowed):
+            wanted = [each.function.name for each in allowed.tools]
+            _check_names(wanted, names)
+            some = tuple([tool for tool in offered if tool.name in wanted])
+            return Tools(offered=some, choice=allowed.mode, parallel=parallel)
+        case "required":
+            return Tools(offered=tuple(offered), choice="required", parallel=parallel)
+        case _:
+            return Tools(offered=tuple(offered), parallel=parallel)
+
+
+def _check_names(wanted: Sequence[str], names: set[str]) -> None:
+    if not names.issuperset(wanted):
+        raise invalid_request("tool_choice names a function that is not in tools.", "tool_choice")

@@ -1,0 +1,268 @@
+"""Calls of tools through real processes, by the official client: whole, streamed, in jobs and batches, and through the
+death of a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from batching import begin, client, ended, line
+from house import House, eventually, free_port, serving
+from openai import BadRequestError, LengthFinishReasonError, OpenAI
+from pydantic import BaseModel
+
+pytestmark = pytest.mark.slow
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+LONG = {
+    "type": "object",
+    "properties": {"notes": {"type": "array", "items": {"type": "string"}, "minItems": 8}},
+    "required": ["notes"],
+}
+"""A call of it has more than a hundred tokens of the simulated engine."""
+
+
+def tool(name: str, parameters: dict[str, Any] | None = None, **more: Any) -> Any:
+    function = {"name": name, "description": f"the function {name}", "parameters": parameters or WEATHER}
+    return {"type": "function", "function": function | more}
+
+
+BOTH = [tool("get_weather"), tool("get_time")]
+
+
+def chat(text: str, **more: Any) -> dict[str, Any]:
+    return {"model": "sim", "messages": [{"role": "user", "content": text}], "tools": BOTH, **more}
+
+
+class Gathered:
+    """What a client that joins the chunks of a stream has, by choice."""
+
+    def __init__(self, chunks: Iterable[Any]) -> None:
+        self.text: defaultdict[int, str] = defaultdict(str)
+        self.calls: defaultdict[int, dict[int, dict[str, str]]] = defaultdict(dict)
+        self.finishes: dict[int, str] = {}
+        self.tools = 0
+        """Chunks with a part of a call."""
+        for chunk in chunks:
+            for choice in chunk.choices:
+                self.text[choice.index] += choice.delta.content or ""
+                for part in choice.delta.tool_calls or ():
+                    self._add(choice.index, part)
+                if choice.finish_reason:
+                    self.finishes[choice.index] = choice.finish_reason
+
+    def _add(self, index: int, part: Any) -> None:
+        self.tools += 1
+        if part.id:
+            assert part.index not in self.calls[index], "an id came twice"
+            assert part.type == "function" and part.function.name
+            self.calls[index][part.index] = {"id": part.id, "name": part.function.name, "arguments": ""}
+        else:
+            assert part.type is None and part.function.name is None
+        self.calls[index][part.index]["arguments"] += part.function.arguments
+
+
+def calls_of(message: Any) -> dict[int, dict[str, str]]:
+    """The calls of a whole answer in the same form."""
+    return {
+        number: {"id": call.id, "name": call.function.name, "arguments": call.function.arguments}
+        for number, call in enumerate(message.tool_calls or ())
+    }
+
+
+@pytest.fixture(scope="module")
+def openai(house: House) -> OpenAI:
+    house.start("workers")
+    house.start_api()
+    house.start("offline")
+    house.wait_ready()
+    return client(house)
+
+
+def test_a_whole_answer_holds_the_call(openai: OpenAI) -> None:
+    """Of the first function; its arguments follow the schema, and the text is null."""
+    answer = openai.chat.completions.create(**chat("what is it like?"))
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    (call,) = calls_of(choice.message).values()
+    assert call["name"] == "get_weather" and call["id"].startswith("call_")
+    assert set(json.loads(call["arguments"])) == {"city", "days"}
+    assert answer.usage is not None and answer.usage.completion_tokens > 2
+
+
+def test_a_stream_gives_the_same_with_ids_once(openai: OpenAI) -> None:
+    """Two calls at once, n = 2: index always, id, type and name once; the stored answer is the same, ids included."""
+    asked = chat("get_weather and get_time, please", n=2)
+    with openai.chat.completions.with_raw_response.create(**asked, stream=True).parse() as stream:
+        chunks = list(stream)
+    found = Gathered(chunks)
+    assert found.finishes == {0: "tool_calls", 1: "tool_calls"} and found.tools > 8
+    for index in (0, 1):
+        assert [call["name"] for call in found.calls[index].values()] == ["get_weather", "get_time"]
+        for call in found.calls[index].values():
+            assert set(json.loads(call["arguments"])) == {"city", "days"}
+    ids = [call["id"] for calls in found.calls.values() for call in calls.values()]
+    assert len(set(ids)) == 4
+    job = openai.get(f"/jobs/{chunks[0].id.removeprefix('chatcmpl-')}", cast_to=dict[str, Any])
+    stored = [each["message"]["tool_calls"] for each in job["result"]["choices"]]
+    assert [call["id"] for calls in stored for call in calls] == ids
+    assert [call["function"]["arguments"] for call in stored[1]] == [c["arguments"] for c in found.calls[1].values()]
+
+
+def test_the_choice_is_kept(openai: OpenAI) -> None:
+    """none, required, named, allowed, and one call at most."""
+    none = openai.chat.completions.create(**chat("get_time", tool_choice="none", max_tokens=4))
+    assert none.choices[0].message.tool_calls is None and none.choices[0].finish_reason == "length"
+    named = {"type": "function", "function": {"name": "get_time"}}
+    for choice in (named, {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [named]}}):
+        answer = openai.chat.completions.create(**chat("get_weather", tool_choice=choice))
+        assert [call["name"] for call in calls_of(answer.choices[0].message).values()] == ["get_time"]
+    single = openai.chat.completions.create(
+        **chat("get_weather get_time", tool_choice="required", parallel_tool_calls=False)
+    )
+    assert [call["name"] for call in calls_of(single.choices[0].message).values()] == ["get_weather"]
+
+
+def test_results_of_calls_go_back(openai: OpenAI) -> None:
+    """An agent's loop: the call and its result are in the next prompt, whose answer is text."""
+    first = openai.chat.completions.create(**chat("get_weather"))
+    message = first.choices[0].message
+    assert message.tool_calls
+    history = [
+        {"role": "user", "content": "get_weather"},
+        message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "rain"},
+    ]
+    second = openai.chat.completions.create(**chat("", max_tokens=5) | {"messages": history})
+    assert second.choices[0].message.content and second.choices[0].finish_reason == "length"
+    alone = openai.chat.completions.create(**chat("get_weather", max_tokens=5, tools=[]))
+    assert second.usage and alone.usage and second.usage.prompt_tokens > alone.usage.prompt_tokens + 8
+
+
+def test_the_clients_own_helper_parses(openai: OpenAI) -> None:
+    """`.parse` with a pydantic model, as its tool helper sends it: strict."""
+
+    class Weather(BaseModel):
+        city: str
+        days: int
+
+    import openai as package  # noqa: PLC0415 - the name is the fixture's here
+
+    parsed = openai.chat.completions.parse(
+        model="sim",
+        messages=[{"role": "user", "content": "weather"}],
+        tools=[package.pydantic_function_tool(Weather, name="get_weather")],
+    )
+    assert parsed.choices[0].message.tool_calls
+    assert isinstance(parsed.choices[0].message.tool_calls[0].function.parsed_arguments, Weather)
+
+
+def test_a_limit_cuts_the_arguments_visibly(openai: OpenAI) -> None:
+    strict = [tool("get_weather", strict=True)]
+    with pytest.raises(LengthFinishReasonError):
+        openai.chat.completions.parse(**chat("x", max_tokens=3, tools=strict))
+    cut = openai.chat.completions.create(**chat("x", max_tokens=3))
+    assert cut.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "not in tools"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "must be 'function'"),
+        ({"tools": [tool("a"), tool("a")]}, "tools", "different names"),
+        ({"tools": [], "functions": [{"name": "a"}]}, "functions", "Use tools"),
+        ({"tools": [], "function_call": {"name": "a"}}, "function_call", "Use tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "cannot be combined with tools"),
+        ({"logprobs": True}, "logprobs", "cannot be combined with tools"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_field_and_remedy(
+    openai: OpenAI, fields: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(BadRequestError, match=words) as caught:
+        openai.chat.completions.create(**chat("x") | fields)
+    assert caught.value.param == param
+
+
+def test_jobs_and_batches_take_tools(openai: OpenAI) -> None:
+    """The job shows its request as it was accepted, its result and its events; lines of a batch have calls too."""
+    asked = chat("get_time", tool_choice="required", parallel_tool_calls=False)
+    made = openai.post("/jobs", body=asked, cast_to=dict[str, Any])
+    job = openai.get(f"/jobs/{made['id']}?wait=30&include=input", cast_to=dict[str, Any])
+    assert job["input"]["tools"] == BOTH and job["input"]["tool_choice"] == "required"
+    assert job["input"]["parallel_tool_calls"] is False
+    (call,) = job["result"]["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_time"
+    batch = ended(openai, begin(openai, [line(1, "get_time", tools=BOTH), line(2, "plain")]))
+    assert batch.output_file_id
+    lines = [json.loads(each) for each in openai.files.content(batch.output_file_id).text.splitlines()]
+    by_id = {each["custom_id"]: each["response"]["body"]["choices"][0] for each in lines}
+    assert by_id["r-1"]["message"]["tool_calls"][0]["function"]["name"] == "get_time"
+    assert "tool_calls" not in by_id["r-2"]["message"]
+
+
+def events_of(house: House, port: int, job: str, after: str = "") -> list[tuple[str, str, Any]]:
+    """Id, name and data of the events of a job, after an event."""
+    headers = {"Last-Event-ID": after} if after else {}
+    _, _, body = house.request("GET", f"/v1/jobs/{job}/events", headers=headers, port=port)
+    found = []
+    for block in body.decode().split("\n\n")[:-1]:
+        fields = dict(each.partition(": ")[::2] for each in block.split("\n"))
+        if "id" in fields:
+            found.append((fields["id"], fields["event"], json.loads(fields["data"])))
+    return found
+
+
+def test_events_go_on_after_each_one_at_another_process(openai: OpenAI, house: House) -> None:
+    """Whatever event was the last, the rest is the same: parts of calls do not depend on where a reader began."""
+    made = openai.post("/jobs", body=chat("get_weather get_time"), cast_to=dict[str, Any])
+    other = free_port()
+    process = house.start_api(other)
+    whole = events_of(house, house.port, made["id"])
+    parts = [part for _, name, data in whole if name == "delta" for part in data.get("tool_calls", ())]
+    assert [part["function"]["name"] for part in parts if "id" in part] == ["get_weather", "get_time"]
+    assert whole[-1][2]["finish_reasons"] == ["tool_calls"]
+    for place, (event, _, _) in enumerate(whole[:-1]):
+        assert events_of(house, other, made["id"], after=event) == whole[place + 1 :]
+    process.kill()
+
+
+def test_a_worker_killed_in_a_call_is_not_seen(tmp_path: Path) -> None:
+    """kill -9 in the middle of the arguments: the same call with the same id, in the stream and everywhere else."""
+    asked = chat("take notes", tools=[tool("take_notes", LONG)], stream=True)
+    with serving(tmp_path, "workers", PENSTOCK_SIM_STEP_MS="8") as house:
+        openai = client(house)
+        expected = Gathered(openai.chat.completions.create(**asked))
+        victim = house._processes[0]
+        chunks = []
+        for chunk in openai.chat.completions.create(**asked):
+            chunks.append(chunk)
+            if len(chunks) == 30:
+                house.start("workers")
+                os.kill(victim.pid, signal.SIGKILL)
+        found = Gathered(chunks)
+        assert found.finishes == expected.finishes == {0: "tool_calls"}
+        call, known = found.calls[0][0], expected.calls[0][0]
+        assert call["arguments"] == known["arguments"] and len(json.loads(call["arguments"])["notes"]) == 8
+        job = openai.get(f"/jobs/{chunks[0].id.removeprefix('chatcmpl-')}", cast_to=dict[str, Any])
+        assert job["attempts"] == 2
+        (stored,) = job["result"]["choices"][0]["message"]["tool_calls"]
+        assert stored == {
+            "id": call["id"],
+            "type": "function",
+            "function": {"name": "take_notes", "arguments": call["arguments"]},
+        }
+        eventually(lambda: victim.poll() is not None)

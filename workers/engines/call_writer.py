@@ -1,0 +1,176 @@
+"""Call writers: turn what a server or a model gives as calls into the form of penstock/tools.py. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.tools import TEXT, opened, without_marks
+
+NOTHING = "{}"
+"""The arguments of a call that gives none."""
+
+
+class DeltaWriter:
+    """Writes the calls that OpenAI-compatible servers stream as `delta.tool_calls`.
+
+    A server may give calls whole or in fragments, with an index or (some) only with ids. Fragments of one call must
+    come before the next call begins.
+    """
+
+    def __init__(self) -> None:
+        self._open = self._called = False
+        """Whether a call is open; and whether the text is still in it."""
+        self._argued = False
+        """Whether the open call has arguments."""
+        self._index: Any = None
+        self._id = ""
+
+    def text(self, content: str) -> str:
+        """The text of a chunk's content."""
+        if not self._called:
+            return without_marks(content)
+        self._called = False
+        return self.end() + TEXT + without_marks(content)
+
+    def write(self, calls: Any) -> str:
+        """The text of a chunk's calls. Raises ValueError if it is malformed or goes back to an earlier call."""
+        if not isinstance(calls, Sequence) or isinstance(calls, str):
+            raise ValueError("tool_calls is no list")
+        return "".join([self._write(call) for call in calls])
+
+    def end(self) -> str:
+        """What completes the calls, once the server gave its finish reason."""
+        missing = NOTHING if self._open and not self._argued else ""
+        self._open, self._argued = False, False
+        return missing
+
+    def _write(self, call: Any) -> str:
+        if not isinstance(call, dict) or not isinstance(function := call.get("function") or {}, dict):
+            raise ValueError("a call is no object")
+        name, arguments = function.get("name") or "", function.get("arguments") or ""
+        if isinstance(arguments, dict):  # whole, as some servers give it
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        if not isinstance(name, str) or not isinstance(arguments, str):
+            raise ValueError("a call's name or its arguments are no text")
+        text = ""
+        if self._begins(call, name):
+            text = self.end() + opened(name)
+            self._open = self._called = True
+            self._index, self._id = call.get("index"), call.get("id") or ""
+        elif not self._open or call.get("index", self._index) != self._index:
+            raise ValueError("a fragment of a call that is not open")
+        self._argued = self._argued or bool(arguments)
+        return text + without_marks(arguments)
+
+    def _begins(self, call: dict[str, Any], name: str) -> bool:
+        if not name:
+            return False
+        other_id = bool(call.get("id")) and call["id"] != self._id
+        return not self._open or call.get("index") != self._index or other_id
+
+
+class TagWriter:
+    """Writes the calls that a model marks with tags, as Hermes and Qwen do.
+
+    A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. What is between the tags is written once it is
+    complete.
+    """
+
+    def __init__(self, begin: str = "<tool_call>", end: str = "</tool_call>") -> None:
+        self._begin, self._end = begin, end
+        self._held = ""
+        self._inside = False
+        self._called = False
+
+    def write(self, text: str) -> str:
+        """The text that is now certain."""
+        self._held += text
+        out = ""
+        while True:
+            mark = self._end if self._inside else self._begin
+            before, found, after = self._held.partition(mark)
+            if not found:
+                break
+            out += self._call(before) if self._inside else self._text(before)
+            self._inside, self._held = not self._inside, after
+        if not self._inside:
+            keep = _begun(self._held, self._begin)
+            ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+            out += self._text(ready)
+        return out
+
+    def end(self, *, whole: bool) -> str:
+        """The rest, once the model has ended. A call without its end tag is whole if its JSON is."""
+        rest, self._held = self._held, ""
+        return self._call(rest) if self._inside else self._text(rest)
+
+    def _text(self, text: str) -> str:
+        if self._called and not text.strip():
+            return ""  # between two calls
+        mark = TEXT if self._called and text else ""
+        self._called = self._called and not text
+        return mark + without_marks(text)
+
+    def _call(self, text: str) -> str:
+        self._called = True
+        try:
+            call = json.loads(text)
+            name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return opened("") + without_marks(text)  # the check of the answer fails the job
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return opened(str(name)) + without_marks(written)
+
+
+class NamedWriter:
+    """Writes the call of an answer that a grammar holds to the arguments of one function."""
+
+    def __init__(self, name: str) -> None:
+        self._begin = opened(name)
+
+    def write(self, text: str) -> str:
+        begin, self._begin = self._begin, ""
+        return begin + text
+
+    def end(self, *, whole: bool) -> str:
+        return ""
+
+
+class ObjectWriter:
+    """Writes the one call of an answer that a grammar holds to `{"name": "…", "arguments": {…}}`, as it comes."""
+
+    _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+
+    def __init__(self) -> None:
+        self._head = ""
+        self._open = False
+        self._held = ""
+        """The end of what came: its last brace closes the outer object."""
+
+    def write(self, text: str) -> str:
+        begin = ""
+        if not self._open:
+            self._head += text
+            if (found := self._HEAD.match(self._head)) is None:
+                return ""
+            self._open, text = True, self._head[found.end() :]
+            begin = opened(str(json.loads(found[1])))
+        joined = self._held + text
+        body = joined.rstrip()
+        cut = len(body) - 1 if body.endswith("}") else len(joined)
+        self._held = joined[cut:]
+        return begin + joined[:cut]
+
+    def end(self, *, whole: bool) -> str:
+        """The rest. `whole`: the object is complete, so that its last brace is not of the arguments."""
+        if not self._open:
+            return opened("") + without_marks(self._head) if self._head else ""
+        return "" if whole else self._held
+
+
+def _begun(text: str, mark: str) -> int:
+    """Length of the longest end of a text that begins the mark."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-size:])), 0)
