@@ -58,10 +58,13 @@ class LazyGroup(Group):
             formatter.write_dl([(name, text) for name, (_, text) in self.COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup)
+@click.group(cls=LazyGroup, invoke_without_command=True)
 @click.version_option(__version__, prog_name="penstock")
-def app() -> None:
+@click.pass_context
+def app(context: click.Context) -> None:
     """Penstock: a durable queue in front of LLM engines.
 
     Start with `penstock up`, then `penstock chat "What is a penstock?"`.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())

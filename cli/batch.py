@@ -21,6 +21,7 @@ from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, VisibleBytes, emit, fields_result, line_result, list_result, note, timed
 from runtime.plurals import counted
 
+CUT_OFF = ("cancelled", "expired")
 COLUMNS = ("id", "status", "lines", "failed", "per_second", "window", "created_at")
 FAULTS = ("line", "custom_id", "code", "message")
 STEMS = ("created", "in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -164,11 +165,12 @@ def _state(found: dict[str, Any]) -> str:
 
 
 def _row(found: dict[str, Any]) -> dict[str, Any]:
-    counts = found["request_counts"]
+    """A row of the table. Lines of a batch that was cut off, which the API counts as failed, were mostly not begun."""
+    counts, was_cut_off = found["request_counts"], found["status"] in CUT_OFF
     return timed(found, TIMES) | {
         "status": _state(found),
-        "lines": f"{counts['completed'] + counts['failed']}/{counts['total']}",
-        "failed": counts["failed"] or "",
+        "lines": f"{counts['completed'] + (0 if was_cut_off else counts['failed'])}/{counts['total']}",
+        "failed": "" if was_cut_off else counts["failed"] or "",
         "per_second": f"{found['lines_per_second']:.1f}" if found["lines_per_second"] and not found["paused"] else "",
         "window": found["completion_window"],
     }
@@ -180,6 +182,10 @@ def _fields(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         match value:
             case _ if not value:
                 continue
+            case _ if name == "status":
+                yield name, _state(found)
+            case {"total": _, "completed": _, "failed": _} if found["status"] in CUT_OFF:
+                yield name, f"{counts['completed']} of {counts['total']} completed, the others failed or were not begun"
             case {"total": _, "completed": _, "failed": _}:
                 yield name, f"{counts['completed']} completed, {counts['failed']} failed, {counts['total']} in all"
             case {"data": [first, *_] as faults}:

@@ -127,7 +127,7 @@ def _default_template(source: Path, row: Mapping[str, Any]) -> str:
     raise Problem(
         f"{source}: which column is the text?",
         cause=f"its columns are {columns}",
-        next_step=f"--template 'Summarise: {{{next(iter(row), 'column')}}}'",
+        next_step=f"--template 'Summarize: {{{next(iter(row), 'column')}}}'",
         exit_code=USAGE,
         code="usage",
     )

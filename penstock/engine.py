@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -218,6 +218,8 @@ class EngineHealth:
 
     ok: bool
     reason: str = ""
+    error: BaseException | None = field(default=None, compare=False)
+    """What the engine died of, if it is known: the worker logs its traceback."""
 
 
 def task_health(task: asyncio.Task[Any]) -> EngineHealth:
@@ -226,7 +228,7 @@ def task_health(task: asyncio.Task[Any]) -> EngineHealth:
         return EngineHealth(ok=True)
     error = None if task.cancelled() else task.exception()
     cause = f": {type(error).__name__}: {error}" if error else ""
-    return EngineHealth(ok=False, reason=f"its task ended{cause}")
+    return EngineHealth(ok=False, reason=f"its task ended{cause}", error=error)
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -14,6 +15,7 @@ KINDS: dict[str, Literal["sentinel", "cluster"]] = {
     "rediss+cluster": "cluster",
 }
 PORTS = {"sentinel": 26379, "cluster": 6379}
+HOST_AND_PORT = re.compile(r"[A-Za-z0-9.-]+:[0-9]{1,5}(/[0-9]+)?")
 OPTIONS = ("sentinel_username", "sentinel_password")
 
 
@@ -34,6 +36,11 @@ class Address:
     sentinel_password: str | None = None
 
 
+def _meant(url: str) -> str:
+    """What a URL without its beginning was meant to be. Only a host and port are repeated: they hold no password."""
+    return f"; did you mean redis://{url}?" if HOST_AND_PORT.fullmatch(url) else ""
+
+
 def parse_address(url: str) -> Address:
     """Parse a URL. Raises ValueError, whose text never repeats the URL: it may hold a password."""
     scheme, _, rest = url.partition("://")
@@ -42,7 +49,8 @@ def parse_address(url: str) -> Address:
             _check_port(url)
         return Address("server", url)
     if scheme not in KINDS or not rest:
-        raise ValueError(f"url must begin with one of {', '.join(f'{name}://' for name in (*ONE_SERVER, *KINDS))}")
+        forms = ", ".join(f"{name}://" for name in (*ONE_SERVER, *KINDS))
+        raise ValueError(f"url must begin with one of {forms}{_meant(url)}")
     kind, parts = KINDS[scheme], urlsplit(url)
     user, _, hosts = parts.netloc.rpartition("@")
     username, _, password = user.partition(":")

@@ -367,6 +367,8 @@ class Worker:
             raise self._starter.dead
         health = self._engine.health()
         if not health.ok:
+            if health.error is not None:
+                log.error("the engine has failed", exc_info=health.error)
             raise EngineDead(health.reason)
 
     def _drop(self, job_id: str, why: str) -> None:

@@ -35,4 +35,7 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
     """For one command; a command that exceeds it marks Redis as unavailable. At D3 half of it is for the replica."""
 
     def __post_init__(self) -> None:
-        parse_address(self.url)
+        try:
+            parse_address(self.url)
+        except ValueError as error:  # "url: " names the field to the caller
+            raise ValueError(f"url: {str(error).removeprefix('url ')}") from None

@@ -17,6 +17,7 @@ from batching import answers_are_right, jsonl, line, said
 from house import House, eventually, serving
 
 from cli.__main__ import main
+from cli.batch import _fields, _row
 from cli.batch_input import Recipe, batch_lines, prepare
 from cli.batch_run import duration
 from cli.errors import Problem
@@ -192,3 +193,17 @@ def test_an_interrupted_run_goes_on(here: Path, house: House, capsys: pytest.Cap
     assert capsys.readouterr().out == (here / "out.jsonl").read_text()
     assert main(["batch", "cancel", batch_id]) == 1
     assert "cannot be told to cancel" in capsys.readouterr().err
+
+
+def test_a_batch_is_shown_by_one_word_and_its_done_lines() -> None:
+    """Lines that a cancelled batch never began are no failures; a paused batch is paused in the list and by itself."""
+    base = {"id": "batch_1", "lines_per_second": None, "completion_window": "24h"}
+    counts = {"total": 300, "completed": 9, "failed": 291}
+    cancelled = base | {"status": "cancelled", "paused": False, "request_counts": counts}
+    row = _row(cancelled)
+    assert (row["lines"], row["failed"], row["status"]) == ("9/300", "", "cancelled")
+    assert dict(_fields(cancelled))["request_counts"].startswith("9 of 300 completed")
+    paused = base | {"status": "in_progress", "paused": True, "request_counts": counts | {"failed": 2}}
+    row = _row(paused)
+    assert (row["lines"], row["failed"], row["status"]) == ("11/300", 2, "paused")
+    assert dict(_fields(paused))["status"] == "paused"

@@ -24,10 +24,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_PORT", "1")
 
 
-def test_no_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 2, and where to read on."""
-    assert main([]) == 2
-    assert "penstock --help" in capsys.readouterr().err
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """As --help does; a group without a command is wrong usage."""
+    assert main([]) == 0
+    said = capsys.readouterr()
+    assert "Usage: penstock " in said.out and not said.err
+    assert main(["jobs"]) == 2
+    assert "penstock jobs --help" in capsys.readouterr().err
 
 
 def test_misspelt_command_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -269,7 +270,10 @@ def test_an_engine_that_breaks_ends_its_worker_and_its_job_is_given_up(
         worker = served.work()
         job = served.job("one two three", max_tokens=8)
         assert worker.wait(60) == LOST
-        assert reason in served.house.log("workers")
+        logged = served.house.log("workers")
+        assert reason in logged
+        if engine == "RaisesInStep":
+            assert re.search(r'faulty\.py\\?", line [0-9]+, in _next', logged), "file and line of the plug-in"
         assert served.ended(job)["status"] == "failed"
 
 

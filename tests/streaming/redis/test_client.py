@@ -73,8 +73,8 @@ def test_an_address_is_taken_apart(url: str, expected: Address) -> None:
     ],
 )
 def test_an_address_that_leads_nowhere_is_a_setting_at_fault(url: str) -> None:
-    """The error names the section and never repeats the password."""
-    with pytest.raises(ConfigError, match=r"^redis: url ") as caught:
+    """The error names the setting and never repeats the password."""
+    with pytest.raises(ConfigError, match=r"^redis\.url: ") as caught:
         build(RedisSettings, {"url": url}, "redis")
     assert "secret" not in str(caught.value)
 
@@ -169,6 +169,15 @@ async def test_a_server_without_its_replicas_is_asked_for_over_a_new_connection(
     finally:
         await wire.redis.config_set("min-replicas-to-write", 0)
     assert await connections() > before + 1
+
+
+def test_a_url_without_its_beginning_names_what_was_meant() -> None:
+    """But only a host and port are repeated: anything else may hold a password."""
+    with pytest.raises(ValueError, match=r"^url: must begin with .*; did you mean redis://localhost:6390\?$"):
+        RedisSettings(url="localhost:6390")
+    with pytest.raises(ValueError, match=r"^url: must begin with ") as refused:
+        RedisSettings(url="user:secret@localhost:6390")
+    assert "secret" not in str(refused.value)
 
 
 async def test_subscribers_are_counted_by_channel(wire: RedisClient, redis_url: str) -> None:
