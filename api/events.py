@@ -38,6 +38,7 @@ from api.openai.rendering import (
 )
 from api.openai.tool_calls import CallParts
 from api.services import Services
+from api.stream.messages import stream_url
 from penstock.engine import Failure
 from runtime.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob
@@ -75,6 +76,14 @@ class HistoryChanged(Exception):
     """Raised when the job's history no longer holds deltas that the reader already has."""
 
 
+class LogBroken(Exception):
+    """Raised where this process cannot read a log to its end. `event` tells that to the reader of /events."""
+
+    def __init__(self, event: JobEvent) -> None:
+        super().__init__(event.name)
+        self.event = event
+
+
 async def patiently(read: Callable[[], Awaitable[T]]) -> T:
     """Return what `read` returns, once the store answers. The response has begun and can no longer be refused, so its
     reader waits (pings go on). `read` must be safe to repeat."""
@@ -91,8 +100,8 @@ async def events(request: Request) -> EventSourceResponse:
     if seen is not None and seen.number:
         services.metrics.stream_resumes.inc()
     return EventSourceResponse(
-        _encoded(_events(services, record, seen)),
-        headers={"Cache-Control": "no-cache"} | job_headers(record),
+        _encoded(job_log(services, record, seen)),
+        headers={"Cache-Control": "no-cache"} | job_headers(record) | stream_url(record.job.id),
         ping=int(services.settings.keep_alive_s) or 1,
         ping_message_factory=lambda: ServerSentEvent(data="{}", event="ping"),
         sep="\n",
@@ -103,13 +112,17 @@ async def events(request: Request) -> EventSourceResponse:
 
 async def _encoded(stream: AsyncIterator[Iterable[JobEvent]]) -> AsyncIterator[bytes]:
     """Encode events, those that come together as one write: a write each would cost more than the events."""
-    async for rendered in stream:
-        if data := b"".join([event.encode() for event in rendered]):
-            yield data
+    try:
+        async for rendered in stream:
+            if data := b"".join([event.encode() for event in rendered]):
+                yield data
+    except LogBroken as broken:
+        yield broken.event.encode()
 
 
-async def _events(services: Services, record: JobRecord, seen: Cursor | None) -> AsyncIterator[Iterable[JobEvent]]:
-    """Yield every event after a cursor; if the store lost some that the reader has, a reset and all events."""
+async def job_log(services: Services, record: JobRecord, seen: Cursor | None) -> AsyncIterator[Iterable[JobEvent]]:
+    """Yield every event after a cursor; if the store lost some that the reader has, a reset and all events. Raises
+    LogBroken."""
     place = cursor.resume(seen, record) if seen else Place()
     while True:
         if place is None:
@@ -156,14 +169,14 @@ class EventReader:
         """The job had ended before the store forgot it."""
 
     async def events(self) -> AsyncIterator[Iterable[JobEvent]]:
-        """Yield the rest of the log, or an error event if this process cannot read it. Raises HistoryChanged."""
+        """Yield the rest of the log. Raises HistoryChanged, LogBroken."""
         try:
             async for rendered in self._events():
                 yield rendered
         except UnknownJob:
-            yield [await self._lost()]
+            raise LogBroken(await self._lost()) from None
         except NewerMessage:
-            yield [self._error(from_failure(NEWER))]
+            raise LogBroken(self._error(from_failure(NEWER))) from None
 
     async def _events(self) -> AsyncIterator[Iterable[JobEvent]]:
         if self._place.over:

@@ -48,7 +48,7 @@ ERRORS = {
     408: "deadline_exceeded_in_queue or deadline_exceeded: its deadline passed. request_timeout: sent too slowly.",
     409: "idempotency_in_progress: repeat it in a second. job_cancelled: there is no result. batch_not_steerable. "
     "response_still_ends: delete it again in a second. stream_reset: read it from its first event.",
-    410: "result_expired: the retention time is over.",
+    410: "result_expired: the retention time is over. offset_gone: read the stream from its beginning.",
     413: "payload_too_large: the body is above the limit.",
     415: "unsupported_media_type: the body must be application/json.",
     421: "misdirected_request: sent to a Host name that this server does not answer to.",
@@ -60,6 +60,9 @@ ERRORS = {
     "Retry-After, or read the job that X-Job-Id names.",
     504: "wait_timeout: the answer took too long; the job goes on and X-Job-Id names it.",
 }
+
+EMPTY = {204: "Nothing came in time, or nothing will come any more.", 304: "Your copy is still what there is."}
+"""Answers without a body."""
 
 _ERROR_HEADERS = {
     401: ("WWW-Authenticate",),
@@ -78,6 +81,12 @@ HEADERS = {
     "X-Queue-Position": "Jobs that were expected to start before this one when it was accepted.",
     "X-Queue-ETA-Ms": "Estimated milliseconds until the job starts, with a cold start if needed; absent if unknown.",
     "X-Ignored-Fields": "Fields of the body that had no effect.",
+    "Stream-Url": "Of a streamed answer: where its messages can be read and resumed, by the Durable Streams protocol.",
+    "Stream-Next-Offset": "The offset to read on from.",
+    "Stream-Up-To-Date": "`true`: there are no more messages yet.",
+    "Stream-Closed": "`true`: there will be no more messages.",
+    "Stream-Cursor": "Of a live read: send it back as `cursor`.",
+    "ETag": "Send it back as If-None-Match.",
     "Location": "Where the job can be read.",
     "Retry-After": "Seconds to wait, at most 120.",
     "retry-after-ms": "Milliseconds to wait.",
@@ -114,6 +123,7 @@ def _operation(route: Route) -> dict[str, Any]:
     answers = {str(route.status): answer}
     if route.or_job:
         answers["202"] = ref("responses", "Accepted")
+    answers |= {str(status): _empty(status, headers) for status in route.empty}
     answers |= {str(status): ref("responses", f"Error{status}") for status in sorted(_statuses(route))}
     words = route.described_path.removeprefix("/v1").replace("{", "").replace("}", "").replace(".", "_")
     operation: dict[str, Any] = {
@@ -156,6 +166,10 @@ def _content(route: Route) -> dict[str, Any]:
     if route.events:
         content["text/event-stream"] = {"schema": PLAIN["text/event-stream"]}
     return content
+
+
+def _empty(status: int, headers: tuple[str, ...]) -> dict[str, Any]:
+    return {"description": EMPTY[status], "headers": _headers(headers)}
 
 
 def _accepted() -> dict[str, Any]:
@@ -207,6 +221,11 @@ def _parameters() -> dict[str, Any]:
         param("after", "query", STRING, "Continue after this: events as Last-Event-ID, lists after this id."),
         param("stream", "query", {"enum": ["true", "false"]}, "`true`: stream the events, from the first one on."),
         param("starting_after", "query", INTEGER | {"minimum": 0}, "Stream only the events after this number."),
+        param(
+            "offset", "query", STRING, "Only messages after it: `Stream-Next-Offset`, `-1` (all), or `now` (none yet)."
+        ),
+        param("live", "query", {"enum": ["long-poll", "sse"]}, "Wait for the next messages, or stream them."),
+        param("If-None-Match", "header", STRING, "304 without a body if the answer has this ETag."),
         param("Last-Event-ID", "header", STRING, "Resume after this event."),
         param("Prefer", "header", STRING, "`respond-async`: answer 202 with the job at once."),
         param("Idempotency-Key", "header", STRING, "The same key and body give the same job, however often sent."),
@@ -214,7 +233,9 @@ def _parameters() -> dict[str, Any]:
     parts = {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
     include = param("include", "query", parts, "Without effect: a response shows what it was created with.")
     file_limit = param("limit", "query", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page.")
-    return {each["name"]: each for each in params} | {"file_limit": file_limit, "response_include": include}
+    live_cursor = param("cursor", "query", INTEGER | {"minimum": 0}, "Of a live read: the last `Stream-Cursor`.")
+    others = {"file_limit": file_limit, "response_include": include, "live_cursor": live_cursor}
+    return {each["name"]: each for each in params} | others
 
 
 def _request_schemas() -> dict[str, Schema]:

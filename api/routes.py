@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from api import batches, chat, events, files, health, jobs, models, timing
 from api.admin import dead_letters, pools, tenants, webhooks
 from api.auth.access import Access, Rule
+from api.durable import endpoint as durable
 from api.responses import endpoints as responses
 
 ANYONE, CALLER, ADMIN = Access.ANYONE, Access.CALLER, Access.ADMIN
@@ -44,6 +45,8 @@ class Route(NamedTuple):
     """May also answer with server-sent events."""
     form: bool = False
     """The body is a multipart upload of a file."""
+    empty: tuple[int, ...] = ()
+    """Statuses of answers without a body, which have the same headers."""
 
     @property
     def described_path(self) -> str:
@@ -52,11 +55,13 @@ class Route(NamedTuple):
 
 
 JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields")
+STREAM_HEADERS = ("Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor", "ETag")
 _KEY = ("Idempotency-Key",)
 _PAGE = ("limit",)
 _ACCEPT = (404, 408, 409)
 _COMPLETION: dict[str, Any] = {
-    "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": JOB_HEADERS, "or_job": True, "events": True
+    "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": (*JOB_HEADERS, "Stream-Url"),
+    "or_job": True, "events": True
 }  # fmt: skip
 
 CHAT, COMPLETION = chat.Completions("chat"), chat.Completions("completion")
@@ -68,12 +73,13 @@ ROUTES = (
     Route("POST", "/v1/completions", COMPLETION, CALLER, "Continue a text", "Completion",
           bodies=("CompletionRequest",), **_COMPLETION),
     Route("POST", "/v1/responses", RESPONSE, CALLER, "Create a response", "Response", params=_KEY,
-          errors=(*_ACCEPT, 500, 504), bodies=("ResponseRequest",), headers=JOB_HEADERS, events=True),
+          errors=(*_ACCEPT, 500, 504), bodies=("ResponseRequest",), headers=(*JOB_HEADERS, "Stream-Url"), events=True),
     Route("POST", "/v1/responses/input_tokens", INPUT_TOKENS, CALLER, "Count the input tokens of a response",
           "InputTokens", errors=(408, 429, 500, 504), bodies=("CountRequest",), headers=JOB_HEADERS),
     Route("GET", "/v1/responses/{response_id}", responses.retrieve, CALLER,
           "Show a response, or stream its events after one", "Response",
-          params=("stream", "starting_after", "response_include"), headers=("X-Job-Id",), events=True, errors=(409,)),
+          params=("stream", "starting_after", "response_include"), headers=("X-Job-Id", "Stream-Url"), events=True,
+          errors=(409,)),
     Route("DELETE", "/v1/responses/{response_id}", responses.delete, CALLER, "Delete a response", "Deleted",
           errors=(409,)),
     Route("POST", "/v1/responses/{response_id}/cancel", responses.cancel, CALLER,
@@ -90,7 +96,10 @@ ROUTES = (
     Route("GET", "/v1/jobs/{job_id}/result", jobs.result, CALLER, "Get a job's answer", "Answer",
           errors=(408, 409, 410, 500), or_job=True),
     Route("GET", "/v1/jobs/{job_id}/events", events.events, CALLER, "Follow a job, from its start or after an event",
-          "text/event-stream", params=("Last-Event-ID", "after"), errors=(410,), events=True),
+          "text/event-stream", params=("Last-Event-ID", "after"), errors=(410,), headers=("Stream-Url",), events=True),
+    Route("GET", "/v1/jobs/{job_id}/stream", durable.stream, CALLER,
+          "Read a job's messages after an offset (Durable Streams)", "StreamMessages", errors=(410,), empty=(204, 304),
+          params=("offset", "live", "live_cursor", "If-None-Match"), headers=STREAM_HEADERS, events=True),
     Route("GET", "/v1/jobs/{job_id}/timing", timing.show, CALLER, "See where a job's time went", "JobTiming",
           errors=(410,)),
     Route("POST", "/v1/jobs/{job_id}/cancel", jobs.cancel, CALLER, "Cancel a job", "Job", errors=(410,)),

@@ -26,6 +26,7 @@ OWN_SITES = (b"same-origin", b"none")
 EXPOSED = (
     *("X-Job-Id", "X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", "Location"),
     *("X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields", "Preference-Applied", "openai-processing-ms"),
+    *("Stream-Url", "Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor", "ETag"),
 )
 """Answer headers that a page may read."""
 MAX_REQUEST_HEADERS_BYTES = 2048

@@ -89,6 +89,7 @@ def answer_schemas() -> dict[str, Schema]:
         "PoolOverride": _override_body(),
         "Job": _job(fault),
         "JobTiming": _timing(),
+        "StreamMessages": list_of(object_of(event=STRING, id=STRING, data=FREE)),
         "JobList": object_of(
             object=word_of("list"), data=list_of(schema("Job")), has_more=BOOLEAN, next_cursor=maybe(STRING)
         ),

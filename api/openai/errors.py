@@ -186,6 +186,12 @@ def response_still_ends() -> ApiError:
     return ApiError(409, "response_still_ends", message, headers=retry_after(1))
 
 
+def offset_gone() -> ApiError:
+    """A later epoch than the store knows, for instance: it was restored from an older copy."""
+    message = "The stream no longer has this offset. Read it again from its beginning: offset=-1."
+    return ApiError(410, "offset_gone", message, param="offset")
+
+
 def cursor_lost() -> ApiError:
     """A number of an event may name another event now."""
     message = (

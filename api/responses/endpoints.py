@@ -25,6 +25,7 @@ from api.responses.replies import ResponseStream, StoredStream, TokenCount, Whol
 from api.responses.stored import context_of, find, form_of, own_turns, with_rows
 from api.responses.stored import facts_of as stored_facts
 from api.services import Services
+from api.stream.messages import stream_url
 from streaming.jobs.records import JobRecord
 
 MAX_NUMBER = 10**15 - 1
@@ -78,7 +79,7 @@ async def retrieve(request: Request) -> ASGIApp:
         if record.has_lost:
             raise errors.cursor_lost()
         services.metrics.stream_resumes.inc()
-    return StoredStream(services, Follower(services, record, number), _headers(record))
+    return StoredStream(services, Follower(services, record, number), _headers(record) | stream_url(record.job.id))
 
 
 async def shown(services: Services, record: JobRecord) -> Response:

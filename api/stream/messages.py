@@ -17,6 +17,11 @@ STREAM_HEADERS = {
 }
 
 
+def stream_url(job_id: str) -> dict[str, str]:
+    """Return the header of a streamed answer that says where anybody with its caller's key can read and resume it."""
+    return {"Stream-Url": f"/v1/jobs/{job_id}/stream"}
+
+
 def start_message(status: int, headers: dict[str, str]) -> Message:
     return {"type": "http.response.start", "status": status, "headers": Headers(headers).raw}
 

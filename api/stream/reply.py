@@ -25,7 +25,7 @@ from api.services import Services
 from api.stream.connection import Connection
 from api.stream.delivery import Delivery
 from api.stream.flow import TokenFlow
-from api.stream.messages import PING, STREAM_HEADERS, body_message, start_message
+from api.stream.messages import PING, STREAM_HEADERS, body_message, start_message, stream_url
 from api.stream.paced_writer import ClientGone, PacedWriter
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
@@ -206,7 +206,8 @@ class StreamReply(Reply):
             opening = await self._opening(send)
             if opening is None:
                 return
-            await send(start_message(200, STREAM_HEADERS | self._admitted.headers))
+            headers = STREAM_HEADERS | self._admitted.headers | stream_url(self._admitted.accepted.id)
+            await send(start_message(200, headers))
             started, self._unwritten = True, opening
             await self._stream()
         except (ClientGone, OSError):

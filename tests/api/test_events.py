@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -19,6 +19,7 @@ from typing import Any, TextIO
 import msgspec
 import pytest
 from flow import append, delta
+from hand import LEASE_MS, Hand, lapse
 from house import House, eventually, redis_process
 from starlette.requests import Request
 
@@ -27,16 +28,14 @@ from api.openai.cursor import Cursor
 from api.settings import ApiSettings
 from streaming.errors import Unavailable
 from streaming.ids import new_job_id
-from streaming.jobs.frames import Delta, Opening, Run, Section
-from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import Job, JobState, Text
-from streaming.jobs.lease import SILENT, Claim, Finish, Lease
+from streaming.jobs.frames import Opening
+from streaming.jobs.job import Job, Text
+from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
-from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
@@ -44,8 +43,6 @@ from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 
-LEASE_MS = 3_600_000
-"""Workers by hand send no heartbeat; the API process's sweep keeps a lease no longer than its own."""
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 99}
 
 
@@ -96,51 +93,6 @@ class Listener(threading.Thread):
         return self.events
 
 
-@dataclass
-class Hand:
-    """A worker by hand: one run of one job."""
-
-    lease: Lease
-    claim: Claim
-    history: History = NOTHING
-    rows: list[Delta] = field(default_factory=list)
-
-    @classmethod
-    async def claiming(cls, wire: RedisClient, name: str = "") -> Hand:
-        lease = Lease(wire, "sim", name)
-        await lease.register()
-        claimed = await lease.claim(0, 1)
-        (claim,) = claimed.jobs or (await lease.claim(0, 1, alone=claimed.suspects)).jobs
-        assert isinstance(claim, Claim)
-        history = await JobReader(wire).history(claim.job.id, claim.past) if claim.past else NOTHING
-        return cls(lease, claim, history)
-
-    async def write(self, texts: str, *, shown: bool = True) -> None:
-        """A delta for each letter, in a frame of its own."""
-        opening = Opening(self.claim.job.id, len(self.history.rows) + 1, self.history.last_run)
-        for text in texts:
-            row = delta(self.claim, len(self.history.rows) + len(self.rows) + 1, text)
-            self.rows.append(row)
-            addresses = (self.claim.reply if shown else ()) or (SILENT,)
-            rows = {address: [row] for address in addresses}
-            await self.lease.calls([append(self.lease, rows, (self.claim.number, opening))])
-
-    async def write_frame(self, count: int, text: str) -> None:
-        """So many deltas in one frame of the log."""
-        first = len(self.rows) + 1
-        rows = [delta(self.claim, seq, text) for seq in range(first, first + count)]
-        opening = Opening(self.claim.job.id)
-        await self.lease.calls([append(self.lease, {SILENT: rows}, (self.claim.number, opening))])
-        self.rows += rows
-
-    async def finish(self, state: JobState = JobState.COMPLETED) -> None:
-        rows = (*self.history.rows, *self.rows)
-        section = Section(len(self.history.rows) + 1, Run(self.lease.id, self.claim.number))
-        sections = (*self.history.sections, section)
-        end = Terminal(self.claim.job.id, state, len(rows), ("stop",), sections=sections, rows=rows)
-        await self.lease.calls([self.lease.finish_call(Finish(end, self.claim.number, False))])
-
-
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """An API process without workers, on a server of its own."""
@@ -174,11 +126,6 @@ async def read(house: House, job_id: str, after: str = "") -> list[Event]:
     status, data = await asyncio.to_thread(house.get, f"/v1/jobs/{job_id}/events?after={after}".removesuffix("?after="))
     assert status == 200, data
     return list(events_in(iter(data.decode().splitlines(keepends=True))))
-
-
-async def lapse(wire: RedisClient, lease: Lease) -> None:
-    await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
-    assert (await Reaper(wire).sweep()).lapsed_workers == 1
 
 
 def text_of(events: Sequence[Event]) -> str:
@@ -701,7 +648,7 @@ async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
     await relay.start()
     services, record = services_of(door_wire, relay, queue, reader), await a_waiting_job(door_wire)
     names = []
-    async for rendered in events_endpoint._events(services, record, seen):
+    async for rendered in events_endpoint.job_log(services, record, seen):
         names += [event.name for event in rendered]
         if names[-1] == "queued":
             hand = await Hand.claiming(door_wire)
@@ -728,7 +675,7 @@ async def test_a_job_that_begins_in_another_epoch_is_told_with_a_reset_after_a_p
 
     monkeypatch.setattr(events_endpoint, "asyncio", SimpleNamespace(sleep=pause))
     hand: Hand | None = None
-    async for rendered in events_endpoint._events(services, record, None):
+    async for rendered in events_endpoint.job_log(services, record, None):
         told += [(event.name, event.id.epoch) for event in rendered if event.id is not None]
         if hand is None:
             await queue.reset(record.job.id, record.resets)

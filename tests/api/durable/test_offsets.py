@@ -1,0 +1,51 @@
+"""Offsets of streams: their order, their form, and the cursors of live reads."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.durable import offsets
+from api.durable.offsets import FIRST_INTERVAL_S, INTERVAL_S, Offset, live_cursor
+from api.openai.cursor import CUT_SHORT, Cursor
+from api.openai.errors import ApiError
+from streaming.jobs.frames import Run
+
+NOW_S = FIRST_INTERVAL_S + 1000 * INTERVAL_S
+
+positions = st.tuples(st.integers(1, 10**15 - 1), st.integers(0, 10**15 - 1))
+
+
+@given(first=positions, second=positions, runs=st.tuples(st.text("0123abc", min_size=1), st.integers(1, 99)))
+def test_offsets_compare_as_their_positions(
+    first: tuple[int, int], second: tuple[int, int], runs: tuple[str, int]
+) -> None:
+    """Also where one has a run and the other has none."""
+    one, other = Offset.of(Cursor(*first)), Offset.of(Cursor(*second, str(Run(*runs))))
+    if first != second:
+        assert (str(one) < str(other)) == (first < second)
+    assert len(str(one)) == len(str(other)) <= 256
+    assert str(one) > "-1" and not set(",&=?/") & set(str(one))
+
+
+def test_an_offset_leads_back_to_its_cursor() -> None:
+    run, other = Run("150ef93e4aab", 3), Run("150ef93e4aab", 4)
+    for cursor in (Cursor(1, 0), Cursor(7, 12, str(run)), Cursor(2, CUT_SHORT, str(other))):
+        assert offsets.read(str(Offset.of(cursor))).cursor([run, other]) == cursor
+    unknown = Offset.of(Cursor(1, 5, str(run))).cursor([other])
+    assert unknown.run not in ("", "-", str(run), str(other)), "never taken for the events before any run"
+
+
+@pytest.mark.parametrize("text", ["", "0", "-2", "1:2:abc", "now ", "9" * 300, f"{1:015d}_{2:015d}_{'G' * 12}"])
+def test_any_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        offsets.read(text)
+    assert (refused.value.status, refused.value.param) == (400, "offset")
+
+
+def test_a_live_cursor_is_the_interval_and_never_one_that_the_reader_had() -> None:
+    assert live_cursor(None, NOW_S) == live_cursor(999, NOW_S) == live_cursor(None, NOW_S + INTERVAL_S - 0.1) == 1000
+    assert live_cursor(None, NOW_S + INTERVAL_S) == 1001
+    for seen in (1000, 1001, 10**9):
+        assert all(seen < live_cursor(seen, NOW_S) <= seen + 180 for _ in range(100))
