@@ -127,7 +127,7 @@ class SseReader(threading.Thread):
     async def until(self, count: int) -> None:
         """Wait until so many messages have come, and the control event behind them."""
         async with asyncio.timeout(30):
-            while len(self.messages) < count or self.events[-1].name != "control":
+            while len(self.messages) < count or not self.controls or self.events[-1].name != "control":
                 await asyncio.sleep(0.01)
 
     async def ended(self) -> None:

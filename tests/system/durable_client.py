@@ -1,0 +1,24 @@
+"""Follows a stream with the Python client of Durable Streams, in an environment of its own: URL, offset, kind of read.
+
+Prints each batch as one line of JSON: the offset behind it, and its messages. Ends behind the job's last message.
+"""
+
+import json
+import sys
+
+from durable_streams import stream
+
+ENDS = {"completed", "failed", "cancelled", "expired"}
+
+
+def follow(url: str, offset: str, live: str) -> None:
+    with stream(url, offset=offset, live=live) as response:  # type: ignore[arg-type]
+        for event in response.iter_events(mode="json"):
+            messages = event.data if isinstance(event.data, list) else [event.data]
+            print(json.dumps([event.next_offset, messages]), flush=True)
+            if ENDS & {message["event"] for message in messages}:  # this version knows no end of a stream
+                return
+
+
+if __name__ == "__main__":
+    follow(*sys.argv[1:])
