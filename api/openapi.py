@@ -233,8 +233,8 @@ def _parameters() -> dict[str, Any]:
     parts = {"enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}
     include = param("include", "query", parts, "Without effect: a response shows what it was created with.")
     file_limit = param("limit", "query", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page.")
-    live_cursor = param("cursor", "query", INTEGER | {"minimum": 0}, "Of a live read: the last `Stream-Cursor`.")
-    others = {"file_limit": file_limit, "response_include": include, "live_cursor": live_cursor}
+    stream_cursor = param("cursor", "query", INTEGER | {"minimum": 0}, "Of a live read: the last `Stream-Cursor`.")
+    others = {"file_limit": file_limit, "response_include": include, "stream_cursor": stream_cursor}
     return {each["name"]: each for each in params} | others
 
 

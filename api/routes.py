@@ -99,7 +99,7 @@ ROUTES = (
           "text/event-stream", params=("Last-Event-ID", "after"), errors=(410,), headers=("Stream-Url",), events=True),
     Route("GET", "/v1/jobs/{job_id}/stream", durable.stream, CALLER,
           "Read a job's messages after an offset (Durable Streams)", "StreamMessages", errors=(410,), empty=(204, 304),
-          params=("offset", "live", "live_cursor", "If-None-Match"), headers=STREAM_HEADERS, events=True),
+          params=("offset", "live", "stream_cursor", "If-None-Match"), headers=STREAM_HEADERS, events=True),
     Route("GET", "/v1/jobs/{job_id}/timing", timing.show, CALLER, "See where a job's time went", "JobTiming",
           errors=(410,)),
     Route("POST", "/v1/jobs/{job_id}/cancel", jobs.cancel, CALLER, "Cancel a job", "Job", errors=(410,)),

@@ -11,6 +11,7 @@ from bench.planted.channels import CALLERS, CHANNELS, LOOKS
 from bench.planted.clients import CLIENTS
 from bench.planted.connections import CONNECTIONS
 from bench.planted.door import DOORS
+from bench.planted.durable import DURABLE
 from bench.planted.fencing import ENDS, FENCING
 from bench.planted.gate import GATE
 from bench.planted.leavings import LEAVINGS
@@ -45,6 +46,7 @@ BUGS = (
     *STORE,
     *POOLS,
     *LONG_RESULTS,
+    *DURABLE,
     *READERS,
     *WORK,
     *DOORS,

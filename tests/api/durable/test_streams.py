@@ -327,6 +327,25 @@ async def test_a_new_epoch_is_a_message_and_changes_nothing_before_it(door: Door
     assert (await door.read(job_id, before.next)).body == resumed.body, "the epoch does not change with each reader"
 
 
+async def test_a_reader_that_comes_back_to_a_running_job_is_told_that_its_text_was_lost(
+    door: Door, wire: RedisClient
+) -> None:
+    """The next worker has written others in the place of the messages that it has, and as many."""
+    job_id = await door.put()
+    first = await Hand.claiming(wire)
+    await first.write("abc")
+    before = await door.read(job_id)
+    await wire.redis.xtrim(partition_key(0, "log", first.lease.id), maxlen=0, approximate=False)
+    await lapse(wire, first.lease)
+    second = await Hand.claiming(wire)
+    await second.write("ABCDE")
+    back = await door.read(job_id, before.next)
+    assert [each["event"] for each in back.messages] == ["stream.reset"] + ["delta"] * 5
+    assert (back.text, back.up_to_date, back.closed) == ("ABCDE", True, False) and back.next > before.next
+    await second.finish()
+    assert [each["event"] for each in (await door.read(job_id, back.next)).messages] == ["completed"]
+
+
 async def test_an_offset_of_a_store_that_is_gone_is_refused(door: Door, wire: RedisClient) -> None:
     job_id = await door.put()
     await (await Hand.claiming(wire)).finish()

@@ -1,0 +1,41 @@
+"""Planted bugs of the streams that other clients resume: pages, offsets, and cursors of live reads."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+STREAMS = "tests/api/durable/test_streams.py::test_"
+OFFSETS = "tests/api/durable/test_offsets.py::test_"
+
+DURABLE = (
+    Bug(
+        "a page that is the last before its time",
+        "A reader of a long answer stops after its first page.",
+        (
+            Edit(
+                "api/durable/pages.py",
+                "closed = self.record.state.final and all_rows",
+                "closed = self.record.state.final",
+            ),
+        ),
+        (STREAMS + "a_long_stream_comes_in_pages",),
+    ),
+    Bug(
+        "an offset of another text",
+        "A reader that comes back after a loss of data gets the new text behind the old one.",
+        (
+            Edit(
+                "api/durable/pages.py",
+                "return place if author(self.sections, place.after) == place.runs[-1] else None",
+                "return place",
+            ),
+        ),
+        (STREAMS + "a_reader_that_comes_back_to_a_running_job_is_told_that_its_text_was_lost",),
+    ),
+    Bug(
+        "a cursor that stands still",
+        "A cache answers a live reader with the same bytes again and again.",
+        (Edit("api/durable/offsets.py", "seen < current", "seen <= current"),),
+        (OFFSETS + "a_live_cursor_is_the_interval_and_never_one_that_the_reader_had",),
+    ),
+)
