@@ -16,6 +16,7 @@ from api.openai import cursor, errors
 from api.openai.cursor import Cursor, Place
 from api.openai.job_errors import from_failure
 from api.openai.rendering import JobEvent, delta_event, reset_event, terminal_event, to_json
+from api.openai.tool_calls import CallParts
 from api.services import Services
 from runtime.turns import Sliced
 from streaming.errors import NewerMessage
@@ -126,10 +127,12 @@ class _StoredLog:
 
     async def page(self, place: Place, seen: Cursor, before: Sequence[bytes] = ()) -> Page:
         """Render the messages after `place`, which is the position after `seen`, behind those of `before`."""
-        rows = [] if place.over else self.rows[place.after : place.after + MAX_MESSAGES]
-        all_rows = place.over or place.after + len(rows) >= len(self.rows)
-        rendered = await self.services.store_client.turns.run(self._rendered(rows), len(rows))
-        found, last = [*before, *rendered], self._cursor(rows[-1]) if rows else seen
+        first = len(self.rows) if place.over else min(place.after, len(self.rows))
+        end_of_page = min(first + MAX_MESSAGES, len(self.rows))
+        work, size = self._rendered(first, end_of_page), end_of_page if self.record.job.tools else end_of_page - first
+        found = [*before, *await self.services.store_client.turns.run(work, size)]
+        last = self._cursor(self.rows[end_of_page - 1]) if end_of_page > first else seen
+        all_rows = end_of_page == len(self.rows)
         closed = self.record.state.final and all_rows
         if closed and not place.over:
             end = terminal_event(await view_of(self.services, self.record))
@@ -137,11 +140,16 @@ class _StoredLog:
             found, last = [*found, message(end)], end.id
         return Page(self.record, found, last, up_to_date=all_rows, closed=closed)
 
-    def _rendered(self, rows: Sequence[Delta]) -> Sliced[list[bytes]]:
+    def _rendered(self, first: int, end: int) -> Sliced[list[bytes]]:
+        """Render the deltas at these places. Those before them are read, too, where calls may have begun in them."""
         facts, found = facts_of(self.services, self.record), list[bytes]()
-        for count, row in enumerate(rows, 1):
-            found.append(message(delta_event(facts, self._cursor(row), row)))
-            if count % MESSAGES_PER_SLICE == 0:
+        parts = CallParts() if self.record.job.tools is not None else None
+        for place in range(0 if parts is not None else first, end):
+            row = self.rows[place]
+            called = parts.of(row) if parts is not None else None
+            if place >= first:
+                found.append(message(delta_event(facts, self._cursor(row), row, called)))
+            if place % MESSAGES_PER_SLICE == 0:
                 yield
         return found
 

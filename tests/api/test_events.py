@@ -626,7 +626,7 @@ def services_of(wire: RedisClient, relay: object, queue: object, reader: object)
         settings=ApiSettings(),
         store_client=wire,
         cards={},
-        waits=SimpleNamespace(wait_of=lambda *_: None),
+        waits=SimpleNamespace(wait_of=lambda *_: None, readiness=SimpleNamespace(problem=lambda _: "")),
         relay=relay,
         queue=queue,
         job_reader=reader,

@@ -11,6 +11,8 @@ import pytest
 from api_in_process import api_in_process
 from house import House
 
+from api.durable.offsets import Offset
+from api.openai import cursor
 from api.settings import KeySettings
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -40,6 +42,22 @@ def test_a_streamed_answer_says_where_it_can_be_resumed(house: House, path: str,
         again.append(f"/v1/responses/resp_{job_id}?stream=true")
     for replay in again:
         assert house.request("GET", replay)[1]["stream-url"] == headers["stream-url"]
+
+
+def test_calls_of_tools_are_the_same_after_every_offset(house: House) -> None:
+    """What a part of a call says depends on those before it, which a resumed reader does not get again."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    called = CHAT | {"tools": [tool], "tool_choice": "required", "max_tokens": 99, "stream": True}
+    headers = house.post("/v1/chat/completions", called)[1]
+    whole = json.loads(house.get(headers["stream-url"])[1])
+    events = house.get(f"/v1/jobs/{headers['x-job-id']}/events")[1].decode()
+    shown = {id_: json.loads(data) for id_, data in re.findall(r"^id: (.+)\ndata: (.+)$", events, re.MULTILINE)}
+    assert sum("tool_calls" in each["data"] for each in whole) > 1
+    for place, each in enumerate(whole, 1):
+        assert shown[each["id"]] == each["data"]
+        rest = house.get(f"{headers['stream-url']}?offset={Offset.of(cursor.read(each['id']))}")[1]
+        assert json.loads(rest) == whole[place:]
 
 
 def test_reading_a_stream_again_counts_no_tokens(house: House) -> None:
