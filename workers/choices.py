@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from penstock.engine import ContinuationJudge, Engine, EngineDead, ModelCard, Piece, Refused, Stats
 from streaming.jobs.job import Job
@@ -114,7 +114,7 @@ class ChoiceStarter:
         their first one."""
         attempt.stamps.release()
         attempt.queue_choices()
-        if attempt.waits and self._is_first(attempt) and self._passes(attempt):
+        if attempt.waits and self._has_turn(attempt) and self._passes(attempt):
             self._start(attempt)
             if self.waiting:
                 self._note_overtaking(attempt.job.priority)
@@ -123,10 +123,22 @@ class ChoiceStarter:
             self.waiting[attempt.job.id] = attempt
             asyncio.get_running_loop().call_soon(self.start_waiting)
 
-    def _is_first(self, attempt: Attempt) -> bool:
-        """Whether no job of its lane, or of a higher one, waits at the gate."""
+    def _has_turn(self, attempt: Attempt) -> bool:
+        """Whether no job of its lane, or of a higher one, waits at the gate. A job that the engine is to refuse waits
+        for no other."""
         rank = attempt.job.priority.rank
-        return all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values())
+        if all(each.last_start or each.job.priority.rank > rank for each in self.waiting.values()):
+            return True
+        return self.gate.never_fits(attempt, attempt.next_choice[0])
+
+    def would_start(self, attempt: Attempt, without: Collection[str]) -> bool:
+        """Whether a job of the highest lane that waits at the gate would begin, behind those of its lane that wait
+        longer, if the engine no longer ran the jobs `without`."""
+        lane = attempt.job.priority
+        ahead = [each for each in self.waiting.values() if each.job.priority is lane and not each.last_start]
+        choices = [(each, each.next_choice[0]) for each in ahead[: ahead.index(attempt) + 1]]
+        gone = {request_id for request_id, (each, _) in self.running.items() if each.job.id in without}
+        return self.gate.would_admit(choices, gone)
 
     def _passes(self, attempt: Attempt) -> bool:
         index, request = attempt.next_choice

@@ -7,6 +7,7 @@ answers become and how long steps take.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Iterable
 from random import Random
 
 from penstock.engine import Engine, ModelCard, Piece
@@ -17,7 +18,7 @@ from streaming.priority import Priority
 from workers.attempt import Attempt
 from workers.gate.colocation import Colocation
 from workers.gate.decision import ADMITTED, GateDecision
-from workers.gate.gate import Gate, HeldText, KvCapacity
+from workers.gate.gate import Gate, HeldText, KvCapacity, never_fits
 from workers.gate.lengths import LengthHistory
 from workers.gate.smoothed import Smoothed
 from workers.record import Recorder
@@ -108,6 +109,7 @@ class Gatekeeper:
         refused_id, text = self._refused.get(job.id, ("", None))
         if text is None or refused_id != request_id:
             text = self._text(attempt, index)
+            self._note(job, text)
         decision = self._decide(job, text)
         if decision.admitted:
             self._refused.pop(job.id, None)
@@ -118,6 +120,18 @@ class Gatekeeper:
             self._refused[job.id] = request_id, text
             self._recorder.refused(decision.reason)
         return decision.admitted
+
+    def would_admit(self, choices: Iterable[tuple[Attempt, int]], without: Collection[str]) -> bool:
+        """Whether all these choices would begin if the engine no longer ran the requests `without`."""
+        if not self.limits_cache:
+            return True
+        self._sync()
+        texts = [self._text(attempt, index) for attempt, index in choices]
+        return self.gate.would_admit(texts, without, self._capacity())
+
+    def never_fits(self, attempt: Attempt, index: int) -> bool:
+        """Whether the engine cannot run a choice even alone, so that it is to refuse it."""
+        return self.limits_cache and never_fits(self._text(attempt, index), self._capacity())
 
     def is_due(self, now: float) -> bool:
         """Whether texts that wait at the gate are to be tried again though none has ended."""
@@ -144,12 +158,17 @@ class Gatekeeper:
             prompt = round(prompt * self._scale.value)
         prompt = max(1, min(prompt, self._card.context))
         limit = max(1, answer_tokens(job.sampling.max_tokens, self._card, prompt))
-        self._prompt.note(prompt)
-        self._limit.note(limit)
+        return self.gate.text(job.priority, job.tenant, prompt, limit, attempt.generated(index))
+
+    def _note(self, job: Job, text: HeldText) -> None:
+        """Learn how large texts are from one that is tried for the first time, unless no engine could run it."""
+        if self.limits_cache and never_fits(text, self._capacity()):
+            return
+        self._prompt.note(text.prompt)
+        self._limit.note(text.limit)
         self._lane = job.priority
         if job.priority is Priority.INTERACTIVE and self._colocation is not None:
-            self._colocation.note_chat(prompt)
-        return self.gate.text(job.priority, job.tenant, prompt, limit, attempt.generated(index))
+            self._colocation.note_chat(text.prompt)
 
     def _sync(self) -> None:
         """Bring the texts of the gate up to what the engine has generated."""

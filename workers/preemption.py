@@ -98,8 +98,14 @@ class Preemption:
         task.add_done_callback(self.tasks.discard)
 
     def make_way(self, attempt: Attempt) -> None:
-        """Preempt jobs one by one until the gate lets a job of lane interactive begin, at most MAX_VICTIMS of them."""
-        for _ in range(MAX_VICTIMS):
+        """Preempt jobs one by one until the gate lets a job of lane interactive begin, at most MAX_VICTIMS of them;
+        none if all of them together would not make enough room."""
+        if attempt.started or not attempt.waits:
+            return
+        victims = {job.id for job in preemptible(self._running(), time.monotonic())[:MAX_VICTIMS]}
+        if not victims or not self._starter.would_start(attempt, victims):
+            return
+        for _ in victims:
             if attempt.started or not attempt.waits or not self.free(1):
                 return
             self._starter.start_waiting()

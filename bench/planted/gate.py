@@ -84,13 +84,13 @@ GATE = (
     Bug(
         "the engine gets whatever there is a slot for",
         "A full cache evicts texts as before.",
-        (Edit("workers/choices.py", "self._is_first(attempt) and self._passes(attempt)", "self._is_first(attempt)"),),
+        (Edit("workers/choices.py", "self._has_turn(attempt) and self._passes(attempt)", "self._has_turn(attempt)"),),
         (WORKER + "with_the_gate_a_full_cache_evicts_nothing",),
     ),
     Bug(
         "small jobs overtake at the gate",
         "A large job waits for as long as small ones come.",
-        (Edit("workers/choices.py", "self._is_first(attempt) and self._passes(attempt)", "self._passes(attempt)"),),
+        (Edit("workers/choices.py", "self._has_turn(attempt) and self._passes(attempt)", "self._passes(attempt)"),),
         (WORKER + "jobs_of_a_lane_begin_in_the_order_of_their_claims",),
     ),
     Bug(

@@ -7,7 +7,7 @@ import pytest
 from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
 from streaming.fleet.lengths import LengthStore
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.keys import fleet_key
 from streaming.priority import Priority
@@ -178,3 +178,52 @@ async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_a
     assert [text_of(each) for each in records] == [expected(f"line {number}", 50) for number in range(7)]
     preempted = [attempt for each in records for attempt in each.attempts if attempt.outcome == "preempted"]
     assert len(preempted) == 6
+
+
+@pytest.mark.parametrize("policy", ["MAX_UTILIZATION", "GUARANTEED_NO_EVICT"])
+async def test_what_can_never_fit_is_refused_at_once(wire: RedisClient, start: Start, policy: str) -> None:
+    """A prompt above the cache is the engine's to refuse, whatever runs; chats are still claimed."""
+    queue = Queue(wire)
+    running = await start(msgspec.structs.replace(FULL, step_ms=20, kv_policy=policy), WorkerSettings(drain_s=0))
+    long = a_job(queue, "long", 300)
+    await queue.put(long)
+    await until(lambda: _runs(running, 1))
+    impossible, chat = a_job(queue, "x" * 2400, 50), a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
+    await queue.put(impossible)
+    await _is_refused(wire, impossible)
+    await queue.put(chat)
+    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+    assert await _runs(running, 1), "the long job was over"
+
+
+async def test_what_can_never_fit_does_not_wait_behind_others(wire: RedisClient, start: Start) -> None:
+    """One claim brings three jobs: while the second waits at the gate, the engine refuses the third."""
+    queue = Queue(wire)
+    jobs = [a_job(queue, text, tokens) for text, tokens in (("long", 300), ("large", 200), ("x" * 2400, 50))]
+    for job in jobs:
+        await queue.put(job)
+    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
+    await _is_refused(wire, jobs[2])
+    assert await _runs(running, 1) and await _holds(running, 2), "the others were over"
+
+
+async def _is_refused(wire: RedisClient, job: Job) -> None:
+    record = await ended(wire, job.id)
+    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
+    assert (record.terminal.failure.code, record.terminal.failure.status) == ("context_length_exceeded", 400)
+
+
+async def test_a_chat_that_does_not_fit_anyway_preempts_nothing(wire: RedisClient, start: Start) -> None:
+    """Beside a job of lane standard it would not fit, even if every line of a batch gave way."""
+    queue = Queue(wire)
+    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
+    standard = a_job(queue, "standard", 300)
+    lines = [a_job(queue, f"line {number}", 60, priority=Priority.BATCH) for number in range(3)]
+    for job in (standard, *lines):
+        await queue.put(job)
+    await until(lambda: _runs(running, 4))
+    chat = a_job(queue, "chat" * 200, 150, priority=Priority.INTERACTIVE)
+    await queue.put(chat)
+    records = [await ended(wire, job.id) for job in (*lines, chat)]
+    assert [each.state for each in records] == [JobState.COMPLETED] * 4
+    assert not [each for record in records for each in record.attempts if each.outcome == "preempted"]

@@ -97,6 +97,36 @@ def test_what_does_not_fit_is_refused_once_and_begins_when_there_is_room() -> No
     assert bench.begin(texts[4]) and not bench.begin(texts[5]) and bench.noted.reasons == ["kv", "kv"]
 
 
+@pytest.mark.parametrize(
+    ("evicts", "prompt", "limit"), [(True, 901, 10), (False, 500, 401)], ids=["its prompt", "all that it may hold"]
+)
+def test_what_the_cache_can_never_hold_is_left_to_the_engine(evicts: bool, prompt: int, limit: int) -> None:
+    """It waits for nothing, and does not count in the size of a usual text. One token less may fit, and waits."""
+    bench = Bench(Stats(slots=8, kv_tokens=1000, kv_pinned=100, evicts=evicts))
+    assert bench.begin(bench.text(100, 100))
+    usual = bench.keeper._prompt.value, bench.keeper._limit.value
+    impossible = bench.text(prompt, limit)
+    assert bench.keeper.never_fits(impossible, 0) and bench.begin(impossible)
+    assert (bench.keeper._prompt.value, bench.keeper._limit.value) == usual
+    bench.keeper.forget(impossible.job.id, impossible.live_ids()[0])  # the engine has refused it
+    del bench.keeper.running[impossible.live_ids()[0]]
+    largest = bench.text(prompt - 1, limit)
+    assert not bench.keeper.never_fits(largest, 0) and not bench.begin(largest)
+
+
+def test_it_says_whether_texts_would_begin_without_others() -> None:
+    bench = Bench()
+    texts = [bench.text(200, 100) for _ in range(3)]
+    assert all(bench.begin(each) for each in texts)
+    ids = [each.live_ids()[0] for each in texts]
+    waits, behind = bench.text(300, 250), bench.text(200, 100)
+    assert not bench.begin(waits)
+    assert [bench.keeper.would_admit([(waits, 0)], ids[:count]) for count in range(4)] == [False, False, True, True]
+    assert not bench.keeper.would_admit([(waits, 0), (behind, 0)], ids[:2])
+    assert bench.keeper.would_admit([(waits, 0), (behind, 0)], ids)
+    assert list(bench.keeper.gate.held) == ids
+
+
 def test_an_engine_that_never_evicts_is_filled_to_the_last_token() -> None:
     """Its promise needs no reserve."""
     for stats, most in ((Stats(slots=8, kv_tokens=1000), 5), (EVICTING, 4)):

@@ -7,7 +7,7 @@ those that have outgrown their draws; many texts at once would cost more than th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from random import Random
@@ -80,6 +80,13 @@ def admit(text: HeldText, held: Sequence[HeldText], capacity: KvCapacity) -> Gat
     return GateDecision(True, "", highest)
 
 
+def never_fits(text: HeldText, capacity: KvCapacity) -> bool:
+    """Whether the engine cannot run the text even alone: its cache does not hold what the text holds now, or, if the
+    engine never evicts, what it may hold at most."""
+    tokens = text.prompt + (text.generated if capacity.evicts else text.limit)
+    return 0 < capacity.tokens < tokens + capacity.taken
+
+
 def largest(held: Sequence[HeldText], output: int, capacity: KvCapacity) -> int:
     """Prompt and output of the largest text that the engine takes now, if its output has `output` tokens; 0: none."""
     if len(held) >= capacity.slots:
@@ -128,9 +135,24 @@ class Gate:
         return HeldText(prompt, limit, self.history.window(lane, tenant), self._random, generated)
 
     def admit(self, text: HeldText, capacity: KvCapacity) -> GateDecision:
-        """Decide whether the engine takes the text now."""
+        """Decide whether the engine takes the text now. One that never fits is admitted at once, for the engine refuses
+        it: if it waited, others would wait behind it for nothing."""
+        if never_fits(text, capacity):
+            return ADMITTED
         text.draw(MAX_WORLDS, self._random)
         return admit(text, self._redrawn(), capacity)
+
+    def would_admit(self, texts: Iterable[HeldText], without: Collection[str], capacity: KvCapacity) -> bool:
+        """Whether the engine would take all these texts, one after the other, if it no longer ran the requests
+        `without`."""
+        self._redrawn()
+        held = [text for request_id, text in self.held.items() if request_id not in without]
+        for text in texts:
+            text.draw(MAX_WORLDS, self._random)
+            if not admit(text, held, capacity).admitted:
+                return False
+            held.append(text)
+        return True
 
     def largest(self, lane: str, limit: int, capacity: KvCapacity) -> int:
         """The largest request of a lane that the engine takes now, as prompt and expected output together; 0: none.
