@@ -24,7 +24,7 @@ from api.openai.json_weight import Weighed, weighed
 from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.openai.wait import Wait
 from api.services import Services
-from api.waits.limits import OutOfReach, out_of_reach
+from api.waits.limits import OutOfReach, limit_of, out_of_reach
 from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, retry
 from streaming.errors import (
@@ -184,7 +184,8 @@ def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | N
     position = accepted.place.in_lane
     prediction, wait = services.waits.predict_at(job, position), services.waits.wait_of(job, position)
     if prediction is not None and wait is not None:
-        services.wait_sampler.note(job.id, prediction, wait)
+        limit = limit_of(job)
+        services.wait_sampler.note(job.id, prediction, wait, limit and limit.ms)
     return wait
 
 

@@ -33,6 +33,7 @@ from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.reaper import Reaper
+from streaming.order import FLOOR
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 
@@ -250,7 +251,9 @@ class Loop:
             pool=self._pool.kind,
             cordon=decision.cordon,
             leaving=() if before is None else before.leaving,
-            lanes={name: _prospect(outlook, decision, wakes=wakes) for name, outlook in decision.main.outlook.items()},
+            lanes={
+                name: prospect_of(outlook, decision, wakes=wakes) for name, outlook in decision.main.outlook.items()
+            },
             wake_s=decision.main.wake_s,
             cold_start_s=decision.main.cold_start_s,
             shapes={shape: pool.want for shape, pool in decision.pools.items() if shape},
@@ -330,13 +333,18 @@ def _inherited(before: Plan, now: float) -> Switch:
     return Switch(pools, ShapeChoice(before.shape, 0.0, -math.inf, -math.inf), before.takes)
 
 
-def _prospect(outlook: LaneOutlook, decision: SwitchDecision, *, wakes: bool) -> Prospect:
-    """The expected wait of a lane. While the pace of work is unknown, only the wake-up time is known."""
+def prospect_of(outlook: LaneOutlook, decision: SwitchDecision, *, wakes: bool) -> Prospect:
+    """The expected wait of a lane. While the pace of work is unknown, only the wake-up time is known. However
+    busy higher lanes are, the floor of the queue's order gives a lane its share of the work."""
     if not decision.want and not wakes:
         return Prospect(None)
+    floor_each_s = (FLOOR + 1) * outlook.each_s
+    floor_s = decision.main.wake_s + (outlook.waiting + 1) * floor_each_s
+    if outlook.each_s and floor_s < outlook.wait_s:
+        return Prospect(floor_s, floor_each_s, outlook.waiting)
     if math.isfinite(outlook.wait_s):
         return Prospect(outlook.wait_s, outlook.each_s, outlook.waiting)
-    return Prospect(None if outlook.each_s else decision.main.wake_s, 0.0, outlook.waiting)
+    return Prospect(decision.main.wake_s, 0.0, outlook.waiting)
 
 
 def _succession(before: Mapping[str, Plan], lead: Lead) -> str:

@@ -263,9 +263,10 @@ def deadline_unreachable(field: str, limit_ms: int, lane: Priority, wait: Wait) 
     new work, it would."""
     retry = retry_after((wait.eta_ms - limit_ms) / 1000)
     higher = "" if lane is Priority.INTERACTIVE else " choose a higher lane,"
+    least = "" if wait.low_ms is None else f" (nine of ten wait at least {wait.low_ms:,} ms)"
     message = (
-        f"{field} is {limit_ms:,} ms, but a request in the {lane} lane waits about {wait.eta_ms:,} ms now (nine of ten "
-        f"wait at least {wait.low_ms:,} ms), so nothing was queued. Allow more time,{higher} or try again in "
+        f"{field} is {limit_ms:,} ms, but a request in the {lane} lane waits about {wait.eta_ms:,} ms now"
+        f"{least}, so nothing was queued. Allow more time,{higher} or try again in "
         f"{retry['Retry-After']} s."
     )
     return ApiError(429, "deadline_unreachable", message, param=field, headers=retry, eta_ms=wait.eta_ms)

@@ -90,6 +90,11 @@ class PlanReader:
         plan = self._plans.get(model)
         return plan is not None and plan.want > 0 and self._age(model) <= FRESH_S
 
+    def wanted(self, model: str) -> int:
+        """How many workers the model should have; 0 without a plan."""
+        plan = self._plans.get(model)
+        return 0 if plan is None else plan.want
+
     def above(self, model: str, lane: Priority) -> int:
         """Return the jobs that waited in higher lanes when the plan was made."""
         plan = self._plans.get(model)
@@ -164,6 +169,10 @@ class WaitEstimates:
             return None
         ahead = position + self.plans.above(job.model, job.priority)
         return self.shown.settle(job.id, self.errors.wait(prediction), ahead)
+
+    def has_all_workers(self, model: str) -> bool:
+        """Whether no worker is on its way that could shorten a wait: the plan counts those that are ready."""
+        return self.readiness.ready(model) >= self.plans.wanted(model)
 
     def retry_s(self, job: Job, position: int | None = None) -> float:
         """Return when to try again: once a job put now would start or, with the `position` of the last job of a full

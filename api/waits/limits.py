@@ -1,8 +1,8 @@
 """Wait limits: finds out, before anything is queued, that a request cannot start in the time that it allows.
 
-A request is refused only if the waits that were measured lately say so: nine of ten jobs with its estimate wait longer
-than its limit. Without a fresh plan, without enough measured waits, or while the model sleeps (its first job wakes it),
-the request is accepted.
+A request is refused if the waits that were measured lately say so: nine of ten jobs with its estimate wait longer than
+its limit. Without enough measured waits, it is refused if the estimate is TRUSTED_FACTOR times the limit and no further
+worker is on its way. Without a fresh plan, or while the model sleeps (its first job wakes it), the request is accepted.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from api.openai.wait import Wait
 from api.services import Services
+from api.waits.calibration import least_credible_ms
 from streaming.errors import StreamingError, Unavailable
 from streaming.jobs.job import Job
 
@@ -37,25 +38,31 @@ def limit_of(job: Job) -> WaitLimit | None:
     return min(given, key=lambda limit: limit.ms, default=None)
 
 
-def exceeds(wait: Wait | None, limit: WaitLimit) -> bool:
-    """Whether even the low end of the wait's band is longer than the limit."""
-    return wait is not None and wait.low_ms is not None and wait.low_ms > limit.ms
+def exceeds(wait: Wait | None, limit: WaitLimit, *, settled: bool = False) -> bool:
+    """Whether even the low end of the wait's band is longer than the limit. `settled`: no worker is on its way, so that
+    an estimate without a band can be far too long."""
+    if wait is None:
+        return False
+    if wait.low_ms is not None:
+        return wait.low_ms > limit.ms
+    return settled and least_credible_ms(wait) > limit.ms
 
 
 async def out_of_reach(services: Services, job: Job) -> OutOfReach | None:
     """Return why the job cannot start in time; None if it may.
 
-    The plan alone refuses nothing, because jobs may have left the lane since, and because a job with a tight limit goes
-    before others: those that would start before it are counted now.
+    The lane's wait alone refuses nothing, because jobs may have left the lane since, and because a job with a tight
+    limit goes before others: those that would start before it are counted now.
     """
     limit, waits = limit_of(job), services.waits
     if limit is None or not waits.plans.can_judge(job.model):
         return None
-    if not exceeds(waits.wait(job), limit):
+    settled = waits.has_all_workers(job.model)
+    if not exceeds(waits.wait(job), limit, settled=settled):
         return None
     try:
         waiting = await services.job_reader.expected_place(job, services.cards.get(job.model))
     except Unavailable:
         return None  # the put will find out
     wait = waits.wait(job, waiting)
-    return OutOfReach(limit, wait) if wait is not None and exceeds(wait, limit) else None
+    return OutOfReach(limit, wait) if wait is not None and exceeds(wait, limit, settled=settled) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from streaming.fleet.process import Process
@@ -16,17 +17,17 @@ class WorkerReadiness:
     """Answers from the workers' reports."""
 
     def __init__(self) -> None:
-        self._states: Mapping[str, set[str]] = {}
-        """States of the workers of each model."""
+        self._states: Mapping[str, Counter[str]] = {}
+        """How many workers of each model are in each state."""
         self._read = -math.inf
         self._ready: dict[str, float] = {}
         """When a worker of each model was last seen ready, else when this process first looked; monotonic time."""
 
     def learn(self, workers: Iterable[Process]) -> None:
         """Store the reports of all workers."""
-        states: dict[str, set[str]] = {}
+        states: dict[str, Counter[str]] = {}
         for worker in workers:
-            states.setdefault(worker.model, set()).add(worker.state)
+            states.setdefault(worker.model, Counter())[worker.state] += 1
         self._states, self._read = states, time.monotonic()
         self._ready |= {model: self._read for model, found in states.items() if "ready" in found}
 
@@ -35,9 +36,13 @@ class WorkerReadiness:
         now = time.monotonic()
         return now - self._ready.setdefault(model, now)
 
+    def ready(self, model: str) -> int:
+        """How many workers of the model are ready; 0 if that is not known."""
+        return self._states.get(model, Counter())["ready"] if time.monotonic() - self._read <= STALE_S else 0
+
     def problem(self, model: str) -> str:
         """Why no worker can claim a job of this model now; "" if one can, or if it is not known."""
-        states = self._states.get(model, set())
+        states = self._states.get(model, Counter())
         if "ready" in states or time.monotonic() - self._read > STALE_S:
             return ""
         found = ", ".join(f"one is {state}" for state in sorted(states)) or "none is running"

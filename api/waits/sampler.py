@@ -10,11 +10,13 @@ import logging
 import time
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from api.openai.wait import Wait
 from api.waits.calibration import Prediction, Source, WaitErrors
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
+from streaming.jobs.job import JobState
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 
@@ -45,13 +47,15 @@ class WaitSampler:
         self._counts: Counter[Source] = Counter()
         self._sampled_at: dict[Source, float] = {}
 
-    def note(self, job_id: str, prediction: Prediction, told: Wait) -> None:
-        """Consider a job for the sample; it was accepted just now, and its client was told this wait."""
+    def note(self, job_id: str, prediction: Prediction, told: Wait, limit_ms: int | None = None) -> None:
+        """Consider a job for the sample; it was accepted just now, and its client was told this wait. `limit_ms`: it
+        expires then."""
         now, source = time.monotonic(), prediction.source
         if now - self._sampled_at.get(source, float("-inf")) < SAMPLE_INTERVAL_S or self._counts[source] >= MAX_WATCHED:
             return
         self._sampled_at[source] = now
-        self.watch(job_id, prediction, told, now + max(SAMPLE_INTERVAL_S, prediction.seconds))
+        ends_s = prediction.seconds if limit_ms is None else min(prediction.seconds, limit_ms / 1000)
+        self.watch(job_id, prediction, told, now + max(SAMPLE_INTERVAL_S, ends_s))
 
     def watch(self, job_id: str, prediction: Prediction, told: Wait, look_at: float) -> None:
         """Look at a job from then on (monotonic time) until it has started."""
@@ -80,9 +84,9 @@ class WaitSampler:
         records = await self._reader.records(due, bodies=False, resultless=due) if due else []
         for job_id, record in zip(due, records, strict=True):
             watched = self._watched[job_id]
-            waited_s = None if record is None else measured_s(record, watched.prediction.seconds)
-            if waited_s is not None:
-                self._errors.learn(watched.prediction, watched.told, waited_s)
+            measured = None if record is None else measured_wait(record, watched.prediction.seconds)
+            if measured is not None:
+                self._errors.learn(watched.prediction, watched.told, measured.seconds, bound=measured.bound)
             elif record is not None and not record.state.final:
                 watched.look_at = now + max(SAMPLE_INTERVAL_S, RECHECK_SHARE * (now - watched.since))
                 continue
@@ -90,13 +94,23 @@ class WaitSampler:
             self._counts[watched.prediction.source] -= 1
 
 
-def measured_s(record: JobRecord, predicted_s: float) -> float | None:
-    """Return how long a job waited, in seconds; None while it waits.
+class MeasuredWait(NamedTuple):
+    """How long a job waited."""
 
-    A job that ended in the queue would have waited longer still: its wait counts if it exceeds the prediction, and
-    says nothing (None) otherwise.
+    seconds: float
+    bound: bool = False
+    """It would have waited longer."""
+
+
+def measured_wait(record: JobRecord, predicted_s: float) -> MeasuredWait | None:
+    """Return how long a job waited; None while it waits.
+
+    A job that ended in the queue would have waited longer still. If it expired, or waited for longer than predicted,
+    its wait is a bound; else it says nothing (None): its client cancelled it early.
     """
     if record.started_ms:
-        return max(0, record.started_ms - record.created_ms) / 1000
+        return MeasuredWait(max(0, record.started_ms - record.created_ms) / 1000)
     waited_s = max(0, record.done_ms - record.created_ms) / 1000
-    return waited_s if record.state.final and waited_s > predicted_s else None
+    if record.state is JobState.EXPIRED or (record.state.final and waited_s > predicted_s):
+        return MeasuredWait(waited_s, bound=True)
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -13,14 +14,16 @@ from redis import Redis
 
 from penstock.engine import ChatTurn
 from runtime.loops import wait_any
-from scheduler.loop import MIN_TICK_GAP_S, Loop, SchedulerStores, holder_of
+from scheduler.loop import MIN_TICK_GAP_S, Loop, SchedulerStores, holder_of, prospect_of
+from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.shapes import Shape
+from scheduler.policy.switch import Switch, SwitchDecision
 from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Plan, Plans
+from streaming.fleet.plans import Plan, Plans, Prospect
 from streaming.fleet.process import Process
 from streaming.fleet.processes import this_process
 from streaming.jobs.codec import decode_control, encode
@@ -500,3 +503,17 @@ async def _heard(hand: Hand, leases: Iterable[str], step: Callable[[], Awaitable
             while (control := decode_control(await subscription.message())) != last:
                 told[lease].append(control)
     return told
+
+
+def test_a_lane_that_busy_ones_leave_only_the_floor_has_a_finite_wait() -> None:
+    """It gets a twentieth of the work, so each of its jobs takes twenty times as long, behind the start of a worker."""
+    pool = PoolPlan(MODEL, 1, "test", PolicyState(1), wake_s=5.0)
+    decision = SwitchDecision(MODEL, {"": pool}, Switch({}))
+    for wait_s, shown in (
+        (math.inf, Prospect(5.0 + 4 * 20 * 2.0, 40.0, 3)),
+        (1e6, Prospect(5.0 + 4 * 20 * 2.0, 40.0, 3)),
+        (13.0, Prospect(13.0, 2.0, 3)),
+    ):
+        assert prospect_of(LaneOutlook(3, wait_s, 2.0), decision, wakes=True) == shown
+    unknown = prospect_of(LaneOutlook(3, math.inf, 0.0), decision, wakes=True)
+    assert unknown == Prospect(5.0, 0.0, 3), "without a pace only the start is known"

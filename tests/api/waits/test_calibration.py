@@ -62,6 +62,22 @@ def test_a_band_holds_what_it_promises(drift: float) -> None:
     assert count > 500 and 0.7 <= inside / count <= 0.9
 
 
+def test_bounds_move_the_band_only_as_far_as_they_say(clock: Clock) -> None:
+    """Jobs that expire after a fifth of their estimate say nothing of longer waits, which others measured; and bounds
+    alone make no estimate smaller."""
+    asked, errors = Prediction(STANDARD, 10.0), WaitErrors()
+    for _ in range(MIN_ERRORS):
+        errors.learn(asked, Wait(10_000), 1.2, bound=True)
+    assert errors.wait(asked) == Wait(10_000, 1_200)
+    for _ in range(MIN_ERRORS):
+        errors.learn(asked, Wait(10_000), 10.0)
+    assert errors.wait(asked) == Wait(10_000, 10_000, 10_000)
+    alone = WaitErrors()
+    for _ in range(MIN_ERRORS):
+        alone.learn(asked, Wait(10_000), 0.0, bound=True)
+    assert alone.wait(asked) == Wait(10_000, 100), "a tenth, where no job tells more"
+
+
 def learn(errors: WaitErrors, source: Source, waited_s: float, count: int) -> None:
     for _ in range(count):
         prediction = Prediction(source, 10.0)

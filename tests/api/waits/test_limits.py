@@ -10,6 +10,7 @@ from api_in_process import LocalApi, api_in_process
 from msgspec.structs import replace
 
 from api.openai.wait import Wait
+from api.waits.calibration import MIN_ERRORS, Prediction, Source
 from api.waits.limits import WaitLimit, exceeds, limit_of
 from streaming.jobs.job import Job, Text
 from streaming.priority import Priority
@@ -133,6 +134,35 @@ async def test_few_measured_waits_refuse_nothing(redis_url: str, wire: RedisClie
         assert answer.json()["eta_ms"] == 0, "it goes before the tenant's jobs that may wait longer"
 
 
+async def test_hopeless_waits_are_refused_without_measured_ones(redis_url: str, wire: RedisClient) -> None:
+    """A wait of ten times the limit, by the plan alone, unless more workers are on their way; a shorter one may be a
+    mistake of the plan."""
+    async with api_in_process(RedisClient.open(wire.settings)) as api:
+        await fill(api, FIRST)
+        standing = {"wait_s": 30.0, "each_s": 10.0, "waiting": WAITING}
+        await api.plan(Priority.STANDARD, **standing)
+        answer = await api.post("/v1/jobs", limited(CHAT, max_queue_ms=1_000))
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["eta_ms"]) == (429, "deadline_unreachable", 30_000)
+        assert "nine of ten" not in error["message"], "nobody has measured that"
+        assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=2_500))).status_code == 202
+        await api.plan(Priority.STANDARD, want=2, **standing)
+        assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=1_000))).status_code == 202
+
+
+async def test_jobs_that_expired_are_measured_waits(redis_url: str, wire: RedisClient) -> None:
+    """Where the plan alone refuses nothing: jobs that would wait five times their limit, all of which expired."""
+    async with api_in_process(RedisClient.open(wire.settings)) as api:
+        await fill(api, FIRST)
+        await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
+        assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=6_000))).status_code == 202
+        source = Source("sim", Priority.STANDARD, "plan", limited=True)
+        for _ in range(MIN_ERRORS):
+            api.services.waits.errors.learn(Prediction(source, 30.0), Wait(30_000), 6.2, bound=True)
+        assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=6_000))).status_code == 429
+        assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=9_000))).status_code == 202, "nobody tried that"
+
+
 async def test_a_limit_that_brings_a_job_forward_is_accepted(redis_url: str, wire: RedisClient) -> None:
     """The tenant's jobs without a limit wait for it, however many there are; another tenant's take turns with it."""
     async with api_in_process(RedisClient.open(wire.settings)) as api:
@@ -194,6 +224,8 @@ async def test_a_repeated_request_that_must_not_queue_joins_its_job(busy: LocalA
 def test_a_limit_is_exceeded_only_by_the_low_end_of_a_known_band() -> None:
     limit = WaitLimit("queue.max_queue_ms", 5_000)
     assert not exceeds(None, limit) and not exceeds(Wait(90_000), limit)
+    assert exceeds(Wait(90_000), limit, settled=True) and not exceeds(Wait(50_000), limit, settled=True)
+    assert not exceeds(Wait(90_000, 5_000, 99_000), limit, settled=True)
     assert not exceeds(Wait(90_000, 5_000, 99_000), limit) and exceeds(Wait(90_000, 5_001, 99_000), limit)
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from api.openai.wait import Wait
 from api.waits import calibration, sampler
 from api.waits.calibration import MIN_ERRORS, Prediction, Source, WaitErrors
-from api.waits.sampler import MAX_WATCHED, WaitSampler, measured_s
+from api.waits.sampler import MAX_WATCHED, MeasuredWait, WaitSampler, measured_wait
 from streaming.ids import new_job_id
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import Lease
@@ -64,11 +64,30 @@ def ended(state: JobState, after_ms: int, started_ms: int = 0) -> JobRecord:
 def test_a_wait_ends_with_the_first_claim() -> None:
     """Whatever came later. A job that never started waited longer than it was there; that may say something."""
     running = dataclasses.replace(QUEUED, state=JobState.RUNNING, started_ms=14_500)
-    assert measured_s(QUEUED, 9.0) is None and measured_s(running, 9.0) == 4.5
-    assert measured_s(ended(JobState.COMPLETED, 60_000, 14_500), 9.0) == 4.5
-    assert measured_s(dataclasses.replace(running, started_ms=9_990), 9.0) == 0.0, "a clock that was set back"
-    assert measured_s(ended(JobState.EXPIRED, 20_000), 9.0) == 20.0
-    assert measured_s(ended(JobState.CANCELLED, 5_000), 9.0) is None
+    assert measured_wait(QUEUED, 9.0) is None and measured_wait(running, 9.0) == MeasuredWait(4.5)
+    assert measured_wait(ended(JobState.COMPLETED, 60_000, 14_500), 9.0) == MeasuredWait(4.5)
+    assert measured_wait(dataclasses.replace(running, started_ms=9_990), 9.0) == MeasuredWait(0.0), "a clock set back"
+    for after_ms in (5_000, 20_000):
+        expired = measured_wait(ended(JobState.EXPIRED, after_ms), 9.0)
+        assert expired == MeasuredWait(after_ms / 1000, bound=True), "also before the time that was predicted"
+    assert measured_wait(ended(JobState.CANCELLED, 20_000), 9.0) == MeasuredWait(20.0, bound=True)
+    assert measured_wait(ended(JobState.CANCELLED, 5_000), 9.0) is None
+
+
+async def test_jobs_that_expire_teach_that_a_limit_cannot_be_met(clock: Clock) -> None:
+    """They are looked at once their limit is over, not when they were predicted to start."""
+    records, errors = Records(), WaitErrors()
+    watching, prediction = WaitSampler(cast(JobReader, records), errors), Prediction(STANDARD, 15.0)
+    for number in range(MIN_ERRORS):
+        clock.now += 1.0
+        watching.note(f"s{number}", prediction, errors.wait(prediction), 2_000)
+        records.known[f"s{number}"] = ended(JobState.EXPIRED, 2_100)
+        await watching.look()
+    clock.now += 2.0
+    await watching.look()
+    assert watching.watched == 0
+    wait = errors.wait(prediction)
+    assert wait.low_ms is not None and 2_000 < wait.low_ms < 2_500 and wait.eta_ms == 15_000 and wait.high_ms is None
 
 
 async def test_a_sample_of_each_lane_is_watched_until_it_starts(clock: Clock) -> None:
