@@ -14,9 +14,8 @@ ENDS = {"completed", "failed", "cancelled", "expired"}
 def follow(url: str, offset: str, live: str) -> None:
     with stream(url, offset=offset, live=live) as response:  # type: ignore[arg-type]
         for event in response.iter_events(mode="json"):
-            messages = event.data if isinstance(event.data, list) else [event.data]
-            print(json.dumps([event.next_offset, messages]), flush=True)
-            if ENDS & {message["event"] for message in messages}:  # this version knows no end of a stream
+            print(json.dumps([event.next_offset, event.data]), flush=True)
+            if ENDS & {message["event"] for message in event.data}:  # this version knows no end of a stream
                 return
 
 
