@@ -6,6 +6,7 @@ It streams, so the size of the input does not matter, and it contacts no server.
 from __future__ import annotations
 
 import csv
+import difflib
 import hashlib
 import json
 import re
@@ -20,6 +21,8 @@ SLOT = re.compile(r"\{(\w+)\}")
 TEXT_COLUMNS = ("prompt", "text")
 """Columns used as the prompt if there is no template."""
 TEXTS = (".txt", ".md")
+MAX_NAME = 64
+"""Characters of a column's name that are compared."""
 MAX_FIELD = 16 * 1024 * 1024
 
 
@@ -113,24 +116,30 @@ def _line(source: Path, place: str, row: Mapping[str, Any], recipe: Recipe) -> d
         own = {name: value for name, value in row.items() if name != "custom_id"}
         body = {"model": recipe.model, **options, **own}
     else:
-        text = _filled(source, place, row, recipe.template or _default_template(source, row))
+        text = _filled(source, place, row, recipe.template or _default_template(source, place, row))
         body = {"model": recipe.model, "messages": [{"role": "user", "content": text}], **options}
     name = str(row.get(recipe.id_column or "custom_id") or f"row-{place}")
     return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
-def _default_template(source: Path, row: Mapping[str, Any]) -> str:
+def _default_template(source: Path, place: str, row: Mapping[str, Any]) -> str:
     for name in TEXT_COLUMNS:
         if name in row:
             return f"{{{name}}}"
     columns = ", ".join(map(str, row)) or "none"
+    meant = next((each for each in map(_text_column, row) if each), "")
     raise Problem(
-        f"{source}: which column is the text?",
-        cause=f"its columns are {columns}",
-        next_step=f"--template 'Summarize: {{{next(iter(row), 'column')}}}'",
+        f"{source}, row {place}: which column is the text?",
+        cause=f"its columns are {columns}" + (f"; did you mean {meant}?" if meant else ""),
+        next_step=f"--template 'Summarize: {{{next(iter(row), 'column')}}}'" if not meant else "",
         exit_code=USAGE,
         code="usage",
     )
+
+
+def _text_column(name: Any) -> str:
+    """Return the text column that a name is like."""
+    return next(iter(difflib.get_close_matches(str(name)[:MAX_NAME], TEXT_COLUMNS, 1)), "")
 
 
 def _filled(source: Path, place: str, row: Mapping[str, Any], template: str) -> str:

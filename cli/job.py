@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cli.client import Client
@@ -62,11 +62,24 @@ def print_input(job: dict[str, Any]) -> None:
 
 
 def answer_of(result: dict[str, Any]) -> str:
-    """The texts of a result; several choices are separated by a blank line. A response has one text."""
+    """The texts of a result; a blank line between choices; calls of functions follow, each in a line."""
     if result.get("object") == "response":
-        return "".join(part["text"] for item in result["output"] for part in item["content"])
-    choices = result["choices"]
-    return "\n\n".join(choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices)
+        return _one_text(
+            "".join(part["text"] for item in result["output"] for part in item.get("content", ())),
+            [item for item in result["output"] if item["type"] == "function_call"],
+        )
+    return "\n\n".join(map(_text_of, result["choices"]))
+
+
+def _text_of(choice: dict[str, Any]) -> str:
+    if "message" not in choice:
+        return str(choice["text"])
+    message = choice["message"]
+    return _one_text(message["content"] or "", [call["function"] for call in message.get("tool_calls") or ()])
+
+
+def _one_text(text: str, calls: Sequence[dict[str, Any]]) -> str:
+    return "\n".join([*filter(None, [text]), *(f"{call['name']}({call['arguments']})" for call in calls)])
 
 
 def ended_badly(job: dict[str, Any]) -> Problem:
@@ -139,6 +152,12 @@ class AnswerPrinter:
         self.texts.clear()
         self._wrapper = StreamWrapper(sys.stdout.write, _stdout_width) if self._wrapper is not None else None
 
+    def aside(self, words: str, say: Callable[[str], object] = note) -> None:
+        """Say something beside the answer, on a terminal in a line of its own."""
+        if self._wrapper is not None:
+            self._wrapper.begin_line()
+        say(("\n" if self.text and self._wrapper is not None else "") + words)
+
     def waiting(self, say: Callable[[str], object]) -> Callable[[Pause], None]:
         """A function that says once, in one line, that there is a wait for the server."""
 
@@ -146,10 +165,8 @@ class AnswerPrinter:
             if self._waits:
                 return
             self._waits = True
-            if self._wrapper is not None:
-                self._wrapper.begin_line()
             cause = pause.cause if pause.status else f"the connection to {pause.url} broke"
-            say(("\n" if self.text and sys.stdout.isatty() else "") + f"({cause.removesuffix('.')}; trying again)")
+            self.aside(f"({cause.removesuffix('.')}; trying again)", say)
 
         return tell
 
@@ -189,7 +206,7 @@ def follow(client: Client, job_id: str, *, as_json: bool, after: str = "") -> in
     if not as_json:
         client.on_retry(printer.waiting(note))
     try:
-        print_answer(client, job_id, printer, lambda event: None if as_json else _note(event), after)
+        print_answer(client, job_id, printer, lambda event: None if as_json else _note(event, printer.aside), after)
     except KeyboardInterrupt:
         note(completed(f"\nnot watching any more; the job goes on: penstock jobs events {job_id}"))
         return INTERRUPTED
@@ -207,11 +224,11 @@ class _JsonPrinter(AnswerPrinter):
         self.take(reset.event)
 
 
-def _note(event: StreamEvent) -> None:
-    """Print an event that brings no text as a note to stderr."""
+def _note(event: StreamEvent, say: Callable[[str], object]) -> None:
+    """Say what an event means that brings no text."""
     match event.name:
         case "queued" | "queue.position":
             if event.data["position"] is not None:
-                note(f"queued, {event.data['position']} ahead")
+                say(f"queued, {event.data['position']} ahead")
         case "started":
-            note(f"started on {event.data['worker']}, attempt {event.data['attempt']}")
+            say(f"started on {event.data['worker']}, attempt {event.data['attempt']}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from cli.job import answer_of
 from cli.jobs import _bar
 
 
@@ -23,3 +26,27 @@ from cli.jobs import _bar
 def test_a_bar_is_as_long_as_its_part(begun: float, spent: float, bar: str) -> None:
     """To an eighth of a character, which a tiny part has; no bar is longer than the chart."""
     assert _bar(begun, spent, 100, 20) == bar
+
+
+CALL = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+CHOICE = {"message": {"content": None, "tool_calls": [{"type": "function", "function": CALL}]}}
+SHOWN = 'weather({"city": "Oslo"})'
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ({"choices": [{"message": {"content": "a"}}, {"message": {"content": ""}}, {"text": "b"}]}, "a\n\n\n\nb"),
+        ({"choices": [CHOICE, {"message": {"content": "a"}}]}, f"{SHOWN}\n\na"),
+        (
+            {
+                "object": "response",
+                "output": [{"type": "message", "content": [{"text": "a"}]}, {"type": "function_call"} | CALL],
+            },
+            f"a\n{SHOWN}",
+        ),
+    ],
+)
+def test_an_answer_shows_its_texts_and_its_calls(result: dict[str, Any], shown: str) -> None:
+    """A call has no text, and still says something."""
+    assert answer_of(result) == shown
