@@ -240,7 +240,7 @@ async def _put(
         raise errors.store_full(str(error)) from None
     except LaneFull as error:
         retry_s = services.waits.retry_s(job, error.waiting)
-        raise errors.queue_full(error.waiting, retry_s, _eta_ms(services, job)) from None
+        raise errors.queue_full(error.waiting, error.own, retry_s, _eta_ms(services, job)) from None
     except NoCapacity:
         retry_s = services.waits.retry_s(job)
         raise errors.no_capacity(retry_s, _eta_ms(services, job)) from None

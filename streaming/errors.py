@@ -51,11 +51,11 @@ class Rewound(StreamingError):
 
 
 class LaneFull(StreamingError):
-    """Raised when a lane has reached its limit of waiting jobs."""
+    """Raised when a lane has reached its limit of waiting jobs. `own`: those of the tenant."""
 
-    def __init__(self, waiting: int) -> None:
-        super().__init__(f"{counted(waiting, 'job is', 'jobs are')} waiting in this lane already")
-        self.waiting = waiting
+    def __init__(self, waiting: int, own: int) -> None:
+        super().__init__(f"{counted(waiting, 'job is', 'jobs are')} waiting in this lane already, {own} of this tenant")
+        self.waiting, self.own = waiting, own
 
 
 class StoreFull(StreamingError):

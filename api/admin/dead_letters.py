@@ -50,7 +50,7 @@ async def replay(request: Request) -> Response:
     except MalformedJob as error:
         raise errors.nothing_to_replay(letter.job, str(error)) from None
     except LaneFull as error:
-        raise errors.queue_full(error.waiting, 5) from None
+        raise errors.queue_full(error.waiting, error.own, 5) from None
     audit.detail(request.scope, job=accepted.id)
     record = await services.job_reader.outline(accepted.id)
     headers = {"Location": f"/v1/jobs/{accepted.id}", "X-Job-Id": accepted.id}

@@ -253,8 +253,10 @@ def idempotency_key_reused() -> ApiError:
 # --- not now -------------------------------------------------------------------------------------------------------
 
 
-def queue_full(waiting: int, retry_s: float, eta_ms: int | None = None) -> ApiError:
-    message = f"{counted(waiting, 'job is', 'jobs are')} waiting in this lane, as many as it holds. Try again later."
+def queue_full(waiting: int, own: int, retry_s: float, eta_ms: int | None = None) -> ApiError:
+    """The lane holds no more jobs. `own`: those of the tenant."""
+    jobs = counted(waiting, "job is", "jobs are")
+    message = f"{jobs} waiting in this lane, {own:,} of them yours, and it holds no more of yours. Try again later."
     return ApiError(429, "queue_full", message, headers=retry_after(retry_s), eta_ms=eta_ms)
 
 

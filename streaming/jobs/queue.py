@@ -178,8 +178,8 @@ class Queue:
                 return Accepted(job.id, replace(QueuePlace(*place), lane=job.priority), created, epoch=epoch)
             case [b"joined", known, state, created, attempts, epoch]:
                 return Accepted(known.decode(), FIRST, created, True, JobState(state.decode()), attempts, epoch)
-            case [b"full", waiting]:
-                raise LaneFull(waiting)
+            case [b"full", waiting, own]:
+                raise LaneFull(waiting, own)
             case [b"crowded"]:
                 raise StoreFull("what accepted jobs may still write would not fit into the memory of Redis", needed)
             case [b"busy"]:

@@ -7,7 +7,8 @@
 --       weight of its tenant, its patience in ms, '1' if its record keeps the epoch in which it was accepted, the
 --       tenant's quotas: jobs | '', bytes of their requests | '', bytes of their results | ''
 -- Returns: {'queued', accepted at, its place ({}: not read), epoch} |
---          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting} | {'busy'} | {'crowded'}
+--          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
+--          {'crowded'}
 --          (the reserved bytes would not fit into the store's memory) | {'quota', which of the three, the usage of it}.
 --          The epoch is for a request that does not wait, 0 for others. The place: {jobs before it of higher lanes,
 --          requeued ones, of its tenant, of other tenants, units of work that its tenant got more than the one that got
@@ -44,7 +45,9 @@ end
 
 local arrivals, line = arrivals_key(model, priority), tenant_line(model, priority, tenant)
 local waiting = line_sizes[arrivals] or redis.call('ZCARD', arrivals)
-if waiting >= limit then return {'full', waiting} end
+local own = waiting > 0 and (line_sizes[line] or redis.call('ZCARD', line)) or 0
+-- The jobs of others may fill the lane: a tenant without any is let in beyond the limit, up to a tenth of it.
+if waiting >= limit and (own > 0 or waiting >= limit + math.ceil(limit / 10)) then return {'full', waiting, own} end
 local function is_fresh(key)
   local freshest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
   return #freshest > 0 and tonumber(freshest[2]) >= now - 2000
@@ -60,7 +63,6 @@ end
 
 local ends = usage_span_end(tonumber(keep), now)
 local entry = redis.call('XADD', lane, '*', 'job', id)
-local own = waiting > 0 and (line_sizes[line] or redis.call('ZCARD', line)) or 0
 if own == 0 then enter_tenant(model, priority, tenant, waiting == 0) end
 local member = to_member(entry)
 add_to_line(arrivals, line, member, id, now, now + ARGV[22])

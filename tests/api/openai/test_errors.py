@@ -79,7 +79,7 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "unsupported_media_type": (errors.unsupported_media_type(), 415, "unsupported_media_type"),
     "unsupported_upload": (errors.unsupported_upload(), 415, "unsupported_media_type"),
     "idempotency_key_reused": (errors.idempotency_key_reused(), 422, "idempotency_key_reused"),
-    "queue_full": (errors.queue_full(10_000, 900.0), 429, "queue_full"),
+    "queue_full": (errors.queue_full(10_000, 7, 900.0), 429, "queue_full"),
     "deadline_unreachable": (
         errors.deadline_unreachable("queue.max_queue_ms", 1_000, Priority.STANDARD, Wait(9_000, 8_000, 12_000)),
         429,
@@ -176,7 +176,7 @@ def test_an_error_whose_job_goes_on_says_where_it_is(name: str) -> None:
 
 def test_refusals_for_load_come_back_when_the_wait_says() -> None:
     """What is not known is left out of the body, and never shown as nothing."""
-    full, none = errors.queue_full(9, 7.2, 30_000), errors.no_capacity(0.2)
+    full, none = errors.queue_full(9, 9, 7.2, 30_000), errors.no_capacity(0.2)
     assert (full.body["error"]["eta_ms"], full.headers["Retry-After"]) == (30_000, "8")
     assert "eta_ms" not in none.body["error"] and none.headers["Retry-After"] == "1"
     late = EVERY["deadline_unreachable"][0]

@@ -328,6 +328,22 @@ async def test_a_full_lane_refuses_and_keeps_what_it_has(redis_url: str) -> None
     await wire.close()
 
 
+async def test_a_lane_that_one_tenant_fills_takes_a_job_of_each_other_one(redis_url: str) -> None:
+    """Up to a tenth beyond its limit; the error says how many are the tenant's own."""
+    wire = RedisClient.open(RedisSettings(url=redis_url, lane_limit=20))
+    queue = Queue(wire)
+    await queue.put_parts([a_job(queue, tenant="flood") for _ in range(20)])
+    for tenant, waiting, own in (("flood", 20, 20), ("light", 21, 1)):
+        if own == 1:
+            await queue.put(a_job(queue, tenant=tenant))
+        with pytest.raises(LaneFull) as full:
+            await queue.put(a_job(queue, tenant=tenant))
+        assert (full.value.waiting, full.value.own) == (waiting, own)
+    accepted = await queue.put_parts([a_job(queue, tenant=tenant) for tenant in ("b", "b", "c")])
+    assert [isinstance(answer, LaneFull) for answer in accepted] == [False, True, True], "two more in all"
+    await wire.close()
+
+
 async def test_a_job_that_must_not_queue_needs_an_idle_worker(wire: RedisClient) -> None:
     """It is refused unless a worker said a moment ago that it has room."""
     queue = Queue(wire)
