@@ -37,6 +37,8 @@ CANCEL_TIMEOUT_S = 60.0
 """From `cancel` to the last piece of a request."""
 STALL_TIMEOUT_S = 600.0
 """Without any piece, while requests run: no prompt takes so long."""
+COUNTS = ("running", "waiting", "kv_tokens", "kv_used", "kv_pinned", "evictions", "steps")
+"""Fields of Stats that cannot be negative."""
 FINISHES = ("", "stop", "length", "cancelled", RETURNED)
 FAILED = Failure("engine_error", "The engine raised an error for this request.", 500)
 EXCESS = Failure("engine_error", "The engine generated more tokens for this request than its max_tokens.", 500)
@@ -188,6 +190,8 @@ class CheckedEngine:
         stats = self.stats()
         if problem := _type_problem(stats, Stats):
             return f"stats() returned no Stats: {problem}"
+        if negative := [name for name in COUNTS if getattr(stats, name) < 0]:
+            return f"stats() has a negative {negative[0]}"
         return "stats() has no slots: it would never get a job" if stats.slots < 1 else ""
 
     def _overdue(self, now: float) -> str:

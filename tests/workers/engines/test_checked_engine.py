@@ -216,6 +216,8 @@ async def test_a_step_from_another_thread_ends_the_worker() -> None:
         ({"card": replace(CARD, name="other")}, "its card is for the model 'other', not 'm'"),
         ({"card": replace(CARD, max_output=0)}, "its card has a context or a max_output below 1"),
         ({"load": Stats(slots=0)}, "stats() has no slots"),
+        ({"load": Stats(slots=1, kv_pinned=-1)}, "stats() has a negative kv_pinned"),
+        ({"load": Stats(slots=1, evictions=-1)}, "stats() has a negative evictions"),
         ({"load": {"slots": 1}}, "stats() returned no Stats: a dict"),
     ],
 )
