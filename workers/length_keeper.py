@@ -37,7 +37,7 @@ class LengthKeeper:
             return
         try:
             lengths = msgspec.msgpack.decode(data, type=OutputLengths)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             log.warning("the stored output lengths cannot be read and are replaced: %s", error)
             return
         self._gate.load(LengthHistory(lengths))

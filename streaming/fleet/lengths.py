@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable
 from typing import cast
 
@@ -9,6 +10,10 @@ from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
 
+log = logging.getLogger(__name__)
+
+MAX_VERSION_DIGITS = 9
+"""Of a version; streaming/lua/lengths.lua uses the same number."""
 KEPT_S = 7 * 24 * 3600
 """Seconds for which a history outlives its last write."""
 
@@ -24,7 +29,12 @@ class LengthStore(ClientUser):
                 self._client.redis.hmget(fleet_key("lengths", model), ["version", "lengths"]),
             )
         version, lengths = found
-        return (int(version), lengths) if version and version.isdigit() and lengths is not None else None
+        if version is None or lengths is None:
+            return None
+        if not version.isdigit() or len(version) > MAX_VERSION_DIGITS:
+            log.warning("the stored output lengths of model %s have no valid version and are replaced", model)
+            return None
+        return int(version), lengths
 
     async def write(self, model: str, version: int, lengths: bytes) -> bool:
         """Store a history. False: a newer version's is there, and it stays."""

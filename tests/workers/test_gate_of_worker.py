@@ -145,11 +145,25 @@ async def test_a_newer_history_is_left_to_newer_workers(
     assert "are left to newer workers" in caplog.text
 
 
-async def test_a_history_that_cannot_be_read_is_replaced(wire: RedisClient, start: Start) -> None:
-    """The worker starts all the same."""
+@pytest.mark.parametrize(
+    ("version", "lengths"),
+    [
+        (str(VERSION), msgspec.msgpack.encode({"lanes": {"standard": ["long"]}})),
+        (str(VERSION), msgspec.msgpack.encode({"lanes": {"standard": [1 << 63]}})),
+        (str(VERSION), b"\x81\xa5lanes\x81\xa1\xff\x90"),
+        (str(VERSION), b"\x81\xa1z" + b"\x91" * 10_000 + b"\x90"),
+        ("9" * 5000, b"\x80"),
+        ("new", b"\x80"),
+    ],
+    ids=["a text", "a large number", "no UTF-8", "nested deeply", "a version of 5000 digits", "no version"],
+)
+async def test_a_history_that_cannot_be_read_is_replaced(
+    wire: RedisClient, start: Start, caplog: pytest.LogCaptureFixture, version: str, lengths: bytes
+) -> None:
+    """The worker starts all the same, and says so."""
     store = LengthStore(wire)
     assert await store.read("m") is None
-    await store.write("m", VERSION, msgspec.msgpack.encode({"lanes": {"standard": ["long"]}}))
+    await wire.redis.hset(fleet_key("lengths", "m"), mapping={"version": version, "lengths": lengths})
     queue, running = Queue(wire), await start(FULL)
     job = a_job(queue, "hello", 9)
     await queue.put(job)
@@ -158,6 +172,7 @@ async def test_a_history_that_cannot_be_read_is_replaced(wire: RedisClient, star
     stored = await store.read("m")
     assert stored is not None
     assert msgspec.msgpack.decode(stored[1], type=OutputLengths).lanes == {"standard": (9,)}
+    assert "replaced" in caplog.text
 
 
 async def test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_it_needs(
