@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class ControlListener:
-    """Listener of one worker. For messages that an interruption loses, polling repeats wake-ups, the heartbeat cancels,
-    and the reader's own checks follows."""
+    """Listener of one worker. An interruption may lose messages: then polling finds the jobs, the heartbeat finds the
+    cancels, and readers ask again."""
 
     def __init__(
         self,

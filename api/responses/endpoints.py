@@ -17,7 +17,7 @@ from api.openai.responses.events import START
 from api.openai.responses.ids import response_id
 from api.openai.responses.items import input_items
 from api.openai.responses.object import RUNNING, ended_response
-from api.openai.responses.request import LOGPROBS, InputFields, ResponseRequest
+from api.openai.responses.request import INCLUDED, LOGPROBS, InputFields, ResponseRequest
 from api.openai.schemas import Kind
 from api.query import page_limit, whole_number
 from api.responses.follower import Follower
@@ -159,7 +159,7 @@ def _headers(record: JobRecord) -> dict[str, str]:
 def _check_include(request: Request) -> None:
     query = request.query_params
     for value in (*query.getlist("include"), *query.getlist("include[]")):
-        if value not in (LOGPROBS, "reasoning.encrypted_content", ""):
+        if value not in (*INCLUDED, ""):
             raise errors.invalid_request(f"include must be {LOGPROBS}, or left out.", "include")
 
 

@@ -1,7 +1,7 @@
-"""`penstock bench order`: what the order of jobs and the gate before the engine are worth, on an engine model.
+"""`penstock bench order`: compares rules that order jobs and admit them to an engine, on a model of the engine.
 
 Part `gate`: admission to one engine by the gate of the workers, beside the engine's own policies and a gate that looks
-at now alone. Texts come faster than the engine ends them; on one load their lengths stay, on the other they double.
+at now alone. All texts wait from the start; on one load their lengths stay, on the other they double.
 The same seeds give the same figures on every machine, except the time of a decision.
 
 Part `deadlines`: the same engine behind the order of the product, by arrival, and by strict priority; deadlines met at

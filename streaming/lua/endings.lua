@@ -1,8 +1,7 @@
 -- Ends of jobs and of attempts that a script decides about.
 
--- Note how the last attempt at a job ended: 'lost' with its worker, 'handed_back', 'preempted' or
--- 'cancelled'. `finish` needs not: a
--- reader takes the end of a job's last attempt from its record. Each entry of `past` is
+-- Note how the last attempt at a job ended: 'lost' with its worker, 'handed_back', 'preempted' or 'cancelled'. `finish`
+-- does not call it: a reader takes the end of a job's last attempt from its record. Each entry of `past` is
 -- 'name:worker:run:claimed:ended:outcome;', and the newest are kept.
 local MAX_PAST_ATTEMPTS = 20
 

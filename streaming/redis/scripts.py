@@ -1,7 +1,7 @@
 """Script loader: reads the Lua scripts that Redis runs, and puts before each the shared functions it uses.
 
-Each script is atomic within one partition and documented at the head of its file. The last nine run in the fleet's hash
-slot, which all processes share.
+Each script is atomic within one partition and documented at the head of its file. Those from `identify` on run in the
+fleet's hash slot, which all processes share.
 
 Scripts that begin with `#!lua flags=allow-oom` also run while the store is full: they finish accepted work, free memory
 or renew a worker's lease. Scripts that bring new work (put, put_file, put_batch, reserve, redeliver) are refused then.

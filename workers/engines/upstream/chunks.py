@@ -17,7 +17,6 @@ class Verbose(msgspec.Struct, gc=False):
 
     tokens: list[int] = []
     tokens_predicted: int = 0
-    tokens_evaluated: int = 0
 
 
 class Progress(msgspec.Struct, gc=False):

@@ -47,7 +47,7 @@ class UpstreamGeneration:
         """Its prompt as the server rendered or tokenised it."""
         self.outcome: ReplyOutcome | None = None
         """How the running reply ended, as far as its chunks say."""
-        self._submitted, self._scheduled, self._first = now, 0.0, 0.0
+        self._scheduled = self._first = 0.0
         self._prompt_tokens = self._cached = 0
         self._told_prompt = False
         self._began = 0

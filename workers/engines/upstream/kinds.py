@@ -37,7 +37,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: bool = False
     """Whether the stream of /completions tells the ids of its tokens."""
     chat_token_ids: bool = False
-    """Whether the stream of a chat does."""
+    """Whether the stream of a chat tells the ids of its tokens."""
     chat_ids: ChatIds = ""
     """How a conversation becomes a prompt of /completions: its "template" renders it as text, or "tokenize" as ids."""
     mixed: bool = False

@@ -1,7 +1,7 @@
 """Continuation ladder: how a server continues an answer that another attempt began, best way first. Pure.
 
-Never a splice where it would show: JSON, calls of tools, reasoning and penalties that do not span go on by a checked
-replay, or the job begins again.
+JSON, calls of tools, reasoning, and penalties that count only new tokens are never continued in the middle: a replay
+that is compared with what was shown goes on, or the job begins again.
 """
 
 from __future__ import annotations

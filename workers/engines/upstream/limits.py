@@ -16,7 +16,6 @@ WINDOW_S = 60.0
 MAX_WAIT_S = 3600.0
 REFUSED_S = 300.0
 """For how long a key that the server did not take is left out."""
-KEY_OFF = "the server takes none of the keys"
 ROUNDING = 1e-6
 """A bucket that lacks less than this is full enough."""
 PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
@@ -149,7 +148,7 @@ class UpstreamKey:
 
 
 class KeyPool:
-    """The keys of one server, used in turn by which may be used first. Without keys, one that is empty."""
+    """The keys of one server: the one that may be used first is next. Without keys, one that is empty."""
 
     def __init__(self, keys: Sequence[UpstreamKey]) -> None:
         self.keys = list(keys) or [UpstreamKey("", "")]
