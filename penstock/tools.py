@@ -35,7 +35,7 @@ class Tool(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"type": "object", "properties": {}} if self.parameters is None else self.parameters
+        return {"type": "object", **({"properties": {}} if self.parameters is None else self.parameters)}
 
     @property
     def shown(self) -> dict[str, Any]:

@@ -372,8 +372,19 @@ def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]
     """The job's prompt with this index."""
     prompt = job.prompt
     if isinstance(prompt, Chat):
-        return prompt.turns
+        return prompt.turns if job.response is None else merged_calls(prompt.turns)
     return prompt.texts[number] if isinstance(prompt, Text) else prompt.ids[number]
+
+
+def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
+    """Turns in which the calls of one answer, which the Responses API has as items of their own, are one turn."""
+    merged: list[ChatTurn] = []
+    for turn in turns:
+        if turn.calls and not turn.content and merged and merged[-1].role == turn.role == "assistant":
+            merged[-1] = replace(merged[-1], calls=merged[-1].calls + turn.calls)
+        else:
+            merged.append(turn)
+    return merged
 
 
 def samples(job: Job) -> Iterator[Request]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from api.openai.job_errors import from_terminal
 from api.openai.rendering import Facts, completion_in_slices
+from api.openai.responses.answer_items import given_up
 from api.openai.responses.object import ResponseFacts, ended_response
 from runtime.turns import Sliced, at_once
 from streaming.jobs.job import JobState
@@ -23,7 +24,7 @@ def result_in_slices(facts: Facts, record: JobRecord) -> Sliced[dict[str, Any]]:
     if record.job.response is None:
         return completion_in_slices(facts, record.terminal, record.terminal.rows)
     response = ResponseFacts(record.job, record.created_ms)
-    return ended_response(response, record.terminal, record.terminal.rows, len(record.drafts))
+    return ended_response(response, record.terminal, record.terminal.rows, given_up(record.job, record.drafts))
 
 
 def result(record: JobRecord) -> dict[str, Any]:

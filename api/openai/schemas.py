@@ -265,8 +265,11 @@ def _check_tools(request: Request) -> None:
     """Refuse what an answer with calls cannot have too. Raises ApiError (400)."""
     if request.tools_asked is None:
         return
-    for name in ("response_format", "logprobs"):
-        asked = request.sampling.json_schema if name == "response_format" else request.sampling.logprobs
+    sampling, flat = request.sampling, isinstance(request, InputFields)
+    for name, asked in (
+        ("text.format" if flat else "response_format", sampling.json_schema),
+        ("include" if flat else "logprobs", sampling.logprobs),
+    ):
         if asked is not None:
             raise invalid_request(f"{name} cannot be combined with tools here. Leave one of them out.", name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from api.openai.errors import invalid_request
 from api.openai.fields import ClosedBody, SchemaObject, StrictBody, refusal
@@ -15,6 +15,14 @@ MAX_TOOLS = 128
 MAX_NAME = 128
 _NAME = r"^[a-zA-Z0-9_.-]+$"
 
+
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    if schema.get("type", "object") != "object":
+        raise refusal("must be a schema of type 'object'")
+    return schema
+
+
+Parameters: TypeAlias = Annotated[SchemaObject, AfterValidator(_of_object)]
 FunctionName: TypeAlias = Annotated[str, Field(pattern=_NAME, min_length=1, max_length=MAX_NAME)]
 
 
@@ -25,7 +33,7 @@ class Function(StrictBody):
     description: Annotated[str, Field(max_length=16_384)] | None = Field(
         None, description="What it does, for the model."
     )
-    parameters: SchemaObject | None = Field(
+    parameters: Parameters | None = Field(
         None, description="JSON schema of its arguments, an object; at most 64 KiB, and 16 levels deep."
     )
     strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
@@ -137,31 +145,40 @@ class ToolFields(StrictBody):
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
         offered = tuple([tool.tool for tool in self.tools or ()])
-        return chosen(offered, self.tool_choice, parallel=self.parallel_tool_calls is not False)
+        parallel = self.parallel_tool_calls is not False
+        match self.tool_choice:
+            case NamedChoice(function=NamedFunction(name=name)):
+                return chosen(offered, "required", [name], named=True, parallel=parallel)
+            case AllowedChoice(allowed_tools=allowed):
+                names = [each.function.name for each in allowed.tools]
+                return chosen(offered, allowed.mode, names, parallel=parallel)
+            case word:
+                return chosen(offered, word, parallel=parallel)
 
 
-def chosen(offered: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> Tools | None:
-    """The tools of a request after its choice. Raises ApiError (400) for a choice of a function that is not there."""
-    if choice == "none" or (choice in (None, "auto") and not offered):
+def chosen(
+    offered: tuple[Tool, ...],
+    mode: Literal["none", "auto", "required"] | None,
+    names: Sequence[str] = (),
+    *,
+    parallel: bool,
+    named: bool = False,
+) -> Tools | None:
+    """The tools of a request after its choice.
+
+    Args:
+        names: the functions that it chooses among; none: all of them.
+        named: the choice is of one function, and the others are still shown to the model.
+
+    Raises ApiError (400) for a choice of a function that is not there.
+    """
+    if mode == "none" or (mode in (None, "auto") and not offered):
         return None
     if not offered:
         raise invalid_request("tool_choice needs tools: give the functions to choose from.", "tool_choice")
-    names = {tool.name for tool in offered}
-    match choice:
-        case NamedChoice(function=NamedFunction(name=name)):
-            _check_names([name], names)
-            return Tools(offered=tuple(offered), choice="required", named=name, parallel=parallel)
-        case AllowedChoice(allowed_tools=allowed):
-            wanted = [each.function.name for each in allowed.tools]
-            _check_names(wanted, names)
-            some = tuple([tool for tool in offered if tool.name in wanted])
-            return Tools(offered=some, choice=allowed.mode, parallel=parallel)
-        case "required":
-            return Tools(offered=tuple(offered), choice="required", parallel=parallel)
-        case _:
-            return Tools(offered=tuple(offered), parallel=parallel)
-
-
-def _check_names(wanted: Sequence[str], names: set[str]) -> None:
-    if not names.issuperset(wanted):
+    if not {tool.name for tool in offered}.issuperset(names):
         raise invalid_request("tool_choice names a function that is not in tools.", "tool_choice")
+    if named:
+        return Tools(offered=offered, choice="required", named=names[0], parallel=parallel)
+    some = tuple([tool for tool in offered if not names or tool.name in names])
+    return Tools(offered=some, choice="auto" if mode is None else mode, parallel=parallel)

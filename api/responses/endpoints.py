@@ -13,6 +13,7 @@ from api.admission import Admitted, accept, caller_of, read_request, services_of
 from api.auth.keys import Caller
 from api.jobs import as_json, wait_for_end
 from api.openai import errors
+from api.openai.responses.answer_items import given_up
 from api.openai.responses.events import START
 from api.openai.responses.ids import response_id
 from api.openai.responses.items import input_items
@@ -90,7 +91,7 @@ async def shown(services: Services, record: JobRecord) -> Response:
     record = await with_rows(services, record)
     assert record.terminal is not None
     rows = record.terminal.rows
-    work = ended_response(facts, record.terminal, rows, len(record.drafts))
+    work = ended_response(facts, record.terminal, rows, given_up(record.job, record.drafts))
     return as_json(await services.store_client.turns.run(work, len(rows)), headers=_headers(record))
 
 

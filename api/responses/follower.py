@@ -15,7 +15,7 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from api.openai.job_errors import from_failure, stream_reset
-from api.openai.responses.events import EventSequence
+from api.openai.responses.call_events import sequence_of
 from api.responses.stored import facts_of
 from api.services import Services
 from api.stream.connection import Connection
@@ -79,7 +79,7 @@ class Follower:
     ) -> None:
         self._services, self._record, self._measure = services, record, measure
         self._live = live
-        self._sequence = EventSequence(facts_of(record), after)
+        self._sequence = sequence_of(facts_of(record), after)
         self._buffer: ReorderBuffer | None = None
         self._gone = False
         self._connection: Connection | None = None
@@ -99,7 +99,7 @@ class Follower:
     async def events(self, connection: Connection | None = None) -> AsyncGenerator[bytes, None]:
         """Yield the rest of the sequence, and comments while nothing happens; the caller writes each before it asks for
         more. Tokens that come in order may be written to `connection` at once. Raises ClientGone."""
-        self._connection = None if self._record.job.sampling.json_schema is not None else connection
+        self._connection = None if self._record.job.constrained else connection
         try:
             while True:
                 try:
@@ -109,7 +109,7 @@ class Follower:
                     return
                 except _Restarted:
                     self._live = True
-                    self._sequence = EventSequence(facts_of(self._record), self._sequence.has)
+                    self._sequence = sequence_of(facts_of(self._record), self._sequence.has)
         except _HistoryLost:
             yield self._sequence.fail(stream_reset(self._record.job.id))
         except UnknownJob:

@@ -14,7 +14,8 @@ from api.admission import Admitted
 from api.openai.errors import ApiError
 from api.openai.job_errors import from_terminal
 from api.openai.rendering import to_json
-from api.openai.responses.events import EventSequence
+from api.openai.responses.answer_items import given_up
+from api.openai.responses.call_events import sequence_of
 from api.openai.responses.object import ResponseFacts, ended_response
 from api.responses.follower import Follower
 from api.services import Services
@@ -60,7 +61,7 @@ class ResponseStream(StreamReply):
 
     def __init__(self, services: Services, admitted: Admitted) -> None:
         super().__init__(services, admitted)
-        self._events = EventSequence(facts_of(admitted))
+        self._events = sequence_of(facts_of(admitted))
         self._flow = NumberedFlow(self._metrics.per_token, self._events)
         self._follower: Follower | None = None
 
@@ -81,7 +82,7 @@ class ResponseStream(StreamReply):
         super()._check()
 
     async def _stream(self) -> None:
-        if self._job.sampling.json_schema is None:
+        if not self._job.constrained:
             with contextlib.suppress(_Rewound):
                 await super()._stream()
                 await forget(self._services, self._admitted)
@@ -128,9 +129,10 @@ class WholeResponse(WholeReply):
         if terminal.state is not JobState.COMPLETED:
             raise from_terminal(terminal)
         services, drafts = self._services, 0
-        if self._job.sampling.json_schema is not None:  # its engine may have started again
+        if self._job.constrained:  # its engine may have started again
             with contextlib.suppress(UnknownJob):
-                drafts = len((await services.job_reader.outline(terminal.job)).drafts)
+                record = await services.job_reader.outline(terminal.job)
+                drafts = given_up(record.job, record.drafts)
         work = ended_response(facts_of(self._admitted), terminal, rows, drafts)
         body = to_json(await services.store_client.turns.run(work, len(rows)))
         await forget(services, self._admitted)

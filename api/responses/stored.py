@@ -11,6 +11,7 @@ from api.openai.errors import ApiError
 from api.openai.fields import MAX_MESSAGES
 from api.openai.job_errors import from_failure
 from api.openai.responses import ids
+from api.openai.responses.answer_items import answer_turn, given_up, items_of
 from api.openai.responses.object import ResponseFacts, outcome
 from api.openai.responses.request import Context, InputFields
 from api.services import Services
@@ -101,7 +102,8 @@ async def _conversation(services: Services, record: JobRecord) -> tuple[ChatTurn
 async def _answer(services: Services, record: JobRecord) -> ChatTurn:
     record = await with_rows(services, record)
     rows = record.terminal.rows if record.terminal is not None else ()
-    return ChatTurn("assistant", "".join([row.text for row in rows]))
+    texts = [row.text for row in rows]
+    return ChatTurn("assistant", "".join(texts)) if record.job.tools is None else answer_turn(record.job.id, texts)
 
 
 async def _referenced(services: Services, caller: Caller, asked: InputFields) -> Mapping[str, ChatTurn]:
@@ -122,8 +124,14 @@ async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | 
         return None
     _, is_output, place = named
     if is_output:  # an answer that was given up is no item of the response
-        answered = record.terminal is not None and place == len(record.drafts)
-        return await _answer(services, record) if answered else None
+        if record.terminal is None:
+            return None
+        place -= given_up(record.job, record.drafts)
+        if record.job.tools is not None:
+            ended = (await with_rows(services, record)).terminal
+            items = items_of([row.text for row in ended.rows] if ended is not None else ())
+            return items[place].turn(record.job.id) if 0 <= place < len(items) else None
+        return await _answer(services, record) if place == 0 else None
     turns = own_turns(record)
     return turns[place] if place < len(turns) else None
 

@@ -29,6 +29,7 @@ from bench.planted.store_access import STORE_ACCESS
 from bench.planted.survivors import SURVIVORS
 from bench.planted.terminal import TERMINAL
 from bench.planted.tokens import TOKENS
+from bench.planted.tools import TOOLS
 from bench.planted.unreadable import UNREADABLE
 from bench.planted.upkeep import LINES, STORE
 from bench.planted.upstream import UPSTREAM
@@ -68,4 +69,5 @@ BUGS = (
     *LEAVINGS,
     *RESPONSES,
     *UPSTREAM,
+    *TOOLS,
 )

@@ -30,5 +30,8 @@ class ResponseForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     parallel_tool_calls: bool = True
     metadata: dict[str, str] | None = None
     """The labels that it shows; None: those of the job. A line of a batch has others as a job."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """As they were sent."""
+    tool_choice: Any = "auto"
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

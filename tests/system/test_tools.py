@@ -266,3 +266,104 @@ def test_a_worker_killed_in_a_call_is_not_seen(tmp_path: Path) -> None:
             "function": {"name": "take_notes", "arguments": call["arguments"]},
         }
         eventually(lambda: victim.poll() is not None)
+
+
+# --- the Responses API -----------------------------------------------------------------------------------------------
+
+
+def flat(name: str, parameters: dict[str, Any] | None = None) -> Any:
+    return {"type": "function", "name": name, "parameters": parameters or WEATHER, "strict": False}
+
+
+FLAT = [flat("get_weather"), flat("get_time")]
+
+
+def test_a_response_has_an_item_for_each_call(openai: OpenAI) -> None:
+    """Whole and streamed are the same, and so is the one that is stored; the client's own helper follows the events."""
+    whole = openai.responses.create(model="sim", input="get_weather get_time", tools=FLAT)
+    assert [(item.type, item.status) for item in whole.output] == [("function_call", "completed")] * 2
+    assert [item.name for item in whole.output if item.type == "function_call"] == ["get_weather", "get_time"]
+    assert [tool.name for tool in whole.tools if tool.type == "function"] == ["get_weather", "get_time"]
+    assert openai.responses.retrieve(whole.id).output == whole.output
+    with openai.responses.stream(model="sim", input="get_weather get_time", tools=FLAT) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_response()
+    assert kinds.count("response.function_call_arguments.done") == kinds.count("response.output_item.done") == 2
+    calls = [item for item in final.output if item.type == "function_call"]
+    assert [json.loads(call.arguments) for call in calls] == [
+        json.loads(item.arguments) for item in whole.output if item.type == "function_call"
+    ]
+    assert len({call.call_id for call in calls} | {call.id for call in calls}) == 4
+
+
+def test_a_response_is_continued_with_the_output_of_its_call(openai: OpenAI) -> None:
+    """By its id, and by its items; the input of the next one shows call and output."""
+    asked = {"model": "sim", "tools": FLAT, "max_output_tokens": 40}
+    first = openai.responses.create(input="get_time", **asked)  # type: ignore[call-overload]
+    (call,) = first.output
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "noon"}
+    second = openai.responses.create(previous_response_id=first.id, input=[output], **asked)  # type: ignore[call-overload]
+    assert second.output[0].type == "message" and second.output_text
+    for item in (call.model_dump(exclude_none=True), {"type": "item_reference", "id": call.id}):
+        history = [{"role": "user", "content": "get_time"}, item, output]
+        third = openai.responses.create(input=history, **asked)  # type: ignore[call-overload]
+        assert third.output_text == second.output_text
+        shown = list(openai.responses.input_items.list(third.id, order="asc"))
+        assert [each.type for each in shown] == ["message", "function_call", "function_call_output"]
+    count = openai.responses.input_tokens.count(model="sim", input="get_time", tools=FLAT)
+    assert first.usage is not None and count.input_tokens == first.usage.input_tokens
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
+        ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "not in tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "cannot be combined with tools"),
+    ],
+)
+def test_a_response_refuses_what_cannot_be(openai: OpenAI, fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(BadRequestError, match=words) as caught:
+        openai.responses.create(**({"model": "sim", "input": "x", "tools": FLAT} | fields))
+    assert caught.value.param == param
+
+
+def frames_of(house: House, port: int, response: str, after: int) -> bytes:
+    status, _, body = house.request("GET", f"/v1/responses/{response}?stream=true&starting_after={after}", port=port)
+    assert status == 200
+    return body
+
+
+def test_a_response_s_events_go_on_after_each_one_at_another_process(openai: OpenAI, house: House) -> None:
+    """Byte for byte."""
+    made = openai.responses.create(model="sim", input="get_weather get_time", tools=FLAT, background=True)
+    other = free_port()
+    process = house.start_api(other)
+    eventually(lambda: openai.responses.retrieve(made.id).status == "completed")
+    _, _, whole = house.request("GET", f"/v1/responses/{made.id}?stream=true")
+    frames = [frame + b"\n\n" for frame in whole.split(b"\n\n")[:-1] if not frame.startswith(b":")]
+    for number in range(len(frames) - 2):  # the last two are the end and [DONE]
+        assert frames_of(house, other, made.id, number) == b"".join(frames[number + 1 :])
+    process.kill()
+
+
+def test_a_response_whose_worker_dies_in_a_call_goes_on(tmp_path: Path) -> None:
+    """kill -9 in the middle of the arguments: no number is missing, and the item stays the same."""
+    asked: Any = {"model": "sim", "input": "take notes", "tools": [flat("take_notes", LONG)]}
+    with serving(tmp_path, "workers", PENSTOCK_SIM_STEP_MS="8") as house:
+        openai = client(house)
+        (expected,) = openai.responses.create(**asked).output
+        victim, events = house._processes[0], []
+        for event in openai.responses.create(**asked, stream=True):
+            events.append(event)
+            if len(events) == 30:
+                house.start("workers")
+                os.kill(victim.pid, signal.SIGKILL)
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        (item,) = events[-1].response.output
+        assert item.arguments == expected.arguments
+        deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+        assert "".join(deltas) == item.arguments
+        assert (
+            openai.get(f"/jobs/{events[0].response.id.removeprefix('resp_')}", cast_to=dict[str, Any])["attempts"] == 2
+        )

@@ -9,6 +9,7 @@ from api.openai.answers import (
     NUMBER,
     STRING,
     Schema,
+    any_of,
     list_of,
     maybe,
     object_of,
@@ -28,8 +29,12 @@ def response_schemas() -> dict[str, Schema]:
             output_tokens_details=object_of(reasoning_tokens=INTEGER),
             total_tokens=INTEGER,
         ),
-        "OutputItem": _item("output_text", role=word_of("assistant")),
-        "InputItem": _item("input_text", "output_text", role=word_of("system", "user", "assistant", "tool")),
+        "OutputMessage": _item("output_text", role=word_of("assistant")),
+        "InputMessage": _item("input_text", "output_text", role=word_of("system", "user", "assistant", "tool")),
+        "CallItem": _call_item("function_call", name=STRING, arguments=STRING | {"description": "JSON"}),
+        "CallOutputItem": _call_item("function_call_output", output=STRING),
+        "OutputItem": any_of("OutputMessage", "CallItem"),
+        "InputItem": any_of("InputMessage", "CallItem", "CallOutputItem"),
         "InputItemList": page_of("InputItem"),
         "InputTokens": object_of(object=word_of("response.input_tokens"), input_tokens=INTEGER),
     }
@@ -45,6 +50,11 @@ def _item(*kinds: str, role: Schema) -> Schema:
         role=role,
         content=list_of(part),
     )
+
+
+def _call_item(kind: str, **fields: Schema) -> Schema:
+    status = word_of("in_progress", "completed", "incomplete")
+    return object_of(id=STRING, type=word_of(kind), status=status, call_id=STRING, **fields)
 
 
 def _response() -> Schema:
@@ -73,7 +83,7 @@ def _response() -> Schema:
         store=BOOLEAN,
         temperature=NUMBER,
         text=FREE,
-        tool_choice=STRING,
+        tool_choice={"anyOf": [STRING, FREE]},
         tools=list_of(FREE),
         top_logprobs=INTEGER,
         top_p=NUMBER,

@@ -170,7 +170,7 @@ class EventSequence:
     def _item(self, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return output_item(self._facts.item_id(self.output_index), status, content)
 
-    def _event(self, name: str, **fields: Any) -> bytes:
+    def _event(self, name: str, /, **fields: Any) -> bytes:
         number = self.number
         self.number += 1
         if number <= self._after:

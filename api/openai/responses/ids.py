@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 RESPONSE = "resp_"
-_ITEM = re.compile(r"msg_(job_[0-9a-f]{32})_(in|out)([0-9]{1,4})")
+MESSAGE, CALL, OUTPUT = "msg", "fc", "fco"
+"""What ids of items begin with: of a message, a call, and the output of a call."""
+_ITEM = re.compile(r"(?:msg|fc|fco)_(job_[0-9a-f]{32})_(in|out)([0-9]{1,4})")
 
 
 def response_id(job_id: str) -> str:
@@ -17,13 +19,13 @@ def job_of(response: str) -> str:
     return response.removeprefix(RESPONSE) if response.startswith(RESPONSE) else ""
 
 
-def input_item_id(job_id: str, place: int) -> str:
+def input_item_id(job_id: str, place: int, kind: str = MESSAGE) -> str:
     """Return the id of an input item, counted from 0 in the order of the request."""
-    return f"msg_{job_id}_in{place}"
+    return f"{kind}_{job_id}_in{place}"
 
 
-def output_item_id(job_id: str, output_index: int) -> str:
-    return f"msg_{job_id}_out{output_index}"
+def output_item_id(job_id: str, output_index: int, kind: str = MESSAGE) -> str:
+    return f"{kind}_{job_id}_out{output_index}"
 
 
 def item_of(item: str) -> tuple[str, bool, int] | None:

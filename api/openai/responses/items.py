@@ -1,7 +1,7 @@
 """Input items of the Responses API: validates those of a request, and renders those of a stored one.
 
-A message becomes one turn of the conversation. Calls of functions and their outputs are refused until an engine can
-render them: `_OTHER_ITEMS` names the remedy of each kind.
+Each becomes one turn of the conversation: a message, a call of a function, or its output. `_OTHER_ITEMS` names the
+remedy of the kinds that are refused.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, refusal
-from api.openai.responses.ids import input_item_id
+from api.openai.responses.ids import CALL, OUTPUT, input_item_id
+from api.openai.tool_fields import FunctionName
 from penstock.engine import ChatTurn
+from penstock.tools import ToolCall
 
-_NO_TOOLS = "which is not supported here: tools are not; send the text of the call and of its result as messages"
 _OTHER_ITEMS: Mapping[str, str] = {
-    "function_call": _NO_TOOLS,
-    "function_call_output": _NO_TOOLS,
     "reasoning": "which is not supported here: leave the reasoning of earlier answers out",
 }
 """Kinds of items that are refused, with the remedy."""
@@ -72,6 +71,10 @@ PartList: TypeAlias = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_
 Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], Discriminator(_shape)]
 
 
+def _joined(content: str | list[Part]) -> str:
+    return content if isinstance(content, str) else "".join(part.words for part in content)
+
+
 class Message(StrictBody):
     """An input item: one turn of a conversation, in the short or in the long form."""
 
@@ -86,8 +89,36 @@ class Message(StrictBody):
     @property
     def turn(self) -> ChatTurn:
         """Return the message as engines take it: text only, and `developer` as `system`, which chat templates know."""
-        text = self.content if isinstance(self.content, str) else "".join(part.words for part in self.content)
-        return ChatTurn("system" if self.role == "developer" else self.role, text)
+        return ChatTurn("system" if self.role == "developer" else self.role, _joined(self.content))
+
+
+class FunctionCall(StrictBody):
+    """An input item: a call that an earlier answer made."""
+
+    type: Literal["function_call"] = Field(description="A call.")
+    call_id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The `call_id` of its output.")
+    name: FunctionName = Field(description="The function that was called.")
+    arguments: str = Field(description="JSON, as the model wrote it.")
+    id: ItemId | None = Field(None, description="Without effect: input items get ids of their own.")
+    status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="Without effect.")
+
+    @property
+    def turn(self) -> ChatTurn:
+        return ChatTurn("assistant", "", (ToolCall(self.call_id, self.name, self.arguments),))
+
+
+class FunctionCallOutput(StrictBody):
+    """An input item: what a function returned."""
+
+    type: Literal["function_call_output"] = Field(description="The output of a call.")
+    call_id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The call.")
+    output: Content = Field(description="A text, or a list of parts, which are joined.")
+    id: ItemId | None = Field(None, description="Without effect: input items get ids of their own.")
+    status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="Without effect.")
+
+    @property
+    def turn(self) -> ChatTurn:
+        return ChatTurn("tool", _joined(self.output), call_id=self.call_id)
 
 
 class ItemReference(ClosedBody):
@@ -99,23 +130,28 @@ class ItemReference(ClosedBody):
 
 def _check_kind(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind in (None, "message", "item_reference"):
+    if kind in (None, "message", "item_reference", "function_call", "function_call_output"):
         return value
     if isinstance(kind, str) and kind in _OTHER_ITEMS:
         raise refusal(f"is a {kind!r}, {_OTHER_ITEMS[kind]}")
-    raise refusal("must have the type 'message' or 'item_reference'")
+    raise refusal("must have the type 'message', 'function_call', 'function_call_output' or 'item_reference'")
 
 
 def _kind(value: Any) -> str:
     if not isinstance(value, dict):
         return "<message>"
     kind = value.get("type")
+    if kind in ("function_call", "function_call_output"):
+        return f"<{kind}>"
     refers = kind == "item_reference" or (kind is None and "id" in value and "role" not in value)
     return "<reference>" if refers else "<message>"
 
 
 Item: TypeAlias = Annotated[
-    Annotated[Message, Tag("<message>")] | Annotated[ItemReference, Tag("<reference>")],
+    Annotated[Message, Tag("<message>")]
+    | Annotated[FunctionCall, Tag("<function_call>")]
+    | Annotated[FunctionCallOutput, Tag("<function_call_output>")]
+    | Annotated[ItemReference, Tag("<reference>")],
     Discriminator(_kind),
     BeforeValidator(_check_kind),
 ]
@@ -123,13 +159,27 @@ Item: TypeAlias = Annotated[
 
 def input_items(job_id: str, turns: Sequence[ChatTurn]) -> list[dict[str, Any]]:
     """Render a stored response's own input, oldest first."""
-    return [_input_item(input_item_id(job_id, place), turn) for place, turn in enumerate(turns)]
+    return [_input_item(job_id, place, turn) for place, turn in enumerate(turns)]
 
 
-def _input_item(item_id: str, turn: ChatTurn) -> dict[str, Any]:
+def _input_item(job_id: str, place: int, turn: ChatTurn) -> dict[str, Any]:
+    if turn.calls:
+        call = turn.calls[0]
+        return call_item(input_item_id(job_id, place, CALL), call.id, call.name, call.arguments, "completed")
+    if turn.call_id:
+        item_id = input_item_id(job_id, place, OUTPUT)
+        made = {"id": item_id, "type": "function_call_output", "status": "completed"}
+        return made | {"call_id": turn.call_id, "output": turn.content}
+    item_id = input_item_id(job_id, place)
     text = turn.content
     part = output_text(text) if turn.role == "assistant" else {"type": "input_text", "text": text}
     return {"id": item_id, "type": "message", "status": "completed", "role": turn.role, "content": [part]}
+
+
+def call_item(item_id: str, call_id: str, name: str, arguments: Any, status: str) -> dict[str, Any]:
+    """Render a call of a function. `arguments` may be encoded JSON."""
+    named = {"id": item_id, "type": "function_call", "status": status, "call_id": call_id, "name": name}
+    return named | {"arguments": arguments}
 
 
 def output_text(text: Any, logprobs: Any = ()) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 from api.openai.job_errors import from_terminal
 from api.openai.logprobs import token_logprobs
 from api.openai.rendering import TIER
+from api.openai.responses.answer_items import answer_output
 from api.openai.responses.ids import output_item_id, response_id
 from api.openai.responses.items import output_item, output_text
 from penstock.engine import Logprob
@@ -112,8 +113,8 @@ class ResponseFacts(msgspec.Struct, frozen=True):
             "store": form.store,
             "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
             "text": {"format": form.format or {"type": "text"}, "verbosity": "medium"},
-            "tool_choice": "auto",
-            "tools": [],
+            "tool_choice": form.tool_choice,
+            "tools": form.tools,
             "top_logprobs": form.top_logprobs,
             "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
             "truncation": "disabled",
@@ -129,6 +130,11 @@ def ended_response(
     """Render a response that has ended, in slices of `ROWS_PER_SLICE` deltas; `output_index` of its answer is the
     number of texts that were given up before it."""
     ended = outcome(terminal)
+    if facts.job.tools is not None:
+        output = answer_output(
+            facts.job.id, [row.text for row in rows], output_index, completed=ended.status == "completed"
+        )
+        return facts.object(ended.status, output=output, terminal=terminal, ended=ended)
     texts: list[str] = []
     logprobs: list[Logprob] = []
     for first in range(0, len(rows), ROWS_PER_SLICE):

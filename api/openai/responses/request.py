@@ -19,7 +19,8 @@ from api.openai.fields import (
     refusal,
 )
 from api.openai.generation import GenerationRequest
-from api.openai.responses.items import Item, ItemReference, Message
+from api.openai.responses.items import Item, ItemReference
+from api.openai.responses.tool_fields import FlatToolFields
 from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.job import Chat
 from streaming.jobs.response_form import ResponseForm
@@ -29,12 +30,9 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 """What `include` may name; there is no reasoning yet that could be encrypted."""
 
-_NO_TOOLS = "Tools are not supported here: leave it out."
 _OTHER_NAMES = "is no field of this endpoint. Use"
 
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "tools": (([],), _NO_TOOLS),
-    "tool_choice": (("none", "auto"), _NO_TOOLS),
     "truncation": (("disabled",), "Shorten the input instead, and leave it out."),
     "prompt": ((), "Send the whole text in instructions and input."),
     "conversation": ((), "Continue a stored response with previous_response_id."),
@@ -140,7 +138,7 @@ Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESS
 Input: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[Items, Tag("<list>")], Discriminator(_shape)]
 
 
-class InputFields(GenerationRequest):
+class InputFields(FlatToolFields, GenerationRequest):
     """The fields of a response that decide what its prompt is."""
 
     input: Input = Field(description="A text of the user, or a list of items, oldest first.")
@@ -167,7 +165,7 @@ class InputFields(GenerationRequest):
         if isinstance(self.input, str):
             return (ChatTurn("user", self.input),)
         known = self._context.referenced or {}
-        turns = (item.turn if isinstance(item, Message) else known.get(item.id) for item in self.input)
+        turns = (known.get(item.id) if isinstance(item, ItemReference) else item.turn for item in self.input)
         return tuple(turn for turn in turns if turn is not None)
 
     @property
@@ -197,9 +195,8 @@ class ResponseRequest(InputFields):
     )
     stream_options: ResponseStreamOptions | None = Field(None, description="Without effect.")
     reasoning: Reasoning | None = Field(None, description="Without effect.")
-    parallel_tool_calls: bool | None = Field(True, description="Without effect: there are no tools.")
     max_tool_calls: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
-        None, description="Without effect: there are no tools."
+        None, description="Without effect: the client runs all tools."
     )
     safety_identifier: Annotated[str, Field(max_length=128)] | None = Field(
         None, description="Shown in the response, without effect."
@@ -255,6 +252,8 @@ class ResponseRequest(InputFields):
             top_logprobs=self.top_logprobs or 0,
             max_tool_calls=self.max_tool_calls,
             parallel_tool_calls=self.parallel_tool_calls is not False,
+            tools=tuple([tool.shown for tool in self.tools or ()]),
+            tool_choice=self.choice_shown,
             safety_identifier=self.safety_identifier,
             prompt_cache_key=self.prompt_cache_key,
         )

@@ -229,6 +229,8 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "messages[0].tool_calls", "'assistant'"),
     ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call", "use tool_calls"),
     ({"tools": [TOOL | {"function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+    ({"tools": [TOOL | {"function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools[0].function.parameters",
+     "'object'"),
     ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "'none', 'auto' or 'required'"),
     ({"max_tokens": 0}, "max_tokens", "must be at least 1"),
     ({"max_tokens": 2**40}, "max_tokens", "must be at most"),

@@ -34,11 +34,12 @@ def test_each_line_has_its_response(house: House) -> None:
         line(6, max_output_tokens=1_000_000),
         line(7, previous_response_id="resp_1"),
         line(8, background=True),
-        line(9, tools=[{"type": "function", "name": "f", "parameters": {}}]),
+        line(9, tools=[{"type": "web_search"}]),
+        line(10, tools=[{"type": "function", "name": "f", "parameters": {}}]),
     ]
     done = ended(openai, begin(openai, lines, endpoint="/v1/responses"))
     assert done.request_counts is not None
-    assert (done.request_counts.completed, done.request_counts.failed) == (6, 4)
+    assert (done.request_counts.completed, done.request_counts.failed) == (7, 4)
     found = {row["custom_id"]: row["response"]["body"] for row in content(openai, done.output_file_id)}
     for row in lines[:6]:
         body = found[row["custom_id"]]
@@ -52,7 +53,8 @@ def test_each_line_has_its_response(house: House) -> None:
     errors = {row["custom_id"]: row["response"] for row in content(openai, done.error_file_id)}
     assert {name: row["status_code"] for name, row in errors.items()} == dict.fromkeys(["c6", "c7", "c8", "c9"], 400)
     params = {name: row["body"]["error"]["param"] for name, row in errors.items()}
-    assert [params[name] for name in ("c7", "c8", "c9")] == ["previous_response_id", "background", "tools"]
+    assert [params[name] for name in ("c7", "c8", "c9")] == ["previous_response_id", "background", "tools[0].type"]
+    assert found["c10"]["output"][0]["type"] == "function_call"
 
 
 def test_a_line_of_another_endpoint_is_refused(house: House) -> None:

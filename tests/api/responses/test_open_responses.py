@@ -1,6 +1,6 @@
 """What the Open Responses specification asks of an HTTP server, as cases of our own on the simulated engine.
 
-docs/responses.md lists what is left out: images, tools, compaction and WebSockets.
+docs/responses.md lists what is left out: images, compaction and WebSockets.
 """
 
 from __future__ import annotations
@@ -80,8 +80,24 @@ def test_an_answer_is_sent_back_as_it_came(house: House) -> None:
     assert found["status"] == "completed"
 
 
-def test_every_event_of_a_stream_is_of_its_type(house: House) -> None:
-    status, headers, data = house.post("/v1/responses", {"model": "sim", "input": "count", "stream": True})
+TOOL = {"type": "function", "name": "f", "description": None, "parameters": {"type": "object"}, "strict": True}
+
+
+def test_a_tool_is_called(house: House) -> None:
+    """The response shows the tools as they were sent, with each of their fields."""
+    found = create(house, input=[message("user", "Call f.")], tools=[TOOL])
+    (item,) = found["output"]
+    assert (item["type"], item["name"], item["status"]) == ("function_call", "f", "completed")
+    assert json.loads(item["arguments"]) == {} and item["call_id"]
+    assert (found["tools"], found["tool_choice"], found["parallel_tool_calls"]) == ([TOOL], "auto", True)
+    named = create(house, input="x", tools=[TOOL], tool_choice={"type": "function", "name": "f"})
+    assert named["tool_choice"] == {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+def test_every_event_of_a_stream_is_of_its_type(house: House, tools: list[Any]) -> None:
+    asked = {"model": "sim", "input": "count", "stream": True, "tools": tools}
+    status, headers, data = house.post("/v1/responses", asked)
     assert status == 200 and headers["content-type"].startswith("text/event-stream")
     *blocks, done, rest = data.split(b"\n\n")
     assert (done, rest) == (b"data: [DONE]", b"")
@@ -97,7 +113,8 @@ def test_every_event_of_a_stream_is_of_its_type(house: House) -> None:
         if event["type"] == "response.output_item.added":
             begun.add((event["item"]["id"], event["output_index"]))
         elif "item_id" in event:
-            assert (event["item_id"], event["output_index"]) in begun and event["content_index"] == 0
+            assert (event["item_id"], event["output_index"]) in begun
+            assert event.get("content_index", 0) == 0 and ("content_index" in event) is not bool(tools)
         if event["type"].startswith("response.output_text."):
             assert isinstance(event["logprobs"], list)
     assert {json.loads(block.partition(b"data: ")[2])["type"].split(".")[0] for block in blocks} == {"response"}
