@@ -20,6 +20,7 @@ from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
+from streaming.priority import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
@@ -50,7 +51,7 @@ class ClaimTarget(Protocol):
         ...
 
     def make_room(self, jobs: Sequence[Job]) -> None:
-        """Preempt as many jobs as these, which begin now, find no place."""
+        """Preempt as many jobs as these of lane interactive, which begin now, find no place."""
         ...
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
@@ -249,21 +250,19 @@ class Claimer:
                 self._lone.update(ids)
 
     async def _begin_jobs(self, partition: int, jobs: Sequence[Claim | UnreadableClaim]) -> None:
-        """Begin readable jobs, fail unreadable ones, put back those of a newer version. Raises Unavailable."""
+        """Begin readable jobs, fail unreadable ones, put back those of a newer version. Jobs of lane interactive begin
+        first: free places are theirs, and no batch job gives way for another one. Raises Unavailable."""
         newer: list[UnreadableClaim] = []
-        fresh: list[Claim] = []
-        continued: list[Claim] = []
+        chats: list[Claim] = []
+        others: list[Claim] = []
         for job in jobs:
             if isinstance(job, UnreadableClaim):
                 (newer.append if job.newer else self._target.refuse)(job)
             else:
-                (continued if job.past else fresh).append(job)
-        self._target.make_room([claim.job for claim in (*fresh, *continued)])
-        refusals = [await self._target.refusal(claim.job) for claim in fresh]
-        for claim, refusal in zip(fresh, refusals, strict=True):
-            self._target.begin(claim, NOTHING, refusal)
-        if continued:
-            newer += await self._begin_continued(continued)
+                (chats if job.job.priority is Priority.INTERACTIVE else others).append(job)
+        self._target.make_room([claim.job for claim in chats])
+        for claims in (chats, others):
+            newer += await self._begin_all(claims)
         if newer:
             log.warning("%d jobs are of a newer version and are put back, the first is %s", len(newer), newer[0].id)
             await self._lease.decline(newer)
@@ -272,6 +271,15 @@ class Claimer:
         self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S) if newer and len(newer) == len(jobs) else MIN_PAUSE_S
         if newer:
             self._newer_until[partition] = time.monotonic() + self._pause_s
+
+    async def _begin_all(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
+        """Begin jobs; returns those whose logs are of a newer version. Raises Unavailable."""
+        fresh = [claim for claim in claims if not claim.past]
+        refusals = [await self._target.refusal(claim.job) for claim in fresh]
+        for claim, refusal in zip(fresh, refusals, strict=True):
+            self._target.begin(claim, NOTHING, refusal)
+        continued = [claim for claim in claims if claim.past]
+        return await self._begin_continued(continued) if continued else []
 
     async def _begin_continued(self, claims: Sequence[Claim]) -> list[UnreadableClaim]:
         """Begin jobs that other workers had begun, reading each log once for all of them.

@@ -211,9 +211,9 @@ class Worker:
         return self._preemption.places()
 
     def make_room(self, jobs: Sequence[Job]) -> None:
-        """Preempt batch jobs, if jobs of lane interactive that begin now find the slots taken. Each job needs one place
-        at once: its other choices wait their turn."""
-        if any(job.priority is Priority.INTERACTIVE for job in jobs):
+        """Preempt batch jobs, if these jobs of lane interactive, which begin now, find the slots taken. Each job needs
+        one place at once: its other choices wait their turn."""
+        if jobs:
             self._preemption.free(self._starter.texts + len(jobs) - self._starter.stats().slots)
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sim_worker import LONG, DeafEngine, Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
 from penstock.engine import Sampling
@@ -244,3 +245,24 @@ async def test_a_claim_beyond_the_free_places_brings_the_highest_lane_alone(wire
     assert await wire.redis.exists(yielding), "a batch job wakes no worker that is full"
     await queue.put(a_job(queue, "chat", priority=Priority.INTERACTIVE))
     assert not await wire.redis.exists(yielding)
+
+
+async def test_a_job_of_lane_standard_beside_a_chat_preempts_nothing(wire: RedisClient, start: Start) -> None:
+    """One claim brings both and one slot is free: the chat has it, and the other job waits for a slot."""
+    queue = Queue(wire)
+    lines = [a_job(queue, f"line {number}", 600, priority=Priority.BATCH) for number in range(3)]
+    for job in lines:
+        await queue.put(job)
+    running = await start(replace(LONG, slots=4), WorkerSettings(drain_s=20))
+
+    async def three_run() -> bool:
+        return running.engine.stats().running == 3
+
+    await until(three_run)
+    standard, chat = a_job(queue, "standard", 5), a_job(queue, "chat", 50, priority=Priority.INTERACTIVE)
+    await queue.put_parts([standard, chat])
+    ends = [await ended(wire, job.id) for job in (standard, chat, *lines)]
+    assert [end.state for end in ends] == [JobState.COMPLETED] * 5
+    assert not [each for end in ends for each in end.attempts if each.outcome == "preempted"]
+    first = [end.terminal.generated.first for end in ends[:2] if end.terminal is not None]
+    assert first[1] < first[0], "the chat did not have the free slot"
