@@ -97,7 +97,7 @@ class Gatekeeper:
             return 0
         if self._colocation is None or slots == 0:
             return slots
-        decision = self._colocation.admit(round(self._prompt.value), self.gate.held.values())
+        decision = self._colocation.admit(round(self._prompt.value), self.gate.held.values(), self._offline())
         return slots if decision.admitted else 0
 
     def admits(self, attempt: Attempt, index: int, request_id: str) -> bool:
@@ -143,8 +143,13 @@ class Gatekeeper:
     def _decide(self, job: Job, text: HeldText) -> GateDecision:
         decision = self.gate.admit(text, self._capacity()) if self.limits_cache else ADMITTED
         if decision.admitted and job.priority is Priority.BATCH and self._colocation is not None:
-            return self._colocation.admit(text.prompt + text.generated, self.gate.held.values())
+            return self._colocation.admit(text.prompt + text.generated, self.gate.held.values(), self._offline())
         return decision
+
+    def _offline(self) -> int:
+        """How many of the texts that the engine holds are of lane batch."""
+        running = self.running
+        return sum([running[request_id][0].job.priority is Priority.BATCH for request_id in self.gate.held])
 
     def _capacity(self) -> KvCapacity:
         stats = self._engine.stats()

@@ -85,11 +85,15 @@ class PastFuture:
         capacity = KvCapacity(shape.slots, shape.kv_tokens, 0, gate.reserve.share)
         if not gate.admit(self._next[1], capacity).admitted:
             return False
-        if text.lane == Priority.BATCH and not self.colocation.admit(text.held, held).admitted:
+        if text.lane == Priority.BATCH and not self._lets_in(text, engine):
             return False
         self.colocation.begin(self._next[1], held)
         gate.held[str(id(text))] = self._next[1]
         return True
+
+    def _lets_in(self, text: ModelText, engine: ModelEngine) -> bool:
+        offline = sum([each.lane == Priority.BATCH for each in (*engine.running, *engine.waiting)])
+        return self.colocation.admit(text.held, self.gate.held.values(), offline).admitted
 
     def note(self, step: ModelStep) -> None:
         for text in step.tokens:

@@ -72,7 +72,7 @@ GATE = (
     Bug(
         "a gate that predicts only what runs",
         "The line that breaks the target is let in.",
-        (Edit("workers/gate/predictor.py", "tpot_s(texts + 1, held + prompt)", "tpot_s(texts, held)"),),
+        (Edit("workers/gate/predictor.py", "texts + 1, held + prompt", "texts, held"),),
         (PURE + "predictor.py::test_the_line_in_question_counts",),
     ),
     Bug(

@@ -224,6 +224,21 @@ def test_lines_of_a_batch_begin_only_while_a_chat_keeps_its_targets() -> None:
     assert bench.begin(late)
 
 
+def test_one_line_of_a_batch_runs_on_an_engine_that_is_too_slow_for_the_targets() -> None:
+    """Beside other texts, which never leave it idle. The next line waits until the first has ended."""
+    bench = Bench(Stats(slots=8), LatencyTargets(itl_ms=1.5))
+    others = [bench.text() for _ in range(2)]
+    for other in others:
+        assert bench.begin(other)
+        bench.give(other, 1)
+    slow_steps(bench)
+    lines = [bench.text(lane=Priority.BATCH) for _ in range(2)]
+    assert bench.keeper.batch_room(3, 0) == 3
+    assert [bench.begin(line) for line in lines] == [True, False] and bench.keeper.batch_room(3, 0) == 0
+    bench.give(lines[0], 100, "length")
+    assert bench.begin(lines[1])
+
+
 def test_without_targets_no_step_is_noted() -> None:
     bench = Bench()
     slow_steps(bench)

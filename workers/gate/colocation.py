@@ -62,13 +62,15 @@ class Colocation:
         if text.is_alone:
             self._predictor.note_first(prompt, seconds)
 
-    def admit(self, prompt: int, held: Collection[HeldText]) -> GateDecision:
-        """Decide whether a text of lane batch may begin beside those that the engine holds. `prompt`: its tokens."""
+    def admit(self, prompt: int, held: Collection[HeldText], offline: int) -> GateDecision:
+        """Decide whether a text of lane batch may begin beside those that the engine holds. `prompt`: its tokens;
+        `offline`: how many of the others are of lane batch."""
         return may_admit_offline(
             self._predictor,
             ttft_ms=self._ttft_ms,
             itl_ms=self._itl_ms,
             texts=len(held),
+            offline=offline,
             held=tokens_of(held),
             prefills=[each.prompt for each in held if not each.generated],
             prompt=prompt,

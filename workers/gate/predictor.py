@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from workers.gate.decision import ADMITTED, GateDecision
+from workers.gate.decision import ADMITTED, GateDecision, GateReason
 
 FORGETTING = 0.998
 """Weight of an observation relative to the next one: the last 500 or so count."""
@@ -100,20 +100,23 @@ def may_admit_offline(
     ttft_ms: float | None,
     itl_ms: float | None,
     texts: int,
+    offline: int,
     held: int,
-    prefills: Iterable[int],
+    prefills: Sequence[int],
     prompt: int,
     chat_prompt: int,
 ) -> GateDecision:
     """Decide whether the engine takes a text of lane batch beside the chats that it runs, or that may come.
 
-    An idle engine takes one: otherwise a target that it can never meet would keep the lane waiting for ever. Nothing is
-    refused for a latency that is not known yet.
+    Otherwise a target that cannot be met would keep the lane waiting for ever: so an idle engine takes one, and so does
+    an engine that runs none of the lane and misses the target without it. Nothing is refused for a latency that is not
+    known yet.
 
     Args:
         ttft_ms: milliseconds that a chat may wait for its first token; None: no target.
         itl_ms: milliseconds between two tokens of a chat; None: no target.
         texts: texts that the engine runs.
+        offline: how many of them are of lane batch.
         held: tokens that they hold.
         prefills: prompt tokens of each of them that has no token yet.
         prompt: tokens of the text in question.
@@ -121,10 +124,20 @@ def may_admit_offline(
     """
     if not texts:
         return ADMITTED
-    tpot = predictor.tpot_s(texts + 1, held + prompt)
-    if itl_ms is not None and tpot is not None and 1000 * tpot > itl_ms:
-        return GateDecision(False, "itl")
-    waits = [predictor.ttft_s(each) or 0.0 for each in (*prefills, prompt, chat_prompt)]
-    if ttft_ms is not None and 1000 * sum(waits) > ttft_ms:
-        return GateDecision(False, "ttft")
+    before = _tpot_ms(predictor, texts, held), _ttft_ms(predictor, (*prefills, chat_prompt))
+    behind = _tpot_ms(predictor, texts + 1, held + prompt), _ttft_ms(predictor, (*prefills, prompt, chat_prompt))
+    reasons: tuple[GateReason, GateReason] = ("itl", "ttft")
+    for reason, target, without, beside in zip(reasons, (itl_ms, ttft_ms), before, behind, strict=True):
+        if target is not None and beside > target and (offline or without <= target):
+            return GateDecision(False, reason)
     return ADMITTED
+
+
+def _tpot_ms(predictor: LatencyPredictor, texts: int, held: int) -> float:
+    """Predicted milliseconds between two tokens; 0: not known yet."""
+    return 1000 * (predictor.tpot_s(texts, held) or 0.0)
+
+
+def _ttft_ms(predictor: LatencyPredictor, prompts: Iterable[int]) -> float:
+    """Predicted milliseconds until the last of these prompts has its first token; 0: not known yet."""
+    return 1000 * sum([predictor.ttft_s(prompt) or 0.0 for prompt in prompts])

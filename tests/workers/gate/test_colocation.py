@@ -53,7 +53,8 @@ class Played:
             self.step()
 
     def admits(self, prompt: int = 200) -> tuple[bool, str]:
-        return self.colocation.admit(prompt, self.held)[:2]
+        """Beside one text of lane batch."""
+        return self.colocation.admit(prompt, self.held, 1)[:2]
 
 
 def lone(played: Played, count: int = MIN_OBSERVATIONS + 5) -> None:

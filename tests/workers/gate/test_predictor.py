@@ -77,7 +77,16 @@ def test_nothing_is_predicted_from_too_little() -> None:
 
 def admitted(predictor: LatencyPredictor, **changes: object) -> tuple[bool, str]:
     """Beside ten texts, with targets of 200 and 10 ms, as far as nothing else is said."""
-    load = {"texts": 10, "held": 5000, "prefills": (), "prompt": 100, "chat_prompt": 100, "ttft_ms": 200, "itl_ms": 10}
+    load = {
+        "texts": 10,
+        "offline": 1,
+        "held": 5000,
+        "prefills": (),
+        "prompt": 100,
+        "chat_prompt": 100,
+        "ttft_ms": 200,
+        "itl_ms": 10,
+    }
     return may_admit_offline(predictor, **load | changes)[:2]  # type: ignore[arg-type]
 
 
@@ -107,3 +116,14 @@ def test_without_a_target_or_without_knowledge_nothing_is_refused() -> None:
 def test_an_idle_engine_takes_one() -> None:
     """However slow it is, the lane does not wait for ever."""
     assert admitted(learned(Random(6)), ttft_ms=1, itl_ms=1, texts=0, held=0) == (True, "")
+
+
+def test_an_engine_that_misses_the_target_without_it_takes_one() -> None:
+    """Only one, and only where the target is missed anyway: else lane batch is what would break it."""
+    predictor = learned(Random(7), noise=0.0)
+    assert admitted(predictor, texts=100, held=8000, offline=0) == (True, "")
+    assert admitted(predictor, texts=100, held=8000, offline=1) == (False, "itl")
+    assert admitted(predictor, chat_prompt=3000, offline=0) == (True, "")
+    assert admitted(predictor, chat_prompt=3000, offline=1) == (False, "ttft")
+    assert admitted(predictor, prompt=3000, offline=0) == (False, "ttft")
+    assert admitted(predictor, texts=100, held=8000, prompt=3000, offline=0) == (False, "ttft")
