@@ -45,6 +45,9 @@ OUTPUT_UNITS = 2
 TOKEN_MS = 10
 """Estimate of the time of one token, for the latest start of a job with a deadline."""
 
+MAX_DROPPED = 256
+"""Jobs whose time is over that one claim ends: then it answers, so that the store serves others before the next one."""
+
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
@@ -198,6 +201,6 @@ def lua_constants() -> str:
     """The constants of the rule for the scripts."""
     boosts = ", ".join(str(BOOST_MS.get(priority, "false")) for priority in Priority)
     patience = ", ".join(f"{priority} = {PATIENCE_MS[priority]}" for priority in Priority)
-    numbers = {"FLOOR": FLOOR, "OUTPUT_UNITS": OUTPUT_UNITS, "COUNTER_SCALE": COUNTER_SCALE}
+    numbers = {"FLOOR": FLOOR, "OUTPUT_UNITS": OUTPUT_UNITS, "COUNTER_SCALE": COUNTER_SCALE, "MAX_DROPPED": MAX_DROPPED}
     tables = f"local BOOST_MS = {{{boosts}}}\nlocal PATIENCE_MS = {{{patience}}}\n"
     return tables + "".join(f"local {name} = {each}\n" for name, each in numbers.items())

@@ -8,7 +8,7 @@
 --                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at, number of its run}...}
 local c = {
   worker = ARGV[1], model = ARGV[2], want = tonumber(ARGV[3]), alone = ARGV[5] == '1', number = tonumber(ARGV[7]),
-  begun = 0, taken = {}, lanes = {}, chosen = {}, commit = commit_choices
+  begun = 0, taken = {}, lanes = {}, chosen = {}, dropped = 0, commit = commit_choices
 }
 local worker, model, want, lease = c.worker, c.model, c.want, tonumber(ARGV[4])
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame', 'name')
@@ -35,7 +35,7 @@ end
 local function take_suspects()
   for i = 2, #requeue_streams, 2 do
     local more = true
-    while more and c.begun < want do
+    while more and c.begun < want and c.dropped < MAX_DROPPED do
       local _
       _, more = take_requeued(c, requeue_streams[i])
     end
@@ -53,6 +53,7 @@ for first = 1, #c.taken, 1000 do
   redis.call('SADD', claims_key(worker), unpack(c.taken, first, math.min(first + 999, #c.taken)))
 end
 if not ran then error(problem, 0) end
+if c.dropped >= MAX_DROPPED then notify_worker(worker, {'w'}) end
 if c.begun < want and c.free < want and not must_run then
   redis.call('ZADD', yielding_key(model), c.now, worker)
   redis.call('EXPIRE', yielding_key(model), YIELDING_EXPIRY_S)

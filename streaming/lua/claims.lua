@@ -2,7 +2,8 @@
 --
 -- The functions share the state `c` of one call of `claim`: its arguments, `now`, `out` (the answer), `begun` (jobs in it),
 -- `taken` (ids of entries that are this worker's: it releases those of jobs that it does not know), `lanes` (those in which
--- jobs wait), `chosen`, `credits`, and `commit`, which is commit_choices.
+-- jobs wait), `chosen`, `credits`, `dropped` (entries without a job to claim, such as one that expired), and `commit`,
+-- which is commit_choices.
 
 -- Whether a waiting job is queued at another lane and entry than the one that is being claimed.
 local function is_queued_elsewhere(id, lane, entry)
@@ -85,7 +86,7 @@ local function take_requeued(c, stream)
   c.taken[place] = fields[2]
   local claimed = attempt_step(c, check_job, stream, item[1], fields[2])
   if claimed and not attempt_step(c, begin_job, stream, item[1], fields[2], claimed) then claimed = nil end
-  if not claimed then c.taken[place] = nil end
+  if not claimed then c.taken[place], c.dropped = nil, c.dropped + 1 end
   return claimed, true
 end
 
@@ -157,9 +158,9 @@ local function read_members(c, lane, line)
 end
 
 -- The next job of the tenant that got least, cached until the lane changes; nil if no new job waits. An entry that leads
--- to no job to claim is dropped.
+-- to no job to claim is dropped; also nil once the call has dropped enough.
 local function fairest_job(c, lane)
-  while not lane.fairest and not lane.empty do
+  while not lane.fairest and not lane.empty and c.dropped < MAX_DROPPED do
     local line = lane.lines and lane.lines[1]
     if line then
       read_members(c, lane, line)
@@ -169,6 +170,7 @@ local function fairest_job(c, lane)
         job.stream, job.tenant, job.member, lane.fairest = lane.stream, line.tenant, member, job
       else
         commit_choices(c)
+        c.dropped = c.dropped + 1
         if entry then leave_line(c.model, lane.priority, line.tenant, entry, id) end
         if not entry then retire_tenant(c.model, lane.priority, line.tenant) end -- its line was lost with the data
       end
@@ -259,7 +261,7 @@ local function claim_next(c)
       lane = each
     end
   end
-  if not lane then return false end
+  if not lane or c.dropped >= MAX_DROPPED then return false end
   local claimed = nil
   if lane.requeued > 0 then
     local more

@@ -9,6 +9,7 @@ from typing import Any
 from streaming.jobs.work import Cost
 from streaming.keys import partition_key
 from streaming.order import (
+    MAX_DROPPED,
     PATIENCE_MS,
     LaneQueue,
     Pick,
@@ -118,17 +119,18 @@ class OrderModel:
     def claim(
         self, now_ms: int, want: int, spare: int | None, expired: Callable[[str], bool] = lambda _: False
     ) -> tuple[list[str], list[str]]:
-        """The jobs that a worker gets, in order, and those that end on the way because their time is over."""
+        """The jobs that a worker gets, in order, and those that end on the way because their time is over: the claim
+        stops behind the last of MAX_DROPPED."""
         taken: list[str] = []
         ended: list[str] = []
         lowest = list(Priority)[-1]
-        while len(taken) < want:
+        while len(taken) < want and len(ended) < MAX_DROPPED:
             batch = sum(self.jobs[job_id].lane is lowest for job_id in taken)
             closed = {lowest} if spare is not None and batch >= spare else set[Priority]()
             self._drop_expired(now_ms, closed, expired, ended)
             snapshot = {name: lane.queue() for name, lane in self.lanes.items() if name not in closed}
             pick = next_job(snapshot, now_ms)
-            if pick is None:
+            if pick is None or len(ended) >= MAX_DROPPED:
                 break
             job_id, lane = pick.job.id, self.lanes[pick.lane]
             if expired(job_id):
@@ -151,7 +153,7 @@ class OrderModel:
         """The claim looks at the next job of the highest lane, and of each lower one that has credit."""
         first = True
         for name, lane in self.lanes.items():
-            while name not in closed and (queue := lane.queue()):
+            while name not in closed and (queue := lane.queue()) and len(ended) < MAX_DROPPED:
                 looked = (lane.credit > 0 or not queue.waiting) if not first else not queue.requeued
                 job = queue.fairest if queue.waiting else None
                 if looked and job is not None and expired(job.id):

@@ -22,8 +22,8 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.jobs.work import cost_of
-from streaming.keys import partition_key
-from streaming.order import OUTPUT_UNITS
+from streaming.keys import channel, partition_key
+from streaming.order import MAX_DROPPED, OUTPUT_UNITS
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -117,6 +117,31 @@ async def test_a_job_costs_what_it_generated(wire: RedisClient) -> None:
         got[claim.job.tenant] += 1
         await finish(lease, claim, 5)
     assert abs(got["vague"] - got["exact"]) <= 2
+
+
+async def test_a_claim_ends_a_bounded_number_of_jobs_that_expired(wire: RedisClient) -> None:
+    """Then it answers, and wakes its worker to go on; no lower lane goes first meanwhile. The next claims get the job
+    behind the expired ones."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    count = 2 * MAX_DROPPED + 88
+    expired = await put(queue, *[job_of("t", deadline_ms=3_600_000) for _ in range(count)])
+    (last,) = await put(queue, job_of("t"))
+    (lower,) = await put(queue, job_of("t", priority=Priority.BATCH))
+    pipeline: Any = wire.redis.pipeline(transaction=False)
+    for job_id in expired:
+        pipeline.hset(partition_key(0, "job", job_id), "deadline", 1)
+    await pipeline.execute()
+    arrivals, left = partition_key(0, "arrivals", MODEL, STANDARD), list[int]()
+    async with wire.redis.pubsub() as woken:
+        await woken.subscribe(channel("worker", lease.id))
+        for _ in range(2):
+            assert await claimed(lease, 2) == []
+            left.append(await wire.redis.zcard(arrivals))
+            while (message := await woken.get_message(timeout=10)) and message["type"] != "message":
+                pass
+            assert message is not None
+    assert left == [count + 1 - MAX_DROPPED, count + 1 - 2 * MAX_DROPPED]
+    assert [claim.job.id for claim in await claimed(lease, 2)] == [last, lower]
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
