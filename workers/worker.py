@@ -320,7 +320,8 @@ class Worker:
             attempt.deadline.cancel()
         end = attempt.terminal(self.lease.id, attempt.stamps.generated(self._clock, attempt.partition))
         self._recorder.ended(attempt, end)
-        finish = Finish(end, attempt.number, not attempt.job.stream)
+        prompt = attempt.job.sampling.n * end.usage.prompt
+        finish = Finish(end, attempt.number, not attempt.job.stream, prompt=prompt)
         self._writers[attempt.partition].finish(finish)
 
     def _on_written(self, finishes: Sequence[Finish]) -> None:

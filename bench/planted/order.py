@@ -53,8 +53,26 @@ BUGS = (
     Bug(
         "a job that costs what it might have",
         "A tenant that does not say how long its answers may be gets a fraction of its turns.",
-        (lua("finish", "  charge_output(model, priority, s[12] or '', s[14], tonumber(ARGV[9]))\n", ""),),
+        (
+            lua(
+                "finish",
+                "  charge_rest(model, priority, s[12] or '', s[14], tonumber(ARGV[9]), tonumber(ARGV[10]))\n",
+                "",
+            ),
+        ),
         (ORDER + "a_job_costs_what_it_generated", STATEFUL),
+    ),
+    Bug(
+        "a prompt that costs its characters",
+        "A tenant whose texts have more tokens than their characters suggest gets more than its share.",
+        (lua("index", "counted > 0 and counted or prompt", "prompt"),),
+        (ORDER + "a_prompt_costs_what_the_engine_counted", STATEFUL),
+    ),
+    Bug(
+        "a claim that ends jobs without an end",
+        "One claim holds the store until all expired jobs have ended.",
+        (lua("claims", "not lane.empty and c.dropped < MAX_DROPPED do", "not lane.empty do"),),
+        (ORDER + "a_claim_ends_a_bounded_number_of_jobs_that_expired",),
     ),
     Bug(
         "a floor without a price",

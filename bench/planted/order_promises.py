@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.planted.bug import Bug, Edit, lua
 
 LIMITS = "tests/api/waits/test_limits.py::test_"
+SAMPLER = "tests/api/waits/test_sampler.py::test_"
 CALIBRATION = "tests/api/waits/test_calibration.py::test_"
 STANDING = "tests/api/test_own_standing.py::test_"
 TRTLLM = "tests/workers/engines/trtllm/test_engine.py::test_"
@@ -25,8 +26,14 @@ PROMISES = (
     Bug(
         "the estimate itself refuses",
         "A request that half of its kind would have met is refused: the middle of the band decides, not its low end.",
-        (Edit("api/waits/limits.py", "and wait.low_ms > limit.ms", "and wait.eta_ms > limit.ms"),),
+        (Edit("api/waits/limits.py", "return wait.low_ms > limit.ms", "return wait.eta_ms > limit.ms"),),
         (LIMITS + "a_limit_inside_the_band_is_accepted",),
+    ),
+    Bug(
+        "jobs that expire say nothing",
+        "A limit that no job has met lately is accepted again and again, and each such job expires.",
+        (Edit("api/waits/sampler.py", "record.state is JobState.EXPIRED or (", "("),),
+        (SAMPLER + "jobs_that_expire_teach_that_a_limit_cannot_be_met",),
     ),
     Bug(
         "the plan alone refuses",

@@ -35,9 +35,15 @@ QUEUE = (
         (PROTOCOL + "a_full_lane_refuses_and_keeps_what_it_has",),
     ),
     Bug(
+        "a lane that one tenant fills",
+        "The first job of every other tenant is refused.",
+        (lua("put", "math.ceil(limit / 10)", "0"),),
+        (PROTOCOL + "a_lane_that_one_tenant_fills_takes_a_job_of_each_other_one",),
+    ),
+    Bug(
         "an unbounded lane",
         "Admission never ends, and the store fills up.",
-        (lua("put", "if waiting >= limit then return {'full', waiting} end\n", ""),),
+        (lua("put", "if waiting >= limit and (own > 0 or", "if false and (own > 0 or"),),
         (PROTOCOL + "a_full_lane_refuses_and_keeps_what_it_has",),
     ),
     Bug(

@@ -112,6 +112,8 @@ class Finish(msgspec.Struct, frozen=True):
     """Publish the rows with it: the reader has not received them as deltas."""
     dead: str = ""
     """Reason for a dead letter; "" for none."""
+    prompt: int = 0
+    """Tokens of the prompts by the engine, once for each choice; 0: not known."""
 
 
 class Lease:
@@ -201,7 +203,18 @@ class Lease:
         end = finish.terminal
         summary, whole = encode(without_rows(end)), "1" if finish.with_rows else ""
         generated = end.usage.completion
-        args = (self.id, end.job, finish.number, end.state, encode(end), summary, whole, finish.dead, generated)
+        args = (
+            self.id,
+            end.job,
+            finish.number,
+            end.state,
+            encode(end),
+            summary,
+            whole,
+            finish.dead,
+            generated,
+            finish.prompt,
+        )
         return ("finish", partition_of(end.job) or 0, args)
 
     def checkpoint_call(self, partition: int, job_id: str, number: int, frame: int) -> Call:

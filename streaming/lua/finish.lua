@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- Ends a job: writes its terminal record and acknowledges its lane entry; only the worker that holds it may.
 -- ARGV: worker, id, run, state, record, the same without its rows, '1' if readers are sent the record and not that,
---       reason for a dead letter | '', tokens that the job has generated
+--       reason for a dead letter | '', tokens that the job has generated, tokens of its prompt, once for each choice (0:
+--       not known)
 -- Returns: 'fenced' | 0 (ended already, or not this run's, or its record is malformed: then it has failed) | 1
 -- Raise if a reader could not decode the numbers or the runs of a record: it would then report another end than this one.
 local function check_readable(s)
@@ -29,7 +30,7 @@ return run_or_fail(id, worker, function()
   count_ended_job(s[12], s[13], retention_s(s[7]), now, #record + #summary)
   ack_and_delete(s[4], s[5])
   add_reserved_bytes(model, priority, s[10], -1)
-  charge_output(model, priority, s[12] or '', s[14], tonumber(ARGV[9]))
+  charge_rest(model, priority, s[12] or '', s[14], tonumber(ARGV[9]), tonumber(ARGV[10]))
   if s[11] ~= '1' then release_logs(id, s[15]) end
   buffer_write(buffered_releases, worker, id)
   redis.call('EXPIRE', job, retention_s(s[7]))

@@ -86,10 +86,12 @@ local function charge_of(prompt, output, weight)
   return math.ceil(COUNTER_SCALE * units_of(prompt, output) / weight)
 end
 
--- Charge a job's tenant for what the job has generated; its claim has charged the prompt alone.
-local function charge_output(model, priority, tenant, order, generated)
+-- Charge a job's tenant for what the job has generated, and for its prompt as far as the claim has not: `counted` are its
+-- tokens by the engine (0: not known), and the claim charged an estimate. A counter never falls, so an estimate that was too
+-- high is given back only by charging less for the output.
+local function charge_rest(model, priority, tenant, order, generated, counted)
   local prompt, _, weight = parse_order(order)
-  local change = charge_of(prompt, generated, weight) - charge_of(prompt, 0, weight)
+  local change = charge_of(counted > 0 and counted or prompt, generated, weight) - charge_of(prompt, 0, weight)
   if change <= 0 or redis.call('ZADD', tenants_key(model, priority), 'XX', 'INCR', change, tenant) then return end
   local least = redis.call('ZRANGE', tenants_key(model, priority), 0, 0, 'WITHSCORES')
   local known = redis.call('ZMSCORE', served_key(model, priority), '', tenant)

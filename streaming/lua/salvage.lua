@@ -14,6 +14,6 @@ if s[5] and (s[6] or '') ~= '' then
 end
 local model, priority = parse_lane(s[7])
 local generated = parse_number(ARGV[6])
-if model and generated then charge_output(model, priority, s[5] or '', s[8], generated) end
+if model and generated then charge_rest(model, priority, s[5] or '', s[8], generated, 0) end
 release_logs(id, runs)
 return 1

@@ -104,12 +104,14 @@ class OrderModel:
         lane, number = self.lanes[job.lane], tuple(map(int, entry.split("-")))
         lane.requeued[job_id] = (number, RequeuedJob(job_id, job.cost.units))
 
-    def finish(self, job_id: str, generated: int) -> None:
-        """The job has ended after a worker had begun it: its output is charged."""
+    def finish(self, job_id: str, generated: int, prompt: int = 0) -> None:
+        """The job has ended after a worker had begun it: its output is charged, and what its prompt was longer than
+        estimated. `prompt`: its tokens, 0 if not known."""
         job = self.jobs[job_id]
         lane, tenant = self.lanes[job.lane], job.tenant
-        change = charge(units(job.cost.prompt, generated), job.weight) - charge(units(job.cost.prompt, 0), job.weight)
-        if change == 0:
+        known = charge(units(prompt or job.cost.prompt, generated), job.weight)
+        change = known - charge(units(job.cost.prompt, 0), job.weight)
+        if change <= 0:
             return
         if tenant in lane.counters:
             lane.counters[tenant] += change

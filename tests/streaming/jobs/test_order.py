@@ -60,9 +60,9 @@ async def claimed(lease: Lease, want: int, partition: int = 0) -> list[Claim]:
     return [claim for claim in (await lease.claim(partition, want)).jobs if isinstance(claim, Claim)]
 
 
-async def finish(lease: Lease, claim: Claim, generated: int) -> None:
-    end = Terminal(claim.job.id, "completed", 0, ("stop",), usage=Usage(0, generated))  # type: ignore[arg-type]
-    await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+async def finish(lease: Lease, claim: Claim, generated: int, prompt: int = 0) -> None:
+    end = Terminal(claim.job.id, "completed", 0, ("stop",), usage=Usage(prompt, generated))  # type: ignore[arg-type]
+    await lease.calls([lease.finish_call(Finish(end, claim.number, True, prompt=prompt))])
 
 
 def tenants_of(claims: Sequence[Claim]) -> list[str]:
@@ -117,6 +117,22 @@ async def test_a_job_costs_what_it_generated(wire: RedisClient) -> None:
         got[claim.job.tenant] += 1
         await finish(lease, claim, 5)
     assert abs(got["vague"] - got["exact"]) <= 2
+
+
+async def test_a_prompt_costs_what_the_engine_counted(wire: RedisClient) -> None:
+    """Texts have more or fewer tokens than their characters suggest: tenants get the same tokens all the same. A
+    prompt that was estimated too long is given back only by charging less for the answer: no counter falls."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    await put(queue, *[job_of(tenant, prompt=100) for _ in range(100) for tenant in ("dense", "plain", "sparse")])
+    counted, tokens, turns = {"dense": 400, "plain": 100, "sparse": 50}, Counter[str](), Counter[str]()
+    for _ in range(120):
+        (claim,) = await claimed(lease, 1)
+        tenant = claim.job.tenant
+        tokens[tenant] += counted[tenant]
+        turns[tenant] += 1
+        await finish(lease, claim, 0, counted[tenant])
+    assert abs(tokens["dense"] - tokens["plain"]) <= 2 * counted["dense"]
+    assert abs(turns["sparse"] - turns["plain"]) <= 1, "without an answer there is nothing to give back"
 
 
 async def test_a_claim_ends_a_bounded_number_of_jobs_that_expired(wire: RedisClient) -> None:

@@ -148,15 +148,15 @@ class OrderMachine(RuleBasedStateMachine):
         self.model.picks.clear()
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), share=st.sampled_from([0.0, 0.1, 1.0]))
-    def finish(self, data: st.DataObject, share: float) -> None:
-        """A job has generated less than it might have, or all of it."""
+    @rule(data=st.data(), share=st.sampled_from([0.0, 0.1, 1.0]), prompt=st.sampled_from([0, 1, 700]))
+    def finish(self, data: st.DataObject, share: float, prompt: int) -> None:
+        """A job has generated less than it might have, or all of it; its prompt was not of the estimated size."""
         job_id = data.draw(st.sampled_from(list(self.held)))
         claim = self.held.pop(job_id)
         generated = int(cost_of(claim.job).output * share)
-        end = Terminal(job_id, JobState.COMPLETED, 0, ("stop",), usage=Usage(1, generated))
-        self.run(self.lease.calls([self.lease.finish_call(Finish(end, claim.number, True))]))
-        self.model.finish(job_id, generated)
+        end = Terminal(job_id, JobState.COMPLETED, 0, ("stop",), usage=Usage(prompt, generated))
+        self.run(self.lease.calls([self.lease.finish_call(Finish(end, claim.number, True, prompt=prompt))]))
+        self.model.finish(job_id, generated, prompt)
         self.overdue.discard(job_id)
 
     @precondition(lambda self: self.held)
