@@ -121,6 +121,8 @@ class Attempt:
         """Open choices that were not submitted to the engine yet."""
         self.share = 1
         """How many of its choices may be in the engine at a time."""
+        self.ahead: frozenset[str] = frozenset()
+        """What the engine ran when the job began to wait at the gate, by request id."""
         self.last_start = 0
         """Sequence number, among all texts of the worker, of the choice that was submitted last; 0: none was."""
 

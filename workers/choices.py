@@ -87,6 +87,20 @@ class ChoiceStarter:
         """How many jobs to claim."""
         return self.gate.room(self._held_back(batch=False))
 
+    def chat_room(self) -> int:
+        """How many jobs of lane interactive to claim while a job of lane standard waits at the gate.
+
+        They may overtake it until all that ran when it began to wait has ended: without them it would have begun by
+        then. Afterwards none is claimed until it begins.
+        """
+        held = [each for each in self.waiting.values() if not each.last_start]
+        standard = [each for each in held if each.job.priority is Priority.STANDARD]
+        if not standard or any(each.job.priority is Priority.INTERACTIVE for each in held):
+            return 0
+        if any(each.ahead.isdisjoint(self.running) for each in standard):
+            return 0
+        return self.gate.chat_room()
+
     def batch_room(self) -> int | None:
         """How many jobs of lane batch to claim at most; None: any number."""
         free = room_for_batch(self.stats().slots, self.reserved, self.batch_texts)
@@ -119,7 +133,7 @@ class ChoiceStarter:
             if self.waiting:
                 self._note_overtaking(attempt.job.priority)
         if attempt.waits:
-            attempt.share = self._share(attempt.job)
+            attempt.share, attempt.ahead = self._share(attempt.job), frozenset(self.running)
             self.waiting[attempt.job.id] = attempt
             asyncio.get_running_loop().call_soon(self.start_waiting)
 

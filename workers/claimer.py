@@ -339,7 +339,7 @@ class Claimer:
         free = self._starter.room()
         self.is_full = free <= 0
         free = max(0, free)
-        return free + (0 if self._suspects else self._target.places()), free
+        return free + (0 if self._suspects else self._starter.chat_room() + self._target.places()), free
 
     def _leaves_newer(self, partition: int) -> bool:
         return time.monotonic() < self._newer_until.get(partition, -math.inf)

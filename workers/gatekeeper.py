@@ -80,11 +80,20 @@ class Gatekeeper:
             return free + prefetch - held_back
         if held_back:
             return 0
+        return min(self._fitting(self._lane, free) + prefetch, MAX_CLAIM)
+
+    def chat_room(self) -> int:
+        """How many jobs of lane interactive to claim while one of a lower lane waits at the gate: at least one if a
+        slot is free, for chats may be smaller than the usual text."""
+        free = self._engine.stats().slots - len(self.running)
+        return max(1, self._fitting(Priority.INTERACTIVE, free)) if self.limits_cache and free > 0 else 0
+
+    def _fitting(self, lane: str, free: int) -> int:
+        """How many texts of the usual size the engine takes now, at most MAX_CLAIM. `free`: slots."""
         self._sync()
         limit = round(self._limit.value) or answer_tokens(None, self._card)
-        typical = self.gate.text(self._lane, "", round(self._prompt.value), limit)
-        fitting = self.gate.fitting(typical, self._capacity(), max(0, min(free, MAX_CLAIM)))
-        return min(fitting + prefetch, MAX_CLAIM)
+        typical = self.gate.text(lane, "", round(self._prompt.value), limit)
+        return self.gate.fitting(typical, self._capacity(), max(0, min(free, MAX_CLAIM)))
 
     def batch_room(self, slots: int | None, held_back: int) -> int | None:
         """How many jobs of lane batch to claim; None: any number.

@@ -228,6 +228,9 @@ class Hands:
     def batch_room(self) -> None:
         return None
 
+    def chat_room(self) -> int:
+        return 0
+
     def places(self) -> int:
         return 0
 

@@ -242,3 +242,41 @@ async def test_a_chat_that_does_not_fit_anyway_preempts_nothing(wire: RedisClien
     records = [await ended(wire, job.id) for job in (*lines, chat)]
     assert [each.state for each in records] == [JobState.COMPLETED] * 4
     assert not [each for record in records for each in record.attempts if each.outcome == "preempted"]
+
+
+async def test_chats_that_fit_overtake_a_large_job_of_lane_standard(wire: RedisClient, start: Start) -> None:
+    """It waits at the gate; a chat is claimed all the same, begins and ends before it."""
+    queue = Queue(wire)
+    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=0))
+    long, large = a_job(queue, "long", 300), a_job(queue, "large", 200)
+    await queue.put(long)
+    await until(lambda: _runs(running, 1))
+    await queue.put(large)
+    await until(lambda: _holds(running, 2))
+    chat = a_job(queue, "chat", 5, priority=Priority.INTERACTIVE)
+    await queue.put(chat)
+    assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+    assert await _runs(running, 1) and await _holds(running, 2), "the others were over"
+
+
+async def test_a_job_at_the_gate_is_overtaken_only_while_what_ran_before_it_runs(
+    wire: RedisClient, start: Start
+) -> None:
+    """The first chat keeps it out for longer; the second, which would fit, begins behind it."""
+    queue = Queue(wire)
+    running = await start(msgspec.structs.replace(FULL, step_ms=20), WorkerSettings(drain_s=5))
+    short, large = a_job(queue, "x" * 720, 40), a_job(queue, "x" * 600, 60)
+    first, second = (a_job(queue, text, tokens, priority=Priority.INTERACTIVE)
+                     for text, tokens in (("x" * 360, 200), ("chat", 5)))  # fmt: skip
+    await queue.put(short)
+    await until(lambda: _runs(running, 1))
+    await queue.put(large)
+    await until(lambda: _holds(running, 2))
+    await queue.put(first)
+    await until(lambda: _runs(running, 2))
+    await ended(wire, short.id)
+    assert await _runs(running, 1), "the large job did not wait for the chat"
+    await queue.put(second)
+    ends = [(await ended(wire, job.id)).terminal for job in (first, large, second)]
+    released = [end.generated.released for end in ends if end is not None and end.generated is not None]
+    assert len(released) == 3 and released == sorted(released)
