@@ -27,6 +27,7 @@ QUICK_LEVELS = (1, 64, 256)
 QUICK_SYSTEMS = ("floor", "penstock", "plain", "litellm", "router", "dynamo")
 RIVALS = ("floor", "penstock", "router", "dynamo")
 KNOWN = ", ".join(system.name for system in systems())
+IN_FRONT = ("floor", "penstock", "penstock-upstream", "router", "dynamo", "litellm")
 BURST_SYSTEMS = ("floor", "penstock", "plain", "router", "dynamo")
 
 
@@ -37,12 +38,18 @@ def _run(run: ProgramRun) -> int:
     names = args.systems or (QUICK_SYSTEMS if args.quick else ())
     program.check_names("system", names, [system.name for system in systems()])
     found = chosen(names)
-    if args.all or not (args.rivals or args.burst or args.idle):
+    if args.all or not (args.rivals or args.upstream or args.burst or args.idle):
         told = sweep.compare(sweep.NAME, found, options, run.command, run.console)
         run.tell(told, args.out / told.file, None if args.quick else sweep.draw)
     if args.all or args.rivals:
         few = [system for system in found if args.systems or system.name in RIVALS]
         told = sweep.compare(sweep.RIVALS, few, _of_rivals(args, options), run.command, run.console)
+        run.tell(told, args.out / told.file)
+    if args.all or args.upstream:
+        few = [system for system in found if args.systems or system.name in IN_FRONT]
+        lowest_and_highest = tuple(sorted({options.levels[0], options.levels[-1]}))
+        alike = replace(_of_rivals(args, options), levels=lowest_and_highest)
+        told = sweep.compare(sweep.IN_FRONT, few, alike, run.command, run.console)
         run.tell(told, args.out / told.file)
     if args.all or args.burst:
         few = [system for system in found if args.systems or system.name in BURST_SYSTEMS]
@@ -57,9 +64,10 @@ def _run(run: ProgramRun) -> int:
 def _compare(run: ProgramRun) -> int:
     """1 if a bound is missed."""
     args = run.args
-    if args.systems or args.all or args.rivals or args.burst or args.idle:
+    if args.systems or args.all or args.rivals or args.upstream or args.burst or args.idle:
         raise WrongArguments(
-            "--base compares two trees and nothing else: leave out --systems, --rivals, --burst, --idle, --all"
+            "--base compares two trees and nothing else: leave out --systems, --rivals, --upstream, --burst, --idle and "
+            "--all"
         )
     if args.rounds and args.rounds < base.MIN_ROUNDS and not args.quick:
         raise WrongArguments(
@@ -124,9 +132,10 @@ main = BenchProgram("penstock bench gateway", __doc__, _run, Died, LoadFailed, O
     Option("--prefill-ms", type=float, default=25.0, help="of the simulated engine (default 25)"),
     Option("--limit", type=float, help="seconds in which a measurement may begin requests (default 60)"),
     Option("--rivals", action="store_true", help="floor, Penstock, router and Dynamo at the highest c, in nine rounds"),
+    Option("--upstream", action="store_true", help="the same at the lowest and highest c, also in front of a server"),
     Option("--burst", action="store_true", help="64 requests at once, 5 ms steps: only their TTFT"),
     Option("--idle", type=count, metavar="N", help="N open streams that wait: only their memory and CPU"),
-    Option("--all", action="store_true", help="the sweep, the rivals, the burst and 10,000 idle streams"),
+    Option("--all", action="store_true", help="the sweep, the rivals, upstream, the burst and 10,000 idle streams"),
     Option("--base", metavar="REF", help="this tree against that of a git commit, in nine rounds: CPU per token"),
     Option("--bound", type=float, help="of --base: the most this/base may be (the goal gateway.base)"),
     Option("--out", type=Path, default=report.RESULTS, help="folder of the JSON files"),

@@ -25,6 +25,7 @@ class Tap:
     """Requests in, pieces out to whoever asked."""
 
     def __init__(self, settings: SimSettings) -> None:
+        self.slots = settings.slots
         self._engine = SimEngine(MODEL, settings)
         self._takers: dict[str, Taker] = {}
         self._count = 0

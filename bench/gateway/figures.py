@@ -30,8 +30,10 @@ OF_ROUNDS = "_of_rounds"
 """Behind a figure's key: the same in each round alone."""
 
 FLOOR, PENSTOCK, ROUTER, DYNAMO, PLAIN = "floor", "penstock", "router", "dynamo", "plain"
-ALWAYS = "penstock-d2"
+ALWAYS, UPSTREAM = "penstock-d2", "penstock-upstream"
 """Systems the goals speak of."""
+ENGINE = "engine"
+"""The process that other gateways, and Penstock's engine `upstream`, forward to."""
 SYNC_LEVELS = (16, 64, 256)
 """Concurrency at which the cost of fsync always decides whether it is the default."""
 
@@ -66,6 +68,7 @@ def _row(at: tuple[str, int], rounds: Sequence[StreamReading]) -> Row:
         "tokens_per_s": mid(lambda reading: reading.tokens_per_s),
         "cpu_us_per_token": mid(lambda reading: reading.cpu_us_per_token),
         "cpu_us_per_token" + OF_ROUNDS: [reading.cpu_us_per_token for reading in rounds],
+        "own_us_per_token" + OF_ROUNDS: [_own(reading) for reading in rounds],
         "cpu_ms_per_request": mid(lambda reading: reading.cpu_ms_per_request),
         "memory_mib": mid(lambda reading: sum(reading.memory.values())),
         "parts": _parts(rounds),
@@ -83,6 +86,12 @@ def _row(at: tuple[str, int], rounds: Sequence[StreamReading]) -> Row:
             "e2e_ms": median(reading.e2e.mean for reading in answered),
         }
     return row
+
+
+def _own(reading: StreamReading) -> float | None:
+    """CPU us per token of all processes but the engine server."""
+    spent = sum(cpu for name, cpu in reading.cpu.items() if name != ENGINE)
+    return 1e6 * spent / reading.tokens if reading.tokens else None
 
 
 def _parts(rounds: Sequence[StreamReading]) -> str:
@@ -144,6 +153,33 @@ class Goals:
                     ratios.append(self._compared(what, over, DYNAMO, level, key, goal))
         return ratios
 
+    def of_upstream(self) -> list[Ratio]:
+        """What it costs to stand in front of a server that runs already. The goals are for the highest level."""
+        ratios = self._forwarding() if {PENSTOCK, UPSTREAM, ROUTER} <= set(self._asked) else []
+        for level in self._levels if FLOOR in self._asked else ():
+            for name in (PENSTOCK, UPSTREAM, ROUTER):
+                if name in self._asked:
+                    what = f"c={level}: TTFT p50 of {name} - the engine server's own, ms"
+                    goal = "gateway.upstream_ttft" if (name, level) == (UPSTREAM, self._levels[-1]) else None
+                    ratios.append(self._compared(what, _less, FLOOR, level, "ttft_p50_ms", goal, ours=name))
+        return [*ratios, Ratio.none("Penstock's errors in front of the engine server", self._errors(UPSTREAM))]
+
+    def _forwarding(self) -> list[Ratio]:
+        """CPU of all processes but the engine server, against the whole path with the engine in its worker and a
+        router's own share."""
+        ratios = []
+        for level in self._levels:
+            each = (self._of_rounds(name, level, "own_us_per_token") for name in (UPSTREAM, PENSTOCK, ROUTER))
+            rounds = tuple(
+                ours / (inside + router)
+                for ours, inside, router in zip(*each, strict=False)
+                if ours is not None and inside is not None and router is not None
+            )
+            what = f"c={level}: CPU per token without the engine server, {UPSTREAM} / ({PENSTOCK} + {ROUTER})"
+            goal = "gateway.upstream_cpu" if level == self._levels[-1] else None
+            ratios.append(Ratio.held(goal, what, median(rounds) if rounds else None, rounds=rounds))
+        return ratios
+
     def _against_router(self, level: int) -> list[Ratio]:
         """The goal is for the highest level; the others show where the router is the cheaper one."""
         goal = "gateway.router_cpu" if level == self._levels[-1] else None
@@ -168,7 +204,7 @@ class Goals:
     ) -> Ratio:
         """Penstock's figure against another's: the median of the rounds, in each of which both ran within minutes, for
         what else the machine does changes from round to round; of the medians where a round lacks one of them."""
-        mine, theirs = (self._rows.get((name, level), {}).get(key + OF_ROUNDS, []) for name in (ours, other))
+        mine, theirs = (self._of_rounds(name, level, key) for name in (ours, other))
         rounds = [how(each, its) for each, its in zip(mine, theirs, strict=True)] if len(mine) == len(theirs) else []
         known = tuple(value for value in rounds if value is not None)
         value = median(known) if known else how(self._at(ours, level, key), self._at(other, level, key))
@@ -205,9 +241,13 @@ class Goals:
                 ratios.append(Ratio.held(goal, what, value))
         return ratios
 
-    def _errors(self) -> float | None:
-        counts = [row["errors"] for (name, _), row in self._rows.items() if name == PENSTOCK]
+    def _errors(self, system: str = PENSTOCK) -> float | None:
+        counts = [row["errors"] for (name, _), row in self._rows.items() if name == system]
         return float(sum(counts)) if counts else None
+
+    def _of_rounds(self, system: str, level: int, key: str) -> list[float | None]:
+        """A figure in each round; empty if the system was not measured."""
+        return list(self._rows.get((system, level), {}).get(key + OF_ROUNDS, []))
 
     def _at(self, system: str, level: int, key: str) -> float | None:
         value = self._rows.get((system, level), {}).get(key)

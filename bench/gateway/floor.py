@@ -1,7 +1,8 @@
 """`python -m bench.gateway.floor PORT SETTINGS`: the engine behind a bare socket server that speaks just enough HTTP.
 
 No gateway can be cheaper: a token is one string put between two constants and one write. It checks nothing, keeps
-nothing and answers one request at a time per connection. LiteLLM and the SGLang router use it as their engine server.
+nothing and answers one request at a time per connection. LiteLLM, the SGLang router and Penstock's engine `upstream`
+use it as their engine server.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ PAGES = {
     b"/get_server_info": {"model_path": MODEL, "served_model_name": MODEL},
     b"/server_info": {"model_path": MODEL, "served_model_name": MODEL},
 }
-"""What routers ask an engine server for; every other GET is answered with {}."""
+"""What routers ask an engine server for; every other GET but LOADS is answered with {}."""
+LOADS = b"/v1/loads"
+"""Where an SGLang server says how many requests it runs at once."""
 
 
 class _Message(msgspec.Struct):
@@ -79,7 +82,8 @@ class FloorConnection(EngineConnection):
             self._write(_chunk(text))
 
     def _page(self, path: bytes) -> None:
-        page = msgspec.json.encode(PAGES.get(path, {}))
+        loads = {"loads": [{"max_running_requests": self._tap.slots}]}
+        page = msgspec.json.encode(loads if path == LOADS else PAGES.get(path, {}))
         self._write(PAGE % len(page) + page)
 
 

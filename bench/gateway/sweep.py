@@ -118,8 +118,9 @@ def play(
     played.take_turns(systems, rounds, stage, load, Died, LoadFailed)
 
 
-NAME, RIVALS, BURST = "gateway", "gateway-rivals", "gateway-burst"
-"""The whole comparison; only the systems that the goals speak of, in many rounds; all streams at once."""
+NAME, RIVALS, BURST, IN_FRONT = "gateway", "gateway-rivals", "gateway-burst", "gateway-upstream"
+"""The whole comparison; only the systems that the goals speak of, in many rounds; all streams at once; systems in front
+of a server that runs already."""
 VARIANT = "penstock-"
 COST = "CPU microseconds per token, all processes"
 
@@ -152,9 +153,15 @@ def compare(
         settings=msgspec.to_builtins(options) | {"systems": {system.name: system.title for system in systems}},
         columns=BURST_COLUMNS if at_once else COLUMNS,
         rows=found,
-        ratios=(*(goals.of_burst() if at_once else goals.of_sweep(options.step_ms)), clock_ratio(clock)),
+        ratios=(*_judged(name, goals, options), clock_ratio(clock)),
         notes=(*notes(systems, played, found), clock_note(clock)),
     )
+
+
+def _judged(name: str, goals: Goals, options: GatewayOptions) -> list[Ratio]:
+    if name == IN_FRONT:
+        return goals.of_upstream()
+    return goals.of_burst() if name == BURST else goals.of_sweep(options.step_ms)
 
 
 def clock_ratio(clock: ClockError) -> Ratio:

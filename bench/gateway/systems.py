@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import msgspec
 
 from bench.environments import ROOT, Environment, Installable, Peer, Ready
 from bench.gateway.engine import MODEL
+from bench.gateway.figures import ENGINE, UPSTREAM
 from bench.load.plan import LoadPlan
 from bench.penstock import Penstock as Deployment
 from bench.penstock import start_redis
@@ -79,7 +80,7 @@ class Floor(Ready):
 
 def start_engine_server(processes: Processes, engine: SimSettings) -> int:
     """Also what other gateways forward to. Returns its port. Raises Died."""
-    return processes.serve("engine", "bench.gateway.floor", msgspec.json.encode(engine).decode())
+    return processes.serve(ENGINE, "bench.gateway.floor", msgspec.json.encode(engine).decode())
 
 
 OPTIONS: dict[Durability, tuple[str, ...]] = {
@@ -117,6 +118,14 @@ class PenstockGateway(Ready):
 
     @contextmanager
     def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
+        # Only what differs from the defaults: a tree of another commit may not know the rest.
+        given = {f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items() if value != DEFAULTS[key]}
+        with self.deployed(folder, "sim", given) as serving:
+            yield serving
+
+    @contextmanager
+    def deployed(self, folder: Path, engine: str, settings: Mapping[str, object]) -> Iterator[ServingGateway]:
+        """With this engine and its settings."""
         for name in ("store", "metrics", "penstock"):
             (folder / name).mkdir()
         with Processes(folder / "store") as store:
@@ -125,22 +134,31 @@ class PenstockGateway(Ready):
                 start_redis(store, f"replicaof 127.0.0.1 {url.split(':')[-1].split('/')[0]}", name="replica")
             with Deployment(
                 folder / "penstock",
+                engine=engine,
                 apis=self.apis,
                 schedulers=1,
                 offline=1,
                 redis_url=url,
-                settings=self._settings(folder, engine),
+                settings={"redis.durability": self.level, "telemetry.metrics_dir": folder / "metrics", **settings},
                 tree=self.tree,
             ) as penstock:
                 yield ServingGateway(penstock.port, [store, penstock.processes])
 
-    def _settings(self, folder: Path, engine: SimSettings) -> dict[str, object]:
-        return {
-            "redis.durability": self.level,
-            "telemetry.metrics_dir": folder / "metrics",
-            # Only what differs from the defaults: a tree of another commit may not know the rest.
-            **{f"sim.{key}": value for key, value in msgspec.to_builtins(engine).items() if value != DEFAULTS[key]},
-        }
+
+class UpstreamGateway(PenstockGateway):
+    """The same, with the engine `upstream` in front of the engine server that the other gateways forward to."""
+
+    @property
+    def title(self) -> str:
+        return f"{super().title}; its engine is `upstream`, in front of the floor's engine server"
+
+    @contextmanager
+    def serve(self, folder: Path, engine: SimSettings) -> Iterator[ServingGateway]:
+        with processes_in(folder / "server") as server:
+            url = f"http://127.0.0.1:{start_engine_server(server, engine)}/v1"
+            # A server of this kind says how many requests it runs at once.
+            with self.deployed(folder, "upstream", {"upstream.urls": url, "upstream.kind": "sglang"}) as serving:
+                yield replace(serving, groups=[server, *serving.groups])
 
 
 ROUTER_ENVIRONMENT = Environment(name="sglang-router", packages=("sglang-router==0.3.2",))
@@ -278,6 +296,7 @@ def systems() -> list[GatewaySystem]:
     return [
         Floor(),
         PenstockGateway("penstock", "D1"),
+        UpstreamGateway(UPSTREAM, "D1"),
         Router(),
         Dynamo(),
         PenstockGateway("penstock-d0", "D0"),
