@@ -66,8 +66,8 @@ def _compare(run: ProgramRun) -> int:
     args = run.args
     if args.systems or args.all or args.rivals or args.upstream or args.burst or args.idle:
         raise WrongArguments(
-            "--base compares two trees and nothing else: leave out --systems, --rivals, --upstream, --burst, --idle and "
-            "--all"
+            "--base compares two trees and nothing else: leave out --systems, --rivals, --upstream, --burst, --idle "
+            "and --all"
         )
     if args.rounds and args.rounds < base.MIN_ROUNDS and not args.quick:
         raise WrongArguments(

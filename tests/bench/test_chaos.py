@@ -1,4 +1,4 @@
-"""Three rows of the fault matrix in short: the harness plays them, and the promise holds."""
+"""Four rows of the fault matrix in short: the harness plays them, and the promise holds."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.slow
 KNOWN = {row.id: row for row in ROWS}
 
 
-@pytest.mark.parametrize(("row_id", "trials"), [("F01", 1), ("F04", 1), ("F10b", 2)])
+@pytest.mark.parametrize(("row_id", "trials"), [("F01", 1), ("F04", 1), ("F10b", 2), ("F38", 2)])
 async def test_nothing_is_lost_or_doubled_by_a_kill(row_id: str, trials: int, tmp_path: Path) -> None:
-    """A worker dies; the store dies while jobs run and wait; an API process and a worker die at once. Every client gets
-    every token once, and one end."""
+    """A worker dies; the store dies while jobs run and wait; an API process and a worker die at once; upstream servers
+    die. Every client gets every token once, and one end."""
     outcome = await play_row(replace(KNOWN[row_id], trials=trials), tmp_path)
     assert outcome.passed, what_failed(outcome)
     assert outcome.trials == trials and outcome.stalls

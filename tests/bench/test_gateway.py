@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from house import eventually
 from rich.console import Console
@@ -164,6 +165,31 @@ def test_a_goal_whose_rival_failed_is_not_reached_and_one_nobody_asked_for_is_no
     assert not any("router" in what or "floor" in what for what in found)
 
 
+def in_front(own: float, server: float, ttft: float) -> StreamReading:
+    """Of a system that forwards to the engine server: CPU us per token of both."""
+    return msgspec.structs.replace(reading(0.0, ttft=ttft), cpu={"own": own, "engine": server})
+
+
+def test_a_path_in_front_of_a_server_is_compared_without_the_server() -> None:
+    """Which both have; and its first tokens are held against the server's own, at the highest level alone."""
+    names = ["floor", "penstock", "penstock-upstream", "router"]
+    each = {
+        "floor": in_front(0, 10, 20),
+        "penstock": reading(23, ttft=24),  # and one more of its store
+        "penstock-upstream": in_front(36, 70, 26),
+        "router": in_front(16, 50, 21),
+    }
+    found = rows({(name, level): [read] for name, read in each.items() for level in (1, 256)}, names)
+    judged = {ratio.what: (ratio.value, ratio.verdict) for ratio in Goals(found, names).of_upstream()}
+    cpu = "CPU per token without the engine server, penstock-upstream / (penstock + router)"
+    assert judged[f"c=256: {cpu}"] == (pytest.approx(0.9), "reached") and judged[f"c=1: {cpu}"][1] == ""
+    wait = "TTFT p50 of {} - the engine server's own, ms"
+    assert judged["c=256: " + wait.format("penstock-upstream")] == (pytest.approx(6), "missed")
+    assert judged["c=1: " + wait.format("penstock-upstream")][1] == ""
+    assert judged["c=256: " + wait.format("router")] == (pytest.approx(1), "")
+    assert judged["Penstock's errors in front of the engine server"] == (0, "reached")
+
+
 class Counted:
     """A system that notes what is done with it."""
 
@@ -243,6 +269,19 @@ def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.Capture
     assert report.command.startswith("penstock bench gateway --quick") and "penstock" in shown and "ratio" in shown
     assert (report.settings["rounds"], report.settings["tokens"], report.settings["levels"]) == (1, 8, [2])
     assert report.settings["systems"]["floor"] == "engine behind a bare asyncio socket server"
+
+
+def test_a_path_in_front_of_a_server_on_a_small_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests run at the server at once, which says how many it runs."""
+    monkeypatch.setattr("bench.gateway.sweep.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
+    words = ["--quick", "--upstream", "--systems", "floor,penstock-upstream", *SMALL, "--levels", "2,40"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    report = load(tmp_path / "gateway-upstream-quick.json")
+    assert [(row["system"], row["streams"], row["errors"]) for row in report.rows] == [
+        (name, streams, 0) for name in ("floor", "penstock-upstream") for streams in (2, 40)
+    ]
+    assert {part.split()[0] for part in report.rows[-1]["parts"].split(", ")} > {"engine", "worker-1", "api-1", "redis"}
+    assert report.rows[-1]["ttft_p99_ms"] < report.rows[-1]["e2e_ms"], "none waited for another's end"
 
 
 def test_rivals_meet_at_the_highest_level_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

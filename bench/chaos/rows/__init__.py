@@ -14,13 +14,14 @@ from bench.chaos.rows import (
     requests,
     store,
     strange,
+    upstream,
     workers,
 )
 from bench.chaos.stage import FaultRow
 
 _FAMILIES = (
     *(workers, clients, requests, store, memory, operations),
-    *(overload, failover, partition, preemption, strange, real),
+    *(overload, failover, partition, preemption, strange, real, upstream),
 )
 
 ROWS: tuple[FaultRow, ...] = tuple(sorted((row for family in _FAMILIES for row in family.ROWS), key=lambda row: row.id))
