@@ -25,6 +25,8 @@ from bench.ports import free_port
 KINDS = ("vllm", "ollama")
 """One continues an answer by token ids, the other by the beginning of a message; both serve one model."""
 BETWEEN_TOKENS_S, FIRST_TOKEN_S = 1.0, 2.0
+LATE_S = 1.6 * BETWEEN_TOKENS_S
+"""A server that is silent for so long has been given up, and speaks again while the answer goes on elsewhere."""
 EARLY, LATE = 8, 6
 """Streams that are begun before a fault, and at it."""
 LONG_OUTAGE_S = 60.0
@@ -156,7 +158,7 @@ async def f39_stopped(stage: FaultTestbed) -> None:
     async def inject(hit: Servers) -> None:
         for server in hit:
             server.child.send(signal.SIGSTOP)
-        await asyncio.sleep(3 * BETWEEN_TOKENS_S)
+        await asyncio.sleep(stage.rng.choice((LATE_S, 3 * BETWEEN_TOKENS_S)))
         for server in hit:
             server.child.send(signal.SIGCONT)
 
@@ -199,7 +201,7 @@ async def f41_network(stage: FaultTestbed) -> None:
 
 SLOW = (
     UpstreamFault(what=STALL, replies=10, seconds=0.6 * BETWEEN_TOKENS_S),
-    UpstreamFault(what=STALL, replies=6, seconds=3 * BETWEEN_TOKENS_S),
+    UpstreamFault(what=STALL, replies=6, seconds=LATE_S),
     UpstreamFault(what=STALL, replies=400, seconds=0.05),
     UpstreamFault(what="no head", replies=4, seconds=2 * FIRST_TOKEN_S),
 )
@@ -240,7 +242,7 @@ ROWS = (
         *(
             "F39b",
             "upstream stands still",
-            "SIGSTOP of one upstream server or of both for 3 limits",
+            "SIGSTOP of one upstream server or of both for 1.6 or 3 limits",
             8,
             f39_stopped,
             240,
