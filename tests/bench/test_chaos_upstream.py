@@ -77,7 +77,7 @@ async def test_an_answer_continues_by_ids_and_by_a_message() -> None:
         assert msgspec.json.decode(page) == {"tokens": ids[:-2]}
 
 
-@pytest.mark.parametrize("what", [*WORDS, *BREAKS, *AT_START])
+@pytest.mark.parametrize("what", sorted([*WORDS, *BREAKS, *AT_START]))
 async def test_a_reply_that_meets_a_fault_is_not_complete(what: str) -> None:
     """The next one is, and the fault was counted once."""
     fault = UpstreamFault(what=what, replies=1)
