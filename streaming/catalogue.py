@@ -161,6 +161,14 @@ CATALOGUE = (
         "by model: workers that would preempt a batch job for one of lane interactive, as in idle",
     ),
     Key(
+        "prefetching",
+        "prefetching:{}",
+        "zset",
+        "claim; put",
+        "ten seconds after its newest entry",
+        "by model: workers without a free place that would hold one more job, as in idle; put wakes them last",
+    ),
+    Key(
         "timers",
         "timers",
         "zset",

@@ -87,6 +87,11 @@ class ChoiceStarter:
         """How many jobs to claim."""
         return self.gate.room(self._held_back(batch=False))
 
+    @property
+    def begins(self) -> int:
+        """How many jobs of the last `room` would begin at once; the others are prefetched."""
+        return max(0, self.gate.begins)
+
     def chat_room(self) -> int:
         """How many jobs of lane interactive to claim while a job of lane standard waits at the gate.
 

@@ -214,10 +214,10 @@ class Claimer:
         return claim.result()
 
     async def _claim(self, partition: int, want: int, free: int) -> bool:
-        alone, lowest = partition in self._suspects, self._starter.batch_room()
+        alone, lowest, begins = partition in self._suspects, self._starter.batch_room(), self._starter.begins
         self._under_way.add(partition)
         try:
-            claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest, free=free)
+            claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest, free=free, begins=begins)
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
             self._log_claims(claimed.jobs, alone=alone)

@@ -61,6 +61,8 @@ class Gatekeeper:
         """By job: the choice that was refused, by its request id, and tried again as it is."""
         self._retry_at = 0.0
         self._ended = 0
+        self.begins = 0
+        """How many jobs of the last `room` would begin at once."""
 
     def load(self, history: LengthHistory) -> None:
         """Begin with a history that was stored."""
@@ -77,10 +79,10 @@ class Gatekeeper:
         stats, prefetch = self._engine.stats(), self._settings.prefetch
         free = stats.slots - len(self.running)
         if not self.limits_cache:
-            return free + prefetch - held_back
-        if held_back:
-            return 0
-        return min(self._fitting(self._lane, free) + prefetch, MAX_CLAIM)
+            self.begins = free - held_back
+            return self.begins + prefetch
+        self.begins = 0 if held_back else self._fitting(self._lane, free)
+        return 0 if held_back else min(self.begins + prefetch, MAX_CLAIM)
 
     def chat_room(self) -> int:
         """How many jobs of lane interactive to claim while one of a lower lane waits at the gate: at least one if a

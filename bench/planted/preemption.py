@@ -70,8 +70,8 @@ PREEMPTIONS = (
         (
             Edit(
                 "streaming/lua/signals.lua",
-                " or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)",
-                "",
+                " or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)\n",
+                "\n",
             ),
         ),
         (PREEMPTION + "a_chat_takes_the_place_of_a_batch_job",),

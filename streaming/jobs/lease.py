@@ -139,7 +139,14 @@ class Lease:
         )
 
     async def claim(
-        self, partition: int, want: int, *, alone: bool = False, lowest: int | None = None, free: int | None = None
+        self,
+        partition: int,
+        want: int,
+        *,
+        alone: bool = False,
+        lowest: int | None = None,
+        free: int | None = None,
+        begins: int | None = None,
     ) -> Claimed:
         """Claim up to `want` waiting jobs, in the order of the queue; or, if `alone`, one suspect. If it gets fewer,
         the worker is marked as idle and will be woken. Raises Fenced, Unavailable.
@@ -148,12 +155,15 @@ class Lease:
             lowest: most jobs of the lowest lane.
             free: places that are free, fewer than `want`: jobs beyond them are claimed from the highest lane alone. If
                 there are too few of these, the worker is marked as one that makes room, and will be woken for them.
+            begins: how many of `free` begin at once. A worker that got as many is not marked as idle, but as one that
+                prefetches: it will be woken if no other is idle.
         """
         most = "" if alone or lowest is None else lowest
         places = "" if alone or free is None else free
         want = 1 if alone else want
         before, self._run = self._run, self._run + want
-        args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, places)
+        at_once = "" if alone or begins is None else begins
+        args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, places, at_once)
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args)
         if self._run == before + want:  # else a concurrent claim has reserved the following numbers
             self._run = before + len(taken)  # reuse unused numbers: small ones are shorter in every frame

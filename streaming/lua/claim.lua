@@ -3,7 +3,8 @@
 -- (jobs that may have killed their workers) run alone: one worker of a model at a time takes them, one by one.
 -- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most jobs from the lowest lane | '',
 --       the number of the worker's last run: the runs that begin here get the following ones, places that are free:
---       jobs beyond them come from the highest lane alone, and the worker preempts others for them | ''
+--       jobs beyond them come from the highest lane alone, and the worker preempts others for them | '',
+--       how many of these begin at once: for others the worker is not idle, and prefetches them | ''
 -- Returns: 'fenced' | {now, frame number, 1 if this worker must finish its jobs and then take suspects,
 --                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at, number of its run}...}
 local c = {
@@ -58,11 +59,13 @@ if c.begun < want and c.free < want and not must_run then
   redis.call('ZADD', yielding_key(model), c.now, worker)
   redis.call('EXPIRE', yielding_key(model), YIELDING_EXPIRY_S)
 end
+local begins = tonumber(ARGV[9]) or c.free
+redis.call('ZREM', idle_key(model), worker)
+redis.call('ZREM', prefetching_key(model), worker)
 if c.begun < c.free and not must_run then
-  local highest = lane_key(model, PRIORITIES[1])
-  redis.call('ZADD', idle_key(model), c.now, worker)
+  local highest, ready = lane_key(model, PRIORITIES[1]), c.begun < begins and idle_key(model) or prefetching_key(model)
+  redis.call('ZADD', ready, c.now, worker)
+  if c.begun >= begins then redis.call('EXPIRE', ready, YIELDING_EXPIRY_S) end
   run_in_group(highest, function() return redis.pcall('XGROUP', 'CREATECONSUMER', highest, GROUP, worker) end)
-else
-  redis.call('ZREM', idle_key(model), worker)
 end
 return c.out

@@ -12,7 +12,7 @@ local function notify_worker(worker, message)
 end
 
 -- Wake the worker of this model that most recently reported room: for the highest lane also one that would make room by
--- preemption. Entries older than 2 s may be of dead workers. Returns whether one was found.
+-- preemption; else one that would prefetch it. Entries older than 2 s may be of dead workers. Returns whether one was found.
 local YIELDING_EXPIRY_S = 10
 local exhausted = {}
 local function wake_freshest(key, now)
@@ -32,6 +32,7 @@ end
 
 local function wake_worker(model, priority, now)
   return wake_freshest(idle_key(model), now) or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)
+    or wake_freshest(prefetching_key(model), now)
 end
 
 -- Wake the scheduler before its next tick: a job waits and no worker is idle.

@@ -228,6 +228,8 @@ class Hands:
     def batch_room(self) -> None:
         return None
 
+    begins = 9
+
     def chat_room(self) -> int:
         return 0
 

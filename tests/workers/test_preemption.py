@@ -266,3 +266,25 @@ async def test_a_job_of_lane_standard_beside_a_chat_preempts_nothing(wire: Redis
     assert not [each for end in ends for each in end.attempts if each.outcome == "preempted"]
     first = [end.terminal.generated.first for end in ends[:2] if end.terminal is not None]
     assert first[1] < first[0], "the chat did not have the free slot"
+
+
+@pytest.mark.parametrize("lane", [Priority.INTERACTIVE, Priority.STANDARD])
+async def test_a_worker_whose_slots_are_taken_is_not_idle(wire: RedisClient, start: Start, lane: Priority) -> None:
+    """Though it would prefetch a job: one that must begin at once is refused; another one wakes it all the same."""
+    queue, settings = Queue(wire), WorkerSettings(drain_s=0, poll_ms=300)
+    running = await start(replace(LONG, slots=1), settings)
+    await queue.put(a_job(queue, "long", 2_000))
+
+    async def is_full() -> bool:
+        marked = await wire.redis.exists(partition_key(0, "prefetching", "m"))
+        return running.engine.stats().running == 1 and bool(marked)
+
+    await until(is_full)
+    with pytest.raises(NoCapacity):
+        await queue.put(a_job(queue, "now", 5, priority=lane), must_run=True)
+    await queue.put(a_job(queue, "later", 5, priority=lane))
+
+    async def is_prefetched() -> bool:
+        return running.worker.running == 2
+
+    await until(is_prefetched)
