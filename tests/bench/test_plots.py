@@ -10,6 +10,7 @@ from bench.gateway.sweep import draw as draw_gateway
 from bench.growth.__main__ import draw as draw_growth
 from bench.jobs.__main__ import draw as draw_jobs
 from bench.order.gate import draw as draw_order_gate
+from bench.order.replay import draw as draw_order_replay
 from bench.plots import Axis
 from bench.report import load
 from bench.scale.__main__ import draw as draw_scale
@@ -23,6 +24,7 @@ DRAWS = {
     "growth": draw_growth,
     "table1": draw_table1,
     "order-gate": draw_order_gate,
+    "order-replay": draw_order_replay,
 }
 
 
@@ -58,5 +60,5 @@ def test_the_plots_of_the_docs_show_the_results(tmp_path: Path) -> None:
         draw(load(results / f"{name}.json"), tmp_path)
     draw_scale([load(results / f"{name}.json") for name in ("scale", "scale-shapes")], tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    assert drawn.keys() == {path.name for path in shown.glob("*.svg")} and len(drawn) == 16
+    assert drawn.keys() == {path.name for path in shown.glob("*.svg")} and len(drawn) == 17
     assert [name for name, svg in drawn.items() if svg != (shown / name).read_bytes()] == []

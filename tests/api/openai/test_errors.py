@@ -75,6 +75,7 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "batch_not_steered": (errors.batch_not_steered("pause", "failed"), 409, "batch_not_steerable"),
     "nothing_to_replay": (errors.nothing_to_replay("j1", "no map"), 409, "malformed_job"),
     "result_expired": (errors.result_expired("j1"), 410, "result_expired"),
+    "offset_gone": (errors.offset_gone(), 410, "offset_gone"),
     "payload_too_large": (errors.payload_too_large(1024), 413, "payload_too_large"),
     "unsupported_media_type": (errors.unsupported_media_type(), 415, "unsupported_media_type"),
     "unsupported_upload": (errors.unsupported_upload(), 415, "unsupported_media_type"),
