@@ -165,19 +165,23 @@ class Goals:
         return [*ratios, Ratio.none("Penstock's errors in front of the engine server", self._errors(UPSTREAM))]
 
     def _forwarding(self) -> list[Ratio]:
-        """CPU of all processes but the engine server, against the whole path with the engine in its worker and a
-        router's own share."""
+        """CPU against the whole path with the engine in its worker and a router's own share: of all processes, which
+        is judged, and without the engine server, whose work the worker does otherwise."""
         ratios = []
         for level in self._levels:
-            each = (self._of_rounds(name, level, "own_us_per_token") for name in (UPSTREAM, PENSTOCK, ROUTER))
-            rounds = tuple(
-                ours / (inside + router)
-                for ours, inside, router in zip(*each, strict=False)
-                if ours is not None and inside is not None and router is not None
-            )
-            what = f"c={level}: CPU per token without the engine server, {UPSTREAM} / ({PENSTOCK} + {ROUTER})"
             goal = "gateway.upstream_cpu" if level == self._levels[-1] else None
-            ratios.append(Ratio.held(goal, what, median(rounds) if rounds else None, rounds=rounds))
+            for words, key, judged in (("", "cpu", goal), (" without the engine server", "own", None)):
+                keys = (f"{key}_us_per_token", f"{key}_us_per_token", "own_us_per_token")
+                each = [
+                    self._of_rounds(*of) for of in zip((UPSTREAM, PENSTOCK, ROUTER), [level] * 3, keys, strict=True)
+                ]
+                rounds = tuple(
+                    ours / (inside + router)
+                    for ours, inside, router in zip(*each, strict=False)
+                    if ours is not None and inside is not None and router is not None
+                )
+                what = f"c={level}: CPU per token{words}, {UPSTREAM} / ({PENSTOCK} + {ROUTER})"
+                ratios.append(Ratio.held(judged, what, median(rounds) if rounds else None, rounds=rounds))
         return ratios
 
     def _against_router(self, level: int) -> list[Ratio]:
