@@ -84,18 +84,13 @@ async def show(request: Request) -> Response:
         record = await wait_for_end(request, record, wait_s)
     result = None
     if record.completed:
-        record = await _with_rows(services, record)
+        record = await services.job_reader.with_rows(record)
     if record.completed:
         result = await _result(request, record)
     shown = job_object(await view_of(services, record), result)
     if with_input:
         shown["input"] = input_object(record.job) if not record.fault else None
     return as_json(shown, headers=job_headers(record))
-
-
-async def _with_rows(services: Services, record: JobRecord) -> JobRecord:
-    """Return an ended job's record including the deltas of its result. Raises UnknownJob."""
-    return await services.job_reader.ended(record.job.id) if record.rowless else record
 
 
 async def _result(request: Request, record: JobRecord) -> dict[str, Any]:
@@ -114,7 +109,7 @@ async def result(request: Request) -> Response:
     if record.terminal is None:
         return as_json(job_object(await view_of(services, record)), 202, headers | {"Retry-After": "1"})
     try:
-        return as_json(await _result(request, await _with_rows(services, record)), headers=headers)
+        return as_json(await _result(request, await services.job_reader.with_rows(record)), headers=headers)
     except ApiError as error:
         error.headers |= headers
         raise

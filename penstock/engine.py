@@ -29,6 +29,16 @@ class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
     call_id: str = ""
     """The call that a turn of a tool answers."""
 
+    @property
+    def shown(self) -> dict[str, Any]:
+        """As a message of OpenAI's chats."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.calls:
+            message |= {"content": self.content or None, "tool_calls": [call.shown for call in self.calls]}
+        if self.call_id:
+            message["tool_call_id"] = self.call_id
+        return message
+
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to sample. None means "the engine's own default"."""

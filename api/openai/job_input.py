@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.engine import ChatTurn
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Job, Text
 from streaming.jobs.response_form import ResponseForm
@@ -23,7 +22,7 @@ def input_object(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {"endpoint": endpoint, "model": job.model}
     match prompt:
         case Chat(turns):
-            found["messages"] = [message_of(turn) for turn in turns]
+            found["messages"] = [turn.shown for turn in turns]
         case Text(texts):
             found["prompt"] = list(texts) if len(texts) > 1 else texts[0]
         case _:
@@ -38,16 +37,6 @@ def input_object(job: Job) -> dict[str, Any]:
     if sampling.json_schema is not None:
         found["response_format"] = _response_format(sampling.json_schema)
     return found | _tools(job.tools) | _kept(job)
-
-
-def message_of(turn: ChatTurn) -> dict[str, Any]:
-    """Render one turn as a message of a chat."""
-    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
-    if turn.calls:
-        message |= {"content": turn.content or None, "tool_calls": [call.shown for call in turn.calls]}
-    if turn.call_id:
-        message["tool_call_id"] = turn.call_id
-    return message
 
 
 def _tools(tools: Tools | None) -> dict[str, Any]:

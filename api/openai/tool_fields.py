@@ -87,7 +87,8 @@ class AllowedChoice(ClosedBody):
     allowed_tools: AllowedTools
 
 
-def _choice_shape(value: Any) -> str:
+def choice_shape(value: Any) -> str:
+    """Tell which form a `tool_choice` has."""
     if isinstance(value, Mapping):
         return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
     return "<word>"
@@ -97,7 +98,7 @@ ToolChoice: TypeAlias = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[NamedChoice, Tag("<named>")]
     | Annotated[AllowedChoice, Tag("<allowed>")],
-    Discriminator(_choice_shape),
+    Discriminator(choice_shape),
 ]
 
 
@@ -120,6 +121,12 @@ class MessageCall(StrictBody):
         return ToolCall(self.id, self.function.name, self.function.arguments)
 
 
+def check_different(names: Sequence[str]) -> None:
+    """Raises a refusal of the field if two functions have one name."""
+    if len(set(names)) < len(names):
+        raise refusal("must have different names")
+
+
 ChatTools: TypeAlias = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
@@ -136,9 +143,7 @@ class ToolFields(StrictBody):
     @field_validator("tools")
     @classmethod
     def _different(cls, tools: list[ChatTool] | None) -> list[ChatTool] | None:
-        names = [tool.function.name for tool in tools or ()]
-        if len(set(names)) < len(names):
-            raise refusal("must have different names")
+        check_different([tool.function.name for tool in tools or ()])
         return tools
 
     @property

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.admission import Admitted, accept, caller_of, read_request, services_of
 from api.auth.keys import Caller
-from api.jobs import as_json, wait_for_end
+from api.jobs import as_json, job_headers, wait_for_end
 from api.openai import errors
 from api.openai.responses.answer_items import given_up
 from api.openai.responses.events import START
@@ -23,7 +23,7 @@ from api.openai.schemas import Kind
 from api.query import page_limit, whole_number
 from api.responses.follower import Follower
 from api.responses.replies import ResponseStream, StoredStream, TokenCount, WholeResponse, facts_of
-from api.responses.stored import context_of, find, form_of, own_turns, with_rows
+from api.responses.stored import context_of, find, form_of, own_turns
 from api.responses.stored import facts_of as stored_facts
 from api.services import Services
 from api.stream.messages import stream_url
@@ -80,19 +80,19 @@ async def retrieve(request: Request) -> ASGIApp:
         if record.has_lost:
             raise errors.cursor_lost()
         services.metrics.stream_resumes.inc()
-    return StoredStream(services, Follower(services, record, number), _headers(record) | stream_url(record.job.id))
+    return StoredStream(services, Follower(services, record, number), job_headers(record) | stream_url(record.job.id))
 
 
 async def shown(services: Services, record: JobRecord) -> Response:
     """Build the answer that shows a response as it stands."""
     facts = stored_facts(record)
     if record.terminal is None:
-        return as_json(facts.object(RUNNING[record.state]), headers=_headers(record))
-    record = await with_rows(services, record)
+        return as_json(facts.object(RUNNING[record.state]), headers=job_headers(record))
+    record = await services.job_reader.with_rows(record)
     assert record.terminal is not None
     rows = record.terminal.rows
     work = ended_response(facts, record.terminal, rows, given_up(record.job, record.drafts))
-    return as_json(await services.store_client.turns.run(work, len(rows)), headers=_headers(record))
+    return as_json(await services.store_client.turns.run(work, len(rows)), headers=job_headers(record))
 
 
 async def cancel(request: Request) -> Response:
@@ -151,10 +151,6 @@ async def own_response(request: Request) -> JobRecord:
         raise errors.response_not_found()
     request.scope["state"]["job"] = record.job.id
     return record
-
-
-def _headers(record: JobRecord) -> dict[str, str]:
-    return {"X-Job-Id": record.job.id}
 
 
 def _check_include(request: Request) -> None:

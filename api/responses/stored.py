@@ -60,11 +60,6 @@ async def _record(services: Services, tenant: str, job_id: str) -> JobRecord | N
     return None
 
 
-async def with_rows(services: Services, record: JobRecord) -> JobRecord:
-    """Return an ended response's record with the deltas of its answer. Raises UnknownJob, Unavailable."""
-    return await services.job_reader.ended(record.job.id) if record.rowless else record
-
-
 async def context_of(services: Services, caller: Caller, asked: InputFields) -> Context:
     """Read what a request refers to. Raises ApiError (400)."""
     turns: tuple[ChatTurn, ...] = ()
@@ -100,7 +95,7 @@ async def _conversation(services: Services, record: JobRecord) -> tuple[ChatTurn
 
 
 async def _answer(services: Services, record: JobRecord) -> ChatTurn:
-    record = await with_rows(services, record)
+    record = await services.job_reader.with_rows(record)
     rows = record.terminal.rows if record.terminal is not None else ()
     texts = [row.text for row in rows]
     return ChatTurn("assistant", "".join(texts)) if record.job.tools is None else answer_turn(record.job.id, texts)
@@ -128,7 +123,7 @@ async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | 
             return None
         place -= given_up(record.job, record.drafts)
         if record.job.tools is not None:
-            ended = (await with_rows(services, record)).terminal
+            ended = (await services.job_reader.with_rows(record)).terminal
             items = items_of([row.text for row in ended.rows] if ended is not None else ())
             return items[place].turn(record.job.id) if 0 <= place < len(items) else None
         return await _answer(services, record) if place == 0 else None

@@ -68,6 +68,10 @@ class JobReader:
             reading.add_done_callback(partial(self._read_out, job_id))
         return await asyncio.shield(reading)
 
+    async def with_rows(self, record: JobRecord) -> JobRecord:
+        """Return the record of a job that has ended, with the deltas of its result. Raises UnknownJob, Unavailable."""
+        return await self.ended(record.job.id) if record.rowless else record
+
     def _read_out(self, job_id: str, reading: asyncio.Task[JobRecord]) -> None:
         del self._ended[job_id]
         if not reading.cancelled():

@@ -67,8 +67,10 @@ def _shape(value: Any) -> str:
     return "<str>" if isinstance(value, str) else "<list>"
 
 
+TEXT_OR_LIST = Discriminator(_shape)
+"""Tells which form a field has that takes a text or a list."""
 PartList: TypeAlias = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_fast=True)]
-Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], Discriminator(_shape)]
+Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], TEXT_OR_LIST]
 
 
 def _joined(content: str | list[Part]) -> str:

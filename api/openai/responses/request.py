@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator
+from pydantic import Field, PrivateAttr, Tag, ValidationInfo, field_validator
 
 from api.openai.errors import invalid_request
 from api.openai.fields import (
@@ -19,7 +19,7 @@ from api.openai.fields import (
     refusal,
 )
 from api.openai.generation import GenerationRequest
-from api.openai.responses.items import Item, ItemReference
+from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference
 from api.openai.responses.tool_fields import FlatToolFields
 from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.job import Chat
@@ -130,12 +130,8 @@ class Context:
     """By id of an item."""
 
 
-def _shape(value: Any) -> str:
-    return "<str>" if isinstance(value, str) else "<list>"
-
-
 Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-Input: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[Items, Tag("<list>")], Discriminator(_shape)]
+Input: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[Items, Tag("<list>")], TEXT_OR_LIST]
 
 
 class InputFields(FlatToolFields, GenerationRequest):

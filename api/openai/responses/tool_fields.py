@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from api.openai.fields import ClosedBody, StrictBody, refusal
-from api.openai.tool_fields import MAX_TOOLS, FunctionKind, FunctionName, Parameters, chosen
+from api.openai.fields import ClosedBody, StrictBody
+from api.openai.tool_fields import (
+    MAX_TOOLS,
+    FunctionKind,
+    FunctionName,
+    Parameters,
+    check_different,
+    choice_shape,
+    chosen,
+)
 from penstock.tools import Tool, Tools
 
 
@@ -49,17 +56,11 @@ class FlatAllowed(ClosedBody):
     tools: Annotated[list[FlatNamed], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
 
 
-def _choice_shape(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "<allowed>" if value.get("type") == "allowed_tools" else "<named>"
-    return "<word>"
-
-
 FlatChoice: TypeAlias = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
     | Annotated[FlatNamed, Tag("<named>")]
     | Annotated[FlatAllowed, Tag("<allowed>")],
-    Discriminator(_choice_shape),
+    Discriminator(choice_shape),
 ]
 
 
@@ -78,9 +79,7 @@ class FlatToolFields(StrictBody):
     @field_validator("tools")
     @classmethod
     def _different(cls, tools: list[FlatTool] | None) -> list[FlatTool] | None:
-        names = [tool.name for tool in tools or ()]
-        if len(set(names)) < len(names):
-            raise refusal("must have different names")
+        check_different([tool.name for tool in tools or ()])
         return tools
 
     @property

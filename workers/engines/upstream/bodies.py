@@ -82,7 +82,7 @@ def continued(prompt: Prompt, rung: Rung, rows: Sequence[Row]) -> Prompt:
 
 def _messages(facts: ServerFacts, request: Request, rung: Rung, rows: Sequence[Row]) -> dict[str, Any]:
     turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
-    messages: list[dict[str, Any]] = [message_of(turn) for turn in turns]
+    messages: list[dict[str, Any]] = [turn.shown for turn in turns]
     body: dict[str, Any] = {"messages": messages}
     if rung is Rung.PREFILL:
         begun: dict[str, Any] = {"role": "assistant", "content": "".join(text for text, _, _ in rows)}
@@ -92,16 +92,6 @@ def _messages(facts: ServerFacts, request: Request, rung: Rung, rows: Sequence[R
         if facts.prefill == "continue_final_message":
             body |= {"continue_final_message": True, "add_generation_prompt": False}
     return body
-
-
-def message_of(turn: ChatTurn) -> dict[str, Any]:
-    """One turn as servers take it."""
-    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
-    if turn.calls:
-        message |= {"content": turn.content or None, "tool_calls": [call.shown for call in turn.calls]}
-    if turn.call_id:
-        message["tool_call_id"] = turn.call_id
-    return message
 
 
 def _tools(facts: ServerFacts, tools: Tools) -> dict[str, Any]:

@@ -185,7 +185,7 @@ class UpstreamExchange:
         return generation.prompt
 
     async def _rendered(self, place: ServerPlace, turns: list[ChatTurn]) -> str:
-        messages = [bodies.message_of(turn) for turn in turns]
+        messages = [turn.shown for turn in turns]
         found = (await self._ask(place, "/apply-template", {"messages": messages})).get("prompt")
         if not isinstance(found, str) or not found:
             raise Unprepared(by_cut("/apply-template gave no prompt"))
@@ -196,7 +196,7 @@ class UpstreamExchange:
         if isinstance(prompt, str):
             body |= {"prompt": prompt, "add_special_tokens": True}
         else:
-            body |= {"messages": [bodies.message_of(turn) for turn in prompt]}
+            body |= {"messages": [turn.shown for turn in prompt]}
             body["add_generation_prompt"] = True
         found = (await self._ask(place, "/tokenize", body)).get("tokens")
         if not isinstance(found, list) or not all(isinstance(each, int) for each in found):
