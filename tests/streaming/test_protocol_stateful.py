@@ -533,6 +533,9 @@ class QueueMachine(RuleBasedStateMachine):
         given_up = [job for job in lost if job.state is JobState.FAILED]
         self.dead += len(given_up)
         self._sweep((1, len(back), len(given_up)), back)
+        for job in lost:
+            if job.state.final and job.rows:
+                self._record(job)  # the sweep has ended it: only now are the tokens of its logs stored and charged
 
     def _lost(self, job: Expected) -> bool:
         """Whether a job whose worker was lost is tried again."""
@@ -603,7 +606,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert not job.state.final, "a final state never changes"
         self.order.leave(job.job.id)
         if job.rows and not job.recorded:
-            self._record(job)  # which stores the tokens that are only in logs: then they are charged
+            self._record(job)  # stores the tokens that are only in logs, so they are charged; `_lapse` does it later
             self.order.finish(job.job.id, sum(row.n for row in job.rows))
         job.state, job.holder, job.reason = state, None, reason
         self.touched.add(job.job.id)
