@@ -207,17 +207,21 @@ class _Cursor:
     def _skip_array(self) -> Array:
         kind, count = self.number("<I"), self.number("<Q")
         array = Array(kind, count, self.at)
-        if kind in (_STRING, _ARRAY):
+        if kind == _ARRAY:
+            raise _CorruptError("an array of arrays")
+        if kind == _STRING:
             for _ in range(count):
                 self.skip(kind)
         else:
-            self.at += count * struct.calcsize(_layout(kind))
+            self.at += self._fitting(count * struct.calcsize(_layout(kind)), "an array")
         return array
 
     def _length(self) -> int:
-        length = int(self.number("<Q"))
+        return self._fitting(int(self.number("<Q")), "a text")
+
+    def _fitting(self, length: int, what: str) -> int:
         if length > len(self._data) - self.at:
-            raise _CorruptError(f"a text of {length} bytes does not fit in it")
+            raise _CorruptError(f"{what} of {length} bytes does not fit in it")
         return length
 
 
