@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.planted.bug import Bug
-from bench.planted.tree import check_origins, copy_tree, environment
+from bench.planted.tree import copy_tree, environment
 from bench.reach.reach import Reach, tests_of, within
 from bench.report import MachineInfo, commit, cores
 
@@ -32,8 +32,6 @@ SLOWER = 4
 """So many times longer may tests take than when their lines were noted: several trials run at a time."""
 FIRST_TESTS = 6
 """Tests that run in a pytest of their own, before the files of the others are collected."""
-ALL_LIMIT_S = 900.0
-"""For the tests of all bugs, one after the other."""
 PASSED, FAILED, TIMED_OUT = 0, 1, -1
 """Exit codes of pytest (2 to 5: it could not run the tests), and ours for a run that was ended."""
 
@@ -81,15 +79,6 @@ class BugTrial:
     @property
     def caught(self) -> bool:
         return self.run.failure is not None
-
-
-def try_none(tree: Path, bugs: Sequence[Bug]) -> SuiteRun:
-    """All their tests in a copy without any bug, once it is sure that the copy is what they test and that every bug
-    fits it. Raises Rotten, Strayed."""
-    check_origins(tree)
-    for bug in bugs:
-        bug.patched(tree)
-    return run_tests(tree, sorted({test for bug in bugs for test in bug.tests}), limit_s=ALL_LIMIT_S)
 
 
 def choose(tree: Path, bug: Bug, reach: Reach | None) -> Chosen:
@@ -221,13 +210,15 @@ def unsure(run: SuiteRun) -> str:
     return f"; {len(run.unsure)} left out as unsure" if run.unsure else ""
 
 
-def as_document(trials: Sequence[BugTrial], seconds: float) -> dict[str, Any]:
-    """The same for programs; nothing of this machine but its size."""
+def as_document(trials: Sequence[BugTrial], seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
+    """The same for programs; nothing of this machine but its size. `without`: what pytest said of each test that fails
+    without a bug."""
     return {
         **msgspec.to_builtins(MachineInfo()),
         "commit": commit(),
         "seconds": round(seconds),
-        "passed": all(trial.caught for trial in trials),
+        "passed": not without and all(trial.caught for trial in trials),
+        "fail_without_a_bug": [_without_folders(line) for line in without],
         "bugs": [_row(trial) for trial in trials],
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from bench.planted import trial
+from bench.planted import sound, trial
 from bench.planted.bug import Bug, Edit, Rotten
 from bench.planted.bugs import BUGS
+from bench.planted.since import bugs_since
+from bench.planted.sound import CHUNK_TESTS, SoundRun, chunks, try_none
 from bench.planted.tree import PACKAGES
 from bench.planted.trial import (
     FAILED,
@@ -31,6 +34,7 @@ from bench.planted.trial import (
     run_tests,
     run_until_noticed,
 )
+from bench.program import WrongArguments
 from bench.reach.reach import Reach, changed_scripts
 
 pytestmark = pytest.mark.slow
@@ -229,3 +233,67 @@ def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
     trial = BugTrial(BUGS[0], SuiteRun(FAILED, 1.0, said), NAMED)
     (row,) = as_document([trial], 1.0)["bugs"]
     assert row["said"] == f"Gone: '…/data' beside …/{Path(sys.executable).name}, not /v1/jobs"
+
+
+@pytest.mark.usefixtures("plain_pytest")
+def test_every_test_runs_without_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each once, whole files together and several runs at a time; each that does not pass is told, and each run that
+    says nothing."""
+    monkeypatch.setattr(sound, "check_origins", lambda tree: None)
+    monkeypatch.setattr(sound, "CHUNK_TESTS", 2)
+    passes = "from pathlib import Path\ndef test_{0}():\n    Path('ran').open('a').write('{0} ')\n"
+    for name in "abcde":
+        (tmp_path / f"test_{name}.py").write_text(passes.format(name))
+    with (tmp_path / "test_c.py").open("a") as file:
+        file.write("def test_fails():\n    assert 1 == 2\n")
+    tests = tuple(f"test_{name}.py::test_{name}" for name in "abcde")
+    bugs = [Bug("n", "x", (), tests), Bug("m", "x", (), (tests[0], "test_c.py::test_fails"))]
+    run = try_none(tmp_path, bugs, 2)
+    assert sorted((tmp_path / "ran").read_text().split()) == ["a", "b", "c", "d", "e"]
+    assert [line.partition(" - ")[0] for line in run.failures] == ["FAILED test_c.py::test_fails"]
+    assert (len(run.runs), run.broken) == (3, [])
+    run = try_none(tmp_path, [*bugs, Bug("o", "x", (), ("test_f.py::test_gone",))], 2)
+    assert len(run.failures) == len(run.broken) == 1 and "test_f.py" in run.broken[0]
+
+
+def test_a_chunk_has_whole_files() -> None:
+    tests = [test for bug in BUGS for test in bug.tests]
+    parts = list(chunks(reversed(tests)))
+    assert sorted(test for part in parts for test in part) == sorted(set(tests))
+    found = [{test.partition("::")[0] for test in part} for part in parts]
+    assert len(found) <= len(set(tests)) / CHUNK_TESTS + 1
+    assert sum(map(len, found)) == len(set().union(*found)), "no file is in two"
+
+
+def test_a_test_that_fails_without_a_bug_fails_the_run() -> None:
+    without = SoundRun(1.0, (SuiteRun(FAILED, 1.0, "E\nERROR tests/t.py::test_x - OSError: full\n1 error"),))
+    caught = BugTrial(BUGS[0], SuiteRun(FAILED, 1.0, "FAILED tests/t.py::test_x\n"), NAMED)
+    assert as_document([caught], 1.0)["passed"] and not as_document([caught], 1.0, without.failures)["passed"]
+
+
+def test_bugs_are_chosen_by_what_changed_since_a_commit(tmp_path: Path) -> None:
+    """By the file, by the file of a test, by the bug's own name; also what git does not track yet."""
+    table = tmp_path / "bench" / "planted" / "table.py"
+    table.parent.mkdir(parents=True)
+    table.write_text('"same" "file" "test" "untracked"')
+    for name in ("same", "file", "test_same", "test_changed"):
+        (tmp_path / name).write_text("1")
+    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "a"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    bugs = [
+        Bug(name, "x", (Edit(file, "1", "2"),), (f"{test}::test",))
+        for name, file, test in (
+            ("same", "same", "test_same"),
+            ("file", "file", "test_same"),
+            ("test", "same", "test_changed"),
+            ("new", "same", "test_same"),
+            ("untracked", "same", "test_new"),
+        )
+    ]
+    assert [bug.name for bug in bugs_since(tmp_path, "HEAD", bugs)] == ["new"]
+    for name in ("file", "test_changed", "test_new"):
+        (tmp_path / name).write_text("3")
+    assert [bug.name for bug in bugs_since(tmp_path, "HEAD", bugs)] == ["file", "test", "new", "untracked"]
+    with pytest.raises(WrongArguments, match="no-such-commit"):
+        bugs_since(tmp_path, "no-such-commit", bugs)
