@@ -26,8 +26,11 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [api]."""
 
     host: str = "127.0.0.1"
+    """Address to listen on. Any but a loopback one needs keys."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
+    """Port to listen on; 0: any free one."""
     processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """API processes that share the port."""
     body_limit: Annotated[int, msgspec.Meta(ge=1024)] = 2 * 1024 * 1024
     """Bytes of one request body."""
     max_choices_per_request: Annotated[int, msgspec.Meta(ge=1)] = 64

@@ -13,36 +13,41 @@ from runtime.plurals import counted
 
 BEGINNING = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{4,31}|[0-9]{1,3}-[0-9]{4,15}")
 """At least four digits, because commands that cancel and drop take beginnings, too."""
+DIGITS = re.compile(r"[0-9a-f]{1,32}")
+"""An id without the word at its front."""
 TOO_SHORT = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{0,3}|[0-9]{1,3}-[0-9]{0,3}")
 MAX_NAMED = 5
 """Candidates that an error names."""
 
 
 class Listing(NamedTuple):
-    """The list that has all ids of one kind. `after` and `following` name the parameter and the field of its pages;
-    `other` is a field whose ids are taken, too."""
+    """The list that has all ids of one kind. `front` is the word that they begin with; `after` and `following` name the
+    parameter and the field of its pages; `other` is a field whose ids are taken, too."""
 
     path: str
     noun: str
     plural: str
+    front: str = ""
     after: str = ""
     following: str = ""
     other: str = ""
 
 
 LISTINGS = {
-    "job_id": Listing("/v1/jobs", "job", "jobs", "cursor", "next_cursor"),
-    "batch_id": Listing("/v1/batches", "batch", "batches", "after", "last_id"),
+    "job_id": Listing("/v1/jobs", "job", "jobs", "job_", "cursor", "next_cursor"),
+    "batch_id": Listing("/v1/batches", "batch", "batches", "batch_", "after", "last_id"),
     "letter_id": Listing("/admin/dlq", "dead letter", "dead letters", other="job_id"),
-    "message_id": Listing("/admin/webhooks", "webhook message", "webhook messages"),
+    "message_id": Listing("/admin/webhooks", "webhook message", "webhook messages", "msg_"),
 }
 """By the name of a command's argument."""
 
 
 def whole_id(client: Client, argument: str, given: str) -> str:
-    """The id that begins with `given`, which is looked up in the whole list. An id, and what begins none, is returned
-    as it is: the server then answers. Raises Problem if it is too short, if several ids begin so, or if the list is cut
-    off before its end."""
+    """The id that begins with `given`, with or without its front, which is looked up in the whole list. An id, and what
+    begins none, is returned as it is: the server then answers. Raises Problem if it is too short, if several ids begin
+    so, or if the list is cut off before its end."""
+    if LISTINGS[argument].front and DIGITS.fullmatch(given):
+        given = LISTINGS[argument].front + given
     if TOO_SHORT.fullmatch(given):
         raise Problem(
             f"{given} is too short to stand for one {LISTINGS[argument].noun}",

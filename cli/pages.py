@@ -38,6 +38,8 @@ ELSEWHERE = {
 """Variables that are no settings: what each is, and what counts without it."""
 
 
+MEANING_INDENT = "      "
+
 UP_SETS = {
     ("redis", "url"): "a server of its own in `penstock up`, else redis://127.0.0.1:6379/0",
     ("files", "dir"): "files in the data folder",
@@ -70,8 +72,8 @@ def help_page(context: click.Context, topic: tuple[str, ...]) -> int:
 
 
 def _kind_column(line: str) -> int:
-    """Where the second column of a row begins; 0 where there is none."""
-    found = re.match(r"  \S+ {2,}", line)
+    """Where the second column of a row begins, and the text of a meaning; 0 where there is none."""
+    found = re.match(rf"  \S+ {{2,}}|{MEANING_INDENT}", line)
     return found.end() if found else 0
 
 
@@ -89,32 +91,40 @@ def _command_help(context: click.Context, names: Sequence[str]) -> str:
 
 
 def environment_page() -> str:
-    """Every environment variable, with its kind and default."""
+    """Every environment variable, with its kind, its default and, below, its meaning."""
     from cli.deployment import KINDS  # noqa: PLC0415 - every section's settings
     from runtime.config import ALIASES, ENV_PREFIX, TABLES, describe  # noqa: PLC0415
+    from runtime.field_docs import field_meanings  # noqa: PLC0415 - reads the source of the settings
 
     rows = []
     short = {target: name for name, target in ALIASES.items()}
     for section, kind in KINDS.items():
         if section in TABLES:
             continue
-        rows += [("", "", ""), (f"[{section}]", "", "")]
-        hints = typing.get_type_hints(kind)
+        rows += [("", "", "", ""), (f"[{section}]", "", "", "")]
+        hints, meanings = typing.get_type_hints(kind), field_meanings(kind)
         for key, default in zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True):
             if typing.get_origin(hints[key]) is not dict:  # a table has no variable
                 name = short.get((section, key), f"{ENV_PREFIX}{section}_{key}".upper())
                 shown = UP_SETS.get((section, key)) or _default(default)
-                rows.append((name, describe(hints[key]), shown))
-    rows += [("", "", ""), *((name, text, default) for name, (text, default) in ELSEWHERE.items())]
-    width = max(len(name) for name, _, _ in rows)
+                rows.append((name, describe(hints[key]), shown, meanings.get(key, "")))
+    rows += [("", "", "", ""), *((name, text, default, "") for name, (text, default) in ELSEWHERE.items())]
+    width = max(len(name) for name, *_ in rows)
     return "\n".join(
         [
             "Variables, each with its default in brackets. Those of the first part are also keys of penstock.toml",
             "(flags outrank variables, variables the file), in the section named above them.",
-            *(f"  {name:<{width}}  {text} [{default}]" if text else name for name, text, default in rows),
+            *(line for row in rows for line in _variable_lines(row, width)),
             "",
         ]
     )
+
+
+def _variable_lines(row: tuple[str, str, str, str], width: int) -> list[str]:
+    name, kind, default, meaning = row
+    if not kind:
+        return [name]
+    return [f"  {name:<{width}}  {kind} [{default}]", *([MEANING_INDENT + meaning] if meaning else [])]
 
 
 def _default(value: object) -> str:

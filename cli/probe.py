@@ -8,9 +8,13 @@ ten seconds.
 from __future__ import annotations
 
 import http.client
+import os
 import socket
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
+import msgspec
 
 from api.settings import ApiSettings
 from cli import ports
@@ -26,30 +30,38 @@ TIMEOUT_S = 3.0
 @click.argument("role", type=click.Choice(["api", "worker", "scheduler", "offline"]))
 @click.option("--id", "name", help="The process's name in `penstock ps` [this machine's name].")
 @click.option("--alive", is_flag=True, help="Ask only whether it lives, not whether it is ready.")
-def probe(role: str, name: str | None, alive: bool) -> int:
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance, if it is here [.penstock].")
+def probe(role: str, name: str | None, alive: bool, data_dir: Path | None) -> int:
     """Exit 0 if a process of this ROLE on this machine is ready.
 
     With --alive a process that is starting or draining also counts, and so does every process while Redis is
     unavailable: a liveness probe must not kill it for that.
     """
-    config = Where().config()
+    where = Where(data_dir)
+    config, instance = where.config(), where.home().read()
     if role == "api":
-        return _probe_api(config.section("api", ApiSettings), "/healthz" if alive else "/readyz")
+        settings = config.section("api", ApiSettings)
+        address = urlsplit(instance.url) if instance else None
+        host = address.hostname if address else ports.WILDCARDS.get(settings.host, settings.host)
+        port = address.port if address else settings.port
+        return _probe_api(host or "", port or 0, "/healthz" if alive else "/readyz")
+    redis = config.section("redis", RedisSettings)
+    if instance:
+        redis = msgspec.structs.replace(redis, url=instance.redis_url)
     host = socket.gethostname()
-    return _probe_fleet(config.section("redis", RedisSettings), role, name or host, host if name else "", alive=alive)
+    return _probe_fleet(redis, role, name or host, host if name else "", alive=alive)
 
 
-def _probe_api(settings: ApiSettings, path: str) -> int:
-    host = ports.WILDCARDS.get(settings.host, settings.host)
-    connection = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_S)
+def _probe_api(host: str, port: int, path: str) -> int:
+    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
         status, body = answer.status, answer.read()
     except (OSError, http.client.HTTPException) as error:
         raise Problem(
-            f"nothing answers at {host}:{settings.port}",
-            cause=str(error) or type(error).__name__,
+            f"nothing answers at {host}:{port}",
+            cause=_cause(error),
             exit_code=UNREACHABLE,
             code="unreachable",
         ) from None
@@ -58,6 +70,12 @@ def _probe_api(settings: ApiSettings, path: str) -> int:
     if status != 200:
         raise Problem(f"{path} answers {status}", cause=body.decode(errors="replace"), code="not_ready")
     return DONE
+
+
+def _cause(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__
 
 
 def _probe_fleet(settings: RedisSettings, role: str, name: str, host: str, *, alive: bool) -> int:

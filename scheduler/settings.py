@@ -22,6 +22,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [scheduler]."""
 
     tick_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """Seconds between two decisions."""
     interactive_s: Seconds = 2.0
     """Queue-time target: how long an interactive job may wait before it is begun."""
     standard_s: Seconds = 30.0

@@ -11,6 +11,7 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [telemetry]. Nothing leaves the machine unless `otlp_endpoint` is set."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is logged."""
     otlp_endpoint: str = ""
     """Base URL of an OTLP/HTTP collector, e.g. http://127.0.0.1:4318."""
     metrics_dir: str = ""

@@ -79,6 +79,7 @@ class EventSettings(msgspec.Struct, frozen=True, kw_only=True):
     """URL of the broker that lifecycle events are published to, as kombu takes it (redis://..., amqp://...); empty:
     none."""
     publish_queue: str = "penstock.events"
+    """Queue at that broker; created if necessary."""
     source: str = "/penstock"
     """The CloudEvents `source`, which names this deployment."""
     results: bool = False

@@ -213,12 +213,16 @@ def test_help_pages(capsys: pytest.CaptureFixture[str]) -> None:
     assert "PENSTOCK_REDIS_URL" in page
     assert "PENSTOCK_API_KEY" in page
     assert "  PENSTOCK_API_HOSTS                        texts, with commas between [none]\n" in page
-    assert "\n[up]\n  PENSTOCK_DATA_DIR                         a path [.penstock]\n" in page
+    assert "\n[up]\n  PENSTOCK_DATA_DIR                         a path [.penstock]\n      Folder of the queue" in page
+    assert "      Port to listen on; 0: any free one.\n" in page
     assert "  PENSTOCK_SIM_FAULTS                       true or false [false]\n" in page
     assert "  PENSTOCK_EVENTS_TAKE_PRIORITY             one of interactive, standard, batch [standard]\n" in page
     assert "  PENSTOCK_FILES_DIR                        a path [files in the data folder]\n" in page
-    variables = [line for line in page.split("\n") if line.startswith("  ")]
+    variables = [line for line in page.split("\n") if re.match("  [A-Z]", line)]
     assert all(re.fullmatch(r"  [A-Z0-9_]+ +\S.* \[[^\[\]]+\]", line) for line in variables), variables
+    meanings = [line for line in page.split("\n") if re.match("      [^ ]", line)]
+    settings = page[: page.index("  PENSTOCK_API_KEY ")].count("\n  PENSTOCK_")
+    assert len(meanings) == settings > 100, "each setting has a meaning below it"
     for command in LazyGroup.COMMANDS:
         assert main(["help", command]) == 0
         assert "Usage: penstock" in capsys.readouterr().out

@@ -78,7 +78,10 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["webhooks", "show"], "job_00ffff", "/admin/webhooks/job_00ffff"),
         (["jobs", "show"], f"job_00{'e' * 30}", f"/v1/jobs/job_00{'e' * 30}"),  # whole: not looked up
         (["jobs", "show"], "job_00eeee", "/v1/jobs/job_00eeee"),  # nothing begins so: the server says it
-        (["jobs", "show"], "00ffff", "/v1/jobs/00ffff"),
+        (["jobs", "show"], "00ffff", f"/v1/jobs/{JOBS[-1]}"),  # without the word at its front
+        (["batch", "show"], "002222", f"/v1/batches/{BATCHES[1]}"),
+        (["webhooks", "show"], "0044", f"/admin/webhooks/{MESSAGES[1]}"),
+        (["jobs", "show"], "none", "/v1/jobs/none"),
     ],
 )
 def test_a_beginning_stands_for_the_one_id(
@@ -91,14 +94,14 @@ def test_a_beginning_stands_for_the_one_id(
 @pytest.mark.parametrize(
     ("command", "given"),
     [("jobs show", "job_00f"), ("jobs events", "job_"), ("batch output", "batch_001"), ("webhooks show", "msg_0"),
-     ("dlq drop", "0-179"), ("dlq show", "job_00f")],
+     ("dlq drop", "0-179"), ("dlq show", "job_00f"), ("jobs cancel", "00f")],
 )  # fmt: skip
 def test_a_beginning_that_is_too_short_is_said_to_be(
     command: str, given: str, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is not asked for, even if it is the only one: one digit more or less must not cancel another job."""
     error = said(capsys, *command.split(), given, "--url", url)
-    assert f"error: {given} is too short" in error and "next:  give more digits" in error
+    assert f"{given} is too short" in error and "next:  give more digits" in error
 
 
 @pytest.mark.parametrize("command", ["show", "cancel"])

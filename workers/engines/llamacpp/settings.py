@@ -18,6 +18,7 @@ class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Path | None = None
     """A list of hashes in sha256sum's format; the engine does not start unless it lists every file of the model."""
     slots: Positive = 4
+    """Texts generated at a time."""
     context: Positive = 4096
     """Tokens per request (prompt + completion)."""
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -30,6 +31,7 @@ class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
     """This and the next four are defaults for requests; requests cannot set the last three. 0: always the likeliest
     token, with which the default model answers best (docs/models.md) and an interrupted text is resumed exactly."""
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    """Of a request that names none."""
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 40
     """0: off."""
     min_p: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.05

@@ -16,30 +16,42 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     """A checkpoint folder, or a hub name if the machine can reach the hub."""
     tokenizer: str = ""
+    """Folder of the tokenizer; empty: the checkpoint's own."""
     manifest: Path | None = None
     """A list of hashes in sha256sum's format for checkpoint, tokenizer, draft model and adapters, which must then be
     local folders; the engine does not start unless it lists every file in them."""
     tensor_parallel_size: Positive = 1
+    """GPUs that share each layer."""
     pipeline_parallel_size: Positive = 1
+    """Groups of GPUs that share the layers between them."""
     moe_expert_parallel_size: Positive | None = None
+    """GPUs that share the experts; it must divide `tensor_parallel_size`."""
     max_batch_size: Positive = 256
+    """Requests in flight."""
     max_num_tokens: Positive = 8192
+    """Tokens of one engine step."""
     max_seq_len: Positive | None = None
+    """Tokens per request (prompt + completion); not set: the model's own."""
     kv_cache: dict[str, Any] = {}
     """Fields of KvCacheConfig."""
     scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = "GUARANTEED_NO_EVICT"
+    """What is admitted to the KV cache."""
     waiting_queue_policy: Literal["fcfs", "priority"] = "fcfs"
     """"priority": inside the engine, higher lanes go first, and in each lane requests that lost their worker."""
     chunked_prefill: bool = True
+    """Compute long prompts in pieces; without it, a prompt beyond `max_num_tokens` is refused."""
     stream_interval: Positive = 1
+    """Tokens between two deltas, for the whole engine."""
     speculative: dict[str, Any] = {}
     """Fields of one speculative config, with `decoding_type`."""
     guided_decoding: Literal["", "xgrammar", "llguidance"] = ""
+    """Library that constrains outputs to a JSON schema; empty: schemas are refused."""
     lora: dict[str, str] = {}
     """By name, the folder of each adapter."""
     adapter: str = ""
     """The adapter of `lora` this model's requests use; "": the bare checkpoint."""
     max_lora_rank: Positive = 64
+    """Highest rank of an adapter."""
     default_output: Positive = 1024
     """max_tokens of a request without one; GUARANTEED_NO_EVICT reserves them all, so keep it below the context."""
     enable_iter_perf_stats: bool = False

@@ -46,6 +46,7 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """llama-server: reuse cached prompts, also those of other tenants, who could then guess each other's prompts by
     the time to the first token. Off, and with one slot, an interrupted greedy text continues exactly."""
     connect_s: Seconds = 5.0
+    """Time limit for a connection."""
     first_token_s: Seconds = 300.0
     """From a request to its first token, the server's own queue included. Comments and empty chunks do not count."""
     between_tokens_s: Seconds = 60.0
