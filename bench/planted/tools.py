@@ -11,7 +11,7 @@ TOOLS = (
     Bug(
         "half a call at another server",
         "A call is continued like text: its second half follows a prompt that the model never answers so.",
-        (Edit("workers/engines/upstream/ladder.py", "if request.tools is not None:", "if False:"),),
+        (Edit("workers/engines/upstream/continuation/ladder.py", "if request.tools is not None:", "if False:"),),
         ("tests/workers/engines/upstream/test_tools.py::test_a_sampled_call_begins_again",),
     ),
     Bug(

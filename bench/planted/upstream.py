@@ -14,7 +14,7 @@ UPSTREAM = (
         "A stream that ends with [DONE] alone counts as complete, so a cut answer does.",
         (
             Edit(
-                ENGINE + "generation.py",
+                ENGINE + "reply/generation.py",
                 'self.outcome = self.outcome or by_cut("[DONE] without a finish reason")',
                 'self.outcome = self.outcome or by_finish("stop")',
             ),
@@ -24,13 +24,17 @@ UPSTREAM = (
     Bug(
         "a JSON text inside another",
         "JSON is continued like text, though the grammar begins at its root.",
-        (Edit(ENGINE + "ladder.py", "if sampling.json_schema is not None:", "if False:"),),
+        (Edit(ENGINE + "continuation/ladder.py", "if sampling.json_schema is not None:", "if False:"),),
         (f"{FAKES}json_begins_again",),
     ),
     Bug(
         "reasoning that is forgotten",
         "An answer with hidden reasoning is continued as if there had been none.",
-        (Edit(ENGINE + "ladder.py", "if any(count and not text for text, _, count in rows):", "if False:"),),
+        (
+            Edit(
+                ENGINE + "continuation/ladder.py", "if any(count and not text for text, _, count in rows):", "if False:"
+            ),
+        ),
         (f"{FAKES}hidden_reasoning_is_counted_and_never_spliced",),
     ),
     Bug(
@@ -38,7 +42,7 @@ UPSTREAM = (
         "A token is logged whose text has not come, so that a continuation leaves it out.",
         (
             Edit(
-                ENGINE + "generation.py",
+                ENGINE + "reply/generation.py",
                 "self._held.append(piece)\n            return None",
                 "return self._passed(piece)",
             ),
@@ -50,7 +54,7 @@ UPSTREAM = (
         "A continued answer may be as long again as the whole.",
         (
             Edit(
-                ENGINE + "generation.py",
+                ENGINE + "reply/generation.py",
                 "return limit if rung in (Rung.FRESH, Rung.REPLAY) else max(0, limit - self.out)",
                 "return limit",
             ),
@@ -60,7 +64,7 @@ UPSTREAM = (
     Bug(
         "a queue inside the server",
         "Requests are sent as they come, and wait where no lane orders them.",
-        (Edit(ENGINE + "places.py", "each.budget.has_room(each.in_flight) and", ""),),
+        (Edit(ENGINE + "places/places.py", "each.budget.has_room(each.in_flight) and", ""),),
         (f"{FAKES}no_more_runs_there_than_the_server_runs_at_once",),
     ),
     Bug(

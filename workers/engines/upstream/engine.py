@@ -30,18 +30,18 @@ from penstock.engine import (
     task_health,
 )
 from runtime.config import ConfigError
-from workers.engines.upstream import ladder
-from workers.engines.upstream.card import card_of, lacking
-from workers.engines.upstream.endings import End, ReplyOutcome
-from workers.engines.upstream.endpoint import ServerEndpoint, ServerPlace
+from workers.engines.upstream.continuation import ladder
+from workers.engines.upstream.continuation.ladder import Rung
+from workers.engines.upstream.continuation.refusals import RefusedRungs
 from workers.engines.upstream.exchange import UpstreamExchange
-from workers.engines.upstream.generation import UpstreamGeneration
-from workers.engines.upstream.kinds import DEFAULT_CONTEXT
-from workers.engines.upstream.ladder import Rung
-from workers.engines.upstream.limits import REFUSED_S, UpstreamKey
-from workers.engines.upstream.places import ServerPlaces
-from workers.engines.upstream.probe import ProbeFailed
-from workers.engines.upstream.refusals import RefusedRungs
+from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
+from workers.engines.upstream.places.limits import REFUSED_S, UpstreamKey
+from workers.engines.upstream.places.places import ServerPlaces
+from workers.engines.upstream.reply.endings import End, ReplyOutcome
+from workers.engines.upstream.reply.generation import UpstreamGeneration
+from workers.engines.upstream.server.card import card_of, lacking
+from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT
+from workers.engines.upstream.server.probe import ProbeFailed
 from workers.engines.upstream.settings import UpstreamSettings
 
 log = logging.getLogger(__name__)

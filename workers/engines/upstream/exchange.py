@@ -15,16 +15,17 @@ import msgspec
 
 from penstock.engine import ChatTurn, Piece
 from telemetry.logs import EventLog
-from workers.engines.upstream import bodies, ladder
-from workers.engines.upstream.connection import CLOSED, BrokenReply, ConnectError, WholeReply
-from workers.engines.upstream.endings import End, ReplyOutcome, by_cut, by_status
-from workers.engines.upstream.endpoint import ServerEndpoint, ServerPlace
-from workers.engines.upstream.generation import UpstreamGeneration
-from workers.engines.upstream.kinds import ServerFacts
-from workers.engines.upstream.ladder import Continuation, Rung
-from workers.engines.upstream.limits import retry_after_s
+from workers.engines.upstream.continuation import bodies, ladder
+from workers.engines.upstream.continuation.ladder import Continuation, Rung
+from workers.engines.upstream.http.client import BrokenReply, BufferedReply, ConnectError
+from workers.engines.upstream.http.connection import CLOSED
+from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
+from workers.engines.upstream.places.limits import retry_after_s
+from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_status
+from workers.engines.upstream.reply.generation import UpstreamGeneration
+from workers.engines.upstream.reply.stream import StreamReader
+from workers.engines.upstream.server.kinds import ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
-from workers.engines.upstream.stream import StreamReader
 
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
@@ -232,7 +233,7 @@ class UpstreamExchange:
         return found
 
 
-async def _quietly(call: Coroutine[Any, Any, WholeReply]) -> None:
+async def _quietly(call: Coroutine[Any, Any, BufferedReply]) -> None:
     """Make a call whose failure changes nothing: the closed connection stops the request as well, only later."""
     with suppress(ConnectError, BrokenReply):
         await call

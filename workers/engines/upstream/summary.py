@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from penstock.engine import ChatTurn, Request, Sampling
 from runtime.plurals import counted
-from workers.engines.upstream import ladder
-from workers.engines.upstream.kinds import DEFAULT_CONTEXT, ServerFacts
-from workers.engines.upstream.ladder import Rung
+from workers.engines.upstream.continuation import ladder
+from workers.engines.upstream.continuation.ladder import Rung
+from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 
 BEGUN = ((" a", (1,), 1),)
 LATER = {Rung.REPLAY: "replay at temperature 0 or with a seed", Rung.RESTART: "beginning again"}

@@ -19,9 +19,9 @@ from runtime.config import ConfigError
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.priority import Priority
-from workers.engines.upstream.connection import MAX_REPLY_BYTES
-from workers.engines.upstream.generation import MAX_EXCESS_TOKENS
-from workers.engines.upstream.sse import MAX_LINE_BYTES
+from workers.engines.upstream.http.connection import MAX_REPLY_BYTES
+from workers.engines.upstream.http.sse import MAX_LINE_BYTES
+from workers.engines.upstream.reply.generation import MAX_EXCESS_TOKENS
 
 WHOLE = "".join(ANSWER)
 
@@ -58,7 +58,7 @@ async def test_the_card_says_what_the_server_can_do(kind: str) -> None:
 
 def test_what_a_server_lacks_is_refused_at_the_door() -> None:
     """Raw prompts of a server that takes conversations alone."""
-    from workers.engines.upstream import kinds  # noqa: PLC0415 - beside what it is for
+    from workers.engines.upstream.server import kinds  # noqa: PLC0415 - beside what it is for
 
     can = kinds.of("openai").capabilities()
     for prompt, refused in ((Text(("a",)), True), (Tokens(((1,),)), True), (Chat(HELLO), False)):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.engine import ChatTurn, Request, Sampling
-from workers.engines.upstream.kinds import ServerFacts
+from workers.engines.upstream.server.kinds import ServerFacts
 
 Row = tuple[str, Sequence[int], int]
 """Text, known token ids, and count of tokens, of what was generated."""

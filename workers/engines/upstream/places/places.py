@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from workers.engines.upstream.endpoint import ServerEndpoint, ServerPlace
+from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
 
 MAX_SLEEP_S = 5.0
 

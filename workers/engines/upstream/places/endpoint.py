@@ -8,12 +8,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.engines.upstream.breaker import Breaker
-from workers.engines.upstream.budget import InFlightBudget
-from workers.engines.upstream.connection import ServerAddress, UpstreamClient
-from workers.engines.upstream.kinds import ServerFacts
-from workers.engines.upstream.limits import KeyPool, UpstreamKey
-from workers.engines.upstream.probe import ProbeFailed, ServerProbe, gauges
+from workers.engines.upstream.http.address import ServerAddress
+from workers.engines.upstream.http.client import UpstreamClient
+from workers.engines.upstream.places.breaker import Breaker
+from workers.engines.upstream.places.budget import InFlightBudget
+from workers.engines.upstream.places.limits import KeyPool, UpstreamKey
+from workers.engines.upstream.server.kinds import ServerFacts
+from workers.engines.upstream.server.probe import ProbeFailed, ServerProbe, gauges
 from workers.engines.upstream.settings import UpstreamSettings
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from workers.engines.upstream import kinds
-from workers.engines.upstream.connection import BrokenReply, ConnectError, UpstreamClient, WholeReply
-from workers.engines.upstream.endings import KEY_REFUSED, error_of
-from workers.engines.upstream.kinds import ServerFacts
+from workers.engines.upstream.http.client import BrokenReply, BufferedReply, ConnectError, UpstreamClient
+from workers.engines.upstream.http.errors import KEY_REFUSED, error_of
+from workers.engines.upstream.server import kinds
+from workers.engines.upstream.server.kinds import ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
 
 TIMEOUT_S = 10.0
@@ -141,7 +141,7 @@ class ServerProbe:
         decoded = _json(reply) if reply.status == 200 else None
         return decoded if isinstance(decoded, Mapping) else {}
 
-    async def _get(self, path: str, *, based: bool = False) -> WholeReply:
+    async def _get(self, path: str, *, based: bool = False) -> BufferedReply:
         address = self._client.address
         try:
             return await self._client.ask("GET", (address.base if based else address.root) + path, None, self._key)
@@ -184,7 +184,7 @@ def _whole(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31 else 0
 
 
-def _json(reply: WholeReply) -> Any:
+def _json(reply: BufferedReply) -> Any:
     try:
         return reply.json()
     except ValueError:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from penstock.engine import ChatTurn, Piece, Request, Sampling
-from workers.engines.upstream import kinds
-from workers.engines.upstream.endings import End
-from workers.engines.upstream.generation import UpstreamGeneration
-from workers.engines.upstream.ladder import Rung
-from workers.engines.upstream.stream import StreamReader
+from workers.engines.upstream.continuation.ladder import Rung
+from workers.engines.upstream.reply.endings import End
+from workers.engines.upstream.reply.generation import UpstreamGeneration
+from workers.engines.upstream.reply.stream import StreamReader
+from workers.engines.upstream.server import kinds
 
 FIRST_S, BETWEEN_S = 300.0, 60.0
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":" x"}}]}\n\n'
@@ -34,7 +34,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("workers.engines.upstream.stream.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("workers.engines.upstream.reply.stream.time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 def a_reader(clock: Clock, pieces: list[Piece]) -> tuple[StreamReader, Closed]:

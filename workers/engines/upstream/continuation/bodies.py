@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import Tools
-from workers.engines.upstream.kinds import ServerFacts
-from workers.engines.upstream.ladder import Row, Rung, is_chat
+from workers.engines.upstream.continuation.ladder import Row, Rung, is_chat
+from workers.engines.upstream.server.kinds import ServerFacts
 
 CHAT, TEXT = "/chat/completions", "/completions"
 Prompt = str | list[int] | list[str | int]

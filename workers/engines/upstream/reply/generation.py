@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
 from workers.engines.call_writer import DeltaWriter
 from workers.engines.stops import TokenGate, joined
-from workers.engines.upstream import chunks
-from workers.engines.upstream.chunks import Choice, Chunk
-from workers.engines.upstream.endings import End, ReplyOutcome, by_cut, by_error, by_finish
-from workers.engines.upstream.kinds import DEFAULT_CONTEXT, ServerFacts
-from workers.engines.upstream.ladder import Row, Rung
+from workers.engines.upstream.continuation.ladder import Row, Rung
+from workers.engines.upstream.reply import chunks
+from workers.engines.upstream.reply.chunks import Choice, Chunk
+from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_error, by_finish
+from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 
 MAX_EXCESS_TOKENS = 64
 """Beyond its limit (the last chunk may hold several tokens) an answer is cut."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 
 from penstock.engine import Piece
 from workers.engines.stops import joined
-from workers.engines.upstream.connection import UpstreamConnection
-from workers.engines.upstream.endings import End, ReplyOutcome, by_cut, by_status
-from workers.engines.upstream.generation import DONE, UpstreamGeneration, decoded
-from workers.engines.upstream.sse import EventSplitter, LineTooLongError
+from workers.engines.upstream.http.connection import UpstreamConnection
+from workers.engines.upstream.http.sse import EventSplitter, LineTooLongError
+from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_status
+from workers.engines.upstream.reply.generation import DONE, UpstreamGeneration, decoded
 
 MAX_ERROR_BYTES = 64 << 10
 FINISH_GRACE_S = 2.0

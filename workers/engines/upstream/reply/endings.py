@@ -6,15 +6,13 @@ errors too, and its absence after a finish reason is harmless.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from penstock.engine import Failure
+from workers.engines.upstream.http.errors import KEY_REFUSED, MAX_WORDS, error_of
 
-MAX_WORDS = 500
-"""Characters of a server's own error message that are passed on."""
 GOOD = {
     "stop": "stop",
     "length": "length",
@@ -30,8 +28,6 @@ FILTERED = ("content_filter", "safety", "refusal")
 
 BUSY = (429, 503, 529)
 RETRIED = (408, 409, 425, 500, 502, 504)
-KEY_REFUSED = (401, 402)
-"""403 is about the request, as of a moderated one."""
 
 
 class End(Enum):
@@ -104,32 +100,6 @@ def by_error(decoded: Any) -> ReplyOutcome:
 def by_cut(reason: str, *, sent: bool = True) -> ReplyOutcome:
     """A stream that ended without a finish reason."""
     return ReplyOutcome(End.BROKEN, reason, sent=sent)
-
-
-def error_of(decoded: Any) -> tuple[str, int, str | None] | None:
-    """The words, the status (0: not given) and the parameter of an error in any server's form; None if it is none."""
-    if not isinstance(decoded, Mapping):
-        return None
-    inner = decoded.get("error")
-    if isinstance(inner, str):  # TGI, Ollama
-        return _words(inner, decoded.get("error_type")), 0, None
-    if isinstance(inner, Mapping):
-        return _fields(inner)
-    if decoded.get("object") == "error" or "message" in decoded or "detail" in decoded:  # SGLang, trtllm-serve, FastAPI
-        return _fields(decoded)
-    return None
-
-
-def _fields(error: Mapping[str, Any]) -> tuple[str, int, str | None]:
-    said = error.get("message", error.get("detail", ""))
-    code, param = error.get("code"), error.get("param")
-    number = int(code) if isinstance(code, int | str) and str(code).isdigit() else 0
-    return _words(said, error.get("type")), number, param if isinstance(param, str) else None
-
-
-def _words(said: Any, kind: Any) -> str:
-    text = said if isinstance(said, str) and said else str(kind or "an error without words")
-    return " ".join(text.split())[:MAX_WORDS]
 
 
 def _by_code(code: int, reason: str, words: str, param: str | None) -> ReplyOutcome:

@@ -12,7 +12,8 @@ import uvloop
 from certificates import Authority, secured
 from fake_upstream import FakeUpstream, serving
 
-from workers.engines.upstream.connection import BrokenReply, ConnectError, ServerAddress, UpstreamClient
+from workers.engines.upstream.http.address import ServerAddress
+from workers.engines.upstream.http.client import BrokenReply, ConnectError, UpstreamClient
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from collections.abc import Collection
 import msgspec
 
 from penstock.engine import Request
-from workers.engines.upstream.ladder import Rung
+from workers.engines.upstream.continuation.ladder import Rung
 
 MAX_KNOWN = 1024
 

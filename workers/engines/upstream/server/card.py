@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from penstock.engine import Capabilities, ModelCard
-from workers.engines.upstream.kinds import DEFAULT_CONTEXT, ServerFacts
+from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
 
 
