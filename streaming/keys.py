@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streaming.catalogue import CATALOGUE, CHANNELS, FLEET, ROOT, Key
+from streaming.catalogue import CATALOGUE, CHANNELS, FLEET, ROOT
+from streaming.catalogue.key import Key
 from streaming.priority import Priority
 
 GROUP = "workers"

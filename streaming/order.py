@@ -1,7 +1,7 @@
 """Order of the queue: which waiting job a worker gets next, and why. Pure: plain data in, a pick with its reason out.
 
-`streaming/lua/claims.lua` implements the same rule in O(log n); tests/streaming/jobs/test_order_stateful.py holds both
-equal. The rule, in this order:
+`streaming/lua/shared/claims.lua` implements the same rule in O(log n); tests/streaming/jobs/test_order_stateful.py
+holds both equal. The rule, in this order:
 
 1. Lane: the highest lane in which a job waits. A lower lane goes first when its credit pays for its next job: each
    unit of work claimed from a higher lane, while a job of the lower one waits, is one part of credit, and a unit of its

@@ -45,9 +45,7 @@ def draw(server: Redis, tree: Path, seed: int, count: int) -> list[Mutant]:
 
 
 def _drawn(tree: Path, seed: int) -> Iterator[Mutant]:
-    texts = {
-        f"{FOLDER}/{path.name}": path.read_text(encoding="utf-8") for path in sorted((tree / FOLDER).glob("*.lua"))
-    }
+    texts = _texts(tree)
     chances = [(file, *change) for file, text in texts.items() for change in changes(text)]
     random.Random(seed).shuffle(chances)  # noqa: S311 - to be repeated
     for file, number, operator, new in chances:
@@ -56,13 +54,18 @@ def _drawn(tree: Path, seed: int) -> Iterator[Mutant]:
 
 def named(server: Redis, tree: Path, names: Sequence[str]) -> Iterator[Mutant]:
     """Every change of the lines that these names of mutants speak of, `FILE: LINE...` each; among them the mutants."""
-    for path in sorted((tree / FOLDER).glob("*.lua")):
-        file, text = f"{FOLDER}/{path.name}", path.read_text(encoding="utf-8")
+    for file, text in _texts(tree).items():
         for number, operator, new in changes(text):
             line = text.splitlines()[number - 1].strip()
             mutant = Mutant(file, operator, _replaced(text, number, new))
             if any(name.startswith(f"{file}: {line}") for name in names) and compiles(server, tree, mutant):
                 yield mutant
+
+
+def _texts(tree: Path) -> dict[str, str]:
+    """The text of every Lua file by its name in the tree."""
+    paths = sorted((tree / FOLDER).rglob("*.lua"))
+    return {path.relative_to(tree).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
 def changes(text: str) -> Iterator[tuple[int, str, str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from streaming.redis.scripts import SHARED
+
 
 class Rotten(Exception):
     """Raised when the tree no longer has the text, exactly once, that a bug replaces."""
@@ -46,5 +48,6 @@ class Bug:
 
 
 def lua(script: str, old: str, new: str) -> Edit:
-    """An edit of a Lua script, named without its folder and suffix."""
-    return Edit(f"streaming/lua/{script}.lua", old, new)
+    """An edit of a Lua script, or of a file that scripts share, named without its folder and suffix."""
+    folder = "streaming/lua/shared" if script in SHARED else "streaming/lua"
+    return Edit(f"{folder}/{script}.lua", old, new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit
+from bench.planted.bug import Bug, Edit, lua
 
 PARKING = "tests/workers/test_parking.py::test_"
 VICTIMS = "tests/workers/test_victims.py::test_"
@@ -61,7 +61,13 @@ PREEMPTIONS = (
     Bug(
         "standard work beyond the places",
         "A full worker claims jobs of lane standard for places that it will not free.",
-        (Edit("streaming/lua/claims.lua", "if lane.rank > 1 and c.begun + #c.chosen >= c.free then", "if false then"),),
+        (
+            lua(
+                "claims",
+                "if lane.rank > 1 and c.begun + #c.chosen >= c.free then",
+                "if false then",
+            ),
+        ),
         (PREEMPTION + "a_claim_beyond_the_free_places_brings_the_highest_lane_alone",),
     ),
     Bug(
@@ -69,7 +75,7 @@ PREEMPTIONS = (
         "A chat waits for the next look of a worker whose batch jobs would give way at once.",
         (
             Edit(
-                "streaming/lua/signals.lua",
+                "streaming/lua/shared/signals.lua",
                 " or priority == PRIORITIES[1] and wake_freshest(yielding_key(model), now)\n",
                 "\n",
             ),
@@ -93,7 +99,7 @@ PREEMPTIONS = (
         "The parked log of a job that has ended stays in the store.",
         (
             Edit(
-                "streaming/lua/logs.lua",
+                "streaming/lua/shared/logs.lua",
                 "local function release_logs(id, runs)\n  redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)\n",
                 "local function release_logs(id, runs)\n",
             ),

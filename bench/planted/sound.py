@@ -47,8 +47,8 @@ def try_none(tree: Path, bugs: Sequence[Bug], jobs: int) -> SoundRun:
         bug.patched(tree)
     began = time.monotonic()
     parts = chunks(test for bug in bugs for test in bug.tests)
-    runs = side_by_side([partial(run_tests, tree, part, limit_s=CHUNK_LIMIT_S) for part in parts], jobs)
-    return SoundRun(seconds=time.monotonic() - began, runs=tuple(runs))
+    runs = tuple(side_by_side([partial(run_tests, tree, part, limit_s=CHUNK_LIMIT_S) for part in parts], jobs))
+    return SoundRun(time.monotonic() - began, runs)
 
 
 def chunks(tests: Iterable[str]) -> Iterator[list[str]]:

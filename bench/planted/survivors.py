@@ -19,7 +19,7 @@ SURVIVORS = (
         "The log of a draining worker is gone after a minute, with the tokens of the jobs that it still runs.",
         (
             Edit(
-                LUA + "logs.lua",
+                LUA + "shared/logs.lua",
                 "and redis.call('HGET', worker_key(worker), 'state') ~= 'live' then",
                 "and true then",
             ),

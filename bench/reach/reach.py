@@ -133,7 +133,7 @@ def changed_scripts(tree: Path, texts: Mapping[str, str]) -> dict[str, str]:
 @cache
 def _unchanged(tree: Path) -> tuple[dict[str, str], dict[str, str]]:
     """The files of a tree that holds still, and what the server is given of each."""
-    files = {path.name: path.read_text(encoding="utf-8") for path in (tree / FOLDER).glob("*.lua")}
+    files = {path.name: path.read_text(encoding="utf-8") for path in (tree / FOLDER).rglob("*.lua")}
     return files, {name: script.source for name, script in assemble(files).items()}
 
 

@@ -146,7 +146,8 @@ SHARED = (
     "fences",
     "claims",
 )
-"""The files of the functions that scripts share, without their suffix, in order: each uses only those before it."""
+"""The files of the functions that scripts share, in `streaming/lua/shared`, without their suffix, in order: each uses
+only those before it."""
 
 CALL_LOOP = """
 local answers, at = {}, 1
@@ -205,8 +206,9 @@ DEFINITION = re.compile(r"^(?=local (?:function )?(\w+))", re.MULTILINE)
 @cache
 def load_scripts() -> Mapping[str, Script]:
     """Read every script and put in front of it what it uses of the key catalogue and the shared functions."""
-    folder, names = files("streaming") / "lua", (*NAMES, *SHARED)
-    return assemble({f"{name}.lua": (folder / f"{name}.lua").read_text(encoding="utf-8") for name in names})
+    folder = files("streaming") / "lua"
+    paths = [*(folder / f"{name}.lua" for name in NAMES), *(folder / "shared" / f"{name}.lua" for name in SHARED)]
+    return assemble({path.name: path.read_text(encoding="utf-8") for path in paths})
 
 
 def assemble(texts: Mapping[str, str]) -> dict[str, Script]:

@@ -252,6 +252,7 @@ def test_every_test_runs_without_a_bug(tmp_path: Path, monkeypatch: pytest.Monke
     assert sorted((tmp_path / "ran").read_text().split()) == ["a", "b", "c", "d", "e"]
     assert [line.partition(" - ")[0] for line in run.failures] == ["FAILED test_c.py::test_fails"]
     assert (len(run.runs), run.broken) == (3, [])
+    assert run.seconds >= max(each.seconds for each in run.runs)
     run = try_none(tmp_path, [*bugs, Bug("o", "x", (), ("test_f.py::test_gone",))], 2)
     assert len(run.failures) == len(run.broken) == 1 and "test_f.py" in run.broken[0]
 

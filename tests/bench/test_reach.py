@@ -27,8 +27,8 @@ SOURCE = Path(__file__).parents[2]
 
 
 def test_a_shared_function_is_in_every_script_that_uses_it() -> None:
-    text = (SOURCE / "streaming/lua/logs.lua").read_text()
-    whole = {"streaming/lua/logs.lua": text.replace("'live'", "'lively'")}
+    text = (SOURCE / "streaming/lua/shared/logs.lua").read_text()
+    whole = {"streaming/lua/shared/logs.lua": text.replace("'live'", "'lively'")}
     own = {"streaming/lua/put.lua": (SOURCE / "streaming/lua/put.lua").read_text() + "return 1\n"}
     assert {"finish", "claim"} <= changed_scripts(SOURCE, whole).keys()
     assert changed_scripts(SOURCE, own).keys() == {"put"}

@@ -236,7 +236,7 @@ def shapes() -> Iterator[str]:
 def digest() -> str:
     """Of all that another version would have to agree on."""
     folder = files("streaming") / "lua"
-    names = [*scripts.SHARED, *scripts.NAMES]
+    paths = [*(f"shared/{name}.lua" for name in scripts.SHARED), *(f"{name}.lua" for name in scripts.NAMES)]
     parts = [
         *(f"{key.name} {key.pattern} {key.kind}" for key in (*catalogue.CATALOGUE, *catalogue.FLEET)),
         *(f"{kind} {text.partition(': ')[0]}" for kind, text in catalogue.CHANNELS.items()),
@@ -244,7 +244,7 @@ def digest() -> str:
         keys.prefix(keys.FLEET_SLOT),
         keys.GROUP,
         *sorted(shapes()),
-        *(f"{name} {key_use((folder / f'{name}.lua').read_text('utf-8'))}" for name in names),
+        *(f"{Path(path).stem} {key_use((folder / path).read_text('utf-8'))}" for path in paths),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
