@@ -55,6 +55,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     frequency_penalty: float | None = None
     json_schema: dict[str, Any] | None = None
     """The output must be JSON of this schema; `{}` means any JSON object."""
+    top_k: int | None = None
+    """Only the k likeliest tokens are sampled; 0: all."""
+    min_p: float | None = None
+    """Only tokens at least this likely, relative to the likeliest, are sampled."""
+    repetition_penalty: float | None = None
+    """Divides the logits of tokens that prompt or answer have already; 1: off."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of tokens, by their ids; -100 bans a token, 100 forces it."""
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -84,6 +92,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     json_resume: bool = False
     """Whether the engine can continue JSON output that an earlier attempt began: it restores the grammar's state."""
     penalties: bool = False
+    """presence_penalty and frequency_penalty."""
     token_prompts: bool = False
     text_prompts: bool = True
     """Whether it takes raw prompts, and not conversations alone."""
@@ -93,6 +102,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine can force a call, of any function or of a named one."""
     tool_resume: bool = False
     """Whether the engine can continue an answer to a request with tools that an earlier attempt began."""
+    top_k: bool = False
+    min_p: bool = False
+    repetition_penalty: bool = False
+    logit_bias: bool = False
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

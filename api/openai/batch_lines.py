@@ -169,14 +169,14 @@ def job_of(request: Request, batch: Batch, *, job_id: str, number: int, lane: Pr
     """
     own = request.queue.deadline_ms
     deadlines = [each for each in (own, left_ms) if each is not None]
-    prompt, tools = request.prompt_asked, request.tools_asked
-    return job_class(prompt, tools)(
+    prompt, tools, sampling = request.prompt_asked, request.tools_asked, request.sampling
+    return job_class(prompt, tools, sampling)(
         id=job_id,
         model=request.model,
         tenant=batch.tenant,
         priority=lane,
         prompt=prompt,
-        sampling=request.sampling,
+        sampling=sampling,
         deadline_ms=min(deadlines, default=None),
         max_queue_ms=request.queue.max_queue_ms,
         metadata={"batch": batch.id, "line": str(number)},

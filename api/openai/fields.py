@@ -54,6 +54,28 @@ Metadata: TypeAlias = Annotated[
     BeforeValidator(_check_count),
 ]
 
+MAX_BIASES = 1024
+MAX_BIAS = 100.0
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def _check_biases(value: Any) -> Any:
+    """Check keys and count, before each wrong entry would be an error of its own."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_BIASES:
+        raise refusal(f"may have at most {MAX_BIASES:,} entries")
+    if not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) and int(key) < 2**31 for key in value):
+        raise refusal('must have token ids as its names, such as {"50256": -100}')
+    return value
+
+
+LogitBias: TypeAlias = Annotated[
+    dict[str, Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]],
+    Field(max_length=MAX_BIASES, fail_fast=True),
+    BeforeValidator(_check_biases),
+]
+
 _CONTAINERS = (dict, list)
 _PARTS = ("image_url", "input_audio", "file", "image", "audio", "video_url", "refusal")
 _DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600)")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from api.openai.fields import Metadata, QueueOptions, StrictBody
+from api.openai.fields import LogitBias, Metadata, QueueOptions, StrictBody
 from penstock.engine import Sampling
 from penstock.tools import Tools
 from streaming.jobs.job import Prompt
@@ -39,6 +39,21 @@ class GenerationRequest(StrictBody, ABC):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
         None, description="Against tokens by how often the text has them. Refused if the engine knows no penalties."
     )
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        None, description="Sample only the k likeliest tokens; 0 or -1: all. Refused if the engine has no top_k."
+    )
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Sample only tokens this likely, relative to the likeliest. Refused if the engine has none."
+    )
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] | None = Field(
+        None,
+        description="Against tokens that prompt or answer have; 1: off. Refused if the engine has none.",
+    )
+    logit_bias: LogitBias | None = Field(
+        None,
+        description="Adds to the logits of tokens, from -100 (never) to 100 (always), by the token ids of this model. "
+        "Refused if the engine has none.",
+    )
     stream: bool | None = Field(False, description="Answer with a stream. A job's events stream without it.")
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
         None,
@@ -52,6 +67,20 @@ class GenerationRequest(StrictBody, ABC):
     @classmethod
     def _queue_or_null(cls, value: Any) -> Any:
         return QueueOptions() if value is None else value
+
+    @property
+    def sampler_fields(self) -> dict[str, Any]:
+        """The fields of Sampling that every endpoint has under the same name."""
+        return {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "top_k": None if self.top_k is None else max(0, self.top_k),
+            "min_p": self.min_p,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
+        }
 
     @property
     def default_lane(self) -> Priority:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.engine import Sampling
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Job, Text
 from streaming.jobs.response_form import ResponseForm
 
-SAME = ("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
+SAME = (
+    *("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty"),
+)
 """Fields of a request that a job keeps under the same name."""
 
 
@@ -27,7 +31,7 @@ def input_object(job: Job) -> dict[str, Any]:
             found["prompt"] = list(texts) if len(texts) > 1 else texts[0]
         case _:
             found["prompt"] = [list(ids) for ids in prompt.ids]
-    found |= {name: value for name in SAME if (value := getattr(sampling, name)) is not None}
+    found |= {name: value for name in SAME if (value := getattr(sampling, name)) is not None} | _biases(sampling)
     if sampling.n > 1:
         found["n"] = sampling.n
     if sampling.stop:
@@ -37,6 +41,11 @@ def input_object(job: Job) -> dict[str, Any]:
     if sampling.json_schema is not None:
         found["response_format"] = _response_format(sampling.json_schema)
     return found | _tools(job.tools) | _kept(job)
+
+
+def _biases(sampling: Sampling) -> dict[str, Any]:
+    biases = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return {"logit_bias": biases} if biases else {}
 
 
 def _tools(tools: Tools | None) -> dict[str, Any]:
@@ -64,6 +73,7 @@ def _response_input(job: Job, form: ResponseForm) -> dict[str, Any]:
     sampling = job.sampling
     names = {name: name for name in SAME if name != "max_tokens"} | {"max_tokens": "max_output_tokens"}
     found |= {shown: value for name, shown in names.items() if (value := getattr(sampling, name)) is not None}
+    found |= _biases(sampling)
     if form.format:
         found["text"] = {"format": form.format}
     if sampling.logprobs is not None:

@@ -49,7 +49,6 @@ MAX_EXTRAS = 1000
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "logit_bias": ({},),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
@@ -133,14 +132,11 @@ class CompletionFields(GenerationRequest):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         return Sampling(
             max_tokens=self.token_limit,
-            temperature=self.temperature,
-            top_p=self.top_p,
+            **self.sampler_fields,
             seed=self.seed,
             n=self.n or 1,
             stop=tuple(stop for stop in stops if stop),
             logprobs=self.logprobs_asked,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
             json_schema=self.response_format.schema_wanted if self.response_format else None,
         )
 
@@ -299,14 +295,14 @@ def to_job(
     events: str = "",
 ) -> Job:
     """Build the job of a request, in the requested lane but not above `ceiling`. `received_us`: see Job."""
-    queue, prompt, tools = request.queue, request.prompt_asked, request.tools_asked
-    return job_class(prompt, tools)(
+    queue, prompt, tools, sampling = request.queue, request.prompt_asked, request.tools_asked, request.sampling
+    return job_class(prompt, tools, sampling)(
         id=job_id,
         model=request.model,
         tenant=tenant,
         priority=clamp(request.lane, ceiling),
         prompt=prompt,
-        sampling=request.sampling,
+        sampling=sampling,
         stream=bool(request.stream),
         reply_to=reply_to,
         deadline_ms=queue.deadline_ms,

@@ -38,7 +38,8 @@ def explained(error: ValidationError) -> ApiError:
     """Return the first error as a 400 with the path of the field."""
     first = error.errors(include_input=False, include_url=False)[0]
     *above, last = loc = first["loc"]
-    words = _WORDS.get(first["type"], first["msg"]).format_map(first.get("ctx", {}))
+    pattern = _WORDS.get(first["type"])
+    words = first["msg"] if pattern is None else pattern.format_map(first.get("ctx", {}))
     if first["type"] == "extra_forbidden" and above == ["response_format"]:
         words = "is not supported here: use type 'json_schema' with the schema in json_schema.schema"
     elif first["type"] == "extra_forbidden":

@@ -8,6 +8,9 @@ from __future__ import annotations
 from penstock.engine import Capabilities, Failure
 from streaming.jobs.job import Chat, Job, Tokens
 
+NEUTRAL = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "logit_bias": {}}
+"""Further fields of sampling, each with the value that asks an engine without it for nothing."""
+
 
 def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
     """Return a failure for the first option of the job that the engine does not support, or None."""
@@ -16,6 +19,7 @@ def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
         or _tools(job, capabilities)
         or _logprobs(job, capabilities)
         or _options(job, capabilities)
+        or _further_sampling(job, capabilities)
     )
 
 
@@ -72,6 +76,14 @@ def _options(job: Job, capabilities: Capabilities) -> Failure | None:
         return _refusal(job, "presence_penalty", "knows no penalties")
     if sampling.frequency_penalty:
         return _refusal(job, "frequency_penalty", "knows no penalties")
+    return None
+
+
+def _further_sampling(job: Job, capabilities: Capabilities) -> Failure | None:
+    """Fields of sampling that have a capability of the same name."""
+    for name, neutral in NEUTRAL.items():
+        if getattr(job.sampling, name) not in (None, neutral) and not getattr(capabilities, name):
+            return _refusal(job, name, f"has no {name}: leave it out")
     return None
 
 

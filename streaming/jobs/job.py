@@ -60,9 +60,12 @@ def prompt_count(prompt: Prompt) -> int:
             return len(ids)
 
 
-PLAIN_VERSION, JOB_VERSION = 1, 2
-"""Versions of a job's body: without tools, and the greatest. A worker puts a job of a greater version back for a newer
-worker."""
+PLAIN_VERSION, TOOL_VERSION, JOB_VERSION = 1, 2, 3
+"""Versions of a job's body: the first, that of tools, and the greatest. A worker puts a job of a greater version back
+for a newer worker."""
+
+SAMPLING_OF_VERSION_3 = ("top_k", "min_p", "repetition_penalty", "logit_bias")
+"""Fields of Sampling that came with version 3."""
 
 
 class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
@@ -126,11 +129,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
         return prompt_count(self.prompt) * self.sampling.n
 
 
-class ToolJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
+class ToolJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=TOOL_VERSION):
     """A job with tools or with calls in its conversation, which a worker of version 1 would leave out."""
 
 
-def job_class(prompt: Prompt, tools: Tools | None) -> type[Job]:
-    """The struct of a job with this prompt and these tools."""
+class ExtendedJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
+    """A job with sampling fields that a worker of version 2 would leave out."""
+
+
+def job_class(prompt: Prompt, tools: Tools | None, sampling: Sampling) -> type[Job]:
+    """The struct of a job with this prompt, these tools and this sampling."""
+    if any(getattr(sampling, name) not in (None, {}) for name in SAMPLING_OF_VERSION_3):
+        return ExtendedJob
     called = isinstance(prompt, Chat) and any(turn.calls or turn.call_id for turn in prompt.turns)
     return ToolJob if called or tools is not None else Job

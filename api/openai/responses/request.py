@@ -47,7 +47,6 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "n": ((1,), "A response has one text: send the request several times."),
     "stop": ((), "A response has no stop texts: use /v1/chat/completions for them."),
     "seed": ((), "A response has no seed: use temperature 0, or /v1/chat/completions with a seed."),
-    "logit_bias": (({},), "Leave it out."),
 }
 """Known fields that are not supported: their neutral values, which are accepted (like null), and the remedy."""
 
@@ -228,11 +227,8 @@ class ResponseRequest(InputFields):
         wanted = LOGPROBS in (self.include or ())
         return Sampling(
             max_tokens=self.max_output_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
+            **self.sampler_fields,
             logprobs=(self.top_logprobs or 0) if wanted else None,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
             json_schema=self.text.format.schema_wanted if self.text and self.text.format else None,
         )
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.openai.errors import ApiError
+from api.openai.job_input import input_object
 from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
 from penstock.engine import ChatTurn, Sampling
 from penstock.tools import Tool, ToolCall, Tools
@@ -379,7 +380,7 @@ def test_a_schema_may_be_as_large_as_the_bound() -> None:
     ("name", "value"),
     [
         ("functions", [{}]),
-        ("function_call", {"name": "f"}), ("logit_bias", {"50256": -100}), ("modalities", ["text", "audio"]),
+        ("function_call", {"name": "f"}), ("modalities", ["text", "audio"]),
         ("audio", {"voice": "a"}), ("prediction", {"type": "content"}), ("reasoning_effort", "high"),
         ("web_search_options", {}), ("moderation", {}), ("suffix", "end"), ("echo", True), ("best_of", 4), ("webhook", "https://example.org"),
     ],
@@ -463,6 +464,44 @@ def test_a_form_that_would_have_no_effect_is_refused(wanted: dict[str, Any], par
     assert "json_schema" in error.message
 
 
+@pytest.mark.parametrize("kind", ["chat", "completion", "job", "response"])
+def test_further_sampling_becomes_the_job_s(kind: Kind) -> None:
+    """In every form of request; what turns a field off is one value, whatever the client calls it."""
+    asked = {"top_k": 40, "min_p": 0.05, "repetition_penalty": 1.1, "logit_bias": {"50256": -100, "7": 2.5}}
+    base = {"completion": {"prompt": "a"}, "response": {"input": "a"}}.get(kind, {"messages": MESSAGES})
+    request = parse(kind, json.dumps({"model": "m"} | base | asked).encode())
+    sampling = job_of(request).sampling
+    assert (sampling.top_k, sampling.min_p, sampling.repetition_penalty) == (40, 0.05, 1.1)
+    assert sampling.logit_bias == {50256: -100.0, 7: 2.5} and ignored_fields(request) == []
+    off = parse(kind, json.dumps({"model": "m", "top_k": -1} | base).encode())
+    assert job_of(off).sampling.top_k == 0
+    assert asked.items() <= input_object(job_of(request)).items()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("top_k", -2, "at least -1"), ("top_k", 1.5, "whole number"), ("min_p", 1.1, "at most 1"),
+        ("min_p", "0.1", "a number"), ("repetition_penalty", 0, "at least 0.01"),
+        ("repetition_penalty", 2.1, "at most 2"),
+        ("logit_bias", {"a": 1}, "token ids"), ("logit_bias", {"-1": 1}, "token ids"),
+        ("logit_bias", {"2147483648": 1}, "token ids"), ("logit_bias", {"01": 1}, "token ids"),
+        ("logit_bias", {"٣": 1}, "token ids"), ("logit_bias", [5], "an object"),
+        ("logit_bias", {str(number): 1 for number in range(1025)}, "at most 1,024 entries"),
+    ],
+)  # fmt: skip
+def test_further_sampling_out_of_range_is_refused(name: str, value: Any, words: str) -> None:
+    for kind, base in (("chat", {"messages": MESSAGES}), ("response", {"input": "a"})):
+        error = refused(kind, {"model": "m", name: value} | base)  # type: ignore[arg-type]
+        assert error.param == name and words in error.message
+
+
+def test_a_bias_out_of_range_is_named() -> None:
+    for value in (100.5, -101, "1", None, True):
+        error = refused("chat", {"model": "m", "messages": MESSAGES, "logit_bias": {"5": 1, "6": value}})
+        assert error.param == "logit_bias.6"
+
+
 def test_best_of_may_equal_n() -> None:
     """Then it changes nothing."""
     assert text(n=3, best_of=3).sampling.n == 3
@@ -488,11 +527,11 @@ def test_unknown_fields_are_ignored_and_named() -> None:
     part = {"type": "text", "text": "hi", "cache_control": {}}
     request = chat(
         messages=[{"role": "user", "name": "Ann", "content": [part]}],
-        store=True, top_k=40, stream_options={"include_obfuscation": False}, lane="x", LANE="x", sampling=1,
+        store=True, top_a=40, stream_options={"include_obfuscation": False}, lane="x", LANE="x", sampling=1,
         **{"a\r\nSet-Cookie: b": 1, "é": 1, "": 1, "x" * 81: 1},
     )  # fmt: skip
     assert ignored_fields(request) == [
-        "store", "top_k", "lane", "LANE", "sampling", "stream_options.include_obfuscation", "messages[].name",
+        "store", "top_a", "lane", "LANE", "sampling", "stream_options.include_obfuscation", "messages[].name",
         "messages[].content[].cache_control",
     ]  # fmt: skip
     assert job_of(request) == job_of(chat())

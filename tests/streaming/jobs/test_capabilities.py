@@ -14,7 +14,8 @@ from streaming.priority import Priority
 CHAT = Chat((ChatTurn("user", "hello"),))
 TEXT = Text(("hello",))
 TOKENS = Tokens(((1, 2),))
-ALL = Capabilities(chat=True, logprobs=20, json_schema=True, penalties=True, token_prompts=True)
+FURTHER = dict.fromkeys(("top_k", "min_p", "repetition_penalty", "logit_bias"), True)
+ALL = Capabilities(chat=True, logprobs=20, json_schema=True, penalties=True, token_prompts=True, **FURTHER)
 NONE = Capabilities(chat=False, logprobs=-1, json_schema=False, penalties=False, token_prompts=False)
 
 
@@ -33,6 +34,15 @@ WANTED = [
     (CHAT, Sampling(json_schema={"type": "object"}), Capabilities(), "response_format"),
     (CHAT, Sampling(presence_penalty=0.1), Capabilities(), "presence_penalty"),
     (CHAT, Sampling(frequency_penalty=-0.1), Capabilities(), "frequency_penalty"),
+    (CHAT, Sampling(top_k=5), Capabilities(**FURTHER | {"top_k": False}), "top_k"),
+    (CHAT, Sampling(min_p=0.1), Capabilities(**FURTHER | {"min_p": False}), "min_p"),
+    (
+        TEXT,
+        Sampling(repetition_penalty=1.1),
+        Capabilities(**FURTHER | {"repetition_penalty": False}),
+        "repetition_penalty",
+    ),
+    (TEXT, Sampling(logit_bias={5: 1.0}), Capabilities(**FURTHER | {"logit_bias": False}), "logit_bias"),
 ]
 
 
@@ -85,9 +95,10 @@ def test_an_engine_that_can_is_not_refused(
 
 def test_asking_for_nothing_is_always_honoured() -> None:
     """A plain text job, and penalties of zero, need no capability at all."""
-    zeros = Sampling(presence_penalty=0.0, frequency_penalty=0.0, temperature=0.0, n=8)
+    zeros = Sampling(presence_penalty=0.0, frequency_penalty=0.0, temperature=0.0, n=8, top_k=0, min_p=0.0)
     assert unsupported(job(TEXT, Sampling()), NONE) is None
     assert unsupported(job(TEXT, zeros), NONE) is None
+    assert unsupported(job(TEXT, Sampling(repetition_penalty=1.0)), NONE) is None
 
 
 def test_the_limit_itself_is_allowed() -> None:

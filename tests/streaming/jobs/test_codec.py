@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,7 +26,7 @@ from streaming.jobs import control, deliveries, frames, job, terminal
 from streaming.jobs import settings as quota_settings
 from streaming.jobs.codec import TAGS, decode_control, decode_job, decode_reply, decode_terminal, encode
 from streaming.jobs.frames import Delta, Frame, Opening, Run, Section
-from streaming.jobs.job import JOB_VERSION, PLAIN_VERSION, Chat, Job, JobState, job_class
+from streaming.jobs.job import JOB_VERSION, PLAIN_VERSION, TOOL_VERSION, Chat, Job, JobState, Text, ToolJob, job_class
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 from streaming.redis import settings as redis_settings
@@ -113,13 +114,30 @@ def test_a_job_with_tools_is_of_a_version_of_its_own() -> None:
     offered = Tools(offered=(Tool("f", "", {"type": "object"}),), named="f", choice="required")
     called = (ChatTurn("assistant", "", (ToolCall("c", "f", "{}"),)), ChatTurn("tool", "4", call_id="c"))
     for prompt, tools in ((Chat((ChatTurn("user", "x"),)), offered), (Chat(called), None), (Chat(called[1:]), None)):
-        kind = job_class(prompt, tools)
+        kind = job_class(prompt, tools, Sampling())
         job = kind(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, tools=tools)
-        assert msgspec.msgpack.decode(encode(job))["v"] == JOB_VERSION > PLAIN_VERSION
+        assert msgspec.msgpack.decode(encode(job))["v"] == TOOL_VERSION > PLAIN_VERSION
         assert decode_job(encode(job)) == job and type(decode_job(encode(job))) is kind
         with pytest.raises(msgspec.ValidationError):
             msgspec.msgpack.decode(encode(job), type=Job)
-    assert job_class(Chat((ChatTurn("user", "x"),)), None) is Job
+    assert job_class(Chat((ChatTurn("user", "x"),)), None, Sampling()) is Job
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_k": 0}, {"min_p": 0.1}, {"repetition_penalty": 1.0}, {"logit_bias": {1: 2.5, 50256: -100.0}}]
+)
+def test_a_job_with_further_sampling_is_of_a_version_of_its_own(fields: dict[str, Any]) -> None:
+    """A worker that would leave them out sets it aside, also one that knows tools."""
+    sampling, offered = Sampling(temperature=0.5, **fields), Tools(offered=(Tool("f", "", {"type": "object"}),))
+    for tools in (None, offered):
+        kind = job_class(Text(("x",)), tools, sampling)
+        job = kind(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("x",)), sampling=sampling,
+                   tools=tools)  # fmt: skip
+        assert msgspec.msgpack.decode(encode(job))["v"] == JOB_VERSION > TOOL_VERSION
+        assert decode_job(encode(job)) == job and type(decode_job(encode(job))) is kind
+        for older in (Job, Job | ToolJob):
+            with pytest.raises(msgspec.ValidationError):
+                msgspec.msgpack.decode(encode(job), type=older)
 
 
 def test_a_version_costs_a_frame_nothing() -> None:

@@ -109,6 +109,10 @@ class LlamacppEngine:
                 json_schema=True,
                 penalties=True,
                 token_prompts=True,
+                top_k=True,
+                min_p=True,
+                repetition_penalty=True,
+                logit_bias=True,
                 tools=self._prompts is not None and self._prompts.tools,
                 forced_tools=self._prompts is not None and self._prompts.chat,
             ),
@@ -119,7 +123,7 @@ class LlamacppEngine:
         """Raises Refused, EngineDead."""
         if self._tokenizer is None or self._prompts is None:
             raise EngineDead("the engine is not running")
-        prompt = self._prompts.render(request.prompt, request.past, request.tools)
+        prompt = self._prompts.of(request)
         wanted = request.sampling.max_tokens or 1
         if max_tokens_of(prompt) + wanted <= self._context:
             return
@@ -131,7 +135,7 @@ class LlamacppEngine:
         """Raises Refused, EngineDead."""
         if self._server is None or self._prompts is None:
             raise EngineDead("the engine is not running")
-        prompt = self._prompts.render(request.prompt, request.past, request.tools)
+        prompt = self._prompts.of(request)
         generation = Generation(request, prompt, self._context)
         with self._lock:
             self._live[request.id] = generation

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from penstock.engine import ChatTurn, Refused
+from penstock.engine import ChatTurn, Refused, Request
 from penstock.tools import Tool, Tools
 from workers.engines.control_tokens import ControlTokens
 from workers.engines.llamacpp.calls import BEGIN_TAG, OTHER_FORM, answer_begin, instruction
@@ -150,6 +150,13 @@ class Prompts:
     def tools(self) -> bool:
         """Whether the chat template knows tools."""
         return self._tools
+
+    def of(self, request: Request) -> list[str | int]:
+        """The prompt of a request. Raises Refused, also for a token of its logit_bias that the model does not have."""
+        for token in request.sampling.logit_bias:
+            if token >= self._vocabulary:  # llama.cpp would ignore it
+                raise Refused(invalid(f"token {token} is not one of this model's {self._vocabulary}", "logit_bias"))
+        return self.render(request.prompt, request.past, request.tools)
 
     def render(
         self,

@@ -82,9 +82,11 @@ class Generation:
             "n_predict": -1 if remaining is None else remaining,
             "temperature": settings.temperature if sampling.temperature is None else sampling.temperature,
             "top_p": settings.top_p if sampling.top_p is None else sampling.top_p,
-            "top_k": settings.top_k,
-            "min_p": settings.min_p,
-            "repeat_penalty": settings.repeat_penalty,
+            "top_k": settings.top_k if sampling.top_k is None else sampling.top_k,
+            "min_p": settings.min_p if sampling.min_p is None else sampling.min_p,
+            "repeat_penalty": (
+                settings.repeat_penalty if sampling.repetition_penalty is None else sampling.repetition_penalty
+            ),
             "presence_penalty": sampling.presence_penalty or 0.0,
             "frequency_penalty": sampling.frequency_penalty or 0.0,
             "stream": True,
@@ -94,6 +96,8 @@ class Generation:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed % 2**31  # llama.cpp takes 32 bits, and the largest value means "random"
+        if sampling.logit_bias:
+            body["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
         if sampling.logprobs is not None:
             body["logprobs"] = max(1, sampling.logprobs)
         if self.schema is not None:

@@ -36,7 +36,7 @@ from penstock.engine import (
 from workers.engines.sim.cache import PrefixCache
 from workers.engines.sim.calls import call_tokens
 from workers.engines.sim.settings import SimSettings
-from workers.engines.sim.text import INNER, WORDS, count_tokens, prompt_text
+from workers.engines.sim.text import INNER, WORDS, count_tokens, prompt_text, sampling_text
 from workers.engines.stops import TokenGate, joined
 
 DEFAULT_MAX_TOKENS = 128
@@ -131,7 +131,17 @@ class SimEngine:
             context=self._settings.context,
             max_output=self._settings.context - 1,
             default_output=DEFAULT_MAX_TOKENS,
-            capabilities=Capabilities(logprobs=-1, token_prompts=True, tools=True, forced_tools=True, tool_resume=True),
+            capabilities=Capabilities(
+                logprobs=-1,
+                token_prompts=True,
+                tools=True,
+                forced_tools=True,
+                tool_resume=True,
+                top_k=True,
+                min_p=True,
+                repetition_penalty=True,
+                logit_bias=True,
+            ),
             created=int(time.time()),
         )
 
@@ -205,7 +215,7 @@ class SimEngine:
         max_tokens = wanted or min(DEFAULT_MAX_TOKENS, context - prompt_tokens)
         if self._settings.kv_tokens and prompt_tokens + max_tokens > self._settings.kv_tokens:
             raise Refused(too_long(prompt_tokens, max_tokens, self._settings.kv_tokens))
-        stop, crc = request.sampling.stop, zlib.crc32(prompt.encode())
+        stop, crc = request.sampling.stop, zlib.crc32(prompt.encode() + sampling_text(request.sampling).encode())
         gate = TokenGate(stop, request.past_text) if any(stop) else None
         found = FAULT.search(prompt) if self._settings.faults else None
         fault = (found[1], int(found[2])) if found else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from penstock.engine import ChatTurn
+from penstock.engine import ChatTurn, Sampling
 
 WORDS = tuple(
     "amber brook cedar delta ember fjord grove haven inlet jetty kelp lagoon mill north ocean pier quarry river sluice "  # noqa: SIM905
@@ -25,6 +25,15 @@ def prompt_text(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> str:
 def _line(turn: ChatTurn) -> str:
     calls = "".join([f" {call.name}({call.arguments})" for call in turn.calls])
     return f"{turn.role}: {turn.content}{calls}"
+
+
+def sampling_text(sampling: Sampling) -> str:
+    """The sampling fields that change the answer, as a text that counts like an end of the prompt; "" if none is set.
+
+    So a test sees from the answer whether the fields have reached the engine."""
+    asked = {name: getattr(sampling, name) for name in ("top_k", "min_p", "repetition_penalty")}
+    asked["logit_bias"] = dict(sorted(sampling.logit_bias.items())) or None
+    return "".join([f"\n{name}={value}" for name, value in asked.items() if value is not None])
 
 
 def token_text(prompt: str, index: int) -> str:

@@ -27,6 +27,8 @@ SAMPLING = [
     "temperature",
     "top_p",
     "top_k",
+    "min_p",
+    "repetition_penalty",
     "seed",
     "presence_penalty",
     "frequency_penalty",

@@ -184,6 +184,9 @@ class TrtllmEngine:
                 json_schema=engine.limits.guided,
                 penalties=True,
                 token_prompts=True,
+                top_k=True,
+                min_p=True,
+                repetition_penalty=True,
             ),
             created=int(time.time()),
         )

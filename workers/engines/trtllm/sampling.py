@@ -122,6 +122,7 @@ def keywords(
         "return_perf_metrics": timed,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
         **_randomness(sampling),
     }
     if sampling.logprobs is not None:
@@ -140,6 +141,10 @@ def _randomness(sampling: Sampling) -> dict[str, Any]:
         "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
     }
+    if sampling.top_k is not None:
+        chosen["top_k"] = sampling.top_k
+    if sampling.min_p is not None:
+        chosen["min_p"] = sampling.min_p
     if sampling.seed is not None:
         chosen["seed"] = sampling.seed % 2**63  # the engine takes no negative seed
     return chosen

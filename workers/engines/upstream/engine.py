@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,6 +190,7 @@ class UpstreamEngine:
 
     def _refuse(self, request: Request) -> None:
         """Raises Refused for what no server can ever do."""
+        self._refuse_biases(request.sampling.logit_bias)
         context = self._card.context if self._card is not None else DEFAULT_CONTEXT
         prompt, wanted = request.prompt, request.sampling.max_tokens or 1
         if isinstance(prompt, str) or ladder.is_chat(request):
@@ -201,6 +202,13 @@ class UpstreamEngine:
                 f"the prompt has {len(prompt)} tokens and {wanted} more are asked for, but the context is {context}"
             )
             raise Refused(Failure("context_length_exceeded", message, 400, "prompt"))
+
+    def _refuse_biases(self, biases: Mapping[int, float]) -> None:
+        """Raises Refused for a token that a server is known to lack: llama-server would ignore it."""
+        known = [each.facts.vocabulary for each in self._endpoints if each.facts is not None and each.facts.vocabulary]
+        if biases and known and max(biases) >= min(known):
+            message = f"logit_bias: token {max(biases)} is not one of this model's {min(known)}"
+            raise Refused(Failure("invalid_request_error", message, 400, "logit_bias"))
 
     async def _run(self, generation: UpstreamGeneration) -> None:
         """From submission to the last piece."""

@@ -234,6 +234,42 @@ async def test_penalties_reach_the_sampler(desk: Desk) -> None:
     assert distinct[-2.0] < distinct[2.0]
 
 
+async def test_further_sampling_reaches_the_sampler(desk: Desk) -> None:
+    """Each field alone changes or fixes the text as it should."""
+    plain = await desk.ask(STORY, max_tokens=20, **GREEDY)
+    banned = await desk.ask(STORY, max_tokens=20, logit_bias=dict.fromkeys(plain.ids, -100.0), **GREEDY)
+    assert not set(plain.ids) & set(banned.ids)
+    forced = await desk.ask(STORY, max_tokens=5, logit_bias={28: 100.0}, **GREEDY)
+    assert forced.ids == (28,) * 5
+    for narrow in ({"top_k": 1}, {"min_p": 1.0}):
+        assert (await desk.ask(STORY, max_tokens=20, temperature=2.0, seed=5, **narrow)).ids == plain.ids
+    varied = await desk.ask(STORY, max_tokens=40, repetition_penalty=2.0, **GREEDY)
+    same = await desk.ask(STORY, max_tokens=40, repetition_penalty=0.5, **GREEDY)
+    assert len(set(same.ids)) < len(set(varied.ids))
+
+
+async def test_a_bias_of_a_token_that_is_not_there_is_refused(desk: Desk) -> None:
+    """llama.cpp would ignore it."""
+    with pytest.raises(Refused) as caught:
+        await desk.engine.check(Request("r", STORY, Sampling(logit_bias={49152: 1.0})))
+    assert (caught.value.failure.status, caught.value.failure.param) == (400, "logit_bias")
+    await desk.engine.check(Request("r", STORY, Sampling(logit_bias={49151: 1.0})))
+
+
+@pytest.mark.parametrize("at", [1, 9])
+async def test_a_continuation_with_further_sampling_is_exact(desk: Desk, at: int) -> None:
+    """Penalties count what an earlier attempt generated, since its tokens are part of the prompt."""
+    sampling: dict[str, Any] = {
+        "repetition_penalty": 1.3, "logit_bias": {28: -100.0}, "top_k": 20, "min_p": 0.1, "max_tokens": 24, **GREEDY
+    }  # fmt: skip
+    request = desk.send(STORY, **sampling)
+    whole = await desk.result(request)
+    pieces = [piece for piece in desk.pieces(request) if piece.n]
+    past = [(piece.text, piece.ids, piece.n) for piece in pieces[:at]]
+    rest = await desk.ask(STORY, past, **sampling)
+    assert "".join(piece.text for piece in pieces[:at]) + rest.text == whole.text
+
+
 async def test_as_many_requests_as_slots_run_together(desk: Desk) -> None:
     """They share steps, and a fifth one waits for a slot."""
     first = len(desk.steps)

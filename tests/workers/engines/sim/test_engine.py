@@ -104,6 +104,23 @@ async def test_going_on_after_a_loss_gives_exactly_the_rest(start: Start) -> Non
     assert text((await bench.until_ended("b"))["b"]) == ""
 
 
+async def test_further_sampling_shows_in_the_text(start: Start) -> None:
+    """Each field and value gives another text, and a continuation gives the rest of the same one."""
+    bench = await start()
+    fields = [
+        {}, {"top_k": 0}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"logit_bias": {1: 2.0}},
+        {"logit_bias": {1: 3.0}},
+    ]  # fmt: skip
+    for number, asked in enumerate(fields):
+        bench.engine.submit(Request(str(number), "p", Sampling(max_tokens=8, **asked)))
+    texts = [text(found) for found in (await bench.until_ended(*map(str, range(len(fields))))).values()]
+    assert len(set(texts)) == len(fields) and expected("p", 8) in texts
+    past = ((token_text("p", 0), (), 1),)
+    bench.engine.submit(Request("r", "p", Sampling(max_tokens=8, top_k=5), past))
+    whole = text([piece for piece in bench.pieces() if piece.id == "2"])
+    assert whole.endswith(text((await bench.until_ended("r"))["r"]))
+
+
 async def test_without_eviction_only_what_fits_for_good_is_begun(start: Start) -> None:
     """GUARANTEED_NO_EVICT reserves prompt and answer: the second waits until the first has ended."""
     prompt = "x" * 40

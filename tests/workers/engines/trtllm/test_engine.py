@@ -361,7 +361,7 @@ def test_every_engine_keyword_is_in_the_facts() -> None:
 def test_every_sampling_keyword_is_in_the_facts_and_in_the_probe() -> None:
     """What a request can make the adapter pass is known, and is exactly what the start-up probe looks for."""
     guided = strict("GuidedDecodingParams", SIGNATURES["GuidedDecodingParams"])
-    full = Sampling(seed=1, logprobs=2, json_schema={}, presence_penalty=0.1, frequency_penalty=0.1)
+    full = Sampling(seed=1, logprobs=2, json_schema={}, presence_penalty=0.1, frequency_penalty=0.1, top_k=5, min_p=0.1)
     passed = set()
     for sampling in (full, Sampling(temperature=0.0)):
         passed |= set(trtllm_sampling.keywords(sampling, 5, [END], guided))
@@ -715,6 +715,15 @@ async def test_greedy_choices_run_one_by_one(rig: Any) -> None:
     assert params(started)["top_k"] == 1
     assert "temperature" not in params(started)
     assert (params(started)["n"], params(started)["best_of"]) == (1, 1)
+
+
+async def test_further_sampling_reaches_the_engine(rig: Any) -> None:
+    started = await rig()
+    started.engine.submit(ask("a", top_k=20, min_p=0.1, repetition_penalty=1.2))
+    started.engine.submit(ask("b"))
+    first, second = params(started, 0), params(started, 1)
+    assert (first["top_k"], first["min_p"], first["repetition_penalty"]) == (20, 0.1, 1.2)
+    assert "top_k" not in second and "min_p" not in second and second["repetition_penalty"] is None
 
 
 async def test_a_stop_string_across_steps_is_cut_before_it(rig: Any) -> None:

@@ -79,6 +79,12 @@ CUT = {
     "text": {"prompt": STORY, "sampling": GREEDY},
     "emoji": {"prompt": Text(("Emoji: 😀😃😄 ",)), "sampling": Sampling(max_tokens=60, temperature=0)},
     "penalties": {"prompt": STORY, "sampling": Sampling(max_tokens=60, temperature=0, presence_penalty=0.8)},
+    "further": {
+        "prompt": STORY,
+        "sampling": Sampling(
+            max_tokens=60, temperature=0, top_k=20, min_p=0.1, repetition_penalty=1.3, logit_bias={28: -100.0, 30: 2.5}
+        ),
+    },
     "logprobs": {"prompt": STORY, "sampling": Sampling(max_tokens=60, temperature=0, logprobs=2)},
 }
 

@@ -46,7 +46,7 @@ def build(
         body["prompt"] = continued(own if prompt is None else prompt, rung, rows)  # type: ignore[arg-type]
     else:
         body |= _messages(facts, request, rung, rows)
-    body |= _sampling(request.sampling)
+    body |= _sampling(request.sampling) | _further_sampling(facts, request.sampling)
     if limit is not None:
         body["max_completion_tokens" if facts.completion_limit and not prompted else "max_tokens"] = limit
     if request.sampling.logprobs is not None:
@@ -117,6 +117,20 @@ def _sampling(sampling: Sampling) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty,
     }
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _further_sampling(facts: ServerFacts, sampling: Sampling) -> dict[str, Any]:
+    """The sampling fields that only some servers have, by their names there."""
+    body: dict[str, Any] = {}
+    if sampling.top_k is not None and facts.top_k:
+        body["top_k"] = sampling.top_k or facts.all_tokens
+    if sampling.min_p is not None and facts.min_p:
+        body["min_p"] = sampling.min_p
+    if sampling.repetition_penalty is not None and facts.repetition_penalty:
+        body["repeat_penalty" if facts.kind == "llama-server" else "repetition_penalty"] = sampling.repetition_penalty
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return body
 
 
 def _logprobs(facts: ServerFacts, wanted: int, *, prompted: bool) -> dict[str, Any]:

@@ -79,6 +79,8 @@ def _unspliceable(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> 
         return "a part of the answer is hidden (reasoning), so that its text is not all of it"
     if (sampling.presence_penalty or sampling.frequency_penalty) and not facts.penalties_span:
         return f"penalties of {facts.kind} do not count tokens of a prompt"
+    if sampling.repetition_penalty not in (None, 1.0) and not facts.repetition_span:
+        return f"repetition_penalty of {facts.kind} may not count tokens of a prompt"
     return ""
 
 

@@ -28,6 +28,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The model's name there."""
     context: int = 0
     """Tokens of prompt + completion; 0: not known."""
+    vocabulary: int = 0
+    """Number of its tokens; 0: not known."""
     slots: int = 0
     """Requests that it runs at once; 0: not known."""
     text: bool = True
@@ -49,6 +51,14 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     penalties: bool = True
     penalties_span: bool = False
     """Whether penalties also count the tokens of the prompt, and so those of an earlier attempt."""
+    repetition_span: bool = False
+    """Whether repetition_penalty also counts the tokens of the prompt."""
+    top_k: bool = False
+    all_tokens: int = 0
+    """The value of top_k that turns it off."""
+    min_p: bool = False
+    repetition_penalty: bool = False
+    logit_bias: bool = False
     logprobs: int = -1
     json_schema: bool = False
     usage: bool = True
@@ -87,6 +97,10 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             token_prompts=self.token_prompts,
             tools=self.tools,
             forced_tools=self.tools and self.forced_tools,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
         )
 
 
@@ -99,6 +113,11 @@ KINDS: dict[str, ServerFacts] = {
         tokenizes=True,
         penalties_span=True,
         named_tools=False,
+        top_k=True,
+        min_p=True,
+        repetition_penalty=True,
+        repetition_span=True,
+        logit_bias=True,
         logprobs=MAX_LOGPROBS,
         json_schema=True,
     ),
@@ -109,6 +128,12 @@ KINDS: dict[str, ServerFacts] = {
         chat_ids="tokenize",
         tokenizes=True,
         prefill="continue_final_message",
+        top_k=True,
+        all_tokens=-1,
+        min_p=True,
+        repetition_penalty=True,
+        repetition_span=True,
+        logit_bias=True,
         logprobs=MAX_LOGPROBS,
         json_schema=True,
         running_usage=True,
@@ -120,18 +145,35 @@ KINDS: dict[str, ServerFacts] = {
         token_ids=True,  # not on streamed chats, which it refuses with 400
         tokenizes=True,
         prefill="continue_final_message",
+        top_k=True,
+        all_tokens=-1,
+        min_p=True,
+        repetition_penalty=True,
+        repetition_span=True,
+        logit_bias=True,
         logprobs=MAX_LOGPROBS,
         json_schema=True,
         running_usage=True,
         priority=1,
         aborts=True,
     ),
-    "trtllm": ServerFacts(token_prompts=True, logprobs=-1, running_usage=True, strict=True),
+    "trtllm": ServerFacts(
+        token_prompts=True,
+        top_k=True,
+        min_p=True,
+        repetition_penalty=True,
+        logit_bias=True,
+        logprobs=-1,
+        running_usage=True,
+        strict=True,
+    ),
     "tgi": ServerFacts(logprobs=-1, json_schema=False),
     "ollama": ServerFacts(prefill="trailing", json_schema=True, forced_tools=False),
     "mistral": ServerFacts(text=False, prefill="prefix", json_schema=True, strict=True),
     "deepseek": ServerFacts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS),
-    "openai": ServerFacts(text=False, logprobs=MAX_LOGPROBS, json_schema=True, strict=True, completion_limit=True),
+    "openai": ServerFacts(
+        text=False, logprobs=MAX_LOGPROBS, json_schema=True, strict=True, completion_limit=True, logit_bias=True
+    ),
     "other": ServerFacts(),
 }
 

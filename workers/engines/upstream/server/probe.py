@@ -51,6 +51,7 @@ class ServerProbe:
         known: dict[str, Any] = {"model": name, "version": await self._version(kind)}
         if context := self._settings.context or _context(entry, props):
             known["context"] = context
+        known["vocabulary"] = _vocabulary(entry)
         if slots := _whole(props.get("total_slots") or props.get("max_concurrent_requests")):
             known["slots"] = slots
         if kind == "llama-server" and (reply := await self._get("/health")).status != 200:
@@ -178,6 +179,11 @@ def _context(entry: Mapping[str, Any], props: Mapping[str, Any]) -> int:
     settings = props.get("default_generation_settings")
     own = settings.get("n_ctx") if isinstance(settings, Mapping) else None
     return _whole(own or props.get("max_total_tokens") or entry.get("max_model_len") or entry.get("context_length"))
+
+
+def _vocabulary(entry: Mapping[str, Any]) -> int:
+    meta = entry.get("meta")
+    return _whole(meta.get("n_vocab")) if isinstance(meta, Mapping) else 0
 
 
 def _whole(value: Any) -> int:

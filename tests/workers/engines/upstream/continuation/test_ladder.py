@@ -44,6 +44,12 @@ def test_penalties_continue_only_where_they_span(penalty: str) -> None:
     assert way("vllm", **{penalty: 0.0}) is Rung.IDS
 
 
+def test_a_repetition_penalty_continues_where_it_counts_the_prompt() -> None:
+    assert way("llama-server", repetition_penalty=1.3) is way("vllm", repetition_penalty=1.3) is Rung.IDS
+    assert way("trtllm", "text", repetition_penalty=1.3) is Rung.RESTART
+    assert way("trtllm", "text", repetition_penalty=1.0) is way("trtllm", "text") is not Rung.RESTART
+
+
 def test_ids_are_continued_only_if_all_are_known() -> None:
     """llama-server takes texts between them."""
     gap = (*KNOWN, (" c", (), 1))
