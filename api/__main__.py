@@ -40,6 +40,8 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.live_gauges import GaugeSample
 from telemetry.process import Telemetry
+from telemetry.records.sampler import Sampler
+from telemetry.records.settings import RecordSettings
 from telemetry.settings import TelemetrySettings
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "files": FilesSettings,
     "batch": BatchSettings,
     "telemetry": TelemetrySettings,
+    "records": RecordSettings,
     "models": ModelSettings,
     "keys": KeySettings,
     "webhooks": WebhookSettings,
@@ -80,14 +83,14 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     check_exposure(settings.host, keyring)
     check_keyless(settings, keyring)
     telemetry = Telemetry(launch, "api")
-    services = _services(config, keyring, telemetry)
+    services = _services(config, keyring, telemetry, launch.options.id)
     audit.begin(keyring)
     listener = _listener(settings, launch.options.listen_fd)
     collect_rarely()
     return _serve(services, listener, launch, telemetry)
 
 
-def _services(config: Config, keyring: Keyring, telemetry: Telemetry) -> Services:
+def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str) -> Services:
     return Services(
         settings=config.section("api", ApiSettings),
         store_client=RedisClient.open(config.section("redis", RedisSettings)),
@@ -103,6 +106,8 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry) -> Service
         batch_settings=config.section("batch", BatchSettings),
         quota_settings=config.section("quotas", QuotaSettings),
         weights=weights_of(config.table("tenants", TenantSettings)),
+        records=telemetry.keep_records(),
+        name=name,
     )
 
 
@@ -140,6 +145,9 @@ async def _serve(services: Services, listener: socket.socket, launch: Launch, te
     app = build_app(services, lambda: launch.lifeline.say("ready", url))
     guard = _guard(services)
     services.spawn(supervise(guard.keep_sweeping, SWEEP_INTERVAL_S))
+    sample_s = launch.config.section("records", RecordSettings).sample_s
+    sampler = Sampler(services.records, "api", services.name, interval_s=sample_s)
+    services.spawn(supervise(sampler.keep_sampling, SWEEP_INTERVAL_S))
     server = DrainingServer(
         uvicorn.Config(
             app,

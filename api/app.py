@@ -90,6 +90,7 @@ class Shortcut:
 
 def _answer(request: Request, error: ApiError) -> Response:
     services: Services = request.app.state.services
+    request.scope["state"]["code"] = error.code
     return error_response(services, error)
 
 

@@ -19,6 +19,7 @@ from api.error_answers import error_response
 from api.openai import errors
 from api.services import Services
 from telemetry.logs import EventLog
+from telemetry.records.schema import REFUSED, RequestRecord
 from telemetry.redaction import redact
 from telemetry.tracing import TRACEPARENT, TRACESTATE, Attributes, extract
 
@@ -33,6 +34,10 @@ HIDDEN = "..."
 """Stands for what no route has in its path."""
 UNLISTED = "other"
 """The route of a request that has none in the table; a label of a metric must not hold a path that a client chose."""
+
+
+SUBMITTING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/jobs")
+"""Routes whose requests become jobs: one that is refused has a record of its own."""
 
 
 class Observed:
@@ -90,6 +95,8 @@ class Observed:
             error = f"HTTP {status}" if status >= 500 else None
             span.end(error=error, attributes=attributes, name=f"{scope['method']} {route}")
             self._services.metrics.requests.labels(state.get("model", ""), route, str(status)).inc()
+            if status >= 400 and scope["method"] == "POST" and route in SUBMITTING and "job" not in state:
+                self._services.records.write(refusal(state, status, self._services.name))
             if self._access_log and scope["path"] not in PROBES:
                 self._log(scope, status, state)
 
@@ -108,6 +115,22 @@ class Observed:
             tenant=caller.tenant if caller is not None else None,
             job=state.get("job"),
         )
+
+
+def refusal(state: Mapping[str, Any], status: int, process: str) -> RequestRecord:
+    """The record of a request that became no job. An id that its client chose is left out: it may hold anything."""
+    request_id, caller, now_us = state["request_id"], state.get("caller"), int(time.time() * 1e6)
+    return RequestRecord(
+        id=request_id if OWN_ID.fullmatch(request_id) else f"req_{random.getrandbits(96):024x}",
+        ended_us=now_us,
+        received_us=now_us - int((time.monotonic() - state["received"]) * 1e6),
+        state=REFUSED,
+        model=state.get("model", ""),
+        tenant=caller.tenant if caller is not None else "",
+        by=process,
+        code=state.get("code", ""),
+        status=status,
+    )
 
 
 def outline(path: str, words: Collection[str]) -> str:

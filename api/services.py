@@ -35,7 +35,9 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
+from streaming.jobs.request_records import request_record
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.jobs.summaries import Summaries
 from streaming.redis.client import RedisClient
@@ -43,6 +45,7 @@ from streaming.redis.clock import Clock
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
+from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.tracing import Tracing
 
 log = logging.getLogger(__name__)
@@ -77,6 +80,9 @@ class Services:
     """Model cards that workers wrote when they loaded the models, refreshed in the background."""
     receiving_bytes: Counter[str] = field(default_factory=Counter)
     """Bytes of uploads in progress in this process, by tenant."""
+    records: RecordSink = NO_RECORDS
+    name: str = ""
+    """Of this process in `penstock ps`."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -161,7 +167,11 @@ class Services:
     async def _sweep(self) -> None:
         """Sweep expired leases, once the store is known to be this deployment's."""
         await self.store.entered.wait()
-        await Reaper(self.store_client, self.metrics, salvager=self.job_reader).keep_sweeping(SWEEP_INTERVAL_S)
+        reaper = Reaper(self.store_client, self.metrics, salvager=self.job_reader, on_end=self._record_end)
+        await reaper.keep_sweeping(SWEEP_INTERVAL_S)
+
+    def _record_end(self, record: JobRecord) -> None:
+        self.records.write(request_record(record, self.name))
 
     async def _refresh_cards(self) -> None:
         async def refresh() -> None:

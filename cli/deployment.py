@@ -24,6 +24,7 @@ from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.settings import ModelSettings, ShapeSettings, check_model_names
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
+from telemetry.records.settings import RecordSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import check_name, check_options, is_plugin, sections
@@ -43,6 +44,7 @@ KINDS: dict[str, type[msgspec.Struct]] = {
     "scheduler": SchedulerSettings,
     "kubernetes": KubernetesSettings,
     "telemetry": TelemetrySettings,
+    "records": RecordSettings,
     **sections(),
     "models": ModelSettings,
     "keys": KeySettings,
@@ -124,6 +126,7 @@ class Deployment:
         if not self.keys and not self.api.admin_token_sha256:
             api["admin_token_sha256"] = home.new_admin_token()
         config.raw.setdefault("telemetry", {})["metrics_dir"] = str(home.metrics)
+        config.raw.setdefault("records", {}).setdefault("dir", str(home.records))
         config.raw.setdefault("files", {}).setdefault("dir", str(home.files))
         if weights is not None:
             config.raw.setdefault("llamacpp", {})["path"] = str(weights)

@@ -33,6 +33,7 @@ from cli.instance import DataDir, Instance
 from cli.job_deaths import Suspicion, deaths_of
 from cli.options import Command, Where, config_option, json_option, where_options
 from cli.output import emit, print_json
+from cli.records_check import check_records
 from cli.registry import connected
 from cli.screen import place
 from cli.settings import remedy
@@ -49,6 +50,7 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability, RedisSettings
 from streaming.store.durability import shortfalls
 from streaming.store.identity import FORMAT, Identity, check_identity, disagreement, read_identity
+from telemetry.records.settings import RecordSettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import SMOLLM2
 from workers.engines.manifest import file_sha256
@@ -118,6 +120,8 @@ def examine(
     yield from weights(deployment, home.weights)
     yield folder(home.path)
     yield disk(home.path)
+    own = deployment.config.section("records", RecordSettings)
+    yield from check_records(own, Path(own.dir or home.records), running=instance is not None)
     redis_url = instance.redis_url if instance else deployment.redis_url
     if redis_url:
         configured = deployment.config.raw.get("files", {}).get("dir")

@@ -101,6 +101,7 @@ class DataDir:
         self.metrics = self.run / "metrics"
         self.settings = self.run / "settings.json"
         self.logs = self.path / "logs"
+        self.records = self.path / "records"
         self.redis = self.path / "redis"
         self.weights = self.path / "weights"
         self.files = self.path / "files"

@@ -51,6 +51,9 @@ from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
+from telemetry.records.sampler import Facts, Sampler
+from telemetry.records.settings import RecordSettings
+from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
 
 log = logging.getLogger("offline")
@@ -66,6 +69,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "batch": BatchSettings,
     "offline": OfflineSettings,
     "telemetry": TelemetrySettings,
+    "records": RecordSettings,
     "models": ModelSettings,
     "webhooks": WebhookSettings,
     "events": EventSettings,
@@ -85,7 +89,7 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     logging.getLogger("celery").setLevel("WARNING")  # each task twice at info level
     with needed_to_start(OSError, exit_code=2):
         me = this_process("offline", launch.options.id)
-        process = OfflineProcess(me, launch.config, telemetry.metrics, launch.lifeline)
+        process = OfflineProcess(me, launch.config, telemetry.metrics, launch.lifeline, telemetry.keep_records())
     telemetry.serve_metrics()
     os.nice(process.settings.nice)  # before there are threads: they have what the process has
     return process.run()
@@ -94,7 +98,9 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
 class OfflineProcess:
     """The process around the batch runner. Raises ConfigError, or OSError when the folder of files cannot be used."""
 
-    def __init__(self, me: Process, config: Config, metrics: Metrics, lifeline: Lifeline) -> None:
+    def __init__(
+        self, me: Process, config: Config, metrics: Metrics, lifeline: Lifeline, records: RecordSink = NO_RECORDS
+    ) -> None:
         files = config.section("files", FilesSettings)
         self.settings = config.section("offline", OfflineSettings)
         self._redis = config.section("redis", RedisSettings)
@@ -109,6 +115,8 @@ class OfflineProcess:
         check_broker("events.publish_url", self._events.publish_url)
         check_broker("events.take_url", self._events.take_url)
         self._me, self._metrics, self._lifeline = me, metrics, lifeline
+        sample_s = config.section("records", RecordSettings).sample_s
+        self._sampler = Sampler(records, "offline", me.id, facts=self._facts, interval_s=sample_s)
         self._file_store = FileStore(files.dir)
         self._file_store.prepare()
         self._keep_s, self._quarantine_s = files.retention_s, files.quarantine_s
@@ -141,6 +149,7 @@ class OfflineProcess:
             store.keep_looking(),
             watch_lag(),
             self._flush_metrics(),
+            self._sampler.keep_sampling(),
         )
         tasks = [asyncio.create_task(each) for each in (*loops, *self._outward(store_client))]
         consumer = self._consumer(store_client, headroom, store)
@@ -216,6 +225,9 @@ class OfflineProcess:
             log.critical("a turn did not end within %d s; a fresh process is needed", HARD_LIMIT_S)
             logging.shutdown()
             os._exit(EXIT_STUCK)
+
+    def _facts(self) -> Facts:
+        return {"running": self._runner.running if self._runner is not None else 0}
 
     def _describe(self) -> Process:
         runner = self._runner

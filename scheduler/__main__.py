@@ -13,7 +13,7 @@ import msgspec
 
 from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
-from runtime.loops import ExpectedErrors, retry_until
+from runtime.loops import ExpectedErrors, retry_until, supervise
 from runtime.process import Launch, argument_parser, on_stop_signal, run_process
 from scheduler.loop import Loop, SchedulerStores, holder_of
 from scheduler.policy.limits import ScalingLimits
@@ -29,6 +29,9 @@ from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
+from telemetry.records.sampler import Sampler
+from telemetry.records.settings import RecordSettings
+from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
 
 ENTER_RETRY_DELAY_S = 0.25
@@ -38,6 +41,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "scheduler": SchedulerSettings,
     "kubernetes": KubernetesSettings,
     "telemetry": TelemetrySettings,
+    "records": RecordSettings,
     "models": ModelSettings,
 }
 
@@ -49,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True):
     scheduler: SchedulerSettings
     kubernetes: KubernetesSettings
     limits: dict[str, ScalingLimits]
+    sample_s: float
 
     @classmethod
     def read(cls, config: Config) -> Settings:
@@ -64,6 +69,7 @@ class Settings(msgspec.Struct, frozen=True):
             own,
             kubernetes,
             {name: limits_of(name, model, own) for name, model in models.items()},
+            config.section("records", RecordSettings).sample_s,
         )
 
 
@@ -100,10 +106,13 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     settings = Settings.read(launch.config)
     telemetry = Telemetry(launch, "scheduler")
     telemetry.serve_metrics()
-    return run(settings, this_process("scheduler", launch.options.id), launch.lifeline, telemetry.metrics)
+    me, records = this_process("scheduler", launch.options.id), telemetry.keep_records()
+    return run(settings, me, launch.lifeline, telemetry.metrics, records)
 
 
-async def run(settings: Settings, me: Process, lifeline: Lifeline, metrics: Metrics) -> int:
+async def run(
+    settings: Settings, me: Process, lifeline: Lifeline, metrics: Metrics, records: RecordSink = NO_RECORDS
+) -> int:
     """Schedule until SIGTERM or SIGINT. Redis may be down, then or later. Returns the exit code. Raises ConfigError."""
     lifeline.say("starting", "waiting for Redis")
     stop = asyncio.Event()
@@ -122,7 +131,10 @@ async def run(settings: Settings, me: Process, lifeline: Lifeline, metrics: Metr
         )
         expected = ExpectedErrors(Unavailable, lifeline.wait, "waiting for Redis: %s")
         if await retry_until(stop, partial(enter_store, client), expected, ENTER_RETRY_DELAY_S):
+            sampler = Sampler(records, "scheduler", me.id, facts=loop.facts, interval_s=settings.sample_s)
+            sampling = asyncio.create_task(supervise(sampler.keep_sampling, ENTER_RETRY_DELAY_S))
             await loop.run(stop)
+            sampling.cancel()
     finally:
         await pool.close()
         await client.close()

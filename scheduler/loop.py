@@ -36,6 +36,8 @@ from streaming.jobs.reaper import Reaper
 from streaming.order import FLOOR
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
+from telemetry.records.sampler import Facts
+from telemetry.records.schema import LaneDepth as RecordedDepth
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ class Loop:
         self._cold: dict[str, float] = {}
         """Cold starts in seconds by pool, as last written."""
         self._woken = asyncio.Event()
+        self._seen: Sequence[Snapshot] = ()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick and report until `stop` is set, then leave the fleet."""
@@ -142,6 +145,16 @@ class Loop:
         if self._state == "starting":
             self._enter("ready")
             await self.report()
+
+    def facts(self) -> Facts:
+        """What a sample says of the lanes: as the leader saw them last; nothing of another scheduler."""
+        return {
+            "lanes": {
+                f"{seen.model}/{lane.name}": RecordedDepth(lane.waiting, lane.running, round(lane.oldest_s, 3))
+                for seen in (self._seen if self._lead is not None else ())
+                for lane in seen.lanes
+            }
+        }
 
     async def lead(self) -> None:
         """Become the leader if there is none, or renew the leadership. Raises Unavailable."""
@@ -178,9 +191,9 @@ class Loop:
             self._cold = await stores.plans.cold_starts()
         before, overrides = await stores.plans.read(), await stores.overrides.of(self._limits)
         at_ms, workers = await stores.now_ms(), await stores.fleet.processes("worker")
+        self._seen = await observe(self._limits, workers, stores.backlog)
         decisions = [
-            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model))
-            for snapshot in await observe(self._limits, workers, stores.backlog)
+            self._decide(snapshot, before.get(snapshot.model), overrides.get(snapshot.model)) for snapshot in self._seen
         ]
         plans = [
             self._plan(decision, before.get(decision.model), lead, at_ms, wakes=decision.model not in overrides)

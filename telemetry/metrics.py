@@ -77,6 +77,7 @@ class Metrics:
         self._count_batches()
         self._count_events()
         self._watch_workers()
+        self._count_records()
         for each in self._buffered:
             registry.register(each)
         self.processes.labels(role).set(1)
@@ -232,6 +233,16 @@ class Metrics:
             "penstock_scale_decisions_total", "Changes of plan (up | down).", ("model", "direction")
         )
         self.processes = self._gauge("penstock_processes", "Live processes.", ("role",), "livesum")
+
+    def _count_records(self) -> None:
+        """Records on the local disk, counted by the process that writes them."""
+        self.records_written = self._counter("penstock_records_written_total", "Records written to the local disk.")
+        self.records_dropped = self._counter_of_ends(
+            "penstock_records_dropped_total",
+            "Records lost: the buffer was full, or the disk refused them",
+            "reason",
+            ("full", "disk"),
+        )
 
     def _counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
         from prometheus_client import Counter  # noqa: PLC0415 - see the module's docstring

@@ -1,4 +1,4 @@
-"""Telemetry of one process: its log, its metrics and its traces, from its start to its end."""
+"""Telemetry of one process: its log, its metrics, its traces and its records, from its start to its end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from runtime.process import Launch, needed_to_start
 from telemetry import logs
 from telemetry.live_gauges import GaugeSample
 from telemetry.metrics import Metrics
+from telemetry.records.settings import RecordSettings
+from telemetry.records.writer import NO_RECORDS, RecordSink, RecordWriter
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import MissingExporterError, Tracing
 
@@ -22,6 +24,21 @@ class Telemetry:
         with needed_to_start(OSError):
             self.metrics = Metrics.start(self._settings.metrics_dir, role)
         launch.on_exit.callback(self.metrics.close)
+
+    def keep_records(self) -> RecordSink:
+        """Start writing records to the local disk, if they are wanted and have a folder."""
+        settings = self._launch.config.section("records", RecordSettings)
+        if not (settings.enabled and settings.dir):
+            return NO_RECORDS
+        writer = RecordWriter(
+            settings,
+            self._role,
+            on_written=self.metrics.records_written.inc,
+            on_dropped=lambda why, number: self.metrics.records_dropped.labels(why).inc(number),
+        )
+        writer.start()
+        self._launch.on_exit.callback(writer.close)
+        return writer
 
     def serve_metrics(self, live: Callable[[], Iterable[GaugeSample]] = tuple) -> None:
         """Serve /metrics on a port of its own, which asks for no key, if one is set. `live` as in `Metrics.serve`."""

@@ -31,11 +31,15 @@ from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
+from telemetry.records.sampler import Facts, Sampler
+from telemetry.records.settings import RecordSettings
+from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
 from workers.engines.registry import build, sections
 from workers.peers import keep_counting
 from workers.record import Recorder, WorkCounters
+from workers.request_records import RequestRecords
 from workers.settings import WorkerSettings
 from workers.worker import Worker
 
@@ -53,6 +57,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "redis": RedisSettings,
     "worker": WorkerSettings,
     "telemetry": TelemetrySettings,
+    "records": RecordSettings,
     **sections(),
     "models": ModelSettings,
 }
@@ -86,7 +91,8 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     me = this_process("worker", options.id)
     me = msgspec.structs.replace(me, model=model, shape=options.shape or "")
     tracing, targets = telemetry.trace(), settings.targets
-    return WorkerProcess(me, config, engine, telemetry.metrics, tracing, launch.lifeline, targets).run()
+    records = telemetry.keep_records()
+    return WorkerProcess(me, config, engine, telemetry.metrics, tracing, launch.lifeline, targets, records).run()
 
 
 async def _checked() -> int:
@@ -135,9 +141,10 @@ class WorkerProcess:
         tracing: Tracing,
         lifeline: Lifeline,
         targets: LaneTargets = NO_TARGETS,
+        records: RecordSink = NO_RECORDS,
     ) -> None:
         self._me, self._config, self._engine, self._targets = me, config, engine, targets
-        self._metrics, self._tracing, self._lifeline = metrics, tracing, lifeline
+        self._metrics, self._tracing, self._records, self._lifeline = metrics, tracing, records, lifeline
         self._worker: Worker | None = None
         self._tally = WorkCounters()
         self._state = me.state
@@ -153,9 +160,9 @@ class WorkerProcess:
         self._store = StoreMonitor(client)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            recorder = Recorder(
-                self._me.model, self._metrics, self._tracing, self._tally, self._lifeline.note_completed
-            )
+            records = RequestRecords(self._me.model, self._records, self._me.id)
+            note = self._lifeline.note_completed
+            recorder = Recorder(self._me.model, self._metrics, self._tracing, self._tally, note, records)
             return await self._serve(client, recorder)
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
@@ -198,6 +205,7 @@ class WorkerProcess:
         )
         run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
         watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
+        sampling = asyncio.ensure_future(supervise(self._sampler().keep_sampling, RESTART_DELAY_S))
         sharing = self._keep_sharing(client)
         self._state = "ready"
         self._changed.set()
@@ -209,6 +217,7 @@ class WorkerProcess:
             self._metrics.flush()
             await asyncio.wait([run], timeout=1.0)
         watching.cancel()
+        sampling.cancel()
         if sharing is not None:
             sharing.cancel()
         if run.result():
@@ -260,6 +269,25 @@ class WorkerProcess:
         log.error("this worker ends, others take its jobs: %s", reason)
         self._lifeline.say("failed", reason)
         return EXIT_LOST
+
+    def _sampler(self) -> Sampler:
+        interval_s = self._config.section("records", RecordSettings).sample_s
+        me = self._me
+        return Sampler(self._records, "worker", me.id, model=me.model, facts=self._facts, interval_s=interval_s)
+
+    def _facts(self) -> Facts:
+        """What a sample says of this worker."""
+        stats, tally = self._engine.stats(), self._tally
+        return {
+            "slots": stats.slots,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "kv_tokens": stats.kv_tokens,
+            "kv_used": stats.kv_used,
+            "steps": tally.steps,
+            "step_s": round(tally.step_s, 4),
+            "step_tokens": tally.step_tokens,
+        }
 
     def _describe(self) -> Process:
         stats = self._engine.stats() if self._state != "starting" else None

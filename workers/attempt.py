@@ -78,7 +78,7 @@ class Attempt:
         self.job = claim.job
         self.partition = claim.partition
         self._history, self._sections = history.rows, history.sections
-        self._past_tokens, self._first_ms = history.tokens, history.first_ms
+        self.past_tokens, self._first_ms = history.tokens, history.first_ms
         self.opening = Opening(claim.job.id, len(history.rows) + 1, history.last_run)
         self._record = bytearray(b"".join([encode_delta(replace(row, stream=claim.number)) for row in history.rows]))
         """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
@@ -362,7 +362,7 @@ class Attempt:
             (*self._sections, Section(self.opening.first, Run(worker, self.number))),
             packed(self.seq, self._record),
             generated,
-            (*self._past_tokens, sum(self._counts) - sum(self._past_tokens)) if self._sections else (),
+            (*self.past_tokens, sum(self._counts) - sum(self.past_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
         )
 

@@ -10,6 +10,8 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from penstock.engine import Capabilities, Failure
 from runtime.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
@@ -20,6 +22,7 @@ from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Job
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
 from streaming.priority import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
@@ -94,6 +97,13 @@ def draft_of(job: Job, history: History) -> Draft | None:
     rows = tuple(history.intact.rows)
     shown = job.response is not None and any(row.text or row.logprobs for row in rows)
     return Draft(rows) if shown else None
+
+
+def with_earlier(claim: Claim, record: JobRecord) -> Claim:
+    """The claim with what the job's record says of its earlier attempts."""
+    outcomes = tuple([attempt.outcome for attempt in record.attempts if attempt.outcome])
+    known: Claim = replace(claim, started_us=record.stamps.started or 0, outcomes=outcomes)
+    return known
 
 
 class Claimer:
@@ -308,7 +318,7 @@ class Claimer:
                     attempt=claim.attempt,
                     tokens=sum(past.tokens),
                 )
-                self._target.begin(claim, past)
+                self._target.begin(with_earlier(claim, record), past)
                 await asyncio.sleep(0)  # a long history takes a while: let the engine's next step through
         return newer
 

@@ -15,6 +15,7 @@ from telemetry.metrics import Metrics
 from telemetry.tracing import Attributes, RecordedTracing, Span, Tracing
 from workers.attempt import Attempt
 from workers.gate.decision import GateReason
+from workers.request_records import RequestRecords
 
 MANY_ATTEMPTS = 10
 """From this attempt on, all share one label: a job that is handed back may have any number of attempts."""
@@ -64,8 +65,10 @@ class Recorder:
         tracer: Tracing,
         tally: WorkCounters | None = None,
         on_completed: Callable[[], None] = lambda: None,
+        records: RequestRecords | None = None,
     ) -> None:
         """`on_completed`: called whenever jobs have completed."""
+        self.records = records or RequestRecords(model)
         self._model, self.metrics, self._on_completed = model, metrics, on_completed
         self._tracer = tracer if isinstance(tracer, RecordedTracing) else None
         """None if spans are not exported: then none are made."""
@@ -109,8 +112,9 @@ class Recorder:
         """Record that a cancel arrived."""
         self._cancelled.setdefault(job_id, time.monotonic())
 
-    def ended(self, attempt: Attempt, end: Terminal) -> None:
-        """Record a job's terminal state."""
+    def ended(self, attempt: Attempt, end: Terminal, ended_us: int = 0) -> None:
+        """Record a job's terminal state. `ended_us`: Redis time."""
+        self.records.ended(attempt, end, ended_us)
         metrics, usage = self.metrics, end.usage
         self._tally.ended(attempt.job.priority, end)
         metrics.jobs.labels(self._model, end.state).inc()
@@ -134,14 +138,20 @@ class Recorder:
             )
 
     def written(self, ends: Sequence[Terminal], worker: str) -> None:
-        """Log the ends of jobs that the store has, one line for each state."""
+        """Log the ends of jobs that the store has, one line for each state, and write their records."""
+        self.records.written(ends)
         for state in dict.fromkeys(end.state for end in ends):
             events.write(f"jobs {state}", jobs=[end.job for end in ends if end.state is state], worker=worker)
             if state is JobState.COMPLETED:
                 self._on_completed()
 
+    def unreadable(self, end: Terminal, ended_us: int) -> None:
+        """Record the end of a job that cannot be read."""
+        self.records.unreadable(end, ended_us)
+        self.failed(end)
+
     def failed(self, end: Terminal) -> None:
-        """Count a failed job by its reason, also one that could not begin."""
+        """Count a failed job by its reason."""
         self.metrics.job_failures.labels(end.failure.code if end.failure else "job_failed").inc()
 
     def refused(self, reason: GateReason) -> None:
@@ -160,6 +170,7 @@ class Recorder:
     def released(self, job_id: str) -> None:
         """Record that the worker put a job back unfinished."""
         self._cancelled.pop(job_id, None)
+        self.records.released(job_id)
         if span := self._spans.pop(job_id, None):
             span.end(attributes={tracing.JOB_STATE: "released"})
 

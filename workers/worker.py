@@ -147,7 +147,8 @@ class Worker:
         if not await self._registered(stop):
             return
         claiming = asyncio.create_task(self._claimer.run(self._client.partitions))
-        reaper = Reaper(self._client, self._recorder.metrics, salvager=self._reader)
+        records = self._recorder.records
+        reaper = Reaper(self._client, self._recorder.metrics, salvager=self._reader, on_end=records.ended_by_script)
         sweeping = reaper.keep_sweeping(SWEEP_INTERVAL_S)
         interval_s = self._client.settings.lease_ms / 3000
         checking = run_periodically(self._check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True)
@@ -243,7 +244,7 @@ class Worker:
         log.error("job %s cannot be read and fails: %s", broken.id, broken.problem)
         failure = Failure("malformed_job", "The stored job could not be read by this version.", 500)
         end = Terminal(broken.id, JobState.FAILED, 0, failure=failure, worker=self.lease.id)
-        self._recorder.failed(end)
+        self._recorder.unreadable(end, self._now_us(partition_of(broken.id) or 0))
         finish = Finish(end, broken.number, True, dead=f"unreadable: {broken.problem}")
         writer = self._writers[partition_of(broken.id) or 0]
         writer.finish(finish)
@@ -319,19 +320,23 @@ class Worker:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
         end = attempt.terminal(self.lease.id, attempt.stamps.generated(self._clock, attempt.partition))
-        self._recorder.ended(attempt, end)
+        self._recorder.ended(attempt, end, self._now_us(attempt.partition))
         prompt = attempt.job.sampling.n * end.usage.prompt
         finish = Finish(end, attempt.number, not attempt.job.stream, prompt=prompt)
         self._writers[attempt.partition].finish(finish)
 
-    def _on_written(self, finishes: Sequence[Finish]) -> None:
+    def _now_us(self, partition: int) -> int:
+        return self._clock.at(time.monotonic(), partition)
+
+    def _on_written(self, finishes: Sequence[Finish], refused: Sequence[Finish] = ()) -> None:
         for finish in finishes:
             held = self._attempts.get(finish.terminal.job)
             if held is None or held.number == finish.number:
                 self._attempts.pop(finish.terminal.job, None)
                 self._claimer.note_end(finish.terminal.job)
         if finishes:
-            self._recorder.written([finish.terminal for finish in finishes], self.lease.name)
+            taken = [finish for finish in finishes if finish not in refused] if refused else finishes
+            self._recorder.written([finish.terminal for finish in taken], self.lease.name)
             self._room.set()
 
     def _checkpoint(self, partition: int) -> None:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from runtime.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Rewound, Unavailable
@@ -65,7 +66,8 @@ class Writer:
     Args:
         oldest: returns the first frame of the partition that a running job still needs; earlier ones are trimmed.
         everything: returns all deltas of the partition's running jobs, to repair a log that lost data.
-        on_written: called with the finished jobs whose records were written.
+        on_written: called with the finished jobs that the store has, and with those of them that a script had ended
+            otherwise before, so that what was written does not count.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Writer:
         partition: int,
         oldest: Callable[[int], int],
         everything: Callable[[int], StepWrite],
-        on_written: Callable[[Sequence[Finish]], None],
+        on_written: Callable[[Sequence[Finish], Sequence[Finish]], None],
     ) -> None:
         self._lease, self._partition = lease, partition
         self._oldest, self._everything, self._on_written = oldest, everything, on_written
@@ -141,20 +143,20 @@ class Writer:
         if not self._lease.send_nowait(write.calls, partial(self._on_reply, write)):
             self._failed.put_nowait(write)
 
-    def _on_reply(self, write: Write, written: bool) -> None:
+    def _on_reply(self, write: Write, written: bool, answers: Sequence[Any] = ()) -> None:
         if not written:
             self._failed.put_nowait(write)
             return
         try:
-            self._complete(write)
+            self._complete(write, refused_ends(write.finishes, answers))
         except Exception as error:  # noqa: BLE001 - no caller awaits this callback: `run` raises it
             self._failed.put_nowait(error)
 
-    def _complete(self, write: Write) -> None:
-        """Report what was written, then send what arrived meanwhile."""
+    def _complete(self, write: Write, refused: Sequence[Finish] = ()) -> None:
+        """Report what was written, then send what arrived meanwhile. `refused`: ends of jobs that had ended before."""
         for checkpoint in write.checkpoints:
             checkpoint.on_written(checkpoint.frame)
-        self._on_written(write.finishes)
+        self._on_written(write.finishes, refused)
         if self.step.rows or self._finishes or self._checkpoints:
             self._send_now()
         else:
@@ -188,3 +190,12 @@ class Writer:
     async def _write(self, calls: Sequence[Call]) -> None:
         expected = ExpectedErrors(Unavailable, log.warning, "a step could not be written, trying again: %s")
         await retry(partial(self._lease.calls, calls), expected, backoff(MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S))
+
+
+def refused_ends(finishes: Sequence[Finish], answers: Sequence[Any]) -> list[Finish]:
+    """The ends that the store did not take, because a script had ended the job. `answers`: of the calls of one write,
+    whose last are the finishes; none of a write that was repeated: there an end that is known was most likely its own.
+    """
+    if not finishes or not answers:
+        return []
+    return [finish for finish, answer in zip(finishes, answers[-len(finishes) :], strict=True) if answer == 0]

@@ -53,6 +53,7 @@ class RequestGuard:
             admitted = self._admit(scope)
         except ApiError as error:
             self._refusals.log_once(error, scope["path"])
+            scope["state"]["code"] = error.code
             await self._refusal(error)(scope, receive, send)
             return
         if isinstance(admitted, Response):

@@ -7,6 +7,7 @@ import time
 from api.admission import Admitted
 from api.services import Services
 from streaming.jobs.deliveries import Delivered
+from telemetry.records.schema import DeliveryRecord
 
 
 class Delivery:
@@ -34,18 +35,31 @@ class Delivery:
         self._last_sent = time.monotonic()
 
     def note(self, services: Services, admitted: Admitted) -> None:
-        """Record the timestamps for the job's timing, unless another request created the job (same idempotency key)."""
+        """Record the timestamps, for the job's timing and on the local disk, unless another request created the job
+        (same idempotency key)."""
         if admitted.accepted.joined or not (self._first_received or self._last_received):
             return
         clock, partition, whole = services.clock, admitted.partition, not admitted.request.stream
-        services.deliveries.note(
-            admitted.job.id,
-            Delivered(
-                first_got=0 if whole else clock.at(self._first_received, partition),
-                first_sent=0 if whole else clock.at(self._first_sent, partition),
-                last_got=clock.at(self._last_received, partition),
-                last_sent=clock.at(self._last_sent, partition),
-                clock_us=clock.error_us(partition),
-                whole=whole,
-            ),
+        delivered = Delivered(
+            first_got=0 if whole else clock.at(self._first_received, partition),
+            first_sent=0 if whole else clock.at(self._first_sent, partition),
+            last_got=clock.at(self._last_received, partition),
+            last_sent=clock.at(self._last_sent, partition),
+            clock_us=clock.error_us(partition),
+            whole=whole,
         )
+        services.deliveries.note(admitted.job.id, delivered)
+        services.records.write(_record(admitted.job.id, services.name, delivered))
+
+
+def _record(job_id: str, process: str, delivered: Delivered) -> DeliveryRecord:
+    return DeliveryRecord(
+        id=job_id,
+        by=process,
+        first_got_us=delivered.first_got,
+        first_sent_us=delivered.first_sent,
+        last_got_us=delivered.last_got,
+        last_sent_us=delivered.last_sent,
+        clock_us=delivered.clock_us,
+        whole=delivered.whole,
+    )

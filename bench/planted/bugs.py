@@ -22,6 +22,7 @@ from bench.planted.pools import POOLS
 from bench.planted.preemption import PREEMPTIONS
 from bench.planted.queue import QUEUE
 from bench.planted.readers import READERS
+from bench.planted.records import RECORDS
 from bench.planted.responses import RESPONSES
 from bench.planted.room import ROOM_BUGS
 from bench.planted.security import SECURITY
@@ -67,6 +68,7 @@ BUGS = (
     *GATE,
     *PROMISES,
     *LEAVINGS,
+    *RECORDS,
     *RESPONSES,
     *UPSTREAM,
     *TOOLS,

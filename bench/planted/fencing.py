@@ -47,15 +47,15 @@ FENCING = (
         (
             Edit(
                 "streaming/jobs/reaper.py",
-                "LOG_KEEP_S, settings.lease_ms, ended, wanted)",
-                "LOG_KEEP_S, settings.lease_ms, ended, wanted, _now_ms())",
+                "LOG_KEEP_S, settings.lease_ms, ended, wanted, ends)",
+                "LOG_KEEP_S, settings.lease_ms, ended, wanted, ends, _now_ms())",
             ),
             Edit(
                 "streaming/jobs/reaper.py",
                 "class Reaper:",
                 "def _now_ms() -> int:\n    import time\n\n    return int(time.time() * 1000)\n\n\nclass Reaper:",
             ),
-            lua("reap", "local now = now_ms()", "local now = tonumber(ARGV[8])"),
+            lua("reap", "local now = now_ms()", "local now = tonumber(ARGV[9])"),
         ),
         (REGRESSIONS + "a_clients_clock_decides_nothing",),
     ),

@@ -250,6 +250,14 @@ JOBS = (
         "from which on a sweeping process may store them",
     ),
     Key(
+        "script_ends",
+        "script_ends",
+        "list",
+        "reap, release, cancel, claim, decline; reap",
+        "a day after the last one; an entry until a sweeping process takes it, seconds; the newest ten thousand",
+        "ids of jobs that a script ended, oldest first: the process that takes one writes the record of the request",
+    ),
+    Key(
         "dead",
         "dead",
         "stream",

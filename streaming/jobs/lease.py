@@ -71,6 +71,13 @@ class Claim(msgspec.Struct, frozen=True):
     """Earlier attempts, whose logged deltas come first."""
     first_frame: int
     """No frame before this one can hold a delta of this attempt."""
+    accepted_us: int = 0
+    claimed_us: int = 0
+    """The two times again, to the microsecond."""
+    started_us: int = 0
+    """Redis time of the job's first claim; 0: this one, or not known."""
+    outcomes: tuple[str, ...] = ()
+    """What became of earlier attempts, as in PastAttempt; where its record was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +174,7 @@ class Lease:
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args)
         if self._run == before + want:  # else a concurrent claim has reserved the following numbers
             self._run = before + len(taken)  # reuse unused numbers: small ones are shorter in every frame
-        return Claimed([_claim(item, partition, now, frame) for item in taken], bool(suspects))
+        return Claimed([_claim(item, partition, float(now), frame) for item in taken], bool(suspects))
 
     def next_frame(self, partition: int) -> int:
         """The number of the next frame of a partition."""
@@ -240,15 +247,15 @@ class Lease:
         if behind := _behind(calls, await self._client.calls(calls)):
             raise Rewound(behind)
 
-    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool], None]) -> bool:
-        """Send the calls before this returns; then `on_done` gets whether all of them were written. If they were not,
-        or if this returns False, pass them to `calls`, which raises the reason."""
+    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool, Sequence[Any]], None]) -> bool:
+        """Send the calls before this returns; then `on_done` gets whether all of them were written, and their answers.
+        If they were not, or if this returns False, pass them to `calls`, which raises the reason."""
 
         def answered(answers: list[Any] | None) -> None:
             if answers is None or any(each == b"fenced" or isinstance(each, Exception) for each in answers):
-                on_done(False)
+                on_done(False, ())
             else:
-                on_done(not _behind(calls, answers))
+                on_done(not _behind(calls, answers), answers)
 
         return self._client.send_nowait(calls, answered)
 
@@ -315,7 +322,7 @@ def _behind(calls: Sequence[Call], answers: Sequence[Any]) -> set[int]:
     return {call[1] for call, answer in zip(calls, answers, strict=True) if call[0] == "append" and answer == -1}
 
 
-def _claim(item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim | UnreadableClaim:
+def _claim(item: Sequence[bytes], partition: int, now: float, frame: int) -> Claim | UnreadableClaim:
     job_id, body, *_, number = item
     try:
         return _readable(decode_job(body), item, partition, now, frame)
@@ -325,7 +332,7 @@ def _claim(item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim
         return UnreadableClaim(job_id.decode(), int(number), str(error))
 
 
-def _readable(job: Job, item: Sequence[bytes], partition: int, now: int, frame: int) -> Claim:
+def _readable(job: Job, item: Sequence[bytes], partition: int, now: float, frame: int) -> Claim:
     """Raises ValueError, OverflowError."""
     _, _, attempt, deadline, reply, runs, created, number = item
     return Claim(
@@ -333,10 +340,12 @@ def _readable(job: Job, item: Sequence[bytes], partition: int, now: int, frame: 
         partition=partition,
         attempt=int(attempt),
         number=int(number),
-        created_ms=int(created),
-        claimed_ms=now,
+        created_ms=int(float(created)),
+        claimed_ms=int(now),
         deadline_ms=int(float(deadline)) if deadline else None,
         reply=tuple(reply.decode().split(",")) if reply else (),
         past=parse_runs(runs.decode()) if runs else (),
         first_frame=frame + 1,
+        accepted_us=round(float(created) * 1000),
+        claimed_us=round(now * 1000),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from streaming.errors import Unavailable
 from streaming.ids import partition_of
 from streaming.jobs.lease import LOG_KEEP_S
 from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
 from streaming.jobs.salvage import was_cut_short
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
@@ -28,6 +29,8 @@ MAX_JOBS = 256
 """Per sweep, because a script blocks the server."""
 MAX_SALVAGED = 64
 """Jobs whose tokens one process stores at a time, with one pass over each log."""
+MAX_SCRIPT_ENDS = 256
+"""Jobs that scripts ended, in one partition, whose requests one process records at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +71,21 @@ class Reaper:
     """Reaper of one process; remembers each partition's count of sweeps, to detect that the store lost data."""
 
     def __init__(
-        self, client: RedisClient, metrics: Metrics | None = None, *, salvager: JobReader | None = None
+        self,
+        client: RedisClient,
+        metrics: Metrics | None = None,
+        *,
+        salvager: JobReader | None = None,
+        on_end: Callable[[JobRecord], object] | None = None,
     ) -> None:
-        """`salvager`: stores the tokens of jobs that scripts ended; None in a process that may not read them."""
+        """`salvager`: stores the tokens of jobs that scripts ended; None in a process that may not read them.
+        `on_end`: told each job that a script ended, in one process only; with a `salvager`."""
         self._client, self._metrics, self._salvager = client, metrics, salvager
         self._ticks = dict.fromkeys(client.partitions, 0)
         self._cut_short = list[str]()
         """Jobs that a script ended, whose tokens this process is to store."""
+        self._on_end, self._script_ends = on_end, list[str]()
+        """Jobs that a script ended, whose requests this process is to record."""
 
     async def sweep(self, *, ended: str = "") -> Swept:
         """Sweep all partitions once. Raises Unavailable.
@@ -84,19 +95,21 @@ class Reaper:
         """
         settings = self._client.settings
         wanted = MAX_SALVAGED if self._salvager is not None and not self._cut_short else 0
-        args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms, ended, wanted)
+        ends = MAX_SCRIPT_ENDS if self._on_end is not None and not self._script_ends else 0
+        args = (MAX_WORKERS, MAX_JOBS, settings.max_attempts, LOG_KEEP_S, settings.lease_ms, ended, wanted, ends)
         answers = await self._client.calls([("reap", p, args) for p in self._client.partitions])
-        for partition, (*_, tick, _, _) in zip(self._client.partitions, answers, strict=True):
+        for partition, (*_, tick, _, _, _) in zip(self._client.partitions, answers, strict=True):
             await self._compare(partition, tick)
         swept = _counted(answers)
         if swept:
             self._report(swept)
-        for place, (*_, lapses, cut_short) in enumerate(answers):
+        for place, (*_, lapses, cut_short, script_ends) in enumerate(answers):
             for lapse in map(_lapse, lapses):
                 if place == 0 or lapse.jobs:
                     _log_lapse(lapse)
                 self._count_failures(reason for _, reason in lapse.given_up)
             self._cut_short += [job_id.decode() for job_id in cut_short]
+            self._script_ends += [job_id.decode() for job_id in script_ends]
         return swept
 
     async def salvage(self) -> None:
@@ -112,6 +125,16 @@ class Reaper:
                     await self._client.call("salvage", partition_of(job_id) or 0, job_id, "", "", "", "", 0)
         finally:
             self._cut_short.clear()
+
+    async def record_ends(self) -> None:
+        """Tell `on_end` of the jobs that scripts ended, as sweeps have found them; one that is no longer kept is left
+        out. Raises Unavailable: then the next call tells of them."""
+        if self._salvager is None or self._on_end is None or not self._script_ends:
+            return
+        for record in await self._salvager.records(self._script_ends, bodies=False):
+            if record is not None and record.state.final:
+                self._on_end(record)
+        self._script_ends.clear()
 
     def _report(self, swept: Swept) -> None:
         if swept.spared:
@@ -148,14 +171,14 @@ class Reaper:
         expected = ExpectedErrors(Unavailable, log.debug, "no sweep: %s")
         # Apart: a long log takes longer to read than a sweep may wait.
         async with asyncio.TaskGroup() as loops:
-            for work in (self.sweep, self.salvage):
+            for work in (self.sweep, self.salvage, self.record_ends):
                 loops.create_task(run_periodically(work, every_s, expected, wait_first=True))
 
 
 def _counted(answers: Sequence[Sequence[Any]]) -> Swept:
     """The counts of one sweep, from the answers of its partitions."""
     lapsed, requeued, expired, given_up, spared = zip(*(answer[:5] for answer in answers), strict=True)
-    lapses = tuple(_lapse(lapse) for *_, found, _ in answers for lapse in found)
+    lapses = tuple(_lapse(lapse) for *_, found, _, _ in answers for lapse in found)
     return Swept(lapsed[0], sum(requeued), sum(expired), sum(given_up), max(spared), lapses)
 
 

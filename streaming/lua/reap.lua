@@ -2,10 +2,11 @@
 -- Reaper: fences workers whose lease has lapsed, requeues their jobs and expires waiting jobs. Any process may run it.
 -- ARGV: max workers at once, max expired jobs at once, max attempts, seconds to keep a dead worker's log, lease in ms,
 --       a worker whose process is known to have ended ('': none): its lease lapses now; max jobs whose tokens the caller
---       stores (`salvage`): for a lease no other caller gets the same ones
+--       stores (`salvage`): for a lease no other caller gets the same ones; max jobs that a script ended whose requests
+--       the caller records: no other caller gets the same ones
 -- Returns: {lapsed workers, jobs requeued, jobs expired, jobs given up, workers whose lease was extended, number of this
 --          sweep, {name of a lapsed worker, ids requeued, {id, reason} of those given up, ids cancelled}...,
---          ids for `salvage`}
+--          ids for `salvage`, ids of jobs that a script ended}
 local most_workers, most_jobs, most_attempts, keep = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local lease, ended = tonumber(ARGV[5]), ARGV[6]
 local now = now_ms()
@@ -129,4 +130,6 @@ if most_salvaged > 0 then
   cut = redis.call('ZRANGE', cut_key(), '-inf', now, 'BYSCORE', 'LIMIT', 0, most_salvaged)
   for _, id in ipairs(cut) do redis.call('ZADD', cut_key(), now + lease, id) end
 end
-return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key()), lapses, cut}
+local most_recorded = tonumber(ARGV[8])
+local ends = most_recorded > 0 and redis.call('LPOP', script_ends_key(), most_recorded) or {}
+return {#lapsed, requeued, expired, given_up, spared, redis.call('INCR', tick_key()), lapses, cut, ends}

@@ -21,6 +21,7 @@ from streaming.events.settings import End, EventSettings, WebhookSettings
 from streaming.fleet.settings import LaneTargets, LatencyTargets, ModelSettings, Resources, ShapeSettings, served_models
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
+from telemetry.records.settings import RecordSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.sim.settings import SimSettings
@@ -120,6 +121,7 @@ def test_merged_settings_reach_a_child_process_and_nobody_else(tmp_path: Path) -
 DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "up": UpSettings, "api": ApiSettings, "redis": RedisSettings, "worker": WorkerSettings,
     "scheduler": SchedulerSettings, "kubernetes": KubernetesSettings, "telemetry": TelemetrySettings,
+    "records": RecordSettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings, "models.<name>": ModelSettings,
     "models.<name>.targets.<lane>": LatencyTargets, "models.<name>.shapes.<shape>": ShapeSettings,
     "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,

@@ -65,7 +65,7 @@ class SlowLease(Lease):
         await _pause(self._slow == "gate" and bool(claimed.jobs))
         return claimed
 
-    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool], None]) -> bool:
+    def send_nowait(self, calls: Sequence[Call], on_done: Callable[[bool, Sequence[Any]], None]) -> bool:
         return not self._slow.startswith("egress") and super().send_nowait(calls, on_done)  # else by `calls`, late
 
     async def calls(self, calls: Sequence[Call]) -> None:

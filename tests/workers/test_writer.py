@@ -28,7 +28,7 @@ class Writing:
         self.wire, self.lease, self.seq = wire, Lease(wire, "m"), 0
         self.writer = Writer(self.lease, 0, self.lease.next_frame, lambda _: StepWrite(), self.on_written)
 
-    def on_written(self, finishes: Sequence[Finish]) -> None:
+    def on_written(self, finishes: Sequence[Finish], refused: Sequence[Finish]) -> None:
         """Nothing is finished here."""
 
     def step(self) -> None:

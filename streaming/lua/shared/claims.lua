@@ -51,7 +51,7 @@ local function begin_job(c, _, _, id, claimed)
   if c.alone then redis.call('HSET', job, 'alone', 1) end
   if s[2] or s[3] then redis.call('ZREM', timers_key(), id) end
   if s[9] and attempt == 1 then emit_event(s[9], id, claimed.tenant, 'job.started') end
-  c.out[#c.out + 1] = {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, parse_number(s[7]) or 0, run}
+  c.out[#c.out + 1] = {id, s[4] or '', attempt, s[3] or '', s[5] or '', runs, parse_number(s[7]) and s[7] or '0', run}
   c.begun = c.begun + 1
   return true
 end

@@ -24,6 +24,7 @@ local function end_job(id, state, reason, now)
     'tenant', 'size', 'state')
   local model, priority, kind = require_lane_entry(s[1], s[2])
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
+  note_script_end(id)
   ack_and_delete(s[1], s[2])
   if kind == 'lane' and s[12] == 'queued' then leave_line(model, priority, s[10] or '', s[2], id) end
   add_reserved_bytes(model, priority, s[8], -1)

@@ -25,3 +25,13 @@ local function release_logs(id, runs)
     end
   end
 end
+
+local MAX_SCRIPT_ENDS = 10000
+local SCRIPT_ENDS_EXPIRY_S = 86400
+
+-- Note that a script ended a job: the process whose sweep takes the id writes the record of the request.
+local function note_script_end(id)
+  redis.call('RPUSH', script_ends_key(), id)
+  redis.call('LTRIM', script_ends_key(), -MAX_SCRIPT_ENDS, -1)
+  redis.call('EXPIRE', script_ends_key(), SCRIPT_ENDS_EXPIRY_S)
+end

@@ -49,6 +49,7 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   end
   redis.call('HSET', job, 'state', 'failed', 'reason', 'malformed', 'done', now)
   redis.call('HSETNX', job, 'body', '')
+  note_script_end(id)
   ack_and_delete(lane, entry)
   local model, priority, kind = parse_lane(lane or s[2])
   if model then add_reserved_bytes(model, priority, s[10], -1) end

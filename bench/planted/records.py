@@ -1,0 +1,60 @@
+"""Planted bugs of the records on the local disk: a request that is missing or counted twice, a loop that waits."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit, lua
+
+SYSTEM = "tests/system/test_request_records.py::test_"
+WRITER = "tests/telemetry/records/test_record_writer.py::test_"
+RECORD_WRITER = "telemetry/records/writer.py"
+
+RECORDS = (
+    Bug(
+        "a job that a script ended has no record",
+        "Expired and cancelled requests are missing in every report, which looks all the better for it.",
+        (lua("endings", "  note_script_end(id)\n", ""),),
+        (SYSTEM + "jobs_that_no_worker_ends_have_records_from_the_api_alone",),
+    ),
+    Bug(
+        "every sweep records the same end",
+        "A request that was cancelled in the queue counts once for each sweep.",
+        (lua("reap", "'LPOP', script_ends_key(), most", "'LRANGE', script_ends_key(), 0, most"),),
+        (SYSTEM + "jobs_that_no_worker_ends_have_records_from_the_api_alone",),
+    ),
+    Bug(
+        "a record of an end that the store refused",
+        "A job that a script has failed counts as completed, and once more as failed.",
+        (Edit("workers/writer.py", "strict=True) if answer == 0]", "strict=True) if answer is None]"),),
+        ("tests/workers/test_request_records.py::test_an_end_that_the_store_refuses_is_not_recorded",),
+    ),
+    Bug(
+        "a version that is never written",
+        "A later reader takes the fields of an old line for its own.",
+        (Edit("telemetry/records/schema.py", "    return VERSION\n", "    return 0\n"),),
+        (WRITER + "every_line_names_its_version",),
+    ),
+    Bug(
+        "a line behind half a line",
+        "After a full disk, the first whole record is lost with the torn one.",
+        (Edit(RECORD_WRITER, '        if self._torn:\n            os.write(file, b"\\n")\n', ""),),
+        (WRITER + "a_full_disk_costs_records_and_nothing_else",),
+    ),
+    Bug(
+        "records without a bound",
+        "The disk of a server that runs for a month is full of them.",
+        (Edit("telemetry/records/folder.py", "if total > max_bytes or now", "if now"),),
+        (WRITER + "the_folder_is_bounded",),
+    ),
+    Bug(
+        "a write to the disk under the lock",
+        "A disk that does not answer stops the event loop, and with it every stream.",
+        (
+            Edit(
+                RECORD_WRITER,
+                "            for rest in self._append(data):\n                left = rest\n",
+                "            with self._lock:\n                left = [*self._append(data)][-1]\n",
+            ),
+        ),
+        (WRITER + "a_disk_that_does_not_answer_holds_up_no_writer",),
+    ),
+)

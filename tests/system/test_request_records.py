@@ -1,0 +1,206 @@
+"""Records on the local disk, by real processes: one for each request, whatever ends it, and what it says is true."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import House, eventually, redis_process
+
+from telemetry.records.reader import Skipped, read_records
+from telemetry.records.schema import DeliveryRecord, Record, RequestRecord, SampleRecord
+
+pytestmark = pytest.mark.slow
+
+LONG = 3000
+"""Tokens of a job that runs until it is ended: for 15 seconds."""
+SECRET = "a secret of the prompt"
+FINAL = ("completed", "failed", "cancelled", "expired")
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with redis_process(tmp_path, None, "--appendonly", "yes") as url:
+        house = House(url, tmp_path)
+        house.environ |= {
+            "PENSTOCK_RECORDS_DIR": str(tmp_path / "records"),
+            "PENSTOCK_RECORDS_SAMPLE_S": "0.5",
+            "PENSTOCK_SIM_SLOTS": "2",
+            "PENSTOCK_SIM_STEP_MS": "5",
+            "PENSTOCK_REDIS_PARTITIONS": "2",
+        }
+        try:
+            yield house
+        finally:
+            house.close()
+
+
+def kept(house: House) -> list[Record]:
+    return list(read_records(house.folder / "records", 0, 1e11, Skipped()))
+
+
+def requests(house: House) -> list[RequestRecord]:
+    return [record for record in kept(house) if isinstance(record, RequestRecord)]
+
+
+def submit(house: House, tokens: int, **queue: Any) -> str:
+    body = {"model": "sim", "max_tokens": tokens, "messages": [{"role": "user", "content": SECRET}], "queue": queue}
+    status, _, answer = house.post("/v1/jobs", body)
+    assert status == 202, answer
+    return str(json.loads(answer)["id"])
+
+
+def shown(house: House, job_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(house.get(f"/v1/jobs/{job_id}")[1])
+    return found
+
+
+def all_ended(house: House, ids: list[str]) -> bool:
+    return all(shown(house, job_id)["status"] in FINAL for job_id in ids)
+
+
+def check(house: House, ids: list[str]) -> dict[str, RequestRecord]:
+    """One record for each of these jobs, in the state that the API shows. Returns them by id."""
+    eventually(lambda: all_ended(house, ids))
+    eventually(lambda: {record.id for record in requests(house)} >= set(ids))
+    time.sleep(1.0)  # a second record of a job would come with the next sweep or write
+    count = Counter(record.id for record in requests(house))
+    assert {job_id: count[job_id] for job_id in ids} == dict.fromkeys(ids, 1)
+    found = {record.id: record for record in requests(house) if record.id in set(ids)}
+    assert {job_id: record.state for job_id, record in found.items()} == {
+        job_id: shown(house, job_id)["status"] for job_id in ids
+    }
+    return found
+
+
+def test_every_request_has_one_record_whatever_ends_it(house: House) -> None:
+    """Completed, cancelled while it waits and while it runs, expired in the lane and at the claim, refused; streamed
+    and whole, with several choices."""
+    house.start_api()
+    house.start("workers")
+    house.wait_ready()
+    completed = [submit(house, 20, priority=lane) for lane in ("interactive", "standard", "batch") for _ in range(5)]
+    running = submit(house, LONG)
+    eventually(lambda: shown(house, running)["status"] == "in_progress")
+    blocked = [submit(house, LONG) for _ in range(2)]
+    eventually(lambda: any(shown(house, job_id)["status"] == "in_progress" for job_id in blocked))
+    waiting = [submit(house, 10) for _ in range(3)]
+    expired = [submit(house, 10, max_queue_ms=50, priority="batch") for _ in range(3)]
+    for job_id in waiting:
+        assert house.post(f"/v1/jobs/{job_id}/cancel", None)[0] == 200
+    eventually(lambda: all(shown(house, job_id)["status"] == "expired" for job_id in expired))
+    for job_id in (running, *blocked):
+        house.post(f"/v1/jobs/{job_id}/cancel", None)
+    choices = {"model": "sim", "max_tokens": 5, "n": 3, "stream": True, "messages": [{"role": "user", "content": "x"}]}
+    _, headers, _ = house.post("/v1/chat/completions", choices)
+    streamed = headers["x-job-id"]
+    _, headers, _ = house.post("/v1/chat/completions", {**choices, "stream": False, "n": 1})
+    whole = headers["x-job-id"]
+    ids = [*completed, running, *blocked, *waiting, *expired, streamed, whole]
+    found = check(house, ids)
+    assert Counter(record.state for record in found.values()) == {"completed": 17, "cancelled": 6, "expired": 3}
+    for record in (found[job_id] for job_id in (*completed, streamed, whole)):
+        stamps = (record.received_us, record.accepted_us, record.started_us, record.claimed_us, record.released_us)
+        stamps = (*stamps, record.scheduled_us, record.first_us, record.last_us, record.ended_us)
+        slack_us = 1000 + 2 * record.clock_us
+        assert all(one <= two + slack_us for one, two in pairwise(stamps)) and all(stamps)
+        assert record.attempts == 1 and record.model == "sim"
+    assert (found[streamed].choices, found[streamed].completion_tokens) == (3, 15)
+    deliveries = {record.id: record for record in kept(house) if isinstance(record, DeliveryRecord)}
+    assert not deliveries[streamed].whole and deliveries[whole].whole
+    assert found[streamed].first_us <= deliveries[streamed].first_sent_us + 2000
+    refused = house.post("/v1/chat/completions", {"model": "sim", "messages": []})
+    assert refused[0] == 400
+    (record,) = eventually(lambda: [one for one in requests(house) if one.state == "refused"])  # type: ignore[misc]
+    assert (record.id, record.status, record.code) == (refused[1]["x-request-id"], 400, "invalid_request_error")
+
+
+def test_a_job_whose_worker_is_killed_has_one_record_of_all_attempts(house: House) -> None:
+    house.start_api()
+    worker = house.start("workers")
+    house.wait_ready()
+    job_id = submit(house, 800)
+    eventually(lambda: shown(house, job_id)["status"] == "in_progress")
+    time.sleep(0.3)
+    worker.kill()
+    worker.wait()
+    house.start("workers", "--id", "worker-2")
+    record = check(house, [job_id])[job_id]
+    assert (record.by, record.attempts, record.lost, record.completion_tokens) == ("worker-2", 2, 1, 800)
+    assert 0 < record.continued_tokens < 800
+    assert record.started_us < record.claimed_us
+
+
+def test_jobs_that_no_worker_ends_have_records_from_the_api_alone(house: House) -> None:
+    """Also those that are given up with their workers, and one whose stored record cannot be read."""
+    house.environ["PENSTOCK_REDIS_MAX_ATTEMPTS"] = "1"
+    house.start_api()
+    cancelled, expired = submit(house, 5), submit(house, 5, max_queue_ms=20)
+    house.post(f"/v1/jobs/{cancelled}/cancel", None)
+    eventually(lambda: shown(house, expired)["status"] == "expired")
+    worker = house.start("workers")
+    house.wait_ready()
+    given_up = submit(house, LONG)
+    eventually(lambda: shown(house, given_up)["status"] == "in_progress")
+    time.sleep(0.3)
+    worker.kill()
+    worker.wait()
+    found = check(house, [cancelled, expired, given_up])
+    assert {record.by for record in found.values()} == {"api-1"}
+    assert (found[given_up].state, found[given_up].lost) == ("failed", 1) and found[given_up].completion_tokens > 0
+    assert found[given_up].code in ("attempts_exhausted", "poison")
+
+
+def test_samples_of_every_process(house: House) -> None:
+    house.start_api()
+    house.start("workers")
+    house.start("scheduler")
+    house.start("offline", PENSTOCK_FILES_DIR=str(house.folder / "files"))
+    house.wait_ready()
+    ids = [submit(house, 50) for _ in range(10)]
+    check(house, ids)
+    roles = {"api", "workers"[:-1], "scheduler", "offline"}
+    eventually(lambda: {record.role for record in kept(house) if isinstance(record, SampleRecord)} == roles)
+    samples = [record for record in kept(house) if isinstance(record, SampleRecord)]
+    worker = [record for record in samples if record.role == "worker"]
+    assert worker[-1].step_tokens >= 490 and worker[-1].slots == 2
+    assert all(one.cpu_s <= two.cpu_s for one, two in pairwise(worker))
+    assert all(record.rss_bytes > 10**7 for record in samples)
+    eventually(
+        lambda: any(
+            "sim/batch" in record.lanes
+            for record in kept(house)
+            if isinstance(record, SampleRecord) and record.role == "scheduler"
+        )
+    )
+
+
+def test_no_text_of_a_client_is_recorded(house: House) -> None:
+    """Neither prompt nor answer, nor an id, a model or a tenant that a client chose."""
+    house.start_api()
+    house.start("workers")
+    house.wait_ready()
+    check(house, [submit(house, 5)])
+    body = {"model": f"sk-{SECRET}", "messages": [{"role": "user", "content": SECRET}], "user": SECRET}
+    status, *_ = house.post("/v1/chat/completions", body, {"X-Request-Id": "sk-chosen", "Authorization": "Bearer sk-x"})
+    assert status == 404
+    eventually(lambda: [one for one in requests(house) if one.state == "refused"])
+    text = "".join(path.read_text() for path in (house.folder / "records").iterdir())
+    assert SECRET not in text and "sk-" not in text
+
+
+def test_records_can_be_switched_off(house: House) -> None:
+    house.environ["PENSTOCK_RECORDS_ENABLED"] = "false"
+    house.start_api()
+    house.start("workers")
+    house.wait_ready()
+    job_id = submit(house, 5)
+    eventually(lambda: shown(house, job_id)["status"] == "completed")
+    time.sleep(1.0)
+    assert not (house.folder / "records").exists()

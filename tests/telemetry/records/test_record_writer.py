@@ -1,0 +1,303 @@
+"""The record writer: what a crash, a full disk and a full buffer leave, and the limits of the folder."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from telemetry.records import writer as writer_module
+from telemetry.records.folder import create, files, surplus, trim
+from telemetry.records.reader import Skipped, read_records
+from telemetry.records.schema import RequestRecord
+from telemetry.records.settings import RecordSettings
+from telemetry.records.writer import RecordWriter
+
+NOW = 1_800_000_000.0
+FOREVER = (0.0, 1e11)
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Drops:
+    """Counts what the writer reports."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        self.lost: dict[str, int] = {}
+
+    def add(self, why: str, number: int) -> None:
+        self.lost[why] = self.lost.get(why, 0) + number
+
+    def count(self, number: int) -> None:
+        self.written += number
+
+
+def record(number: int) -> RequestRecord:
+    return RequestRecord(id=f"job_{number:032x}", ended_us=int(NOW * 1e6) + number, state="completed", model="m")
+
+
+def opened(folder: Path, drops: Drops | None = None, clock: Clock | None = None, **settings: float) -> RecordWriter:
+    drops = drops or Drops()
+    return RecordWriter(
+        RecordSettings(dir=str(folder), **{"keep_s": 1e9, **settings}),  # type: ignore[arg-type]
+        "worker",
+        on_written=drops.count,
+        on_dropped=drops.add,
+        clock=clock or Clock(),
+    )
+
+
+def ids(folder: Path, skipped: Skipped | None = None) -> list[str]:
+    return [each.id for each in read_records(folder, *FOREVER, skipped or Skipped()) if isinstance(each, RequestRecord)]
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    drops = Drops()
+    writer = opened(tmp_path, drops)
+    for number in range(1000):
+        writer.write(record(number))
+    writer.flush()
+    assert ids(tmp_path) == [record(number).id for number in range(1000)]
+    assert (drops.written, drops.lost, writer.written, writer.dropped) == (1000, {}, 1000, 0)
+
+
+def test_every_line_names_its_version(tmp_path: Path) -> None:
+    """Also where that is the version of the code that writes it: a later one must know."""
+    writer = opened(tmp_path)
+    writer.write(record(1))
+    writer.flush()
+    assert b'"v":1' in files(tmp_path)[0].path.read_bytes()
+
+
+CHILD = """
+import sys, time
+from pathlib import Path
+from telemetry.records.schema import RequestRecord
+from telemetry.records.settings import RecordSettings
+from telemetry.records.writer import RecordWriter
+
+writer = RecordWriter(RecordSettings(dir=sys.argv[1]), "worker")
+writer.start()
+number = 0
+while True:
+    writer.write(RequestRecord(id=f"job_{number:032x}", ended_us=int(time.time() * 1e6), state="completed", model="m"))
+    number += 1
+    print(number, time.time(), flush=True)
+    time.sleep(0.002)
+"""
+
+
+def test_a_killed_process_loses_what_came_in_the_last_second(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    told = []
+    for line in child.stdout:
+        told.append(line.split())
+        if len(told) == 1000:
+            child.send_signal(signal.SIGKILL)
+            break
+    told += [line.split() for line in child.stdout if len(line.split()) == 2]
+    child.wait()
+    child.stdout.close()
+    skipped = Skipped()
+    found = ids(tmp_path, skipped)
+    assert found == [f"job_{number:032x}" for number in range(len(found))], "none is missing in between"
+    killed_at = float(told[-1][1])
+    due = sum(float(at) < killed_at - 1.0 for _, at in told)
+    assert due <= len(found) and skipped.torn <= 1
+
+
+def test_a_torn_line_is_skipped_and_counted(tmp_path: Path) -> None:
+    """Whatever its length: all cuts of the last line, also in the middle of a character."""
+    writer = opened(tmp_path)
+    for number in range(3):
+        writer.write(record(number))
+    writer.flush()
+    (file,) = files(tmp_path)
+    whole = file.path.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for cut in range(last + 1, len(whole) - 1):
+        file.path.write_bytes(whole[:cut])
+        skipped = Skipped()
+        assert (ids(tmp_path, skipped), skipped.torn) == ([record(0).id, record(1).id], 1)
+
+
+def test_lines_of_a_newer_version_and_other_text_are_skipped(tmp_path: Path) -> None:
+    writer = opened(tmp_path)
+    writer.write(record(0))
+    writer.flush()
+    with files(tmp_path)[0].path.open("ab") as file:
+        file.write(b'{"kind":"request","v":2,"id":"x","ended_us":1,"state":"completed","model":"m"}\n')
+        file.write(b'{"kind":"dream","v":1}\n\n\xff\xfe\x00\n[1]\n')
+    skipped = Skipped()
+    assert ids(tmp_path, skipped) == [record(0).id]
+    assert (skipped.newer, skipped.torn) == (2, 2)
+
+
+FULL = """
+import resource, sys
+from telemetry.records.schema import RequestRecord
+from telemetry.records.settings import RecordSettings
+from telemetry.records.writer import RecordWriter
+
+lost = {}
+writer = RecordWriter(RecordSettings(dir=sys.argv[1]), "worker", on_dropped=lambda why, n: lost.update({why: n}))
+def write(first, last):
+    for number in range(first, last):
+        writer.write(RequestRecord(id=f"job_{number:032x}", ended_us=1, state="completed", model="m"))
+    writer.flush()
+write(0, 2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (450, resource.RLIM_INFINITY))  # a write may grow no file beyond this
+write(2, 10)
+write(10, 12)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+write(12, 14)
+print(writer.written, writer.dropped, lost)
+"""
+
+
+def test_a_full_disk_costs_records_and_nothing_else(tmp_path: Path) -> None:
+    """A write that the system takes only in part leaves a torn line; later records are whole again, all are counted."""
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True)
+    skipped = Skipped()
+    found = ids(tmp_path, skipped)
+    assert found[:2] == [f"job_{number:032x}" for number in range(2)]
+    assert found[-2:] == [f"job_{number:032x}" for number in (12, 13)]
+    written, dropped, *_ = done.stdout.split()
+    assert (int(written), int(dropped)) == (len(found), 14 - len(found)) and 4 < len(found) < 14
+    assert skipped.torn == 1 and "{'disk': 2}" in done.stdout
+
+
+def test_a_folder_that_cannot_be_written_costs_records_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("not a folder")
+    drops = Drops()
+    writer = opened(tmp_path / "records", drops)
+    writer.write(record(0))
+    writer.flush()
+    assert drops.lost == {"disk": 1} and drops.written == 0
+    (tmp_path / "records").unlink()
+    writer.write(record(1))
+    writer.flush()
+    assert ids(tmp_path / "records") == [record(1).id]
+
+
+def test_a_full_buffer_drops_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "MAX_BUFFERED_BYTES", 1000)
+    drops = Drops()
+    writer = opened(tmp_path, drops)
+    for number in range(100):
+        writer.write(record(number))
+    writer.flush()
+    found = ids(tmp_path)
+    assert 0 < len(found) < 100 and drops.lost == {"full": 100 - len(found)}
+
+
+def test_a_disk_that_does_not_answer_holds_up_no_writer(tmp_path: Path) -> None:
+    """A pipe that nobody reads stands for it: `write` returns while the thread waits inside the system."""
+    writer = opened(tmp_path)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, True)
+    writer._file, writer._began = writing, NOW
+    for number in range(2000):
+        writer.write(record(number))
+    stuck = threading.Thread(target=writer.flush, daemon=True)
+    stuck.start()
+    stuck.join(0.2)
+    assert stuck.is_alive(), "the pipe has taken everything"
+    for number in range(2000):
+        writer.write(record(number))
+    left = bytearray()
+    while stuck.is_alive() or not left.endswith(b"\n"):
+        left += os.read(reading, 1 << 16)
+    assert left.count(b"\n") == 2000
+    os.close(reading)
+
+
+def test_a_file_is_left_when_it_is_large_or_old(tmp_path: Path) -> None:
+    clock = Clock()
+    writer = opened(tmp_path, clock=clock, file_bytes=4096, file_s=60)
+    for number in range(100):
+        writer.write(record(number))
+        writer.flush()
+        clock.now += 0.001
+    by_size = len(files(tmp_path))
+    assert by_size > 1 and all(each.size < 4096 + 200 for each in files(tmp_path))
+    clock.now += 60
+    writer.write(record(100))
+    writer.flush()
+    assert len(files(tmp_path)) == by_size + 1
+    assert ids(tmp_path) == [record(number).id for number in range(101)]
+
+
+def test_the_folder_is_bounded(tmp_path: Path) -> None:
+    clock = Clock()
+    writer = opened(tmp_path, clock=clock, file_bytes=4096, max_bytes=20_000)
+    for number in range(2000):
+        writer.write(record(number))
+        writer.flush()
+        clock.now += 1
+        assert sum(each.size for each in files(tmp_path)) <= 20_000 + 4096 + 200
+    found = ids(tmp_path)
+    assert found == [record(number).id for number in range(2000 - len(found), 2000)], "the newest stay"
+
+
+def test_old_files_go(tmp_path: Path) -> None:
+    for age in (100, 50, 10):
+        path, file = create(tmp_path, NOW - age, "api", 1)
+        os.close(file)
+        os.utime(path, (NOW - age, NOW - age))
+    assert trim(tmp_path, NOW, keep_s=60, max_bytes=10**9) == 1
+    assert [each.began for each in files(tmp_path)] == [NOW - 50, NOW - 10]
+
+
+def test_a_removed_file_is_begun_again(tmp_path: Path) -> None:
+    """By another process that needed room, or by hand."""
+    writer = opened(tmp_path)
+    writer.write(record(0))
+    writer.flush()
+    files(tmp_path)[0].path.unlink()
+    writer.write(record(1))
+    writer.flush()
+    assert ids(tmp_path) == [record(1).id]
+
+
+def test_surplus_takes_the_oldest_first(tmp_path: Path) -> None:
+    for number in range(5):
+        path, file = create(tmp_path, NOW + number, "api", 1)
+        os.write(file, b"x" * 100)
+        os.close(file)
+        os.utime(path, (NOW, NOW))
+    found = files(tmp_path)
+    assert surplus(found, NOW, keep_s=10, max_bytes=250) == found[:3]
+    assert surplus(found, NOW, keep_s=10, max_bytes=500) == []
+    assert surplus(found, NOW + 11, keep_s=10, max_bytes=500) == found
+
+
+def test_two_processes_of_one_name_share_no_file(tmp_path: Path) -> None:
+    """Containers on one volume have the same pid, and may start in the same millisecond."""
+    one, two = create(tmp_path, NOW, "api", 1), create(tmp_path, NOW, "api", 1)
+    for _, file in (one, two):
+        os.close(file)
+    assert one[0] != two[0] and len(files(tmp_path)) == 2
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    yield
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

@@ -1,0 +1,85 @@
+"""Records of a worker's requests: written once the store has the end, and by nobody who did not write it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from sim_worker import Start, a_job, ended, recorder, start, until
+
+from streaming.jobs.job import JobState
+from streaming.jobs.queue import Queue
+from streaming.keys import partition_key
+from streaming.redis.client import RedisClient
+from telemetry.records.schema import Record, RequestRecord
+from workers.record import Recorder
+from workers.request_records import RequestRecords
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["recorder", "start"]  # fixtures
+
+
+class Kept:
+    """Keeps the records in memory."""
+
+    written = dropped = 0
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def write(self, record: Record) -> None:
+        self.records.append(record)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds)
+
+
+@pytest.fixture
+def kept(recorder: Recorder) -> Kept:
+    """The records of the worker that `start` starts."""
+    sink = Kept()
+    recorder.records = RequestRecords("sim", sink, "worker-1")
+    return sink
+
+
+async def test_a_record_comes_after_the_end(wire: RedisClient, start: Start, kept: Kept) -> None:
+    await start()
+    job = a_job(Queue(wire), "hello", 10)
+    await Queue(wire).put(job)
+    record = await ended(wire, job.id)
+    await eventually(lambda: bool(kept.records))
+    (found,) = kept.records
+    assert isinstance(found, RequestRecord)
+    assert (found.id, found.state, found.completion_tokens, found.by) == (job.id, "completed", 10, "worker-1")
+    stamps = record.stamps
+    assert (found.accepted_us, found.claimed_us) == (stamps.accepted, stamps.claimed)
+    assert (found.first_us, found.last_us, found.released_us) == (
+        stamps.first_token,
+        stamps.last_token,
+        stamps.released,
+    )
+    assert stamps.ended is not None and abs(found.ended_us - stamps.ended) < 1_000_000
+
+
+async def test_an_end_that_the_store_refuses_is_not_recorded(wire: RedisClient, start: Start, kept: Kept) -> None:
+    """A script has failed the job, because its record was damaged while it ran: the sweep writes its record."""
+    await start()
+    job, other = a_job(Queue(wire), "hello", 200), a_job(Queue(wire), "hello", 5)
+    await Queue(wire).put(job)
+    key = partition_key(0, "job", job.id)
+    while await wire.redis.hget(key, "state") != b"in_progress":
+        await asyncio.sleep(0.001)
+    await wire.redis.hset(key, "created", "damaged")
+    record = await ended(wire, job.id)
+    assert record.state is JobState.FAILED
+    await Queue(wire).put(other)
+    await eventually(lambda: other.id in {each.id for each in kept.records if isinstance(each, RequestRecord)})
+    await eventually(lambda: job.id in {each.id for each in kept.records if isinstance(each, RequestRecord)})
+    found = [each for each in kept.records if isinstance(each, RequestRecord) and each.id == job.id]
+    assert [(each.state, each.code) for each in found] == [("failed", "malformed_job")]
