@@ -133,7 +133,7 @@ async def test_nothing_is_written_once_its_run_is_over(writing: Writing) -> None
 async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
     """Nobody waits for the answer of a step: it is not to be lost there, for the worker would hang."""
 
-    def broken(_: Sequence[Finish]) -> None:
+    def broken(*_: Sequence[Finish]) -> None:
         raise RuntimeError("broken")
 
     writing.writer = Writer(writing.lease, 0, writing.lease.next_frame, lambda _: StepWrite(), broken)
