@@ -13,7 +13,8 @@ holds both equal. The rule, in this order:
    divided by the tenant's weight; the end adds those of what the job generated, and what the prompt was longer than
    estimated, or shorter, but never less than nothing: so counters never go down. A tenant
    that returns from idle starts at the lane's virtual time at least, so that it cannot save up turns (VTC, Sheng et
-   al. 2024).
+   al. 2024). A worker keeps its last places from tenants that hold more than their share of it: there, their jobs are
+   passed over.
 4. Urgency: the earliest latest start. A job without a deadline has the patience of its lane.
 5. Arrival.
 """
@@ -21,7 +22,7 @@ holds both equal. The rule, in this order:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -87,9 +88,16 @@ class LaneQueue:
     counters: Mapping[str, int] = field(default_factory=dict)
     """Virtual counter of each tenant with waiting jobs."""
     credit: int = 0
+    crowding: Collection[str] = ()
+    """Tenants whose new jobs are not claimed now, as the worker has only the places left that it keeps for others."""
 
     def __bool__(self) -> bool:
-        return bool(self.waiting or self.requeued)
+        return bool(self.requeued or self.candidates)
+
+    @property
+    def candidates(self) -> Sequence[WaitingJob]:
+        """The new jobs that may be claimed now."""
+        return [job for job in self.waiting if job.tenant not in self.crowding] if self.crowding else self.waiting
 
     @property
     def oldest(self) -> WaitingJob:
@@ -98,8 +106,9 @@ class LaneQueue:
     @property
     def fairest(self) -> WaitingJob:
         """The most urgent job of the tenant that got least."""
-        tenant = min({job.tenant for job in self.waiting}, key=lambda name: (self.counters[name], name.encode()))
-        return min((job for job in self.waiting if job.tenant == tenant), key=lambda job: job.urgency)
+        jobs = self.candidates
+        tenant = min({job.tenant for job in jobs}, key=lambda name: (self.counters[name], name.encode()))
+        return min((job for job in jobs if job.tenant == tenant), key=lambda job: job.urgency)
 
 
 Snapshot = Mapping[Priority, LaneQueue]
@@ -150,7 +159,7 @@ def is_aged(queue: LaneQueue, lane: Priority, now_ms: int) -> bool:
 def is_owed(queue: LaneQueue) -> bool:
     """Whether a lane goes before higher ones: its credit pays for its next new job. A lane of requeued jobs alone may
     owe for one of them afterwards."""
-    if not queue.waiting:
+    if not queue.candidates:
         return queue.credit > 0
     return queue.credit >= FLOOR * queue.fairest.cost
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Sequence
 
 from penstock.engine import ContinuationJudge, Engine, EngineDead, ModelCard, Piece, Refused, Stats
 from streaming.jobs.job import Job
@@ -12,6 +13,7 @@ from streaming.priority import Priority
 from workers.attempt import Attempt
 from workers.gatekeeper import Gatekeeper
 from workers.settings import WorkerSettings
+from workers.slot_shares import SlotShares, tenant_slots
 
 PARTIAL_PER_SLOT = 4
 """Jobs with waiting choices per slot; a worker that holds more claims no jobs."""
@@ -56,6 +58,7 @@ class ChoiceStarter:
         """Running choices, by the engine's request id: the attempt, and the index of the choice."""
         self.batch_texts = 0
         """Number of running choices of lane batch."""
+        self._shares = SlotShares()
         self.waiting: dict[str, Attempt] = {}
         """Attempts with choices that wait to start, by job id."""
         self._overtaken = -1
@@ -91,6 +94,14 @@ class ChoiceStarter:
     def begins(self) -> int:
         """How many jobs of the last `room` would begin at once; the others are prefetched."""
         return max(0, self.gate.begins)
+
+    def kept_places(self) -> tuple[int, Sequence[str]]:
+        """How many places are for jobs of any tenant, and the tenants that get none beyond these: the last slots are
+        kept for others."""
+        slots = self.stats().slots
+        kept = tenant_slots(slots, self._settings.tenant_slots)
+        crowding = self._shares.crowding(slots, time.monotonic()) if kept else ()
+        return max(0, slots - kept - self.texts), crowding
 
     def chat_room(self) -> int:
         """How many jobs of lane interactive to claim while a job of lane standard waits at the gate.
@@ -178,6 +189,7 @@ class ChoiceStarter:
         attempt.last_start = self._starts
         self.running[request.id] = (attempt, index)
         self.batch_texts += attempt.job.priority is Priority.BATCH
+        self._shares.begin(attempt.job.tenant)
 
     def _share(self, job: Job) -> int:
         """How many choices of a job the engine may have at a time, so that other jobs find room: at most half of its
@@ -237,6 +249,10 @@ class ChoiceStarter:
             return False
         if self.texts >= slots + (self._settings.prefetch if self._is_owed(attempt) else 0):
             return False
+        if attempt.started:
+            shared, crowding = self.kept_places()
+            if not shared and attempt.job.tenant in crowding:
+                return False
         return attempt.job.priority is not Priority.BATCH or self.batch_texts < slots - self.reserved
 
     def _is_owed(self, attempt: Attempt) -> bool:
@@ -285,3 +301,4 @@ class ChoiceStarter:
         if attempt is not None:
             self.gate.forget(attempt.job.id, request_id)
             self.batch_texts -= attempt.job.priority is Priority.BATCH
+            self._shares.end(attempt.job.tenant, time.monotonic())

@@ -225,9 +225,19 @@ class Claimer:
 
     async def _claim(self, partition: int, want: int, free: int) -> bool:
         alone, lowest, begins = partition in self._suspects, self._starter.batch_room(), self._starter.begins
+        shared, crowding = self._starter.kept_places()
         self._under_way.add(partition)
         try:
-            claimed = await self._lease.claim(partition, want, alone=alone, lowest=lowest, free=free, begins=begins)
+            claimed = await self._lease.claim(
+                partition,
+                want,
+                alone=alone,
+                lowest=lowest,
+                free=free,
+                begins=begins,
+                shared=shared,
+                crowding=crowding,
+            )
             (self._suspects.add if claimed.suspects else self._suspects.discard)(partition)
             self._unanswered.discard(partition)
             self._log_claims(claimed.jobs, alone=alone)

@@ -40,8 +40,8 @@ class TextQueue(Protocol):
         """A text that a worker had begun waits again."""
         ...
 
-    def take(self, now_s: float, lanes: Collection[Priority]) -> ModelText | None:
-        """Remove the next text of these lanes; None if none waits there."""
+    def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
+        """Remove the next text of these lanes, which is not of the tenants `crowding`; None if there is none."""
         ...
 
     def drop(self, text: ModelText) -> None:
@@ -82,8 +82,8 @@ class SortedQueue:
     def put_back(self, text: ModelText) -> None:
         self.put(text, 0.0)
 
-    def take(self, now_s: float, lanes: Collection[Priority]) -> ModelText | None:
-        """Of all lanes: a queue without lanes knows none."""
+    def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
+        """Of all lanes and tenants: a queue without lanes knows none."""
         while self._heap:
             text = heapq.heappop(self._heap)[2]
             if id(text) not in self._dropped:
@@ -120,12 +120,12 @@ class _Lane:
     def time(self) -> int:
         return virtual_time(self.last, self.counters)
 
-    def queue(self) -> LaneQueue:
+    def queue(self, crowding: Collection[str] = ()) -> LaneQueue:
         """The jobs of which `next_job` can choose one: the most urgent of each tenant, and the oldest."""
         jobs = [self.waiting[self._head(tenant)] for tenant in self.counters]
         if self.waiting:
             jobs.append(next(iter(self.waiting.values())))
-        return LaneQueue(jobs, tuple(self.requeued.values()), self.counters, self.credit)
+        return LaneQueue(jobs, tuple(self.requeued.values()), self.counters, self.credit, crowding)
 
     def _head(self, tenant: str) -> str:
         line = self.lines[tenant]
@@ -182,9 +182,9 @@ class PenstockQueue:
         job_id = self._ids[id(text)]
         self._lanes[Priority(text.lane)].requeued[job_id] = RequeuedJob(job_id, units(text.prompt, text.limit))
 
-    def take(self, now_s: float, lanes: Collection[Priority]) -> ModelText | None:
+    def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
         now_ms = int(1000 * now_s)
-        snapshot = {name: lane.queue() for name, lane in self._lanes.items() if name in lanes}
+        snapshot = {name: lane.queue(crowding) for name, lane in self._lanes.items() if name in lanes}
         pick = next_job(snapshot, now_ms)
         if pick is None:
             return None

@@ -84,5 +84,5 @@ class Simulation:
         while self._deadlines and self._deadlines[0][0] <= self.now_s:
             text = heapq.heappop(self._deadlines)[2]
             # A text that is done gets its last token when the step that is under way ends.
-            if not text.is_done and not any(worker.give_up(text) for worker in self._workers):
+            if not text.is_done and not any(worker.give_up(text, self.now_s) for worker in self._workers):
                 self._queue.drop(text)

@@ -32,8 +32,9 @@ NOTES = (
     "Wait: from the request to its first token. The light tenant sends 13 % of what the engine can do, the other ten "
     "times as much; gaps are exponential, answers of 50 to 400 tokens. Engine: the simulated one with its defaults, a "
     "step of 15 ms and a prompt of 25 ms, whatever they compute. Both tenants have the same weight and lane.",
-    "The light tenant waits for the next slot that becomes free. With fewer slots that takes longer, whatever the "
-    "order: jobs of one lane do not preempt each other.",
+    "Workers keep one slot in 128, rounded, from the tenant that floods. If it is taken, the light tenant waits for "
+    "the next text that ends. With fewer slots that takes longer, whatever the order: jobs of one lane do not preempt "
+    "each other.",
 )
 TOKENS, TOKENS_MEAN = (50, 400), 225
 AHEAD_S = 6.0

@@ -16,6 +16,7 @@ from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority
 from workers.choices import reserved_slots, room_for_batch
 from workers.preemption import MAX_VICTIMS
+from workers.slot_shares import SlotShares, tenant_slots
 from workers.victims import RunningJob, choose_victims, preemptible
 
 NOT_BATCH = tuple(lane for lane in LANES if lane is not Priority.BATCH)
@@ -54,16 +55,20 @@ class ModelWorker:
         """Learn from a step that has ended now."""
         self.rule.note(step)
 
-    def give_up(self, text: ModelText) -> bool:
+    def give_up(self, text: ModelText, now_s: float) -> bool:
         """Abort a text; False if this worker has not got it."""
         if text in self.held:
             self.held.remove(text)
         elif text in self.engine.running or text in self.engine.waiting:
-            self.engine.abort(text)
-            self.rule.forget(text)
+            self.abort(text, now_s)
         else:
             return False
         return True
+
+    def abort(self, text: ModelText, now_s: float) -> None:
+        """Take a text out of the engine."""
+        self.engine.abort(text)
+        self.rule.forget(text)
 
 
 class PenstockWorker(ModelWorker):
@@ -74,11 +79,12 @@ class PenstockWorker(ModelWorker):
     def __init__(self, engine: ModelEngine, random: Random, targets: LatencyTargets) -> None:
         super().__init__(engine, PastFuture(random, targets))
         self.preemptions = 0
+        self._shares = SlotShares()
 
     def fill(self, queue: TextQueue, now_s: float) -> None:
         self._begin_held(now_s)
         while lanes := self._lanes(now_s):
-            if (text := queue.take(now_s, lanes)) is None:
+            if (text := queue.take(now_s, lanes, self._crowding(now_s))) is None:
                 return
             if not self.admits(text) and not self._make_way(text, queue, now_s):
                 self.held.append(text)
@@ -87,11 +93,18 @@ class PenstockWorker(ModelWorker):
 
     def submit(self, text: ModelText, now_s: float) -> None:
         super().submit(text, now_s)
+        self._shares.begin(text.tenant)
         if text.lane == Priority.INTERACTIVE:
             self.rule.colocation.note_chat(text.prompt)
 
+    def abort(self, text: ModelText, now_s: float) -> None:
+        super().abort(text, now_s)
+        self._shares.end(text.tenant, now_s)
+
     def note(self, step: ModelStep, now_s: float) -> None:
         super().note(step, now_s)
+        for text in step.ended:
+            self._shares.end(text.tenant, now_s)
         if self.rule.colocation.is_due(now_s):
             self.rule.colocation.note_step(len(step.tokens), self.rule.gate.held.values(), now_s)
 
@@ -115,6 +128,13 @@ class PenstockWorker(ModelWorker):
         room = room_for_batch(slots, reserved_slots(slots, None), batch)
         return NOT_BATCH if is_batch or room == 0 else LANES
 
+    def _crowding(self, now_s: float) -> Collection[str]:
+        """The tenants that get no place now: those with more than their share, once few slots are free."""
+        slots = self.engine.shape.slots
+        if len(self.engine.running) + len(self.engine.waiting) < slots - tenant_slots(slots, None):
+            return ()
+        return self._shares.crowding(slots, now_s)
+
     def _make_way(self, text: ModelText, queue: TextQueue, now_s: float) -> bool:
         """Preempt batch texts one by one until the gate lets a text of lane interactive begin."""
         if text.lane != Priority.INTERACTIVE:
@@ -122,8 +142,7 @@ class PenstockWorker(ModelWorker):
         for _ in range(MAX_VICTIMS):
             texts, victims = self._texts(), choose_victims(self._jobs(), 1, now_s)
             for victim in [texts[int(job_id)] for job_id in victims.jobs]:
-                self.engine.abort(victim)
-                self.rule.forget(victim)
+                self.abort(victim, now_s)
                 victim.preemptions += 1
                 self.preemptions += 1
                 queue.put_back(victim)

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, lua
+from bench.planted.bug import Bug, Edit, lua
 
 STATEFUL = "tests/streaming/jobs/test_order_stateful.py::test_every_claim_is_what_the_order_says"
 ORDER = "tests/streaming/jobs/test_order.py::test_"
 
 BUGS = (
+    Bug(
+        "a kept place for the tenant that floods",
+        "A worker's last places go to the tenant that fills all others: a light tenant waits until a job ends.",
+        (lua("claims", "return c.crowds > 0 and c.begun + #c.chosen >= c.shared", "return false"),),
+        (STATEFUL,),
+    ),
+    Bug(
+        "a flood that fills a worker",
+        "A worker keeps no slot from a tenant with more than its share, and a light tenant waits until a job ends.",
+        (Edit("workers/choices.py", "if kept else ()", "if not kept else ()"),),
+        ("tests/workers/test_places.py::test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others",),
+    ),
+    Bug(
+        "a flood of choices",
+        "The further choices of one job take the slots that a worker keeps for other tenants.",
+        (Edit("workers/choices.py", "not shared and attempt.job.tenant in crowding", "False"),),
+        ("tests/workers/test_places.py::test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others",),
+    ),
     Bug(
         "an order that forgets arrival",
         "Jobs that are equally urgent start in the order of the digits of their entries: the tenth before the second.",

@@ -154,6 +154,8 @@ class Lease:
         lowest: int | None = None,
         free: int | None = None,
         begins: int | None = None,
+        shared: int | None = None,
+        crowding: Sequence[str] = (),
     ) -> Claimed:
         """Claim up to `want` waiting jobs, in the order of the queue; or, if `alone`, one suspect. If it gets fewer,
         the worker is marked as idle and will be woken. Raises Fenced, Unavailable.
@@ -162,6 +164,7 @@ class Lease:
             lowest: most jobs of the lowest lane.
             free: places that are free, fewer than `want`: jobs beyond them are claimed from the highest lane alone. If
                 there are too few of these, the worker is marked as one that makes room, and will be woken for them.
+            shared: places for any tenant; jobs beyond them are claimed from tenants other than `crowding`.
             begins: how many of `free` begin at once. A worker that got as many is not marked as idle, but as one that
                 prefetches: it will be woken if no other is idle.
         """
@@ -170,8 +173,9 @@ class Lease:
         want = 1 if alone else want
         before, self._run = self._run, self._run + want
         at_once = "" if alone or begins is None else begins
+        kept: tuple[str | int, ...] = (shared, *crowding) if crowding and shared is not None and not alone else ()
         args = (self.id, self._model, want, self._lease_ms, "1" if alone else "", most, before, places, at_once)
-        now, frame, suspects, *taken = await self._client.call("claim", partition, *args)
+        now, frame, suspects, *taken = await self._client.call("claim", partition, *args, *kept)
         if self._run == before + want:  # else a concurrent claim has reserved the following numbers
             self._run = before + len(taken)  # reuse unused numbers: small ones are shorter in every frame
         return Claimed([_claim(item, partition, float(now), frame) for item in taken], bool(suspects))

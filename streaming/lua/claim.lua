@@ -4,18 +4,21 @@
 -- ARGV: worker, model, want, lease in ms, '1' to take one suspect instead, most jobs from the lowest lane | '',
 --       the number of the worker's last run: the runs that begin here get the following ones, places that are free:
 --       jobs beyond them come from the highest lane alone, and the worker preempts others for them | '',
---       how many of these begin at once: for others the worker is not idle, and prefetches them | ''
+--       how many of these begin at once: for others the worker is not idle, and prefetches them | '',
+--       places for jobs of any tenant, and tenants that get none of the further places...
 -- Returns: 'fenced' | {now (ms, with decimals), frame number, 1 if this worker must finish its jobs and then take suspects,
 --                      {id, body, attempt, deadline | '', reply, runs before this one, accepted at, number of its run}...}
 local c = {
   worker = ARGV[1], model = ARGV[2], want = tonumber(ARGV[3]), alone = ARGV[5] == '1', number = tonumber(ARGV[7]),
-  begun = 0, taken = {}, lanes = {}, chosen = {}, dropped = 0, commit = commit_choices
+  begun = 0, taken = {}, lanes = {}, chosen = {}, dropped = 0, crowding = {}, crowds = 0, commit = commit_choices
 }
 local worker, model, want, lease = c.worker, c.model, c.want, tonumber(ARGV[4])
 local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame', 'name')
 if mine[1] ~= 'live' then return 'fenced' end
 c.exact = exact_ms()
 c.now, c.frame, c.name = math.floor(c.exact), tonumber(mine[2]), mine[3] or ''
+c.shared = tonumber(ARGV[10]) or want
+for i = 11, #ARGV do c.crowding[ARGV[i]], c.crowds = true, c.crowds + 1 end
 c.spare, c.free, c.out = tonumber(ARGV[6]) or want, tonumber(ARGV[8]) or want, {string.format('%.3f', c.exact), c.frame, 0}
 redis.call('ZADD', leases_key(), c.now + lease, worker)
 

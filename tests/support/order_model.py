@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,9 +42,9 @@ class ModelLane:
     def time(self) -> int:
         return virtual_time(self.last or 0, self.counters)
 
-    def queue(self) -> LaneQueue:
+    def queue(self, crowding: Collection[str] = ()) -> LaneQueue:
         requeued = [job for _, job in sorted(self.requeued.values(), key=lambda each: each[0])]
-        return LaneQueue(tuple(self.waiting.values()), requeued, dict(self.counters), self.credit)
+        return LaneQueue(tuple(self.waiting.values()), requeued, dict(self.counters), self.credit, crowding)
 
 
 @dataclass
@@ -119,18 +119,25 @@ class OrderModel:
             lane.served[tenant] = max(lane.served.get(tenant, 0), lane.time) + change
 
     def claim(
-        self, now_ms: int, want: int, spare: int | None, expired: Callable[[str], bool] = lambda _: False
+        self,
+        now_ms: int,
+        want: int,
+        spare: int | None,
+        expired: Callable[[str], bool] = lambda _: False,
+        shared: int | None = None,
+        crowding: Collection[str] = (),
     ) -> tuple[list[str], list[str]]:
         """The jobs that a worker gets, in order, and those that end on the way because their time is over: the claim
-        stops behind the last of MAX_DROPPED."""
+        stops behind the last of MAX_DROPPED. Tenants `crowding` get none behind the first `shared` jobs."""
         taken: list[str] = []
         ended: list[str] = []
         lowest = list(Priority)[-1]
         while len(taken) < want and len(ended) < MAX_DROPPED:
             batch = sum(self.jobs[job_id].lane is lowest for job_id in taken)
             closed = {lowest} if spare is not None and batch >= spare else set[Priority]()
-            self._drop_expired(now_ms, closed, expired, ended)
-            snapshot = {name: lane.queue() for name, lane in self.lanes.items() if name not in closed}
+            passed_over = crowding if shared is not None and len(taken) >= shared else ()
+            self._drop_expired(now_ms, closed, expired, ended, passed_over)
+            snapshot = {name: lane.queue(passed_over) for name, lane in self.lanes.items() if name not in closed}
             pick = next_job(snapshot, now_ms)
             if pick is None or len(ended) >= MAX_DROPPED:
                 break
@@ -150,14 +157,21 @@ class OrderModel:
         return taken, ended
 
     def _drop_expired(
-        self, now_ms: int, closed: set[Priority], expired: Callable[[str], bool], ended: list[str]
+        self,
+        now_ms: int,
+        closed: set[Priority],
+        expired: Callable[[str], bool],
+        ended: list[str],
+        crowding: Collection[str],
     ) -> None:
-        """The claim looks at the next job of the highest lane, and of each lower one that has credit."""
+        """The claim looks at the next job of the highest lane, and of each lower one that has credit; of each lane
+        without requeued jobs if tenants are passed over."""
         first = True
         for name, lane in self.lanes.items():
-            while name not in closed and (queue := lane.queue()) and len(ended) < MAX_DROPPED:
-                looked = (lane.credit > 0 or not queue.waiting) if not first else not queue.requeued
-                job = queue.fairest if queue.waiting else None
+            while name not in closed and (queue := lane.queue(crowding)) and len(ended) < MAX_DROPPED:
+                looked = not queue.requeued if first or crowding else False
+                looked = looked or (not first and (lane.credit > 0 or not queue.waiting))
+                job = queue.fairest if queue.candidates else None
                 if looked and job is not None and expired(job.id):
                     self.leave(job.id)
                     ended.append(job.id)

@@ -230,6 +230,9 @@ class Hands:
 
     begins = 9
 
+    def kept_places(self) -> tuple[int, Sequence[str]]:
+        return 9, ()
+
     def chat_room(self) -> int:
         return 0
 

@@ -220,3 +220,37 @@ async def test_a_worker_does_not_hold_any_number_of_them(bench: Bench) -> None:
     await until(is_over)
     assert max(held) <= most
     assert [bench.engine.given.count(job.id) for job in jobs] == [6] * len(jobs)
+
+
+async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: RedisClient, start: Start) -> None:
+    """Its jobs and choices wait, and a job of another tenant begins before any text has ended."""
+    queue = Queue(wire)
+    settings = WorkerSettings(poll_ms=NEVER_MS, drain_s=0, tenant_slots=1)
+    running = await start(SLOTS, settings, engine=Manual)
+    engine = running.engine
+    assert isinstance(engine, Manual)
+    small = a_job(queue, tenant="light")
+    await queue.put(small)
+    await until(_true(lambda: len(engine.live) == 1))
+    flood = [*(many(queue, 8, 4, tenant="flood") for _ in range(2)), a_job(queue, tenant="flood")]
+    for job in flood:
+        await queue.put(job)
+    await until(_true(lambda: len(engine.live) == 4), seconds=5)
+    engine.end(small)
+
+    async def few_run() -> bool:
+        return not running.worker._claimer._claims and len(engine.live) == 3
+
+    await until(few_run)
+    later = a_job(queue, tenant="light")
+    await queue.put(later)
+    await until(_true(lambda: later.id in engine.given))
+    assert len(engine.live) == 4 and [job_of(each) for each in engine.live].count(later.id) == 1
+
+    async def is_over() -> bool:
+        if engine.live:
+            engine.end()
+        return not running.worker.running
+
+    await until(is_over)
+    nothing_left(running)

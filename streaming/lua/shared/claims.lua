@@ -135,10 +135,15 @@ local function commit_choices(c)
   end
 end
 
+-- Whether only the places are left that the worker keeps for tenants other than those that crowd it.
+local function is_crowded(c)
+  return c.crowds > 0 and c.begun + #c.chosen >= c.shared
+end
+
 -- Read the first tenants of a lane with their counters: one more than can be needed shows whether the lane gets empty.
 -- `more`: it may have others.
 local function read_lines(c, lane)
-  local most = math.min(c.want - c.begun - #c.chosen, MAX_TENANTS) + 1
+  local most = math.min(c.want - c.begun - #c.chosen, MAX_TENANTS) + 1 + c.crowds
   local read, lines = redis.call('ZRANGE', lane.tenants, 0, most - 1, 'WITHSCORES'), {}
   for i = 1, #read, 2 do lines[#lines + 1] = {tenant = read[i], counter = tonumber(read[i + 1]), at = 1} end
   lane.lines, lane.more = lines, #lines == most
@@ -157,11 +162,19 @@ local function read_members(c, lane, line)
   for i = 1, members and #read or 0 do members[known + i] = read[i] end
 end
 
--- The next job of the tenant that got least, cached until the lane changes; nil if no new job waits. An entry that leads
--- to no job to claim is dropped; also nil once the call has dropped enough.
+-- The tenant that got least of those that were read and may get a place now, and its position; nil: none of them.
+local function fairest_line(c, lane)
+  local at = 1
+  while is_crowded(c) and lane.lines[at] and c.crowding[lane.lines[at].tenant] do at = at + 1 end
+  return lane.lines[at], at
+end
+
+-- The next job of the tenant that got least, cached until the lane changes; nil if no new job waits that may be claimed
+-- now. An entry that leads to no job to claim is dropped; also nil once the call has dropped enough.
 local function fairest_job(c, lane)
+  if lane.fairest and is_crowded(c) and c.crowding[lane.fairest.tenant] then lane.fairest = nil end
   while not lane.fairest and not lane.empty and c.dropped < MAX_DROPPED do
-    local line = lane.lines and lane.lines[1]
+    local line = lane.lines and fairest_line(c, lane)
     if line then
       read_members(c, lane, line)
       local entry, id, member = from_member(line.members[line.at] or '')
@@ -175,6 +188,7 @@ local function fairest_job(c, lane)
         if not entry then retire_tenant(c.model, lane.priority, line.tenant) end -- its line was lost with the data
       end
     elseif lane.lines and not lane.more then
+      if lane.lines[1] then return nil end
       lane.empty = true
     else
       commit_choices(c)
@@ -204,9 +218,10 @@ end
 
 -- Choose the lane's fairest job: charge its tenant, and advance the lane's virtual time to the least counter.
 local function choose_job(c, lane)
-  local job = fairest_job(c, lane)
-  local lines, line = lane.lines, table.remove(lane.lines, 1)
-  lane.time, line.counter, line.at = line.counter, line.counter + job.charge, line.at + 1
+  local job, lines = fairest_job(c, lane), lane.lines
+  local line, position = fairest_line(c, lane)
+  lane.time, line.counter, line.at = lines[1].counter, line.counter + job.charge, line.at + 1
+  table.remove(lines, position)
   if not lane.chosen then lane.chosen, lane.changed = {}, {} end
   lane.changed[line.tenant], lane.chosen[#lane.chosen + 1], c.chosen[#c.chosen + 1] = line, job, job
   lane.fairest = nil
@@ -223,8 +238,8 @@ end
 local function has_job(c, lane, highest)
   if lane.rank == #PRIORITIES and lane.claimed >= c.spare then return false end
   if lane.rank > 1 and c.begun + #c.chosen >= c.free then return false end
-  if lane.requeued > 0 or lane.fairest then return true end
-  if highest then return fairest_job(c, lane) ~= nil end
+  if lane.requeued > 0 or lane.fairest and not is_crowded(c) then return true end
+  if highest or is_crowded(c) then return fairest_job(c, lane) ~= nil end
   if lane.lines and not lane.lines[1] then commit_choices(c) end
   if not lane.lines and lane.empty == nil then lane.empty = redis.call('EXISTS', lane.tenants) == 0 end
   return not lane.empty

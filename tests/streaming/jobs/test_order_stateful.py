@@ -132,12 +132,18 @@ class OrderMachine(RuleBasedStateMachine):
             pipeline.hget(partition_key(0, "job", job_id), "entry")
         return [entry.decode() for entry in await pipeline.execute()]
 
-    @rule(want=st.integers(1, 6), spare=st.sampled_from([None, None, 0, 1, 2]))
-    def claim(self, want: int, spare: int | None) -> None:
+    @rule(
+        want=st.integers(1, 6),
+        spare=st.sampled_from([None, None, 0, 1, 2]),
+        shared=st.sampled_from([0, 1, 2]),
+        crowding=st.one_of(st.just(set[str]()), st.sets(TENANTS, max_size=3)),
+    )
+    def claim(self, want: int, spare: int | None, shared: int, crowding: set[str]) -> None:
         """What the worker gets, one after the other, is what the rule says."""
         now_ms = self.run(self.wire.now_ms())
-        claimed = self.run(self.lease.claim(0, want, lowest=spare))
-        expected, ended = self.model.claim(now_ms, want, spare, self.overdue.__contains__)
+        claim = self.lease.claim(0, want, lowest=spare, shared=shared, crowding=sorted(crowding))
+        claimed = self.run(claim)
+        expected, ended = self.model.claim(now_ms, want, spare, self.overdue.__contains__, shared, crowding)
         jobs = [claim for claim in claimed.jobs if isinstance(claim, Claim)]
         assert [claim.job.id for claim in jobs] == expected
         self.held |= {claim.job.id: claim for claim in jobs}

@@ -1,0 +1,60 @@
+"""Slot shares: which tenants crowd a worker, and how many slots it keeps from them."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.slot_shares import ACTIVE_S, MAX_CROWDING, SlotShares, tenant_slots
+
+
+def shares(**texts: int) -> SlotShares:
+    found = SlotShares()
+    for tenant, count in texts.items():
+        for _ in range(count):
+            found.begin(tenant)
+    return found
+
+
+def test_a_tenant_alone_crowds_nobody() -> None:
+    assert shares(a=8).crowding(8, 0.0) == ()
+
+
+def test_a_tenant_with_more_than_an_equal_share_crowds_the_others() -> None:
+    assert shares(a=5, b=3).crowding(8, 0.0) == ("a",)
+    assert shares(a=4, b=4).crowding(8, 0.0) == (), "each has its share"
+    assert shares(a=4, b=4, c=1).crowding(9, 0.0) == ("a", "b")
+
+
+def test_one_text_is_never_more_than_a_share() -> None:
+    """However many tenants there are."""
+    found = shares(**{f"t{number}": 1 for number in range(20)}, large=2)
+    assert found.crowding(4, 0.0) == ("large",)
+
+
+def test_a_tenant_counts_for_a_while_after_its_last_text() -> None:
+    found = shares(a=8, b=2)
+    found.end("b", 10.0)
+    found.end("b", 20.0)
+    assert found.crowding(8, 20.0 + ACTIVE_S) == ("a",)
+    assert found.crowding(8, 20.1 + ACTIVE_S) == ()
+
+
+def test_a_tenant_that_returns_counts_once() -> None:
+    found = shares(a=5, b=1)
+    found.end("b", 0.0)
+    found.begin("b")
+    assert found.crowding(9, ACTIVE_S + 1) == ("a",)
+    assert found.crowding(12, ACTIVE_S + 1) == (), "its share is six of twelve"
+
+
+def test_of_very_many_tenants_those_with_the_most_texts_are_named() -> None:
+    found = shares(**{f"t{number}": 2 + number for number in range(30)})
+    assert found.crowding(1, 0.0) == tuple(f"t{number}" for number in range(29, 29 - MAX_CROWDING, -1))
+
+
+@pytest.mark.parametrize(
+    ("slots", "wanted", "kept"),
+    [(256, None, 2), (192, None, 2), (191, None, 1), (64, None, 1), (63, None, 0), (1, None, 0), (4, 2, 2), (4, 9, 3)],
+)
+def test_kept_slots(slots: int, wanted: int | None, kept: int) -> None:
+    assert tenant_slots(slots, wanted) == kept

@@ -1,0 +1,54 @@
+"""Slot shares: which tenants hold more than an equal share of one worker's slots while others use it, too. Pure.
+
+A worker keeps a few slots free of such tenants (`tenant_slots`), so that a light tenant's job begins at once and does
+not wait until a job of the flooding one ends. Nothing is kept while a single tenant uses the worker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+ACTIVE_S = 60.0
+"""How long after its last text a tenant counts as one that uses the worker."""
+SLOTS_PER_KEPT = 128
+MAX_CROWDING = 16
+"""Tenants that `crowding` names, those with the most texts."""
+
+
+def tenant_slots(slots: int, wanted: int | None) -> int:
+    """Slots that tenants with more than their share may not fill, never all of them. `wanted` None: one in 128,
+    rounded; so none of fewer than 64, where a slot is a large part of what the worker computes."""
+    usual = (2 * slots + SLOTS_PER_KEPT) // (2 * SLOTS_PER_KEPT)
+    return min(slots - 1, usual if wanted is None else wanted)
+
+
+class SlotShares:
+    """The tenants of one worker's texts. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._texts = Counter[str]()
+        """By tenant, the texts that the engine has."""
+        self._left: dict[str, float] = {}
+        """By tenant without texts, when its last one ended; the oldest first."""
+
+    def begin(self, tenant: str) -> None:
+        """The engine gets a text of a tenant."""
+        self._texts[tenant] += 1
+        self._left.pop(tenant, None)
+
+    def end(self, tenant: str, now: float) -> None:
+        """A text of a tenant has left the engine."""
+        self._texts[tenant] -= 1
+        if not self._texts[tenant]:
+            del self._texts[tenant]
+            self._left[tenant] = now
+
+    def crowding(self, slots: int, now: float) -> tuple[str, ...]:
+        """The tenants that hold more than an equal share of the slots; () if no other has used the worker lately."""
+        for tenant in [tenant for tenant, ended in self._left.items() if ended < now - ACTIVE_S]:
+            del self._left[tenant]
+        tenants = len(self._texts) + len(self._left)
+        if tenants < 2:
+            return ()
+        share = max(1.0, slots / tenants)
+        return tuple([tenant for tenant, texts in self._texts.most_common(MAX_CROWDING) if texts > share])
