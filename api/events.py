@@ -27,7 +27,7 @@ from api.openai import cursor
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError
 from api.openai.job_errors import from_failure
-from api.openai.rendering import (
+from api.openai.job_events import (
     JobEvent,
     delta_event,
     position_event,

@@ -27,9 +27,9 @@ from streaming.redis.settings import RedisSettings
 from telemetry.records.settings import RecordSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.registry import check_name, check_options, is_plugin, sections
+from workers.engines.registry import check_name, check_options, is_plugin, other_models, sections
 from workers.engines.trtllm.settings import TrtllmSettings
-from workers.engines.upstream.engine import check_settings as check_upstream
+from workers.engines.upstream.model import checked_models
 from workers.engines.upstream.settings import UpstreamSettings
 from workers.settings import WorkerSettings
 
@@ -110,12 +110,13 @@ class Deployment:
                             raise ConfigError(key, f"{Path(file).absolute()} is not a GGUF file", hint)
 
     def check_upstreams(self) -> None:
-        """Check that each model with the engine `upstream` has addresses, and keys if it names any. Raises
-        ConfigError."""
+        """Check that each model with the engine `upstream` has addresses, keys if it names any, and fallbacks that can
+        answer for it. Raises ConfigError."""
         for name, model in self.models.items():
             for pool in model.pools.values():
                 if pool.engine == "upstream" and pool.most_workers > 0:
-                    check_upstream(name, self.config.section("upstream", UpstreamSettings, pool.options))
+                    settings = self.config.section("upstream", UpstreamSettings, pool.options)
+                    list(checked_models(name, settings, other_models(self.config, "upstream")))
 
     def save(self, home: DataDir, *, redis_url: str, port: int, weights: Path | None) -> None:
         """Write the settings file that the child processes read."""

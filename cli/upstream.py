@@ -14,9 +14,9 @@ from cli.errors import UNREACHABLE, USAGE, Problem
 from runtime.config import ConfigError
 from streaming.fleet.plans import pool_name
 from streaming.fleet.settings import MODEL_NAME
-from workers.engines.upstream.engine import keys_of
 from workers.engines.upstream.http.address import ServerAddress
 from workers.engines.upstream.http.client import UpstreamClient
+from workers.engines.upstream.model import keys_of
 from workers.engines.upstream.server.kinds import ServerFacts
 from workers.engines.upstream.server.probe import ProbeFailed, ServerProbe
 from workers.engines.upstream.settings import UpstreamSettings, url_problem

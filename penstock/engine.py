@@ -151,6 +151,8 @@ class Request(msgspec.Struct, frozen=True):
     tools: Tools | None = None
     """Functions that the answer may call, in the form that penstock/tools.py describes. Only an engine with one of the
     capabilities `tools` and `forced_tools` gets them."""
+    served_by: str = ""
+    """The model that generated `past`, if the engine said that it is another one than asked for (`Piece.served_by`)."""
 
     @property
     def past_tokens(self) -> int:
@@ -191,6 +193,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """Why this request alone failed; the engine keeps running."""
     times: EngineTimes | None = None
     """Set in the last piece, if the engine measures them."""
+    served_by: str = ""
+    """Set in the first piece of an answer that another model gives than the one asked for: that model's name."""
 
     @property
     def last(self) -> bool:

@@ -145,6 +145,12 @@ class Metrics:
             "Running batch jobs put back into the queue for jobs of lane interactive.",
             ("model",),
         )
+        self.fallbacks = self._later(
+            LabelledCounter,
+            "penstock_fallbacks_total",
+            "Jobs of a model that had an answer from another one (options.fallback).",
+            ("model", "served_by"),
+        )
         self.queue_time = self._later(
             LabelledHistogram,
             "penstock_queue_time_seconds",

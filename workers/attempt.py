@@ -6,21 +6,20 @@ It knows neither Redis nor the kind of engine. It decides only when the job is o
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineTimes, Failure, Piece, Request
+from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, Failure, Piece, Request
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
 from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Chat, Job, JobState, Text, prompt_count
 from streaming.jobs.lease import SILENT, Claim
-from streaming.jobs.terminal import Generated, Terminal, Usage, total_usage
+from streaming.jobs.terminal import Generated, Terminal, Usage, served_by, total_usage
 from streaming.priority import Priority
-from streaming.redis.clock import Clock
+from workers.attempt_stamps import AttemptStamps
 from workers.engines.call_checks import FoundCalls, check_calls
 from workers.engines.constraint import complete_texts
 
@@ -29,43 +28,6 @@ CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
 ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORITY, Priority.BATCH: 0.2}
 """The priority inside an engine of each lane's requests; between two lanes there is room for a resumed request."""
-
-
-class AttemptStamps:
-    """Timestamps of one attempt, a few per job, in seconds of `time.monotonic`; 0.0: not reached yet, or unknown."""
-
-    __slots__ = ("first", "last", "released", "scheduled")
-
-    def __init__(self) -> None:
-        self.released = self.scheduled = self.first = self.last = 0.0
-
-    def release(self) -> None:
-        """Stamp the hand-over to the engine."""
-        self.released = time.monotonic()
-
-    def begin(self, now: float) -> None:
-        """Stamp the first token, which came `now`."""
-        self.first = self.first or now
-
-    def finish(self, times: EngineTimes | None, now: float) -> None:
-        """Stamp the end of one text, which came `now`. `times`, the engine's own stamps, take precedence.
-
-        A job of several texts begins with the first to begin and ends with the last to end.
-        """
-        if times is not None:
-            self.scheduled = _earlier(self.scheduled, times.scheduled)
-            self.first = _earlier(self.first, times.first)
-        self.last = max(self.last, times.last if times is not None and times.last else now)
-
-    def generated(self, clock: Clock, partition: int) -> Generated:
-        """The stamps in Redis time, for the record. A job without a first token has no last one either."""
-        known = (self.released, self.scheduled, self.first, self.last if self.first else 0.0)
-        released, scheduled, first, last = clock.times(known, partition)
-        return Generated(released, scheduled, first, last, clock.error_us(partition))
-
-
-def _earlier(known: float, other: float) -> float:
-    return min(known, other) if known and other else known or other
 
 
 class Attempt:
@@ -85,8 +47,6 @@ class Attempt:
         hot data of the token path in the processor's cache."""
         self._counts = [0] * claim.job.choices
         """Tokens generated, by choice."""
-        for row in history.rows:
-            self._counts[row.index] += row.n
         self.seq = len(history.rows)
         """The last delta's number."""
         self.first_frame = claim.first_frame
@@ -109,11 +69,9 @@ class Attempt:
         """By choice: tokens of its prompt, and how many of them were cached, as the first engine counted."""
         self._unlogged_prompts: dict[int, tuple[int, int]] = {}
         """The entries of `_prompts` that no delta contains yet. Later attempts read the counts from the log."""
-        for row in history.rows:
-            if row.finish:
-                self._finishes[row.index] = row.finish
-            if row.prompt is not None:
-                self._prompts.setdefault(row.index, row.prompt)
+        self._servers: dict[int, str] = {}
+        """By choice: the model that gives it, if it is another one than the job's."""
+        self._take_over(history)
         self._stopped: tuple[JobState, Failure] | None = None
         self._open: set[int] = set()
         """Indices of choices that have not ended."""
@@ -125,6 +83,17 @@ class Attempt:
         """What the engine ran when the job began to wait at the gate, by request id."""
         self.last_start = 0
         """Sequence number, among all texts of the worker, of the choice that was submitted last; 0: none was."""
+
+    def _take_over(self, history: History) -> None:
+        """Take what earlier runs logged of each choice."""
+        for row in history.rows:
+            self._counts[row.index] += row.n
+            if row.finish:
+                self._finishes[row.index] = row.finish
+            if row.prompt is not None:
+                self._prompts.setdefault(row.index, row.prompt)
+            if row.served_by:
+                self._servers[row.index] = row.served_by
 
     @property
     def over(self) -> bool:
@@ -239,8 +208,10 @@ class Attempt:
             # A seed per copy, so that copies of one prompt differ.
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
             sampling = replace(sampling, n=1, seed=seed)
-        priority = ENGINE_PRIORITY[self.job.priority]
-        return Request(self._request_id(index), prompt, sampling, past, self.job.tenant, priority, self.job.tools)
+        priority, served_by = ENGINE_PRIORITY[self.job.priority], self._servers.get(index, "")
+        return Request(
+            self._request_id(index), prompt, sampling, past, self.job.tenant, priority, self.job.tools, served_by
+        )
 
     def _request_id(self, index: int) -> str:
         return f"{self.job.id}/{self.number}/{index}"
@@ -267,8 +238,8 @@ class Attempt:
             self.stamps.begin(now)
         self.seq += 1
         n = piece.n
-        if self._unlogged_prompts and index in self._unlogged_prompts:
-            delta = self._delta_with_prompt(index, piece)
+        if piece.served_by or (self._unlogged_prompts and index in self._unlogged_prompts):
+            delta = self._first_delta(index, piece)
         else:
             delta = encode_plain(
                 PlainDelta(self.number, self.seq, index, piece.text, piece.ids, n, finish, piece.logprobs)
@@ -282,11 +253,13 @@ class Attempt:
         if index not in self._prompts:
             self._prompts[index] = self._unlogged_prompts[index] = piece.prompt_tokens, piece.cached_tokens
 
-    def _delta_with_prompt(self, index: int, piece: Piece) -> bytes:
-        """Encode a delta that also carries the size of its choice's prompt."""
-        prompt, stream, seq = self._unlogged_prompts.pop(index), self.number, self.seq
+    def _first_delta(self, index: int, piece: Piece) -> bytes:
+        """Encode a delta that also carries the size of its choice's prompt, and the model that gives the choice."""
+        prompt, stream, seq, model = self._unlogged_prompts.pop(index, None), self.number, self.seq, piece.served_by
+        if model:
+            self._servers[index] = model
         return encode_delta(
-            Delta(stream, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt)
+            Delta(stream, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt, model)
         )
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
@@ -364,7 +337,18 @@ class Attempt:
             generated,
             (*self.past_tokens, sum(self._counts) - sum(self.past_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
+            served_by(self._choices, self._servers, self.job.model),
         )
+
+    def usage_by_model(self) -> dict[str, Usage]:
+        """The usage, by the model that gave it. Each prompt counts once, for the model of its first choice."""
+        n, found = self.job.sampling.n, dict[str, Usage]()
+        for index, count in enumerate(self._counts):
+            name = self._servers.get(index, self.job.model)
+            prompt = total_usage({0: self._prompts.get(index, (0, 0))}, 0, 1, 1) if index % n == 0 else Usage()
+            before = found.get(name, Usage())
+            found[name] = Usage(before.prompt + prompt.prompt, before.completion + count, before.cached + prompt.cached)
+        return found
 
     def _usage(self) -> Usage:
         return total_usage(self._prompts, sum(self._counts), self._choices, self.job.sampling.n)

@@ -118,9 +118,12 @@ class Recorder:
         metrics, usage = self.metrics, end.usage
         self._tally.ended(attempt.job.priority, end)
         metrics.jobs.labels(self._model, end.state).inc()
-        self._prompt.inc(usage.prompt)
-        self._completion.inc(usage.completion)
-        self._cached.inc(usage.cached)
+        if end.served_by:
+            self._served_by_others(attempt)
+        else:
+            self._prompt.inc(usage.prompt)
+            self._completion.inc(usage.completion)
+            self._cached.inc(usage.cached)
         if (cancelled_at := self._cancelled.pop(end.job, None)) is not None:
             metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - cancelled_at)
         if end.state is JobState.EXPIRED:
@@ -136,6 +139,14 @@ class Recorder:
                     tracing.OUTPUT_TOKENS: end.usage.completion,
                 },
             )
+
+    def _served_by_others(self, attempt: Attempt) -> None:
+        """Count the tokens of a job whose answer, or a part of it, another model gave."""
+        for model, usage in attempt.usage_by_model().items():
+            for kind, count in (("prompt", usage.prompt), ("completion", usage.completion), ("cached", usage.cached)):
+                self.metrics.tokens.labels(model, kind).inc(count)
+            if model != self._model:
+                self.metrics.fallbacks.labels(self._model, model).inc()
 
     def written(self, ends: Sequence[Terminal], worker: str) -> None:
         """Log the ends of jobs that the store has, one line for each state, and write their records."""

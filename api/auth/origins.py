@@ -25,7 +25,8 @@ OWN_SITES = (b"same-origin", b"none")
 
 EXPOSED = (
     *("X-Job-Id", "X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry", "Location"),
-    *("X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields", "Preference-Applied", "openai-processing-ms"),
+    *("X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fields", "X-Served-By", "Preference-Applied"),
+    "openai-processing-ms",
     *("Stream-Url", "Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor", "ETag"),
 )
 """Answer headers that a page may read."""

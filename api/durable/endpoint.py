@@ -22,7 +22,8 @@ from api.events import DRAIN_MARGIN_S, LogBroken, job_log
 from api.jobs import job_headers, own_record
 from api.openai import errors
 from api.openai.cursor import Cursor
-from api.openai.rendering import JobEvent, to_json
+from api.openai.job_events import JobEvent
+from api.openai.rendering import to_json
 from api.query import whole_number
 from api.services import Services
 from api.stream.watch import Watched

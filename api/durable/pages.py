@@ -15,7 +15,8 @@ from api.jobs import facts_of, view_of
 from api.openai import cursor, errors
 from api.openai.cursor import Cursor, Place
 from api.openai.job_errors import from_failure
-from api.openai.rendering import JobEvent, delta_event, reset_event, terminal_event, to_json
+from api.openai.job_events import JobEvent, delta_event, reset_event, terminal_event
+from api.openai.rendering import to_json
 from api.openai.tool_calls import CallParts
 from api.services import Services
 from runtime.turns import Sliced

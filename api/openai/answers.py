@@ -257,7 +257,7 @@ def _override_body() -> Schema:
 def _answer(kind: str, **said: Schema) -> Schema:
     reason = word_of("stop", "length", "tool_calls")
     choice = object_of(index=INTEGER, **said, logprobs=maybe(FREE), finish_reason=reason)
-    return object_of(
+    answer = object_of(
         id=STRING,
         object=word_of(kind),
         created=INTEGER,
@@ -267,6 +267,8 @@ def _answer(kind: str, **said: Schema) -> Schema:
         choices=list_of(choice),
         usage=schema("Usage"),
     )
+    answer["properties"]["served_by"] = STRING | {"description": "If other models gave it than `model`: their names."}
+    return answer
 
 
 def _message() -> Schema:
@@ -297,6 +299,7 @@ def _job(fault: Schema) -> Schema:
         completed_at=time,
         expires_at=time,
         model=STRING,
+        served_by=maybe(STRING | {"description": "The models that gave the answer; null before its end."}),
         priority=word_of(*(priority.value for priority in Priority)),
         queue_position=maybe(INTEGER | {"description": "Jobs that are expected to start before it."}),
         queue_reason=maybe(STRING | {"description": "Why it waits there, in words for its owner."}),

@@ -20,6 +20,8 @@ class CallChunkRenderer(ChunkRenderer):
         self._parts = CallParts()
 
     def delta(self, delta: Delta) -> bytes:
+        if delta.served_by:
+            self._servers[delta.index] = delta.served_by
         return b"".join([self._part(delta, part) for part in self._parts.of(delta)])
 
     @property
@@ -30,10 +32,10 @@ class CallChunkRenderer(ChunkRenderer):
     def _part(self, delta: Delta, part: AnswerPart) -> bytes:
         index = delta.index
         if part.call < 0:
-            return super().delta(replace(delta, text=part.text, logprobs=()))
+            return super().delta(replace(delta, text=part.text, logprobs=(), served_by=""))
         first = self._prefix[index] is not self._later[index]
         self._prefix[index] = self._later[index]
         said: dict[str, Any] = {"role": "assistant", "content": None} if first else {}
         said["tool_calls"] = [call_delta(self._facts.job, index, part)]
         choice = {"index": index, "delta": said, "logprobs": None, "finish_reason": None}
-        return self._head + to_json(choice) + self._tail
+        return self._head + to_json(choice) + self._tail_of(index)

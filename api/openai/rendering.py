@@ -1,4 +1,4 @@
-"""Response rendering: a job's tokens and end as OpenAI objects and stream chunks, the job object, and job events.
+"""Response rendering: a job's tokens and end as OpenAI objects and stream chunks, and the job object.
 
 It does no I/O. JSON output escapes every line separator, also those at which only some clients split lines (U+0085,
 U+2028, U+2029), so an event is always one line.
@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -18,10 +18,9 @@ from api.openai import cursor
 from api.openai.cursor import Cursor
 from api.openai.job_errors import from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
-from api.openai.tool_calls import event_data, message_of
+from api.openai.tool_calls import message_of
 from api.openai.wait import Wait, wait_fields
 from penstock.engine import Logprob, ModelCard
-from penstock.tools import AnswerPart
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
@@ -109,6 +108,16 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
+def servers_of(facts: Facts, terminal: Terminal) -> str:
+    """The names of the models that gave the answer's choices, in their order."""
+    return ", ".join(dict.fromkeys(terminal.served_by)) or facts.model
+
+
+def _other_servers(facts: Facts, terminal: Terminal) -> dict[str, Any]:
+    """The field `served_by`, where another model gave a part of the answer."""
+    return {"served_by": servers_of(facts, terminal)} if terminal.served_by else {}
+
+
 # --- whole answers -------------------------------------------------------------------------------------------------
 
 
@@ -141,7 +150,7 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
         detail = (yield from _logprobs(facts, logprobs[index])) if facts.logprobs else None
         choices.append({"index": index, **content, "logprobs": detail, "finish_reason": _finish(terminal, index)})
     head = facts.head("chat.completion" if facts.chat else "text_completion")
-    return {**head, "choices": choices, "usage": usage_object(terminal.usage)}
+    return {**head, "choices": choices, "usage": usage_object(terminal.usage), **_other_servers(facts, terminal)}
 
 
 def _content(facts: Facts, index: int, texts: Sequence[str]) -> dict[str, Any]:
@@ -195,21 +204,27 @@ class ChunkRenderer:
         self._later = [each + text_at for each in opening]
         self._prefix = [each + text_at.replace(b"{", b'{"role":"assistant",') for each in opening]
         self._offset = [0] * facts.choices
+        self._servers: dict[int, str] = {}
+        """By choice: the model that gives it, until a chunk has said so."""
 
     def delta(self, delta: Delta) -> bytes:
         """Render the `data:` block of a delta; b"" while its tokens are only part of a character."""
         text, index = delta.text, delta.index
+        if delta.served_by:
+            self._servers[index] = delta.served_by
         if not text and not delta.logprobs:
             return b""
         prefix = self._prefix[index]
         self._prefix[index] = self._later[index]
         end = self._end_with_logprobs(delta) if self._logprobs else self._plain_end
+        if index in self._servers:
+            end = end[: -len(self._tail)] + self._tail_of(index)
         return prefix + to_json(text) + end
 
     @property
     def plain(self) -> tuple[bytes, bytes] | None:
         """Return the constant bytes before and after every further delta's text; None if they are not constant."""
-        if self._facts.choices > 1 or self._logprobs or self._prefix[0] is not self._later[0]:
+        if self._facts.choices > 1 or self._logprobs or self._prefix[0] is not self._later[0] or self._servers:
             return None
         return self._later[0], self._plain_end
 
@@ -220,8 +235,14 @@ class ChunkRenderer:
             raise from_terminal(terminal)
         blocks = [self._finish(index, _finish(terminal, index)) for index in range(self._facts.choices)]
         if self._include_usage:
-            blocks.append(self._head + b'],"usage":' + to_json(usage_object(terminal.usage)) + b"}\n\n")
+            last = {"usage": usage_object(terminal.usage)} | _other_servers(self._facts, terminal)
+            blocks.append(self._head + b"]," + to_json(last)[1:] + b"\n\n")
         return b"".join([*blocks, DONE])
+
+    def _tail_of(self, index: int) -> bytes:
+        """The end of a chunk of this choice; of its first one, with the model that gives it if that is another one."""
+        name = self._servers.pop(index, "")
+        return b'],"served_by":' + to_json(name) + self._tail[1:] if name else self._tail
 
     def _end_with_logprobs(self, delta: Delta) -> bytes:
         detail = self._facts.logprobs_object(delta.logprobs, self._offset[delta.index])
@@ -234,7 +255,7 @@ class ChunkRenderer:
             opening = self._head + b'{"index":%d,"delta":{}' % index
         else:
             opening = self._prefix[index] + b'""' + self._text_end
-        return opening + b',"logprobs":null,"finish_reason":' + to_json(reason) + b"}" + self._tail
+        return opening + b',"logprobs":null,"finish_reason":' + to_json(reason) + b"}" + self._tail_of(index)
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -314,6 +335,7 @@ def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str,
         "completed_at": _seconds(view.done_ms),
         "expires_at": _seconds(view.expires_ms),
         "model": view.facts.model,
+        "served_by": servers_of(view.facts, terminal) if terminal and terminal.seq else None,
         "priority": view.facts.priority.value,
         "queue_position": view.position,
         "queue_reason": view.reason,
@@ -340,58 +362,3 @@ def _attempt(attempt: PastAttempt) -> dict[str, Any]:
 
 def _seconds(ms: int) -> float | None:
     return ms / 1000 if ms else None
-
-
-# --- a job's events --------------------------------------------------------------------------------------------------
-
-
-class JobEvent(NamedTuple):
-    """One server-sent event of /v1/jobs/{id}/events; `id` is the cursor to resume after it, None: not in the log."""
-
-    name: str
-    id: Cursor | None
-    data: dict[str, Any]
-
-    def encode(self) -> bytes:
-        cursor = b"" if self.id is None else b"id: %b\n" % str(self.id).encode()
-        return b"event: %b\n%bdata: %b\n\n" % (self.name.encode(), cursor, to_json(self.data))
-
-
-def queued_event(view: JobView) -> JobEvent:
-    return JobEvent("queued", cursor.queued(view.epoch), _place(view))
-
-
-def position_event(view: JobView) -> JobEvent:
-    """Render the job's new place in its lane."""
-    return JobEvent("queue.position", None, _place(view))
-
-
-def _place(view: JobView) -> dict[str, Any]:
-    return {"position": view.position, **wait_fields(view.wait)}
-
-
-def started_event(event_id: Cursor, worker: str, attempt: int) -> JobEvent:
-    return JobEvent("started", event_id, {"worker": worker, "attempt": attempt})
-
-
-def delta_event(facts: Facts, event_id: Cursor, delta: Delta, parts: Iterable[AnswerPart] | None = None) -> JobEvent:
-    """Render a delta. `parts`: what of it is text and what are calls; None: all of it is text."""
-    data: dict[str, Any] = {"index": delta.index, "text": delta.text, "tokens": delta.n}
-    if parts is not None:
-        data |= event_data(facts.job, delta.index, parts)
-    if facts.logprobs:
-        data["logprobs"] = chat_logprobs(delta.logprobs)["content"]
-    return JobEvent("delta", event_id, data)
-
-
-def reset_event(epoch: int) -> JobEvent:
-    """Tell the reader to discard what it has: it differs from what is stored, and the two must not be spliced."""
-    return JobEvent("stream.reset", Cursor(epoch, cursor.START), {"epoch": epoch})
-
-
-def terminal_event(view: JobView) -> JobEvent:
-    """Render the last event, named after the final state. It omits the result, whose tokens were in the deltas."""
-    finishes = list(view.terminal.finishes) if view.terminal else []
-    data = job_object(view) | {"finish_reasons": finishes}
-    readable = view.terminal is None or view.terminal.state is view.status
-    return JobEvent(view.status.value if readable else "error", view.latest, data)

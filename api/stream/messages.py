@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -20,6 +21,11 @@ STREAM_HEADERS = {
 def stream_url(job_id: str) -> dict[str, str]:
     """Return the header of a streamed answer that says where anybody with its caller's key can read and resume it."""
     return {"Stream-Url": f"/v1/jobs/{job_id}/stream"}
+
+
+def served_by_header(models: Iterable[str]) -> dict[str, str]:
+    """Return the header of an answer that names the models that gave its choices, in their order."""
+    return {"X-Served-By": ", ".join(dict.fromkeys(models))}
 
 
 def start_message(status: int, headers: dict[str, str]) -> Message:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -25,7 +26,7 @@ from api.services import Services
 from api.stream.connection import Connection
 from api.stream.delivery import Delivery
 from api.stream.flow import TokenFlow
-from api.stream.messages import PING, STREAM_HEADERS, body_message, start_message, stream_url
+from api.stream.messages import PING, STREAM_HEADERS, body_message, served_by_header, start_message, stream_url
 from api.stream.paced_writer import ClientGone, PacedWriter
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
@@ -182,6 +183,8 @@ class StreamReply(Reply):
 
     _renderer: Renderer
     _writer: PacedWriter
+    _served_by: Mapping[str, str] = MappingProxyType({})
+    """Header with the models of the choices that have begun; none before the first token, when that is not known."""
     _connection: Connection | None = None
     _write_now: Callable[[bytes], bool] = staticmethod(lambda data: False)
     """Write without waiting; False if the connection is congested."""
@@ -207,6 +210,7 @@ class StreamReply(Reply):
             if opening is None:
                 return
             headers = STREAM_HEADERS | self._admitted.headers | stream_url(self._admitted.accepted.id)
+            headers |= self._served_by
             await send(start_message(200, headers))
             started, self._unwritten = True, opening
             await self._stream()
@@ -236,6 +240,9 @@ class StreamReply(Reply):
     async def _opening(self, send: Send) -> bytes | None:
         """Return the first bytes of the stream; None if the job has failed before and its error was sent instead."""
         rows, terminal = await self._take(self._first_wait_s())
+        if rows:
+            begun = {row.index: row.served_by or self._job.model for row in reversed(rows)}
+            self._served_by = served_by_header(dict(sorted(begun.items())).values())
         if terminal is None or rows or terminal.state is JobState.COMPLETED:
             return self._render(rows, terminal) or PING
         self._delivery.last_got()
@@ -362,7 +369,8 @@ class WholeReply(Reply):
             await self._send_error(send, error)
         else:
             lengths = {"content-type": "application/json", "content-length": str(len(body))}
-            await send(start_message(200, lengths | headers))
+            served = served_by_header(terminal.served_by or [self._job.model])
+            await send(start_message(200, lengths | headers | served))
             await send(body_message(body, more=False))
         self._delivery.last_sent()
 

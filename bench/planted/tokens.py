@@ -302,13 +302,13 @@ TOKENS = (
     Bug(
         "prompts that no log holds",
         "What the engine says of a prompt's size is known to its worker alone, and lost with it.",
-        (Edit("workers/attempt.py", "piece.finish, piece.logprobs, prompt)", "piece.finish, piece.logprobs)"),),
+        (Edit("workers/attempt.py", "piece.logprobs, prompt, model)", "piece.logprobs, None, model)"),),
         (ATTEMPT + "a_prompt_is_counted_once_whatever_ran_it",),
     ),
     Bug(
         "a log written anew without its prompts",
         "After a failover the rewritten log has lost how large the prompts were.",
-        (Edit("streaming/jobs/codec.py", "    if delta.prompt is not None:\n", "    if not delta:\n"),),
+        (Edit("streaming/jobs/codec.py", "    if prompt is not None:\n", "    if not delta:\n"),),
         (ATTEMPT + "a_prompt_is_counted_once_whatever_ran_it",),
     ),
     Bug(

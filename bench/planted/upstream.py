@@ -6,7 +6,7 @@ from bench.planted.bug import Bug, Edit
 
 ENGINE = "workers/engines/upstream/"
 TESTS = "tests/workers/engines/upstream/"
-FAILOVER, FAKES = (f"{TESTS}test_{name}.py::test_" for name in ("failover", "engine"))
+FAILOVER, FAKES, FALLBACK = (f"{TESTS}test_{name}.py::test_" for name in ("failover", "engine", "fallback"))
 
 UPSTREAM = (
     Bug(
@@ -70,8 +70,38 @@ UPSTREAM = (
     Bug(
         "a server's words in the log",
         "It repeats the prompt in its error, and the log keeps it.",
-        (Edit(ENGINE + "engine.py", "endpoint.url, outcome.reason, extra=", "endpoint.url, outcome.words, extra="),),
+        (Edit(ENGINE + "pool.py", "endpoint.url, outcome.reason, extra=", "endpoint.url, outcome.words, extra="),),
         (f"{FAKES}no_log_repeats_what_a_server_says",),
+    ),
+    Bug(
+        "two models in one answer",
+        "An answer that a fallback began goes on with the model that was asked for, once that is back.",
+        (
+            Edit(
+                ENGINE + "fallback.py",
+                "number = number_of(began, [pool.model for pool in pools])",
+                "number = next((number for number, pool in enumerate(pools) if pool.ready), 0)",
+            ),
+        ),
+        (f"{FALLBACK}an_answer_waits_for_the_model_that_began_it",),
+    ),
+    Bug(
+        "a fallback that the log forgets",
+        "A worker that takes over does not know that a fallback began the answer.",
+        (
+            Edit(
+                "streaming/jobs/codec.py",
+                "    if delta.served_by:\n",
+                "    if delta.served_by and delta.prompt is None:\n",
+            ),
+        ),
+        ("tests/api/test_served_by.py::test_a_lost_workers_answer_is_continued_by_the_model_that_began_it",),
+    ),
+    Bug(
+        "tokens of a fallback on the wrong bill",
+        "What another model generated counts for the model that was asked for.",
+        (Edit("workers/attempt.py", "name = self._servers.get(index, self.job.model)", "name = self.job.model"),),
+        ("tests/api/test_served_by.py::test_every_form_of_an_answer_says_who_gave_it",),
     ),
     Bug(
         "a given back job that ends",

@@ -29,7 +29,7 @@ import msgspec
 from streaming.errors import DecodeError, NewerMessage
 from streaming.jobs.control import Control
 from streaming.jobs.drafts import Draft
-from streaming.jobs.frames import Delta, Frame, PlainDelta
+from streaming.jobs.frames import CountedDelta, Delta, Frame, PlainDelta
 from streaming.jobs.job import JOB_VERSION, PLAIN_VERSION, ExtendedJob, Job, ToolJob
 from streaming.jobs.terminal import Ended, Terminal
 
@@ -93,9 +93,12 @@ encode_plain: Callable[[PlainDelta], bytes] = _ENCODER.encode
 
 def encode_delta(delta: Delta) -> bytes:
     """A delta in its shortest form."""
-    if delta.prompt is not None:
+    if delta.served_by:
         return _ENCODER.encode(delta)
-    row = delta
+    row, prompt = delta, delta.prompt
+    if prompt is not None:
+        fields = (row.stream, row.seq, row.index, row.text, row.ids, row.n, row.finish, row.logprobs, prompt)
+        return _ENCODER.encode(CountedDelta(*fields))
     return encode_plain(PlainDelta(row.stream, row.seq, row.index, row.text, row.ids, row.n, row.finish, row.logprobs))
 
 

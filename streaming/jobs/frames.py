@@ -83,10 +83,12 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     logprobs: tuple[Logprob, ...] = ()
     prompt: tuple[int, int] | None = None
     """Tokens of the choice's prompt, and how many of them were cached; only in the first delta of a choice."""
+    served_by: str = ""
+    """The model that gave the choice, if it is another one than asked for; only in the first delta of the choice."""
 
 
 class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A Delta without `prompt`, as nearly all of them are written: read, it is one. Fields as there."""
+    """A Delta without `prompt` and `served_by`, as nearly all of them are written: read, it is one. Fields as there."""
 
     stream: int
     seq: int
@@ -96,6 +98,12 @@ class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     n: int
     finish: str = ""
     logprobs: tuple[Logprob, ...] = ()
+
+
+class CountedDelta(PlainDelta, frozen=True, array_like=True, gc=False):
+    """A Delta without `served_by`, as the first of a choice is nearly always written."""
+
+    prompt: tuple[int, int] | None = None
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):

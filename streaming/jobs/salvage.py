@@ -9,7 +9,7 @@ from __future__ import annotations
 from streaming.jobs.history import History
 from streaming.jobs.job import Job
 from streaming.jobs.records import MALFORMED, JobRecord
-from streaming.jobs.terminal import Terminal, total_usage
+from streaming.jobs.terminal import Terminal, served_by, total_usage
 
 MAX_CHOICES = 1024
 """The most that a request may ask for."""
@@ -28,6 +28,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
     job, history = record.job, history.intact
     finishes = [""] * (job.choices if not record.fault else 0)
     prompts: dict[int, tuple[int, int]] = {}
+    servers: dict[int, str] = {}
     for row in history.rows:
         if len(finishes) <= row.index < MAX_CHOICES:  # of a job whose body cannot be read
             finishes += [""] * (row.index + 1 - len(finishes))
@@ -35,6 +36,8 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
             finishes[row.index] = row.finish
         if row.prompt is not None:
             prompts.setdefault(row.index, row.prompt)
+        if row.served_by:
+            servers[row.index] = row.served_by
     completion = sum([row.n for row in history.rows])
     return Terminal(
         job.id,
@@ -48,6 +51,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         history.sections,
         tuple(history.rows),
         tokens=history.tokens if len(history.sections) > 1 else (),
+        served_by=served_by(len(finishes), servers, job.model),
     )
 
 

@@ -32,6 +32,11 @@ def total_usage(prompts: Mapping[int, tuple[int, int]], completion: int, choices
     return Usage(prompt, completion, cached)
 
 
+def served_by(choices: int, found: Mapping[int, str], model: str) -> tuple[str, ...]:
+    """Build `Terminal.served_by`. `found`: by choice, the model that gave it, if it is another one than `model`."""
+    return tuple([found.get(index, model) for index in range(choices)]) if found else ()
+
+
 class Generated(msgspec.Struct, frozen=True, array_like=True):
     """When the last worker of a job saw it pass, in microseconds of Redis time, within `clock_us`; 0: not known."""
 
@@ -67,6 +72,8 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """Tokens of each section; empty if there is only one."""
     last_ms: int = 0
     """Redis time of the last token; of a job without tokens, when the engine had it; 0: not known."""
+    served_by: tuple[str, ...] = ()
+    """By choice, the model that gave it; empty if all were given by the model that was asked for."""
 
 
 def without_rows(end: Terminal) -> Terminal:

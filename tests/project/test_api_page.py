@@ -77,6 +77,6 @@ def test_every_error_has_its_row() -> None:
 
 def test_every_event_has_its_row() -> None:
     shown = {name for names, *_ in rows("### The events of a job") for name in CELLS.findall(names)}
-    text = "".join((ROOT / path).read_text(encoding="utf-8") for path in ("api/events.py", "api/openai/rendering.py"))
+    text = "".join((ROOT / path).read_text(encoding="utf-8") for path in ("api/events.py", "api/openai/job_events.py"))
     named = set(re.findall(r'JobEvent\("([a-z.]+)"', text)) | set(re.findall(r'event="([a-z]+)"', text))
     assert shown == named | {state.value for state in JobState if state.final}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fake_upstream import FakeUpstream, serving
+from fake_upstream import MODEL, FakeUpstream, serving
 from msgspec.structs import replace
 
 from penstock.engine import RETURNED, ChatTurn, Failure, ModelCard, Piece, Request, Sampling
@@ -36,6 +36,8 @@ class Answer:
     returns: int = 0
     """How often it was given back."""
     pieces: list[Piece] = field(default_factory=list)
+    served_by: list[str] = field(default_factory=list)
+    """The models that its pieces named, in their order."""
 
     @property
     def past(self) -> list[tuple[str, tuple[int, ...], int]]:
@@ -45,8 +47,9 @@ class Answer:
 class Bench:
     """One engine. `ask` sees a request to its end, as a worker does: it submits again what the engine gives back."""
 
-    def __init__(self, settings: UpstreamSettings) -> None:
-        self.engine: UpstreamEngine = build("m", settings, Path())
+    def __init__(self, settings: UpstreamSettings, others: Mapping[str, UpstreamSettings] | None = None) -> None:
+        """`others`: settings of other models, by name."""
+        self.engine: UpstreamEngine = build("m", settings, Path(), (others or {}).get)
         self.card: ModelCard | None = None
         self.steps: list[list[Piece]] = []
         self._queues: dict[str, asyncio.Queue[Piece]] = {}
@@ -71,9 +74,10 @@ class Bench:
         answer, past = Answer(), list[Any]()
         while True:
             request = Request(f"r{next(self._numbers)}", prompt, Sampling(**sampling), past, tools=tools)
+            request = replace(request, served_by="".join(answer.served_by))
             if past and self.engine.restart_reason(request):
                 answer = Answer(restarts=answer.restarts + 1, returns=answer.returns)
-                request = replace(request, past=())
+                request = replace(request, past=(), served_by="")
             queue = self.begin(request)
             while not (piece := await asyncio.wait_for(queue.get(), 20)).last:
                 _add(answer, piece)
@@ -90,16 +94,24 @@ class Bench:
 def _add(answer: Answer, piece: Piece) -> None:
     answer.pieces.append(piece)
     answer.text += piece.text
+    answer.served_by += [piece.served_by] if piece.served_by else []
     answer.tokens += piece.n
     answer.prompt_tokens = answer.prompt_tokens or piece.prompt_tokens
 
 
 @asynccontextmanager
-async def bench(*fakes: FakeUpstream, **settings: Any) -> AsyncIterator[Bench]:
-    """An engine in front of these fakes, which listen inside the block."""
-    async with serving(*fakes):
+async def bench(
+    *fakes: FakeUpstream, fallbacks: Mapping[str, FakeUpstream] | None = None, **settings: Any
+) -> AsyncIterator[Bench]:
+    """An engine in front of these fakes, which listen inside the block. `fallbacks`: by model, its only server."""
+    others = fallbacks or {}
+    async with serving(*fakes, *others.values()):
         given = FAST | {"urls": tuple(fake.url for fake in fakes), "kind": _kind(fakes)} | settings
-        bench = Bench(UpstreamSettings(**given))
+        rest = {
+            name: UpstreamSettings(**FAST, urls=(fake.url,), kind=_kind((fake,)), name=MODEL)  # type: ignore[arg-type]
+            for name, fake in others.items()
+        }
+        bench = Bench(UpstreamSettings(**given, fallback=tuple(others)), rest)
         try:
             await bench.start()
             yield bench

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,13 @@ async def start_upstream(wire: RedisClient, recorder: Recorder) -> AsyncIterator
     """Starts workers of model `m`; ends them all after the test."""
     started: list[Running] = []
 
-    async def begin(settings: UpstreamSettings, worker_settings: WorkerSettings | None = None) -> Running:
-        engine = build("m", settings, Path())
+    async def begin(
+        settings: UpstreamSettings,
+        worker_settings: WorkerSettings | None = None,
+        model: str = "m",
+        others: Mapping[str, UpstreamSettings] | None = None,
+    ) -> Running:
+        engine = build(model, settings, Path(), (others or {}).get)
         running: list[Running] = []
 
         def on_step(step: list[Piece]) -> None:

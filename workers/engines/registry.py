@@ -7,7 +7,7 @@ other name is a plug-in's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,9 @@ from streaming.fleet.settings import ModelSettings
 from workers.engines import plugin
 from workers.engines.checked_engine import CheckedEngine
 
+FALLING_BACK = ("upstream",)
+"""Engines whose models may fall back to other models: their `build` also takes `other_models`."""
+
 
 def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -> Engine:
     """Build an engine without starting it. Raises ConfigError, EngineDead."""
@@ -29,7 +32,22 @@ def build(model: str, settings: ModelSettings, config: Config, data_dir: Path) -
         return CheckedEngine(plugin.build_plugin(name, model, settings.options), name, model)
     check_options(name, settings.options, f"models.{model}.options")
     own = config.section(name, section_of(name), settings.options)
-    return cast(Engine, import_module(f"workers.engines.{name}.engine").build(model, own, data_dir))
+    extra = (other_models(config, name),) if name in FALLING_BACK else ()
+    return cast(Engine, import_module(f"workers.engines.{name}.engine").build(model, own, data_dir, *extra))
+
+
+def other_models(config: Config, engine: str) -> Callable[[str], Any]:
+    """A function that returns the settings of another model with a built-in engine, by its name; None if there is
+    none, and of a model with shapes those that all of its pools share."""
+    models = config.table("models", ModelSettings)
+
+    def of(name: str) -> msgspec.Struct | None:
+        model = models.get(name)
+        if model is None or model.engine != engine:
+            return None
+        return config.section(engine, section_of(engine), model.options)
+
+    return of
 
 
 def is_plugin(name: str) -> bool:

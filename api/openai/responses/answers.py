@@ -58,7 +58,8 @@ def _call_item(kind: str, **fields: Schema) -> Schema:
 
 
 def _response() -> Schema:
-    return object_of(
+    """Schema of a response; `served_by` is there only if another model gave the answer than `model`."""
+    response = object_of(
         id=STRING,
         object=word_of("response"),
         created_at=INTEGER,
@@ -92,3 +93,5 @@ def _response() -> Schema:
         user=maybe(STRING),
         metadata={"type": "object", "additionalProperties": STRING},
     )
+    response["properties"]["served_by"] = STRING
+    return response

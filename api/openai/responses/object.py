@@ -121,6 +121,7 @@ class ResponseFacts(msgspec.Struct, frozen=True):
             "usage": usage_object(terminal.usage) if terminal else None,
             "user": job.user,
             "metadata": job.metadata if form.metadata is None else form.metadata,
+            **({"served_by": terminal.served_by[0]} if terminal is not None and terminal.served_by else {}),
         }
 
 

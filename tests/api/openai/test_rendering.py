@@ -19,21 +19,15 @@ from api.error_answers import error_event
 from api.openai import errors
 from api.openai.cursor import Cursor
 from api.openai.errors import ApiError
-from api.openai.rendering import (
-    DONE,
-    ChunkRenderer,
-    Facts,
-    JobView,
-    completion,
+from api.openai.job_events import (
     delta_event,
-    fingerprint,
-    job_object,
     position_event,
     queued_event,
     reset_event,
     started_event,
     terminal_event,
 )
+from api.openai.rendering import DONE, ChunkRenderer, Facts, JobView, completion, fingerprint, job_object
 from api.openai.wait import Wait
 from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
 from streaming.jobs.frames import Delta

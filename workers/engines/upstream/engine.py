@@ -1,23 +1,24 @@
 """Engine `upstream`: an OpenAI-compatible server elsewhere generates the texts, and this worker keeps them safe.
 
 The worker queues, logs and delivers as for any engine. This engine keeps requests at the servers within a budget,
-continues what a server leaves unfinished, and gives requests back to the queue while no server is there.
+continues what a server leaves unfinished, falls back to servers of another model where the settings allow it, and gives
+requests back to the queue while no server is there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.engine import (
     RETURNED,
-    ChatTurn,
     EngineDead,
     EngineHealth,
     Failure,
@@ -29,33 +30,29 @@ from penstock.engine import (
     Step,
     task_health,
 )
-from runtime.config import ConfigError
+from telemetry.logs import EventLog
+from workers.engines.upstream import fallback
 from workers.engines.upstream.continuation import ladder
 from workers.engines.upstream.continuation.ladder import Rung
 from workers.engines.upstream.continuation.refusals import RefusedRungs
-from workers.engines.upstream.exchange import UpstreamExchange
-from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
-from workers.engines.upstream.places.limits import REFUSED_S, UpstreamKey
-from workers.engines.upstream.places.places import ServerPlaces
+from workers.engines.upstream.model import OtherModels, UpstreamModel, checked_models
+from workers.engines.upstream.pool import ServerPool
 from workers.engines.upstream.reply.endings import End, ReplyOutcome
 from workers.engines.upstream.reply.generation import UpstreamGeneration
-from workers.engines.upstream.server.card import card_of, lacking
 from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT
 from workers.engines.upstream.server.probe import ProbeFailed
 from workers.engines.upstream.settings import UpstreamSettings
 
 log = logging.getLogger(__name__)
+events = EventLog(__name__)
 
 TICK_S = 0.25
 """How often timers, probes and gauges are looked at."""
 MAX_BREAKS = 5
 """A request that servers fail so often in a row, without a token between, fails: it may be its own fault."""
-MAX_REFUSALS = 5
-"""A server that says so often in a row that it has no room counts as away."""
+MAX_HELD = 256
+"""Requests that wait in the engine for the servers of one model while those of another are there."""
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 5.0
-HOLD_S = 0.5
-"""A server that has no room and does not say for how long gets no request for so long; doubled each time."""
-CHARACTERS_PER_TOKEN = 4
 STOP_TIMEOUT_S = 2.0
 
 
@@ -65,17 +62,22 @@ class Running:
 
     generation: UpstreamGeneration
     task: asyncio.Task[None]
+    pool: ServerPool | None = None
+    """The servers that have it, or had it last."""
 
 
 class UpstreamEngine:
     """See penstock.engine.Engine."""
 
-    def __init__(self, model: str, settings: UpstreamSettings, keys: Sequence[UpstreamKey]) -> None:
-        self._model, self._settings = model, settings
-        self._endpoints = [ServerEndpoint(url, model, settings, keys) for url in settings.urls]
-        self._places = ServerPlaces(self._endpoints)
-        self._exchange = UpstreamExchange(settings, self._emit)
+    def __init__(self, model: UpstreamModel, *fallbacks: UpstreamModel) -> None:
+        """`fallbacks`: models that may answer instead, best first."""
+        self._patience_s = model.settings.fallback_after_s
+        self._own, *self._fallbacks = self._pools = [
+            ServerPool(each, self._emit, self._spawn) for each in (model, *fallbacks)
+        ]
         self._live: dict[str, Running] = {}
+        self._held: set[str] = set()
+        """Ids of requests that wait for servers of a model that are away, while those of another one are there."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._on_step: Step = lambda _: None
@@ -89,24 +91,21 @@ class UpstreamEngine:
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         """Wait until one of the servers answers. Raises EngineDead for what only other settings change."""
         self._on_step = on_step
-        failures: dict[str, ProbeFailed] = {}
-        while not self._places.ready:
-            for endpoint in self._endpoints:
-                on_phase(f"asking {endpoint.url}" if not failures else _waiting(failures))
-                try:
-                    await endpoint.probe()
-                except ProbeFailed as error:
-                    failures[endpoint.url] = error
-            if len(failures) == len(self._endpoints) and all(each.lasting for each in failures.values()):
+        began = time.monotonic()
+        failures = await self._own.probe(on_phase)
+        while not self._own.ready:
+            if len(failures) == len(self._own.endpoints) and all(each.lasting for each in failures.values()):
                 raise EngineDead(_waiting(failures))
-            if not self._places.ready:
-                on_phase(_waiting(failures))
-                await asyncio.sleep(1.0)
-        known = {each.url: each.facts for each in self._endpoints if each.facts is not None}
-        for url, facts in known.items():
-            log.info("%s: %s", url, facts)
-        self._card = card_of(self._model, self._settings, list(known.values()))
+            on_phase(_waiting(failures))
+            if time.monotonic() - began >= self._patience_s and await self._has_fallback():
+                break
+            await asyncio.sleep(1.0)
+            failures = await self._own.probe(lambda _: None)
+        self._card = self._own.card or self._card_of_fallback()
         self._ticker = asyncio.create_task(self._tick())
+        for pool in self._fallbacks:
+            if not pool.ready:
+                self._spawn(_probed(pool))
         return self._card
 
     async def check(self, request: Request) -> None:
@@ -129,26 +128,24 @@ class UpstreamEngine:
         if running is None or running.generation.cancelled:
             return
         running.generation.cancelled = True
-        if (reader := self._exchange.readers.get(request_id)) is not None:
-            reader.settle(ReplyOutcome(End.CANCELLED))
-        else:
+        if running.pool is None or not running.pool.cancel(request_id):
             running.task.cancel()
 
     def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        return not self._places.waiting and self._places.has_room(prompt_tokens + max_tokens)
+        pools, cost = self._used(), prompt_tokens + max_tokens
+        return any(not pool.places.waiting and pool.places.has_room(cost) for pool in pools)
 
     def stats(self) -> Stats:
-        """`slots`: the budgets of the servers that are there; while a rate limit holds, no more than what runs."""
-        ready, now = self._places.ready, time.monotonic()
-        open_ = [each for each in ready if each.wait_s(1, now) <= 0 and not each.budget.saturated]
-        running = sum(each.in_flight for each in self._endpoints)
-        slots = sum(each.budget.limit if each in open_ else each.in_flight for each in ready)
+        """`slots`: what the servers that get new requests may run, and what the others run still."""
+        used, now = self._used(), time.monotonic()
+        slots = sum(pool.slots(now) if pool in used else pool.running for pool in self._pools)
+        running = sum(pool.running for pool in self._pools)
         return Stats(
-            slots=max(1, slots),
+            slots=max(1, slots + len(self._held)),
             running=running,
             waiting=max(0, len(self._live) - running),
             steps=self._steps,
-            accepts=bool(ready) and slots > 0,
+            accepts=any(pool.ready and pool.slots(now) > 0 for pool in used),
         )
 
     def health(self) -> EngineHealth:
@@ -156,16 +153,20 @@ class UpstreamEngine:
         return EngineHealth(False, "not started") if self._ticker is None else task_health(self._ticker)
 
     def share(self, workers: int) -> None:
-        """Budgets and rate limits are divided by the number of workers."""
-        for endpoint in self._endpoints:
-            endpoint.share(workers)
-        self._places.fill()
+        """Budgets and rate limits are divided by the number of workers. Those of a fallback's servers are halved too:
+        its own workers have the other half."""
+        self._own.share(workers)
+        for pool in self._fallbacks:
+            pool.share(2 * workers)
 
     def restart_reason(self, request: Request) -> str:
         """Why no server can continue this request after its past; "" if one can."""
+        number = fallback.number_of(request.served_by, [pool.model for pool in self._pools])
+        if number is None:
+            return f"{request.served_by} began the answer, and is no fallback any more"
         reasons = []
         tried = self._refused.of(request, request.past_text)
-        for endpoint in self._places.ready:
+        for endpoint in self._pools[number].places.ready:
             if endpoint.facts is not None:
                 way = ladder.choose(endpoint.facts, request, request.past, tried)
                 if way.rung is not Rung.RESTART:
@@ -182,9 +183,54 @@ class UpstreamEngine:
         self._flush()
         for task in (*self._tasks, *([self._ticker] if self._ticker else [])):
             task.cancel()
-        self._places.close()
-        for endpoint in self._endpoints:
-            endpoint.client.close()
+        for pool in self._pools:
+            pool.close()
+
+    # --- fallbacks -----------------------------------------------------------------------------------------------
+
+    def _used(self) -> list[ServerPool]:
+        """The pools that get new requests: fallbacks only while the own servers cannot be used."""
+        limited = self._own.ready and self._own.wait_s(1, time.monotonic()) > self._patience_s
+        return [self._own] if self._own.ready and not limited else self._pools
+
+    async def _has_fallback(self) -> bool:
+        for pool in self._fallbacks:
+            await pool.probe()
+        return any(pool.ready for pool in self._fallbacks)
+
+    def _card_of_fallback(self) -> ModelCard:
+        """The card of a model none of whose servers has answered yet: what its fallback can do."""
+        card = next(pool.card for pool in self._fallbacks if pool.card is not None)
+        return msgspec.structs.replace(card, name=self._own.model)
+
+    async def _pool_for(self, generation: UpstreamGeneration) -> ServerPool | None:
+        """The servers that get a request; None if it goes back to the queue."""
+        while not generation.cancelled:
+            states = [pool.state(generation) for pool in self._pools]
+            chosen = fallback.choose(generation.request, states, self._patience_s, generation.began)
+            if chosen.number is not None:
+                pool = self._pools[chosen.number]
+                self._route(generation, pool, chosen.reason)
+                return pool
+            if not any(state.ready for state in states) or len(self._held) >= MAX_HELD:
+                return None
+            self._held.add(generation.id)
+            try:
+                await asyncio.sleep(TICK_S)
+            finally:
+                self._held.discard(generation.id)
+        return None
+
+    def _route(self, generation: UpstreamGeneration, pool: ServerPool, reason: str) -> None:
+        running = self._live[generation.id]
+        before, running.pool = running.pool, pool
+        if generation.rows or pool is before:
+            return
+        generation.move_to("" if pool is self._own else pool.model)
+        if reason:
+            events.write(
+                "an answer falls back", request=generation.id, model=self._own.model, to=pool.model, reason=reason
+            )
 
     # --- one request ---------------------------------------------------------------------------------------------
 
@@ -205,7 +251,9 @@ class UpstreamEngine:
 
     def _refuse_biases(self, biases: Mapping[int, float]) -> None:
         """Raises Refused for a token that a server is known to lack: llama-server would ignore it."""
-        known = [each.facts.vocabulary for each in self._endpoints if each.facts is not None and each.facts.vocabulary]
+        known = [
+            each.facts.vocabulary for each in self._own.endpoints if each.facts is not None and each.facts.vocabulary
+        ]
         if biases and known and max(biases) >= min(known):
             message = f"logit_bias: token {max(biases)} is not one of this model's {min(known)}"
             raise Refused(Failure("invalid_request_error", message, 400, "logit_bias"))
@@ -227,16 +275,14 @@ class UpstreamEngine:
     async def _last(self, generation: UpstreamGeneration) -> Piece:
         if generation.is_stopped:  # the worker was lost after the stop string and before its end
             return generation.last("stop")
+        patience_s = self._patience_s if self._fallbacks else None
         while not generation.cancelled:
-            place = await self._places.wait(generation.request.priority, self._cost(generation))
-            if place is None:
-                return generation.last(RETURNED)
-            outcome = ReplyOutcome(End.CANCELLED)
-            try:
-                outcome = await self._exchange.run(generation, place)
-            finally:
-                self._learn(generation, place, outcome)
-                self._places.leave(place, generation.spent())
+            pool = await self._pool_for(generation)
+            if pool is None:
+                return generation.last("cancelled" if generation.cancelled else RETURNED)
+            outcome = await pool.run(generation, patience_s)
+            if outcome is None:
+                continue
             if (last := self._ending(generation, outcome)) is not None:
                 return last
             await asyncio.sleep(self._delay(generation, outcome))
@@ -258,50 +304,11 @@ class UpstreamEngine:
             return generation.last(failure=outcome.failure)
         return None
 
-    def _learn(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome) -> None:
-        """Tell breaker, budget and key how a reply ended."""
-        endpoint, now = place.endpoint, time.monotonic()
-        if outcome.end is End.DONE:
-            endpoint.breaker.succeed()
-            endpoint.budget.note_success()
-        elif outcome.end is End.BROKEN:
-            generation.breaks += 1
-            log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
-            endpoint.fail(outcome.reason, down=not outcome.sent)
-        elif outcome.end is End.BUSY:
-            generation.refusals += 1
-            self._hold(generation, place, outcome, now)
-            if outcome.status != 429 and generation.refusals >= MAX_REFUSALS:  # a gateway without a server, perhaps
-                endpoint.fail(outcome.reason, down=True)
-        elif outcome.end is End.KEY:
-            log.error("%s does not take the key in %s: %s", endpoint.url, place.key.name or "(none)", outcome.reason)
-            place.key.block(REFUSED_S, now)
-            if all(key.blocked_until > now for key in endpoint.keys.keys):
-                endpoint.fail("it takes none of the keys", down=True)
-
-    def _hold(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, now: float) -> None:
-        wait = outcome.retry_s
-        if outcome.status == 429:
-            place.key.block(HOLD_S if wait is None else wait, now)
-        else:
-            place.endpoint.held_until = now + (
-                min(HOLD_S * 2**generation.refusals, MAX_RETRY_S) if wait is None else wait
-            )
-        place.endpoint.budget.note_busy(now)
-
     def _delay(self, generation: UpstreamGeneration, outcome: ReplyOutcome) -> float:
         """Seconds before a request is sent again; a busy server's own delay is kept by its place."""
         if outcome.end is not End.BROKEN or generation.breaks <= 1:
             return 0.0
         return min(MIN_RETRY_S * 2.0**generation.breaks, MAX_RETRY_S)
-
-    def _cost(self, generation: UpstreamGeneration) -> int:
-        request = generation.request
-        parts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-        texts = [part.content if isinstance(part, ChatTurn) else part for part in parts]
-        prompt = sum([len(part) // CHARACTERS_PER_TOKEN if isinstance(part, str) else 1 for part in texts])
-        limit = request.sampling.max_tokens or self._settings.default_output or 0
-        return prompt + max(0, limit)
 
     # --- steps and time ------------------------------------------------------------------------------------------
 
@@ -319,31 +326,11 @@ class UpstreamEngine:
 
     async def _tick(self) -> None:
         """Timers of replies, probes of servers that are away, gauges of those that are there; for ever."""
-        first_s, between_s = self._settings.first_token_s, self._settings.between_tokens_s
         while True:
             await asyncio.sleep(TICK_S)
             now = time.monotonic()
-            for reader in list(self._exchange.readers.values()):
-                reader.check_time(now, first_s, between_s)
-            for endpoint in self._endpoints:
-                if endpoint.breaker.may_probe(now):
-                    self._spawn(self._probe(endpoint))
-                elif endpoint.ready:
-                    self._spawn(endpoint.read_gauges(now))
-            self._places.fill()
-
-    async def _probe(self, endpoint: ServerEndpoint) -> None:
-        try:
-            await endpoint.probe()
-        except ProbeFailed as error:
-            log.log(logging.ERROR if error.lasting else logging.INFO, "%s is still away: %s", endpoint.url, error)
-            return
-        endpoint.unfit = lacking(self._card, endpoint.facts) if self._card and endpoint.facts else ""
-        if endpoint.unfit:
-            log.error("%s gets no requests: %s", endpoint.url, endpoint.unfit)
-        else:
-            log.info("%s is there", endpoint.url)
-        self._places.fill()
+            for pool in self._pools:
+                pool.tick(now)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -351,31 +338,16 @@ class UpstreamEngine:
         task.add_done_callback(self._tasks.discard)
 
 
+async def _probed(pool: ServerPool) -> None:
+    await pool.probe()
+
+
 def _waiting(failures: dict[str, ProbeFailed]) -> str:
     return "waiting for " + "; ".join(f"{url}: {error}" for url, error in failures.items())
 
 
-def keys_of(settings: UpstreamSettings, where: str) -> list[UpstreamKey]:
-    """The keys in the environment. Raises ConfigError if a variable is not set."""
-    keys = []
-    for name in settings.key_env:
-        secret = os.environ.get(name, "").strip()
-        if not secret:
-            raise ConfigError(f"{where}.key_env", f"the variable {name} is not set", "export it where workers start")
-        if not secret.isascii() or not secret.isprintable():
-            raise ConfigError(f"{where}.key_env", f"the variable {name} holds no API key", "keys are printable ASCII")
-        keys.append(UpstreamKey(name, secret))
-    return keys
-
-
-def check_settings(model: str, settings: UpstreamSettings) -> list[UpstreamKey]:
-    """The keys of a model whose settings can be used. Raises ConfigError."""
-    where = f"models.{model}.options"
-    if not settings.urls:
-        raise ConfigError(f"{where}.urls", "no server is named", 'e.g. options.urls = ["http://gpu-1:8000/v1"]')
-    return keys_of(settings, where)
-
-
-def build(model: str, settings: UpstreamSettings, data_dir: Path) -> UpstreamEngine:
+def build(
+    model: str, settings: UpstreamSettings, data_dir: Path, others: OtherModels = lambda _: None
+) -> UpstreamEngine:
     """Raises ConfigError."""
-    return UpstreamEngine(model, settings, check_settings(model, settings))
+    return UpstreamEngine(*checked_models(model, settings, others))

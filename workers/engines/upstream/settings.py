@@ -45,6 +45,13 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_prompt: bool = False
     """llama-server: reuse cached prompts, also those of other tenants, who could then guess each other's prompts by
     the time to the first token. Off, and with one slot, an interrupted greedy text continues exactly."""
+    fallback: tuple[str, ...] = ()
+    """Models with this engine, best first, whose servers answer while those of this one cannot: none is there, or they
+    broke the request twice, or their rate limit holds it for too long. Only before the first token, and only requests
+    that the other model can do; the answer names it (X-Served-By, served_by)."""
+    fallback_after_s: Seconds = 10.0
+    """A rate limit that holds a request longer leads to a fallback; so long a worker that starts waits for a server of
+    its own model before it begins with a fallback alone."""
     connect_s: Seconds = 5.0
     """Time limit for a connection."""
     first_token_s: Seconds = 300.0

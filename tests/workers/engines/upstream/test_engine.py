@@ -68,7 +68,7 @@ def test_what_a_server_lacks_is_refused_at_the_door() -> None:
 
 async def test_a_mixed_pool_can_what_all_can() -> None:
     async with bench(FakeUpstream("vllm"), FakeUpstream("trtllm")) as desk:
-        await until(lambda: len(desk.engine._places.ready) == 2)
+        await until(lambda: len(desk.engine._own.places.ready) == 2)
         assert desk.card is not None
         assert (desk.card.context, desk.card.capabilities.json_schema, desk.card.capabilities.logprobs) == (
             2048,
@@ -263,7 +263,7 @@ async def test_a_server_that_can_do_less_than_the_others_gets_nothing() -> None:
         desk = Bench(_settings(good.url, urls=(good.url, poor.url)))
         await desk.start()
         async with serving(poor):
-            await until(lambda: bool(desk.engine._endpoints[1].unfit))
+            await until(lambda: bool(desk.engine._own.endpoints[1].unfit))
             await asyncio.gather(*(desk.ask(HELLO, max_tokens=5) for _ in range(4)))
         await desk.engine.stop()
     assert (len(good.sent), len(poor.sent)) == (4, 0)
@@ -477,7 +477,7 @@ async def test_keys_are_used_in_turn_and_shown_nowhere(keys: tuple[str, str], ca
     async with bench(fake, key_env=keys) as desk:
         for _ in range(8):
             await desk.ask(HELLO, max_tokens=5)
-        shown = f"{caplog.text}{desk.card}{desk.engine._settings}{vars(desk.engine)}"
+        shown = f"{caplog.text}{desk.card}{vars(desk.engine._own)}{vars(desk.engine)}"
     used = Counter(sent.headers["authorization"] for sent in fake.sent)
     assert set(used) == {"Bearer sk-secret-one", "Bearer sk-secret-two"} and min(used.values()) >= 3
     assert "sk-secret" not in shown

@@ -39,6 +39,8 @@ class UpstreamGeneration:
         """Rungs that were refused for this request."""
         self.breaks = 0
         """How often a server failed it since its last progress."""
+        self.broken: dict[str, int] = {}
+        """By model: how often its servers failed the request before its first token."""
         self.refusals = 0
         """How often no server had room for it since its last progress."""
         self.progress_at = now
@@ -47,6 +49,9 @@ class UpstreamGeneration:
         """Its prompt as the server rendered or tokenised it."""
         self.outcome: ReplyOutcome | None = None
         """How the running reply ended, as far as its chunks say."""
+        self._model = request.served_by
+        self._unsaid = ""
+        """The model that gives the answer, until a piece has said so: another one than asked for."""
         self._scheduled = self._first = 0.0
         self._prompt_tokens = self._cached = 0
         self._told_prompt = False
@@ -81,6 +86,22 @@ class UpstreamGeneration:
     def text(self) -> str:
         """All of its text so far."""
         return "".join([text for text, _, _ in self.rows])
+
+    @property
+    def began(self) -> str | None:
+        """The model that gave the first token, "" for the one that was asked for; None before that."""
+        return self._model if self.rows else None
+
+    def note_break(self, model: str) -> None:
+        """A server of this model has failed the request."""
+        self.breaks += 1
+        if not self.rows:
+            self.broken[model] = self.broken.get(model, 0) + 1
+
+    def move_to(self, model: str) -> None:
+        """The servers of another model get the request, before its first token. "": those of the model asked for."""
+        self._model = self._unsaid = model
+        self.prompt, self.breaks, self.refusals = None, 0, 0
 
     def remaining(self, rung: Rung) -> int | None:
         """max_tokens of a new reply; None: as many as fit."""
@@ -231,6 +252,8 @@ class UpstreamGeneration:
             return None
         self.rows.append((piece.text, piece.ids, piece.n))
         self.out += piece.n
+        if self._unsaid:
+            piece, self._unsaid = replace(piece, served_by=self._unsaid), ""
         if self.out > self._cap and self.outcome is None:
             self.outcome = ReplyOutcome(End.DONE, finish="length")
         if not self._told_prompt and self._prompt_tokens:
@@ -257,6 +280,7 @@ class UpstreamGeneration:
             prompt_tokens=prompt,
             cached_tokens=cached,
             times=times,
+            served_by=self._unsaid if finish in ("stop", "length") else "",
         )
 
     def _prompt_size(self) -> tuple[int, int]:

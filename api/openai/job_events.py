@@ -1,0 +1,69 @@
+"""Job events: the server-sent events of /v1/jobs/{id}/events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from api.openai import cursor
+from api.openai.cursor import Cursor
+from api.openai.logprobs import chat_logprobs
+from api.openai.rendering import Facts, JobView, job_object, to_json
+from api.openai.tool_calls import event_data
+from api.openai.wait import wait_fields
+from penstock.tools import AnswerPart
+from streaming.jobs.frames import Delta
+
+
+class JobEvent(NamedTuple):
+    """One server-sent event of /v1/jobs/{id}/events; `id` is the cursor to resume after it, None: not in the log."""
+
+    name: str
+    id: Cursor | None
+    data: dict[str, Any]
+
+    def encode(self) -> bytes:
+        cursor = b"" if self.id is None else b"id: %b\n" % str(self.id).encode()
+        return b"event: %b\n%bdata: %b\n\n" % (self.name.encode(), cursor, to_json(self.data))
+
+
+def queued_event(view: JobView) -> JobEvent:
+    return JobEvent("queued", cursor.queued(view.epoch), _place(view))
+
+
+def position_event(view: JobView) -> JobEvent:
+    """Render the job's new place in its lane."""
+    return JobEvent("queue.position", None, _place(view))
+
+
+def _place(view: JobView) -> dict[str, Any]:
+    return {"position": view.position, **wait_fields(view.wait)}
+
+
+def started_event(event_id: Cursor, worker: str, attempt: int) -> JobEvent:
+    return JobEvent("started", event_id, {"worker": worker, "attempt": attempt})
+
+
+def delta_event(facts: Facts, event_id: Cursor, delta: Delta, parts: Iterable[AnswerPart] | None = None) -> JobEvent:
+    """Render a delta. `parts`: what of it is text and what are calls; None: all of it is text."""
+    data: dict[str, Any] = {"index": delta.index, "text": delta.text, "tokens": delta.n}
+    if delta.served_by:
+        data["served_by"] = delta.served_by
+    if parts is not None:
+        data |= event_data(facts.job, delta.index, parts)
+    if facts.logprobs:
+        data["logprobs"] = chat_logprobs(delta.logprobs)["content"]
+    return JobEvent("delta", event_id, data)
+
+
+def reset_event(epoch: int) -> JobEvent:
+    """Tell the reader to discard what it has: it differs from what is stored, and the two must not be spliced."""
+    return JobEvent("stream.reset", Cursor(epoch, cursor.START), {"epoch": epoch})
+
+
+def terminal_event(view: JobView) -> JobEvent:
+    """Render the last event, named after the final state. It omits the result, whose tokens were in the deltas."""
+    finishes = list(view.terminal.finishes) if view.terminal else []
+    data = job_object(view) | {"finish_reasons": finishes}
+    readable = view.terminal is None or view.terminal.state is view.status
+    return JobEvent(view.status.value if readable else "error", view.latest, data)

@@ -1,0 +1,309 @@
+"""Fallback to other models: which requests, when, and how the answer says so."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_upstream import ANSWER, FakeUpstream, Fault, serving
+from msgspec.structs import replace
+from upstream_bench import HELLO, Bench, bench
+
+from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling
+from penstock.tools import Call, Tool, ToolCall, Tools, read_answer
+from runtime.config import ConfigError
+from workers.engines.upstream.fallback import PoolState, choose, unsuited
+from workers.engines.upstream.model import checked_models
+from workers.engines.upstream.settings import UpstreamSettings
+
+TOKENS = 30
+WHOLE = "".join(ANSWER[:TOKENS])
+ALL = Capabilities(
+    logprobs=5,
+    json_schema=True,
+    penalties=True,
+    token_prompts=True,
+    tools=True,
+    forced_tools=True,
+    top_k=True,
+    min_p=True,
+    repetition_penalty=True,
+    logit_bias=True,
+)
+CARD = ModelCard(name="b", engine="upstream", context=1000, max_output=500, capabilities=ALL, created=1)
+TOOLS = Tools(offered=(Tool("get_time"),))
+CALLS: list[dict[str, Any]] = [
+    {"tool_calls": [{"index": 0, "id": "x", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}]}
+]
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+OWN, OTHER = PoolState("a", True, card=CARD), PoolState("b", True, card=CARD)
+CHAT = Request("r", HELLO, Sampling(max_tokens=10))
+
+
+@pytest.mark.parametrize(
+    ("own", "number"),
+    [
+        (OWN, 0),
+        (dataclasses.replace(OWN, ready=False), 1),
+        (dataclasses.replace(OWN, breaks=1), 0),
+        (dataclasses.replace(OWN, breaks=2), 1),
+        (dataclasses.replace(OWN, wait_s=9), 0),
+        (dataclasses.replace(OWN, wait_s=11), 1),
+    ],
+)
+def test_what_leads_to_a_fallback(own: PoolState, number: int) -> None:
+    chosen = choose(CHAT, [own, OTHER], 10.0, None)
+    assert chosen.number == number and bool(chosen.reason) == bool(number)
+
+
+@pytest.mark.parametrize("other", [{"ready": False}, {"breaks": 2}, {"wait_s": 11}, {"card": None}])
+def test_a_fallback_that_cannot_be_used_is_passed_by(other: dict[str, Any]) -> None:
+    away, third = dataclasses.replace(OWN, ready=False), dataclasses.replace(OTHER, model="c")
+    assert choose(CHAT, [away, dataclasses.replace(OTHER, **other), third], 10.0, None).number == 2
+    assert choose(CHAT, [away, dataclasses.replace(OTHER, **other)], 10.0, None).number is None
+    broken = dataclasses.replace(OWN, breaks=3)
+    assert choose(CHAT, [broken, dataclasses.replace(OTHER, **other)], 10.0, None).number == 0
+
+
+@pytest.mark.parametrize(("served_by", "number"), [("", 0), ("b", 1), ("c", None)])
+def test_an_answer_that_has_begun_stays_with_its_model(served_by: str, number: int | None) -> None:
+    assert choose(CHAT, [dataclasses.replace(OWN, breaks=9, wait_s=99), OTHER], 10.0, served_by).number == number
+    gone = [dataclasses.replace(OWN, ready=False), dataclasses.replace(OTHER, ready=False)]
+    assert choose(CHAT, gone, 10.0, served_by).number is None
+
+
+CALLED = (*HELLO, ChatTurn("assistant", "", (ToolCall("c", "get_time", "{}"),)), ChatTurn("tool", "9", call_id="c"))
+NEEDS: dict[str, tuple[Request, dict[str, Any]]] = {
+    "tools": (replace(CHAT, tools=TOOLS), {"tools": False}),
+    "calls in the conversation": (replace(CHAT, prompt=CALLED), {"tools": False}),
+    "a forced call": (replace(CHAT, tools=Tools(offered=TOOLS.offered, choice="required")), {"forced_tools": False}),
+    "JSON": (replace(CHAT, sampling=Sampling(json_schema={})), {"json_schema": False}),
+    "logprobs": (replace(CHAT, sampling=Sampling(logprobs=3)), {"logprobs": 2}),
+    "penalties": (replace(CHAT, sampling=Sampling(presence_penalty=1)), {"penalties": False}),
+    "top_k": (replace(CHAT, sampling=Sampling(top_k=5)), {"top_k": False}),
+    "min_p": (replace(CHAT, sampling=Sampling(min_p=0.1)), {"min_p": False}),
+    "repetition": (replace(CHAT, sampling=Sampling(repetition_penalty=1.1)), {"repetition_penalty": False}),
+    "raw prompts": (replace(CHAT, prompt="a"), {"text_prompts": False}),
+    "conversations": (CHAT, {"chat": False}),
+}
+
+
+@pytest.mark.parametrize("need", NEEDS)
+def test_a_fallback_that_lacks_what_a_request_needs_is_not_used(need: str) -> None:
+    request, lacking = NEEDS[need]
+    assert not unsuited(CARD, request)
+    assert unsuited(replace(CARD, capabilities=replace(ALL, **lacking)), request)
+
+
+def test_token_ids_are_of_one_model_alone_and_sizes_are_kept() -> None:
+    assert unsuited(CARD, replace(CHAT, prompt=[1, 2]))
+    assert unsuited(CARD, replace(CHAT, sampling=Sampling(logit_bias={5: 1.0})))
+    assert unsuited(CARD, replace(CHAT, sampling=Sampling(max_tokens=501)))
+    assert unsuited(CARD, replace(CHAT, prompt="abcd" * 991)) and not unsuited(CARD, replace(CHAT, prompt="abcd" * 900))
+
+
+# --- the engine ------------------------------------------------------------------------------------------------------
+
+
+async def ready(desk: Bench) -> Bench:
+    await until(lambda: all(pool.ready for pool in desk.engine._pools))
+    return desk
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llama-server", "openai"])
+async def test_a_server_that_is_away_is_stood_in_for(kind: str) -> None:
+    """Once it is back, it gets the next request."""
+    own, other = FakeUpstream(kind), FakeUpstream("other")
+    async with bench(own, fallbacks={"b": other}) as desk:
+        await ready(desk)
+        await own.stop()
+        first = await desk.ask(HELLO, max_tokens=TOKENS)
+        await own.start()
+        await until(lambda: desk.engine._own.ready)
+        second = await desk.ask(HELLO, max_tokens=TOKENS)
+    assert (first.text, first.tokens, first.finish, first.served_by) == (WHOLE, TOKENS, "length", ["b"])
+    assert (first.pieces[0].served_by, first.prompt_tokens, first.restarts) == ("b", 3, 0)
+    assert (second.text, second.served_by) == (WHOLE, [])
+
+
+@pytest.mark.parametrize("fault", [Fault(reset=True), Fault(status=500), Fault(cut=True), Fault(data=b"data: no\n\n")])
+async def test_a_request_that_is_broken_twice_before_its_first_token_falls_back(fault: Fault) -> None:
+    own, other = FakeUpstream("vllm", [fault] * 5), FakeUpstream("vllm")
+    async with bench(own, fallbacks={"b": other}) as desk:
+        answer = await (await ready(desk)).ask(HELLO, max_tokens=TOKENS)
+    assert (answer.text, answer.served_by, len(other.sent)) == (WHOLE, ["b"], 1)
+    assert len(own.sent) == 2 + fault.reset, "a reset of an idle connection counts as none"
+
+
+async def test_a_rate_limit_that_holds_for_long_leads_to_a_fallback() -> None:
+    own = FakeUpstream("openai", [Fault(status=429, headers=(("Retry-After", "60"),))])
+    async with bench(own, fallbacks={"b": FakeUpstream("vllm")}, fallback_after_s=0.3) as desk:
+        await ready(desk)
+        first, second = [await desk.ask(HELLO, max_tokens=TOKENS) for _ in range(2)]
+        assert desk.engine.stats().accepts and desk.engine.fits(10, 10)
+    assert (first.text, first.served_by, second.served_by, len(own.sent)) == (WHOLE, ["b"], ["b"], 1)
+
+
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_a_refused_request_falls_back_to_nobody(status: int) -> None:
+    other = FakeUpstream("vllm")
+    async with bench(FakeUpstream("vllm", [Fault(status=status)]), fallbacks={"b": other}) as desk:
+        answer = await (await ready(desk)).ask(HELLO, max_tokens=TOKENS)
+    assert answer.failure is not None and answer.failure.status == status and not other.sent
+
+
+@pytest.mark.parametrize("began", ["own", "fallback"])
+async def test_an_answer_waits_for_the_model_that_began_it(began: str) -> None:
+    """The other model is there all the time, and never goes on with it."""
+    own, other = FakeUpstream("vllm", step_s=0.05), FakeUpstream("vllm", step_s=0.05)
+    async with bench(own, fallbacks={"b": other}) as desk:
+        await ready(desk)
+        beginner, bystander = (own, other) if began == "own" else (other, own)
+        if began == "fallback":
+            await own.stop()
+        asking = asyncio.create_task(desk.ask(HELLO, max_tokens=TOKENS))
+        await until(lambda: sum(piece.n for step in desk.steps for piece in step) > 3)
+        if began == "fallback":
+            await own.start()
+            await until(lambda: desk.engine._own.ready)
+        seen = len(bystander.sent)
+        await beginner.stop()
+        await until(lambda: bool(desk.engine._held))
+        assert desk.engine.stats().accepts, "new requests find the other model"
+        await beginner.start()
+        answer = await asking
+    assert (answer.text, answer.tokens, answer.restarts, answer.returns) == (WHOLE, TOKENS, 0, 0)
+    assert answer.served_by == ([] if began == "own" else ["b"]) and len(bystander.sent) == seen
+
+
+async def test_a_lost_workers_answer_goes_on_with_the_model_that_began_it() -> None:
+    own, other = FakeUpstream("vllm"), FakeUpstream("vllm")
+    past = [(text, (1000 + number,), 1) for number, text in enumerate(ANSWER[:10])]
+    async with bench(own, fallbacks={"b": other}) as desk:
+        await ready(desk)
+        request = Request("r", HELLO, Sampling(max_tokens=TOKENS), past, served_by="b")
+        queue, text = desk.begin(request), ""
+        while not (piece := await asyncio.wait_for(queue.get(), 5)).last:
+            text += piece.text
+        assert not desk.engine.restart_reason(request)
+        assert "no fallback any more" in desk.engine.restart_reason(replace(request, served_by="gone"))
+    assert text == "".join(ANSWER[10:TOKENS]) and not own.sent and other.sent[0].continues
+
+
+async def test_a_request_that_no_fallback_can_do_waits_for_its_own_model() -> None:
+    """And others do not."""
+    own, other = FakeUpstream("vllm"), FakeUpstream("llama-server")
+    own.deltas = CALLS
+    async with bench(own, fallbacks={"b": other}) as desk:
+        await ready(desk)
+        await own.stop()
+        plain = await desk.ask(HELLO, max_tokens=TOKENS)
+        asking = asyncio.create_task(desk.ask(HELLO, tools=TOOLS))
+        await until(lambda: bool(desk.engine._held))
+        assert (await desk.ask(HELLO, max_tokens=3)).served_by == ["b"]
+        await own.start()
+        called = await asking
+    assert plain.served_by == ["b"] and called.served_by == []
+    assert read_answer((called.text,))[1] == [Call("get_time", "{}")]
+
+
+async def test_a_fallback_that_knows_tools_is_used_for_them() -> None:
+    own, other = FakeUpstream("vllm"), FakeUpstream("vllm")
+    other.deltas = CALLS
+    async with bench(own, fallbacks={"b": other}) as desk:
+        await ready(desk)
+        await own.stop()
+        answer = await desk.ask(HELLO, tools=TOOLS)
+    assert answer.served_by == ["b"] and read_answer((answer.text,))[1] == [Call("get_time", "{}")]
+
+
+async def test_a_held_request_is_cancelled_at_once() -> None:
+    own, other = FakeUpstream("vllm"), FakeUpstream("llama-server")
+    async with bench(own, fallbacks={"b": other}) as desk:
+        await ready(desk)
+        await own.stop()
+        await desk.ask(HELLO, max_tokens=3)
+        queue = desk.begin(Request("held", HELLO, Sampling(), tools=TOOLS))
+        await until(lambda: bool(desk.engine._held))
+        desk.engine.cancel("held")
+        assert (await asyncio.wait_for(queue.get(), 1)).finish == "cancelled" and not desk.engine._held
+
+
+async def test_all_models_away_give_the_request_back() -> None:
+    own, other = FakeUpstream("vllm"), FakeUpstream("vllm")
+    async with bench(own, fallbacks={"b": other}) as desk:
+        await ready(desk)
+        await own.stop()
+        await other.stop()
+        asking = asyncio.create_task(desk.ask(HELLO, max_tokens=TOKENS))
+        await until(lambda: not desk.engine.stats().accepts)
+        await other.start()
+        answer = await asking
+    assert (answer.text, answer.served_by) == (WHOLE, ["b"]) and answer.returns > 0
+
+
+async def test_a_worker_starts_with_a_fallback_alone() -> None:
+    """Its card has its own name, and what the fallback can do."""
+    other = FakeUpstream("llama-server")
+    async with serving(other):
+        settings = UpstreamSettings(urls=("http://127.0.0.1:9/v1",), fallback=("b",), fallback_after_s=0.1)
+        desk = Bench(settings, {"b": UpstreamSettings(urls=(other.url,))})
+        await desk.start()
+        answer = await desk.ask(HELLO, max_tokens=TOKENS)
+        await desk.engine.stop()
+    assert desk.card is not None and (desk.card.name, desk.card.context) == ("m", 2048)
+    assert (answer.text, answer.served_by) == (WHOLE, ["b"])
+
+
+async def test_a_fallback_gets_half_of_its_servers_budget() -> None:
+    own, other = FakeUpstream("llama-server"), FakeUpstream("llama-server", step_s=0.005)
+    own.slots = other.slots = 8
+    async with bench(own, fallbacks={"b": other}) as desk:
+        await ready(desk)
+        desk.engine.share(1)
+        await own.stop()
+        await asyncio.gather(*(desk.ask(HELLO, max_tokens=10) for _ in range(16)))
+    assert other.most_running == 4
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+URLS = ("http://h/v1",)
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "problem"),
+    [
+        ({"a": ("gone",)}, "no model with engine upstream"),
+        ({"a": ("a",)}, "is a, or falls back to it"),
+        ({"a": ("b", "b"), "b": ()}, "named twice"),
+        ({"a": ("b",), "b": ("a",)}, "falls back to it"),
+        ({"a": ("b",), "b": ("c",), "c": ("d", "a"), "d": ()}, "falls back to it"),
+    ],
+)
+def test_fallbacks_that_cannot_be_are_refused(fallbacks: dict[str, tuple[str, ...]], problem: str) -> None:
+    models = {name: UpstreamSettings(urls=URLS, fallback=others) for name, others in fallbacks.items()}
+    with pytest.raises(ConfigError, match=problem) as caught:
+        list(checked_models("a", models["a"], models.get))
+    assert caught.value.key == "models.a.options.fallback"
+
+
+def test_fallbacks_with_fallbacks_of_their_own_are_followed_one_step() -> None:
+    """A circle that does not lead back is a mistake of the other model."""
+    models = {
+        name: UpstreamSettings(urls=URLS, fallback=others)
+        for name, others in {"a": ("b",), "b": ("c",), "c": ()}.items()
+    }
+    assert [model.name for model in checked_models("a", models["a"], models.get)] == ["a", "b"]

@@ -1,0 +1,192 @@
+"""Server pool: the servers of one model, as one place to send a request to. It learns from each reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from penstock.engine import ModelCard, Piece
+from workers.engines.upstream.exchange import UpstreamExchange
+from workers.engines.upstream.fallback import PoolState, size_of
+from workers.engines.upstream.model import UpstreamModel
+from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
+from workers.engines.upstream.places.limits import REFUSED_S
+from workers.engines.upstream.places.places import ServerPlaces
+from workers.engines.upstream.reply.endings import End, ReplyOutcome
+from workers.engines.upstream.reply.generation import UpstreamGeneration
+from workers.engines.upstream.server.card import card_of, lacking
+from workers.engines.upstream.server.probe import ProbeFailed
+
+log = logging.getLogger(__name__)
+
+MAX_REFUSALS = 5
+"""A server that says so often in a row that it has no room counts as away."""
+MAX_RETRY_S = 5.0
+HOLD_S = 0.5
+"""A server that has no room and does not say for how long gets no request for so long; doubled each time."""
+
+
+class ServerPool:
+    """Servers of one model."""
+
+    def __init__(
+        self,
+        model: UpstreamModel,
+        emit: Callable[[Piece], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """`spawn`: begins a task that the engine owns."""
+        self.model, self.settings, self._spawn = model.name, model.settings, spawn
+        self.endpoints = [ServerEndpoint(url, model.name, model.settings, model.keys) for url in model.settings.urls]
+        self.places = ServerPlaces(self.endpoints)
+        self.card: ModelCard | None = None
+        """What all of its servers can do; None before one has answered."""
+        self._exchange = UpstreamExchange(model.settings, emit)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a server is there."""
+        return bool(self.places.ready)
+
+    @property
+    def running(self) -> int:
+        """Requests that its servers have."""
+        return sum(each.in_flight for each in self.endpoints)
+
+    def wait_s(self, cost: int, now: float) -> float:
+        """Seconds until a server that is there may be sent a request of so many tokens."""
+        return min([each.wait_s(cost, now) for each in self.places.ready], default=0.0)
+
+    def state(self, generation: UpstreamGeneration) -> PoolState:
+        """What counts of it for one request."""
+        wait_s = self.wait_s(self._cost(generation), time.monotonic()) if self.ready else 0.0
+        return PoolState(self.model, self.ready, wait_s, generation.broken.get(self.model, 0), self.card)
+
+    def slots(self, now: float) -> int:
+        """The budgets of the servers that are there; while a rate limit holds, no more than what runs."""
+        ready = self.places.ready
+        open_ = [each for each in ready if each.wait_s(1, now) <= 0 and not each.budget.saturated]
+        return sum(each.budget.limit if each in open_ else each.in_flight for each in ready)
+
+    def share(self, workers: int) -> None:
+        """So many workers use its servers."""
+        for endpoint in self.endpoints:
+            endpoint.share(workers)
+        self.places.fill()
+
+    def close(self) -> None:
+        self.places.close()
+        for endpoint in self.endpoints:
+            endpoint.client.close()
+
+    # --- servers -------------------------------------------------------------------------------------------------
+
+    async def probe(self, say: Callable[[str], None] = lambda _: None) -> dict[str, ProbeFailed]:
+        """Ask each server what it is. Returns those that cannot be used, by address."""
+        failures: dict[str, ProbeFailed] = {}
+        for endpoint in self.endpoints:
+            say(f"asking {endpoint.url}")
+            try:
+                await endpoint.probe()
+            except ProbeFailed as error:
+                failures[endpoint.url] = error
+            else:
+                log.info("%s: %s", endpoint.url, endpoint.facts)
+        self._describe()
+        return failures
+
+    def _describe(self) -> None:
+        known = [each.facts for each in self.endpoints if each.facts is not None]
+        if self.card is None and known:
+            self.card = card_of(self.model, self.settings, known)
+
+    def tick(self, now: float) -> None:
+        """Look at the timers of replies, at servers that are away, and at the gauges of those that are there."""
+        for reader in list(self._exchange.readers.values()):
+            reader.check_time(now, self.settings.first_token_s, self.settings.between_tokens_s)
+        for endpoint in self.endpoints:
+            if endpoint.breaker.may_probe(now):
+                self._spawn(self._probe_again(endpoint))
+            elif endpoint.ready:
+                self._spawn(endpoint.read_gauges(now))
+        self.places.fill()
+
+    async def _probe_again(self, endpoint: ServerEndpoint) -> None:
+        try:
+            await endpoint.probe()
+        except ProbeFailed as error:
+            log.log(logging.ERROR if error.lasting else logging.INFO, "%s is still away: %s", endpoint.url, error)
+            return
+        self._describe()
+        endpoint.unfit = lacking(self.card, endpoint.facts) if self.card and endpoint.facts else ""
+        if endpoint.unfit:
+            log.error("%s gets no requests: %s", endpoint.url, endpoint.unfit)
+        else:
+            log.info("%s is there", endpoint.url)
+        self.places.fill()
+
+    # --- one request ---------------------------------------------------------------------------------------------
+
+    async def run(self, generation: UpstreamGeneration, patience_s: float | None) -> ReplyOutcome | None:
+        """Send a request to a server with room, and read its reply to the end. None: no server is there, or none had
+        room for `patience_s`."""
+        try:
+            async with asyncio.timeout(patience_s):
+                place = await self.places.wait(generation.request.priority, self._cost(generation))
+        except TimeoutError:
+            return None
+        if place is None:
+            return None
+        outcome = ReplyOutcome(End.CANCELLED)
+        try:
+            outcome = await self._exchange.run(generation, place)
+        finally:
+            self._learn(generation, place, outcome)
+            self.places.leave(place, generation.spent())
+        return outcome
+
+    def cancel(self, request_id: str) -> bool:
+        """Close the connection of a request; False if it has none here."""
+        reader = self._exchange.readers.get(request_id)
+        if reader is not None:
+            reader.settle(ReplyOutcome(End.CANCELLED))
+        return reader is not None
+
+    def _cost(self, generation: UpstreamGeneration) -> int:
+        """Tokens that a request reserves of a rate limit: its prompt and its longest answer."""
+        limit = generation.request.sampling.max_tokens or self.settings.default_output or 0
+        return size_of(generation.request) + max(0, limit)
+
+    def _learn(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome) -> None:
+        """Tell breaker, budget and key how a reply ended."""
+        endpoint, now = place.endpoint, time.monotonic()
+        if outcome.end is End.DONE:
+            endpoint.breaker.succeed()
+            endpoint.budget.note_success()
+        elif outcome.end is End.BROKEN:
+            generation.note_break(self.model)
+            log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
+            endpoint.fail(outcome.reason, down=not outcome.sent)
+        elif outcome.end is End.BUSY:
+            generation.refusals += 1
+            self._hold(generation, place, outcome, now)
+            if outcome.status != 429 and generation.refusals >= MAX_REFUSALS:  # a gateway without a server, perhaps
+                endpoint.fail(outcome.reason, down=True)
+        elif outcome.end is End.KEY:
+            log.error("%s does not take the key in %s: %s", endpoint.url, place.key.name or "(none)", outcome.reason)
+            place.key.block(REFUSED_S, now)
+            if all(key.blocked_until > now for key in endpoint.keys.keys):
+                endpoint.fail("it takes none of the keys", down=True)
+
+    def _hold(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, now: float) -> None:
+        wait = outcome.retry_s
+        if outcome.status == 429:
+            place.key.block(HOLD_S if wait is None else wait, now)
+        else:
+            place.endpoint.held_until = now + (
+                min(HOLD_S * 2**generation.refusals, MAX_RETRY_S) if wait is None else wait
+            )
+        place.endpoint.budget.note_busy(now)
