@@ -14,7 +14,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api import routes
+from api.admin.overview import LiveOverview
 from api.auth.access import AccessTable
+from api.auth.console import ConsoleAccess
 from api.auth.guard import RequestGuard
 from api.chat import Completions
 from api.error_answers import error_response
@@ -51,16 +53,18 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
     )
     app.router.redirect_slashes = False  # a redirect would go to any host that the request names
     app.state.services = services
+    app.state.overview = LiveOverview(services)
     app.state.document = cache(partial(document, services.version))  # built when it is first asked for
+    console = ConsoleAccess(services.keyring, services.console_sessions)
     return Observed(
-        guarded(Shortcut(app), services), services, access_log=services.settings.access_log, paths=routes.RULES
+        guarded(Shortcut(app), services, console), services, access_log=services.settings.access_log, paths=routes.RULES
     )
 
 
-def guarded(app: ASGIApp, services: Services) -> RequestGuard:
+def guarded(app: ASGIApp, services: Services, console: ConsoleAccess | None = None) -> RequestGuard:
     """Put the guard before an application, with the table of this API's routes."""
     refusal = partial(error_response, services)
-    return RequestGuard(app, AccessTable(routes.RULES), services.keyring, services.settings, refusal)
+    return RequestGuard(app, AccessTable(routes.RULES), services.keyring, services.settings, refusal, console)
 
 
 class Shortcut:

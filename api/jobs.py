@@ -135,11 +135,11 @@ async def listing(request: Request) -> Response:
     A page reads a bounded number of jobs: filtered by status, it may be short or empty and still have `has_more`.
     """
     services, caller = services_of(request), caller_of(request)
-    status = _status(request.query_params.get("status"))
+    status = status_of(request.query_params.get("status"))
     limit = page_limit(request.query_params, 20, MAX_PER_PAGE)
-    before = _cursor(request.query_params.get("cursor"))
+    before = cursor_of(request.query_params.get("cursor"))
     page = await services.summaries.recent(caller.tenant, before, limit, status)
-    data = [job_object(_listed(services, record)) for record in page.jobs]
+    data = [job_object(listed_view(services, record)) for record in page.jobs]
     cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
     return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
 
@@ -184,7 +184,7 @@ async def view_of(
     return JobView.of(record, facts_of(services, record), place, wait, hold)
 
 
-def _listed(services: Services, record: JobRecord) -> JobView:
+def listed_view(services: Services, record: JobRecord) -> JobView:
     """Return a job as a list shows it: only the fields that a list reads."""
     card = services.cards.get(record.job.model)
     facts = Facts(
@@ -244,13 +244,13 @@ def _includes_input(text: str | None) -> bool:
     return text == "input"
 
 
-def _status(text: str | None) -> JobState | None:
+def status_of(text: str | None) -> JobState | None:
     if text is None or text in set(JobState):
         return JobState(text) if text else None
     raise errors.invalid_request(f"status must be one of {', '.join(JobState)}.", "status")
 
 
-def _cursor(text: str | None) -> tuple[int, str] | None:
+def cursor_of(text: str | None) -> tuple[int, str] | None:
     if text is None:
         return None
     match = CURSOR.fullmatch(text)

@@ -11,11 +11,13 @@ from pydantic.json_schema import models_json_schema
 from api.auth.access import Access
 from api.openai.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, any_of, ref, schema
 from api.openai.batch_schemas import BatchRequest
+from api.openai.console_answers import console_schemas
 from api.openai.responses.answers import response_schemas
 from api.openai.responses.request import CountRequest, ResponseRequest
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
 from api.routes import JOB_HEADERS, ROUTES, Route
 from streaming.jobs.job import JobState
+from streaming.priority import Priority
 
 CURSOR = "^[0-9]{1,15}-job_[0-9a-f]{32}$"
 """The syntax that api/jobs.py accepts."""
@@ -106,7 +108,7 @@ def document(version: str) -> dict[str, Any]:
         "info": {"title": "Penstock", "version": version, "description": "A durable queue in front of LLM engines."},
         "paths": paths,
         "components": {
-            "schemas": _request_schemas() | answer_schemas() | response_schemas(),
+            "schemas": _request_schemas() | answer_schemas() | console_schemas() | response_schemas(),
             "parameters": _parameters(),
             "headers": {name: {"description": words, "schema": STRING} for name, words in HEADERS.items()},
             "responses": {f"Error{status}": _error(status) for status in ERRORS} | {"Accepted": _accepted()},
@@ -234,7 +236,15 @@ def _parameters() -> dict[str, Any]:
     include = param("include", "query", parts, "Without effect: a response shows what it was created with.")
     file_limit = param("limit", "query", INTEGER | {"minimum": 1, "maximum": 10_000}, "Rows on a page.")
     stream_cursor = param("cursor", "query", INTEGER | {"minimum": 0}, "Of a live read: the last `Stream-Cursor`.")
-    others = {"file_limit": file_limit, "response_include": include, "stream_cursor": stream_cursor}
+    job_model = param("model", "query", STRING, "Only jobs of this model.")
+    lane = param("lane", "query", STRING | {"enum": [lane.value for lane in Priority]}, "Only jobs of this lane.")
+    found = STRING | {"maxLength": 64}
+    search = param("search", "query", found, "Only jobs whose id begins so, or whose metadata have a value with it.")
+    job_tenant = param(
+        "tenant", "query", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."
+    )
+    jobs = {"job_model": job_model, "lane": lane, "search": search, "job_tenant": job_tenant}
+    others = {"file_limit": file_limit, "response_include": include, "stream_cursor": stream_cursor} | jobs
     return {each["name"]: each for each in params} | others
 
 

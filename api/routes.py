@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from api import batches, chat, events, files, health, jobs, models, timing
-from api.admin import dead_letters, pools, tenants, webhooks
+from api.admin import dead_letters, keys, overview, pools, tenants, webhooks
+from api.admin import jobs as all_jobs
 from api.auth.access import Access, Rule
+from api.console import pages, session
 from api.durable import endpoint as durable
 from api.responses import endpoints as responses
 
@@ -129,6 +131,14 @@ ROUTES = (
           action="dead_letter.drop"),
     Route("POST", "/admin/dlq/{letter_id}/replay", dead_letters.replay, ADMIN, "Replay a dead letter's job", "Job", 202,
           "dead_letter.replay", errors=(400, 410, 429), headers=("Location", "X-Job-Id")),
+    Route("GET", "/admin/overview", overview.show, ADMIN, "See whether jobs flow, and what is wrong", "Overview"),
+    Route("GET", "/admin/jobs", all_jobs.listing, ADMIN, "List the jobs of one tenant or of all", "AdminJobList",
+          params=("job_tenant", "status", "job_model", "lane", "search", "cursor", "limit")),
+    Route("GET", "/admin/jobs/{job_id}", all_jobs.show, ADMIN, "Show any job, without its request and answer",
+          "AdminJob", errors=(410,)),
+    Route("POST", "/admin/jobs/{job_id}/cancel", all_jobs.cancel, ADMIN, "Cancel any job", "AdminJob",
+          action="job.cancel", errors=(410,)),
+    Route("GET", "/admin/keys", keys.listing, ADMIN, "List the configured keys", "KeyList"),
     Route("GET", "/admin/webhooks", webhooks.listing, ADMIN, "List webhook messages", "WebhookMessageList",
           params=_PAGE),
     Route("GET", "/admin/webhooks/{message_id}", webhooks.show, ADMIN, "Show a webhook message", "WebhookMessage"),
@@ -144,6 +154,15 @@ ROUTES = (
           "Pool", action="pool.override", bodies=("PoolOverride",)),
     Route("DELETE", "/admin/pools/{model:path}", pools.resume, ADMIN, "Let the scheduler decide again", "Pool",
           action="pool.resume"),
+    Route("GET", "/admin/console/session", session.show, ADMIN, "Show who you are to the console", "ConsoleSession"),
+    Route("POST", "/admin/console/links", session.link, ADMIN, "Make a link that opens the console once", "ConsoleLink",
+          201, "console.link"),
+    Route("DELETE", "/admin/console/session", session.logout, ADMIN, "End the console's session that sends this",
+          "application/json", action="console.logout"),
+    Route("POST", "/console/session", session.login, ANYONE),
+    Route("GET", "/console/assets/{build}/{name}", pages.asset, ANYONE),
+    Route("GET", "/console/{page:path}", pages.page, ANYONE),
+    Route("GET", "/console", pages.page, ANYONE),
     Route("GET", "/healthz", health.healthz, ANYONE, "Whether this process is alive", "application/json"),
     Route("GET", "/readyz", health.readyz, ANYONE, "Whether requests can be accepted", "application/json",
           errors=(503,)),

@@ -24,6 +24,7 @@ from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings
+from streaming.fleet.console_sessions import ConsoleSessions
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
@@ -94,7 +95,7 @@ class Services:
         self.leadership, self.plans = Leadership(store_client), Plans(store_client)
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)
-        self.deliveries = Deliveries(store_client)
+        self.deliveries, self.console_sessions = Deliveries(store_client), ConsoleSessions(store_client)
         self.waits = WaitEstimates(store_client.settings.partitions)
         self.wait_sampler = WaitSampler(self.job_reader, self.waits.errors)
 

@@ -31,6 +31,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'penstock submit "Name a river." --priority batch --idempotency-key river-1',
         "penstock submit - < prompt.txt",
     ),
+    "penstock console": ("penstock console", "penstock console --no-browser"),
     "penstock jobs": ("penstock jobs ls", "penstock jobs show job_0074d316", "penstock jobs cancel job_0074d316"),
     "penstock jobs ls": (
         "penstock jobs ls",

@@ -325,10 +325,13 @@ class Metrics:
         """
         from prometheus_client import generate_latest  # noqa: PLC0415 - see the module's docstring
 
-        self.flush()
-        shown = self._registry.collect() if self._dir is None else merged(self._dir)
-        page = [*sorted(shown, key=lambda metric: metric.name), *families(extra)]
+        page = [*sorted(self.collect(), key=lambda metric: metric.name), *families(extra)]
         return generate_latest(MetricsPage(lambda: page))
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics of all processes in the folder, or of this one; as slow as `expose`."""
+        self.flush()
+        return self._registry.collect() if self._dir is None else merged(self._dir)
 
     def serve(self, port: int, host: str = "127.0.0.1", live: Callable[[], Iterable[GaugeSample]] = tuple) -> int:
         """Show this process's own numbers at http://host:port/metrics, from a thread; returns the port (for port 0).

@@ -29,7 +29,7 @@ FIELDS = ("want", "paused", "for_s")
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PoolsView:
     """Plans, workers, lanes and overrides of all pools at one moment."""
 
     plans: Mapping[str, Plan]
@@ -42,14 +42,14 @@ async def listing(request: Request) -> Response:
     """GET /admin/pools: list every model's pool, the leading scheduler, and the newest scaling actions."""
     services = services_of(request)
     view, lead, actions = await asyncio.gather(
-        _view(services, services.models), services.leadership.current(), services.plans.actions(MAX_ACTIONS)
+        pools_view(services, services.models), services.leadership.current(), services.plans.actions(MAX_ACTIONS)
     )
     return as_json(
         {
             "object": "list",
-            "data": [_pool(services, model, view) for model in services.models],
+            "data": [pool_object(services, model, view) for model in services.models],
             "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
-            "actions": [_action(entry) for entry in actions],
+            "actions": [action_object(entry) for entry in actions],
         }
     )
 
@@ -78,7 +78,7 @@ async def resume(request: Request) -> Response:
 
 async def _pool_response(request: Request) -> Response:
     services, model = services_of(request), _model(request)
-    return as_json(_pool(services, model, await _view(services, [model])))
+    return as_json(pool_object(services, model, await pools_view(services, [model])))
 
 
 def _model(request: Request) -> str:
@@ -88,9 +88,9 @@ def _model(request: Request) -> str:
     return name
 
 
-async def _view(services: Services, models: Iterable[str]) -> View:
+async def pools_view(services: Services, models: Iterable[str]) -> PoolsView:
     """Read the state of these models' pools. Raises Unavailable."""
-    return View(
+    return PoolsView(
         *await asyncio.gather(
             services.plans.read(),
             services.fleet.processes("worker"),
@@ -134,13 +134,14 @@ def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[i
 # --- rendering -------------------------------------------------------------------------------------------------------
 
 
-def _pool(services: Services, model: str, view: View) -> dict[str, Any]:
+def pool_object(services: Services, model: str, view: PoolsView) -> dict[str, Any]:
     plan, settings = view.plans.get(model), services.model(model)
     workers = [worker for worker in view.workers if worker.model == model]
     cordons = {each.worker: each.reason for each in plan.cordon} if plan is not None else {}
     return {
         "object": "pool",
         "model": model,
+        "engine": settings.engine,
         "want": plan.want if plan else None,
         "reason": plan.reason if plan else None,
         **_counts(workers),
@@ -224,7 +225,7 @@ def _override(override: Override | None) -> dict[str, Any] | None:
     }
 
 
-def _action(entry: Noted) -> dict[str, Any]:
+def action_object(entry: Noted) -> dict[str, Any]:
     action = entry.action
     return {
         "at": entry.at_ms / 1000,

@@ -82,5 +82,10 @@ def admin_not_configured() -> ApiError:
     return ApiError(403, "admin_not_configured", message)
 
 
+def used_link() -> ApiError:
+    message = "This link was used or is older than a minute. Make a new one: penstock console."
+    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+
+
 def permission_denied(message: str, param: str | None = None) -> ApiError:
     return ApiError(403, "permission_denied", message, param=param)

@@ -51,6 +51,13 @@ def refused(scope: Scope, found: RouteMatch | None, error: ApiError) -> None:
         _write(scope, action, "", "refused", error.status, {"code": error.code})
 
 
+def logged_in(scope: Scope, error: ApiError | None) -> None:
+    """Log that somebody opened a session of the console, or why they may not (`error`)."""
+    status, more = (200, {}) if error is None else (error.status, {"code": error.code})
+    outcome = "done" if error is None else "refused" if status in REFUSED else "failed"
+    _write(scope, "console.login", "", outcome, status, more)
+
+
 def detail(scope: Scope, **fields: Any) -> None:
     """Add fields to the audit line of this request."""
     scope["state"].setdefault("audit", {}).update(fields)

@@ -6,13 +6,14 @@ Endpoints read the caller from `scope["state"]["caller"]` and authenticate nobod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.auth import access_errors, audit
 from api.auth.access import Access, AccessTable, RouteMatch
+from api.auth.console import TOKEN_HEADER, ConsoleAccess
 from api.auth.hosts import PROBES, Hosts
 from api.auth.keys import Caller, Keyring
 from api.auth.origins import Origins
@@ -20,6 +21,7 @@ from api.auth.refusals import Refusals
 from api.openai import errors
 from api.openai.errors import ApiError
 from api.settings import ApiSettings
+from streaming.errors import Unavailable
 
 PROXIED = frozenset((b"forwarded", b"x-forwarded-for", b"via"))
 """Headers that proxies add. A server without keys refuses them: behind a proxy, every request seems local."""
@@ -35,9 +37,12 @@ class RequestGuard:
         keyring: Keyring,
         settings: ApiSettings,
         refusal: Callable[[ApiError], Response],
+        console: ConsoleAccess | None = None,
     ) -> None:
-        """`refusal` makes the answer of a refused request, and counts it."""
+        """`refusal` makes the answer of a refused request, and counts it. `console`: finds the sessions of the console;
+        without it there are none."""
         self._app, self._table, self._keyring, self._refusal = app, table, keyring, refusal
+        self._console = console
         self._refusals = Refusals()
         keyless = keyring.open
         self._hosts = Hosts(settings.hosts, keyless=keyless)
@@ -50,7 +55,8 @@ class RequestGuard:
             return
         send = self._origins.with_cors_headers(scope, send)
         try:
-            admitted = self._admit(scope)
+            operator = await self._operator(scope["state"]["headers"])
+            admitted = self._admit(scope, operator)
         except ApiError as error:
             self._refusals.log_once(error, scope["path"])
             scope["state"]["code"] = error.code
@@ -65,7 +71,16 @@ class RequestGuard:
             if admitted.rule.action:
                 audit.acted(scope, admitted)
 
-    def _admit(self, scope: Scope) -> RouteMatch | Response:
+    async def _operator(self, headers: Mapping[bytes, bytes]) -> Caller | None:
+        """Return the admin whose session of the console sent a request; None for every other. Raises ApiError (503)."""
+        if TOKEN_HEADER not in headers or b"authorization" in headers or self._console is None:
+            return None
+        try:
+            return await self._console.caller(headers)
+        except Unavailable:
+            raise errors.store_unavailable() from None
+
+    def _admit(self, scope: Scope, operator: Caller | None) -> RouteMatch | Response:
         """Return the row of an allowed request, or the answer to a CORS preflight. Raises ApiError."""
         path, found = scope["path"], None
         try:
@@ -75,7 +90,7 @@ class RequestGuard:
             self._check_sender(scope)
             if found is None:
                 return self._unlisted(scope)
-            if (caller := self._caller(found.rule.access, scope)) is not None:
+            if (caller := self._caller(found.rule.access, scope, operator)) is not None:
                 scope["state"]["caller"] = caller
         except ApiError as error:
             if path.startswith("/admin"):
@@ -103,12 +118,14 @@ class RequestGuard:
                 return preflight
         raise errors.method_not_allowed({*methods, "HEAD"} if "GET" in methods else methods)
 
-    def _caller(self, access: Access, scope: Scope) -> Caller | None:
+    def _caller(self, access: Access, scope: Scope, operator: Caller | None) -> Caller | None:
         """Return the authenticated caller; None on a route open to anyone. Raises ApiError (401, 403)."""
         if access is Access.METRICS:
             access = self._metrics
         if access is Access.ANYONE:
             return None
+        if operator is not None:
+            return operator
         authorization = scope["state"]["headers"].get(b"authorization", b"").decode("latin-1")
         if access is Access.CALLER:
             return self._keyring.caller(authorization)

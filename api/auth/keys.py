@@ -54,13 +54,19 @@ class Keyring:
         # process's random pepper no attacker can choose a key near a stored digest.
         self._pepper = secrets.token_bytes(32)
         self._callers: dict[bytes, Caller] = {}
+        self._admins: dict[str, tuple[Caller, bytes]] = {}
+        """Who may use the console, by name, each with the hash of its key."""
         for name, key in keys.items():
             digest = self._digest(bytes.fromhex(key.sha256))
             if digest in self._callers:
                 other = self._callers[digest].name
                 raise ConfigError(f"keys.{name}", f"the same key as keys.{other}", "make a new one")
             self._callers[digest] = Caller(key.tenant, key.priority, name, key.admin, key.batch_tokens, key.quotas)
+            if key.admin:
+                self._admins[name] = (self._callers[digest], bytes.fromhex(key.sha256))
         self._admin_token = self._digest(bytes.fromhex(admin_token_sha256)) if admin_token_sha256 else b""
+        if self.has_admin_token:
+            self._admins[OPERATOR.name] = (OPERATOR, bytes.fromhex(admin_token_sha256))
 
     @property
     def open(self) -> bool:
@@ -117,6 +123,18 @@ class Keyring:
         if not hmac.compare_digest(self._digest(_sha256(token)), self._admin_token):
             raise wrong_admin_token()
         return OPERATOR
+
+    def seal(self, name: str, secret: str) -> str:
+        """Return the proof that the holder of an admin key (by its name) has opened a session of the console with this
+        secret. It is void once the key is changed. Raises KeyError."""
+        return hmac.digest(self._admins[name][1], secret.encode(), "sha256").hex()
+
+    def unsealed(self, name: str, secret: str, seal: str) -> Caller | None:
+        """Return the admin who opened this session of the console; None if the key has changed or is gone, or if the
+        seal is forged."""
+        if name not in self._admins or not hmac.compare_digest(self.seal(name, secret).encode(), seal.encode()):
+            return None
+        return self._admins[name][0]
 
     def _digest(self, sha256: bytes) -> bytes:
         return hmac.digest(self._pepper, sha256, "sha256")

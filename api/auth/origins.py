@@ -119,11 +119,11 @@ def _foreign(origin: bytes) -> errors.ApiError:
 
 
 def _is_visit(method: str, path: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a user followed a link to "/": it changes nothing, and the linking page cannot read the answer. The
-    same request from a frame is refused."""
+    """Whether a user followed a link to "/" or to a page of the console: it changes nothing, and the linking page
+    cannot read the answer. The same request from a frame is refused."""
     return (
         method in ("GET", "HEAD")
-        and path == "/"
+        and (path in ("/", "/console") or path.startswith("/console/"))
         and headers.get(b"sec-fetch-mode") == b"navigate"
         and headers.get(b"sec-fetch-dest") == b"document"
     )

@@ -53,9 +53,8 @@ def word_of(*words: str) -> Schema:
 
 
 def answer_schemas() -> dict[str, Schema]:
-    fault = object_of(message=STRING, type=STRING, param=maybe(STRING), code=STRING)
     return {
-        "Error": object_of(error=fault),
+        "Error": object_of(error=_fault()),
         "Usage": object_of(
             prompt_tokens=INTEGER,
             completion_tokens=INTEGER,
@@ -84,10 +83,10 @@ def answer_schemas() -> dict[str, Schema]:
             object=word_of("list"),
             data=list_of(schema("Pool")),
             leader=maybe(object_of(id=STRING, epoch=INTEGER)),
-            actions=list_of(_action()),
+            actions=list_of(action_schema()),
         ),
         "PoolOverride": _override_body(),
-        "Job": _job(fault),
+        "Job": job_schema(),
         "JobTiming": _timing(),
         "StreamMessages": list_of(object_of(event=STRING, id=STRING, data=FREE)),
         "JobList": object_of(
@@ -206,6 +205,7 @@ def _pool() -> Schema:
     return object_of(
         object=word_of("pool"),
         model=STRING,
+        engine=STRING,
         want=maybe(INTEGER),
         reason=maybe(STRING),
         **counts,
@@ -222,7 +222,7 @@ def _pool() -> Schema:
     )
 
 
-def _action() -> Schema:
+def action_schema() -> Schema:
     return object_of(
         at=NUMBER,
         epoch=INTEGER,
@@ -287,7 +287,12 @@ def _model() -> Schema:
     return model
 
 
-def _job(fault: Schema) -> Schema:
+def _fault() -> Schema:
+    return object_of(message=STRING, type=STRING, param=maybe(STRING), code=STRING)
+
+
+def job_schema() -> Schema:
+    """Build the schema of a job."""
     time = maybe(NUMBER | {"description": "Unix seconds"})
     job = object_of(
         id=STRING,
@@ -311,7 +316,7 @@ def _job(fault: Schema) -> Schema:
         last_event_id=maybe(STRING | {"description": "Id of the newest event; null while the job runs."}),
         usage=maybe(schema("Usage")),
         result=maybe(schema("Answer")),
-        error=maybe(fault),
+        error=maybe(_fault()),
         metadata={"type": "object", "additionalProperties": STRING},
     )
     asked = {"type": "object", "description": "The request, with `include=input`; null if it cannot be read."}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.planted.bug import Bug, Edit
 
 DOOR = "tests/api/auth/test_door.py::test_"
+SESSION = "tests/api/console/test_session.py::test_"
 ACCESS = "tests/api/auth/test_access.py::test_"
 GUARD = "tests/api/auth/test_guard.py::test_"
 CLIENT = "tests/cli/test_client.py::test_"
@@ -68,8 +69,26 @@ DOORS = (
     Bug(
         "a link leads anywhere",
         "A foreign page opens any address of this server, and looks at how long it takes.",
-        (Edit("api/auth/origins.py", '        and path == "/"\n', ""),),
+        (Edit("api/auth/origins.py", '        and (path in ("/", "/console") or path.startswith("/console/"))\n', ""),),
         (DOOR + "a_link_may_lead_to_the_front_page_only",),
+    ),
+    Bug(
+        "a page of another port uses the console's session",
+        "Browsers send the cookie to it, and it has learned the token.",
+        (Edit("api/auth/console.py", "if secret is None or not _is_own_page(headers):", "if secret is None:"),),
+        (SESSION + "a_request_needs_both_secrets_and_the_consoles_own_page",),
+    ),
+    Bug(
+        "a link to the console works again",
+        "Whoever reads the terminal's scrollback within a minute is logged in.",
+        (Edit("streaming/lua/console.lua", "  redis.call('DEL', key)\n", ""),),
+        (SESSION + "a_link_works_once",),
+    ),
+    Bug(
+        "a session of the console outlives its key",
+        "The key was taken away, and its holder still administers.",
+        (Edit("api/auth/keys.py", " or not hmac.compare_digest(self.seal(name, secret).encode(), seal.encode())", ""),),
+        (SESSION + "another_key_of_the_same_name_ends_it",),
     ),
     Bug(
         "a body of no type is JSON",

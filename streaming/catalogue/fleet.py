@@ -82,5 +82,13 @@ FLEET = (
         "until it is ended or its time is over",
         "by model: a human's decision",
     ),
+    Key(
+        "console",
+        "console:{}",
+        "string",
+        "console",
+        "a minute for a link, twelve hours for a session",
+        "by digest: a session of the console, or a link that opens one once: whose it is, and a seal by the key",
+    ),
 )
 """Keys of the one slot all processes share: functions of the Lua scripts that run there."""

@@ -58,6 +58,7 @@ Admission reserves the memory that the others need (`streaming/store/memory.py`)
 | act            | scheduler              | fenced: record an action that is about to be taken                  |
 | share          | pools                  | fenced: assign one machine its share of a pool's workers            |
 | override       | api                    | set or end a manual override of a pool; wake the scheduler          |
+| console        | api                    | store or take out a session of the console, or a link to one        |
 | report         | any                    | heartbeat of a process, with its description                        |
 | card           | worker                 | store the model card of a loaded model                              |
 | lengths        | worker                 | store the output lengths of a model, unless newer ones are there    |
@@ -125,6 +126,7 @@ NAMES = (
     "act",
     "share",
     "override",
+    "console",
     "report",
     "card",
     "lengths",

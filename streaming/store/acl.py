@@ -23,7 +23,7 @@ SWEEP_SCRIPTS = frozenset({"reap", "rewound"})
 SCRIPTS: Mapping[str, frozenset[str]] = {
     "api": EVERY_ROLE | SWEEP_SCRIPTS | {
         "put", "join", "cancel", "record", "salvage", "recent", "usage", "stand", "waiting", "lanes", "follow", "reset",
-        "deliver", "put_file", "put_batch", "steer", "forget", "redeliver", "lead", "override",
+        "deliver", "put_file", "put_batch", "steer", "forget", "redeliver", "lead", "override", "console",
     },
     "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
         "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",
@@ -71,7 +71,7 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "zrangebyscore": frozenset({"files"}),
         "zrevrangebyscore": frozenset({"files", "batches", "hooks"}),
         "zcard": frozenset({"due"}),
-        "get": frozenset({"file"}),
+        "get": frozenset({"file", "console"}),
         "mget": frozenset({"file", "override"}),
         "hmget": frozenset({"batch", "hook"}),
         "hgetall": frozenset({"card", "plan"}),

@@ -78,6 +78,11 @@ class Headroom:
         """Whether to refuse new jobs."""
         return bool(self.reason)
 
+    @property
+    def memories(self) -> tuple[ServerMemory, ...]:
+        """Each server's memory at the last check."""
+        return tuple(self._memories)
+
     async def look(self) -> None:
         """Read the memory figures of every primary. Raises Unavailable."""
         self._memories = await self._client.memory()

@@ -33,7 +33,8 @@ pytestmark = pytest.mark.slow
 TOKEN = "the-admin-token"
 KEYED, KEYLESS = "with keys", "without keys"
 SERVED = [(path, method) for path, rows in RULES.items() for method in rows]
-OPEN = {"/healthz", "/readyz", "/version", "/openapi.json", "/"}
+OPEN = {"/healthz", "/readyz", "/version", "/openapi.json", "/", "/console", "/console/session"}
+OPEN |= {"/console/{page:path}", "/console/assets/{build}/{name}"}
 
 
 def sha256(text: str) -> str:
@@ -150,6 +151,9 @@ def filled(path: str) -> str:
         "message_id",
         "model:path",
         "tenant:path",
+        "page:path",
+        "build",
+        "name",
     ):
         path = path.replace("{" + name + "}", "org/x" if name.endswith(":path") else "x_1")
     assert "{" not in path

@@ -1,0 +1,172 @@
+"""/admin/jobs: lists, shows and cancels jobs of every tenant, never with their request or answer. Needs an admin key.
+
+Requests and answers are for keys of the job's own tenant, at /v1/jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.admission import caller_of, services_of
+from api.auth import audit
+from api.jobs import as_json, cursor_of, listed_view, status_of, view_of, wait_for_end
+from api.openai import errors
+from api.openai.rendering import job_object
+from api.query import page_limit
+from api.services import Services
+from api.timing import timing_object
+from streaming.errors import UnknownJob
+from streaming.ids import TENANT_NAME, partition_of
+from streaming.jobs.job import JobState
+from streaming.jobs.records import JobRecord
+from streaming.jobs.summaries import JobPage, PagePart, Place, merged
+from streaming.priority import Priority
+
+MAX_PER_PAGE = 100
+MAX_TENANTS = 20
+"""Tenants whose jobs one list may hold: each is read separately."""
+MAX_ROUNDS = 4
+"""Reads of one page: with a filter that few jobs pass, a page may be short and still have more."""
+MAX_SEARCH_CHARS = 64
+ALL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which jobs to list; a field that is None or "" lets all pass."""
+
+    tenants: Sequence[str]
+    state: JobState | None = None
+    model: str = ""
+    lane: Priority | None = None
+    search: str = ""
+    """Beginning of an id, or part of a value of the metadata."""
+
+    def passes(self, record: JobRecord) -> bool:
+        """Whether a job is wanted; its state and tenant are filtered by the store."""
+        job = record.job
+        if (self.model and job.model != self.model) or (self.lane is not None and job.priority is not self.lane):
+            return False
+        found = self.search in ("", job.id) or job.id.startswith(self.search)
+        return found or any(self.search in value for value in job.metadata.values())
+
+
+async def listing(request: Request) -> Response:
+    """GET /admin/jobs[?tenant=&status=&model=&lane=&search=&cursor=&limit=]: list jobs, newest first.
+
+    A page reads a bounded number of jobs: it may be short or empty and still have `has_more`.
+    """
+    services, query = services_of(request), request.query_params
+    wanted, limit = _filter(request), page_limit(query, 50, MAX_PER_PAGE)
+    page = await _page(services, wanted, cursor_of(query.get("cursor")), limit)
+    data = [_object(record, job_object(listed_view(services, record))) for record in page.jobs]
+    cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
+    return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
+
+
+async def show(request: Request) -> Response:
+    """GET /admin/jobs/{id}: show a job with its timing. 404 for an unknown one, 410 after its retention."""
+    services, record = services_of(request), await _record(request)
+    return as_json(await _shown(services, record, caller_of(request).tenant))
+
+
+async def cancel(request: Request) -> Response:
+    """POST /admin/jobs/{id}/cancel: request cancellation and return the job. Idempotent."""
+    services, record = services_of(request), await _record(request)
+    before = await services.queue.cancel(record.job.id)
+    audit.detail(request.scope, job=record.job.id, of_tenant=record.job.tenant)
+    if before is JobState.RUNNING:
+        record = await wait_for_end(request, record, 1.0)
+    else:
+        record = await services.job_reader.outline(record.job.id)
+    return as_json(await _shown(services, record, caller_of(request).tenant))
+
+
+async def _shown(services: Services, record: JobRecord, own: str) -> dict[str, Any]:
+    delivered = record.delivered or services.deliveries.of(record.job.id)
+    return _object(record, job_object(await view_of(services, record))) | {
+        "readable": record.job.tenant == own and not record.fault,
+        "timing": timing_object(record, delivered),
+    }
+
+
+def _object(record: JobRecord, rendered: dict[str, Any]) -> dict[str, Any]:
+    return {"tenant": record.job.tenant, **rendered}
+
+
+async def _record(request: Request) -> JobRecord:
+    """Return the job in the path, whoever owns it. Raises ApiError (404, 410)."""
+    services, job_id = services_of(request), request.path_params["job_id"]
+    if partition_of(job_id) in services.store_client.partitions:
+        with contextlib.suppress(UnknownJob):
+            record = await services.job_reader.outline(job_id)
+            request.scope["state"]["job"] = job_id
+            return await services.job_reader.record(job_id, rows=False) if record.rowless else record
+        for tenant in services.keyring.tenants:
+            if await services.job_reader.was_known(tenant, job_id):
+                raise errors.result_expired(job_id)
+    raise errors.job_not_found()
+
+
+async def _page(services: Services, wanted: Filter, before: Place | None, limit: int) -> JobPage:
+    """Read the next jobs that pass the filter. Raises Unavailable."""
+    found: list[JobRecord] = []
+    for _ in range(MAX_ROUNDS):
+        page = await _merged(services, wanted, before, limit)
+        passing = [record for record in page.jobs if wanted.passes(record)]
+        if len(found) + len(passing) > limit:
+            found += passing[: limit - len(found)]
+            return JobPage(found, (found[-1].created_ms, found[-1].job.id))
+        found, before = found + passing, page.behind
+        if before is None or len(found) == limit:
+            break
+    return JobPage(found, before)
+
+
+async def _merged(services: Services, wanted: Filter, before: Place | None, limit: int) -> JobPage:
+    """Read one page of all tenants. Raises Unavailable."""
+    read: Callable[[str], Any] = lambda tenant: services.summaries.recent(tenant, before, limit, wanted.state)  # noqa: E731
+    pages: list[JobPage] = await asyncio.gather(*map(read, wanted.tenants))
+    if len(pages) == 1:
+        return pages[0]
+    return merged(
+        [PagePart([((job.created_ms, job.job.id), job) for job in page.jobs], page.behind) for page in pages], limit
+    )
+
+
+def _filter(request: Request) -> Filter:
+    """Parse the query. Raises ApiError (400)."""
+    services, query = services_of(request), request.query_params
+    search, lane = query.get("search", ""), query.get("lane") or None
+    if len(search) > MAX_SEARCH_CHARS:
+        raise errors.invalid_request(f"search may have at most {MAX_SEARCH_CHARS} characters.", "search")
+    if lane is not None and lane not in set(Priority):
+        raise errors.invalid_request(f"lane must be one of {', '.join(Priority)}.", "lane")
+    return Filter(
+        tenants=_tenants(services, query.get("tenant") or caller_of(request).tenant),
+        state=status_of(query.get("status") or None),
+        model=query.get("model", ""),
+        lane=None if lane is None else Priority(lane),
+        search=search,
+    )
+
+
+def _tenants(services: Services, named: str) -> Sequence[str]:
+    """The tenants whose jobs to list: one, or with "*" those of all keys. Raises ApiError (400)."""
+    if named != ALL:
+        if not TENANT_NAME.fullmatch(named):
+            raise errors.invalid_request("tenant is not a valid tenant name.", "tenant")
+        return (named,)
+    tenants = sorted(services.keyring.tenants)
+    if len(tenants) > MAX_TENANTS:
+        raise errors.invalid_request(
+            f"There are {len(tenants)} tenants; a list may hold the jobs of {MAX_TENANTS}. Name one.", "tenant"
+        )
+    return tenants

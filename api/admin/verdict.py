@@ -1,0 +1,140 @@
+"""Verdict: decides from the state of the deployment whether jobs flow, what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from runtime.plurals import counted
+
+Flow: TypeAlias = Literal["flowing", "behind", "stopped"]
+Severity: TypeAlias = Literal["error", "warning", "note"]
+
+PATIENCE_S: Mapping[str, float] = {"interactive": 10.0, "standard": 60.0}
+"""Age of the oldest waiting job from which a lane counts as behind. Batch jobs wait for room on purpose."""
+NEARLY_FULL = 0.9
+"""Share of the memory that admission may fill from which a note appears."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, its cause, and what to do."""
+
+    severity: Severity
+    title: str
+    cause: str
+    next_step: str
+    page: str = ""
+    """The page of the console that shows it, below /console."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the verdict looks at."""
+
+    pools: Sequence[Mapping[str, Any]]
+    """As GET /admin/pools renders them."""
+    has_leader: bool
+    store_refusal: str
+    """Why the store takes no new work; "" while it does."""
+    memory_share: float | None = None
+    """Share of the store's memory in use that admission may fill; None without a limit."""
+    dead_letters: int = 0
+    lapsed: int = 0
+    """Workers whose lease ran out in the last minute."""
+    failed: int = 0
+    """Jobs that failed in the last minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The state in one word and one sentence, and its problems, the worst first."""
+
+    flow: Flow
+    title: str
+    problems: tuple[Problem, ...]
+
+
+def assess(now: Situation) -> Verdict:
+    """Decide what is wrong now."""
+    order = ("error", "warning", "note")
+    problems = tuple(sorted(_problems(now), key=lambda problem: order.index(problem.severity)))
+    worst = problems[0] if problems else None
+    if worst is None or worst.severity == "note":
+        return Verdict("flowing", "Flowing: jobs start as soon as there is room for them.", problems)
+    if worst.severity == "error":
+        return Verdict("stopped", f"Stopped: {worst.title}.", problems)
+    return Verdict("behind", f"Falling behind: {worst.title}.", problems)
+
+
+def _problems(now: Situation) -> Iterator[Problem]:
+    if now.store_refusal:
+        cause, fix = now.store_refusal, "penstock doctor shows the reason and the fix"
+        yield Problem("error", "the store takes no new jobs", cause, fix)
+    elif now.memory_share is not None and now.memory_share >= NEARLY_FULL:
+        cause = f"{now.memory_share:.0%} of the memory that jobs may use is taken"
+        yield Problem("note", "the store is nearly full", cause, "raise maxmemory, or shorten [redis] retention_s")
+    for pool in now.pools:
+        yield from _of_pool(pool, has_leader=now.has_leader)
+    if not now.has_leader:
+        cause, fix = "no scheduler leads, so nobody changes the number of workers", "penstock ps; start a scheduler"
+        yield Problem("note", "no scheduler leads", cause, fix)
+    if now.lapsed:
+        title = f"{counted(now.lapsed, 'worker')} lost in the last minute"
+        yield Problem("warning", title, "its lease ran out; its jobs continue elsewhere", "penstock logs --role worker")
+    if now.failed:
+        title = f"{counted(now.failed, 'job')} failed in the last minute"
+        yield Problem("note", title, "see the error of each", "open them", "/jobs?status=failed")
+    if now.dead_letters:
+        title = f"{counted(now.dead_letters, 'dead letter')} to look at"
+        yield Problem("note", title, "jobs that were given up", "replay or drop them", "/dead-letters")
+
+
+def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[Problem]:
+    model, lanes = pool["model"], pool["lanes"]
+    waiting = sum(lane["waiting"] for lane in lanes.values())
+    link = f"/jobs?status=queued&model={model}"
+    if waiting and not pool["ready"]:
+        yield _without_worker(pool, waiting, link, has_leader=has_leader)
+    else:
+        for name, limit_s in PATIENCE_S.items():
+            lane = lanes[name]
+            if lane["waiting"] and lane["oldest_s"] > limit_s:
+                cause = f"the oldest of {counted(lane['waiting'], 'job')} waits {lane['oldest_s']:.0f} s"
+                title = f"lane {name} of {model} is behind"
+                yield Problem("warning", title, f"{cause}; {pool['reason'] or 'no plan yet'}", _more(pool), link)
+    for worker in pool["workers"]:
+        if worker["cordon"]:
+            title = f"{worker['id']} takes no more jobs"
+            yield Problem("note", title, worker["cordon"], "it is replaced when its jobs have ended", "/models")
+    if pool["override"] is not None:
+        by, paused = pool["override"]["by"] or "an operator", pool["override"]["paused"]
+        what = "scaling is paused" if paused else f"the number of workers is set to {pool['override']['want']}"
+        yield Problem("note", f"{model}: {what}", f"by {by}", f"penstock scale resume {model}", "/models")
+
+
+def _without_worker(pool: Mapping[str, Any], waiting: int, link: str, *, has_leader: bool) -> Problem:
+    """Why no worker serves a model whose jobs wait."""
+    model, jobs = pool["model"], counted(waiting, "job")
+    if pool["starting"]:
+        left = f"about {pool['wake_s']:.0f} s left" if pool["wake_s"] else "it loads the model"
+        return Problem("warning", f"{jobs} of {model} wait for a worker to start", left, "nothing to do", link)
+    title = f"{jobs} of {model} wait and no worker runs"
+    if pool["override"] is not None:
+        return Problem("error", title, "the scheduler is overridden by hand", f"penstock scale resume {model}", link)
+    if not has_leader:
+        fix = "start a scheduler, or a worker: penstock up --workers 1"
+        return Problem("error", title, "no scheduler leads, so none is started", fix, link)
+    cause = pool["reason"] or "the scheduler has not decided yet"
+    return Problem("error", title, cause, "penstock logs --role worker: does it crash at its start?", link)
+
+
+def _more(pool: Mapping[str, Any]) -> str:
+    """How to get more workers."""
+    model = pool["model"]
+    if pool["override"] is not None:
+        return f"penstock scale resume {model}"
+    if pool["want"] is not None and pool["want"] >= pool["max"]:
+        return f"raise max_workers of [models.{model}] (now {pool['max']})"
+    return "more workers are on their way, if the plan wants them"

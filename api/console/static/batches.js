@@ -1,0 +1,91 @@
+// Batches: upload a file of requests, watch it, download its answers.
+
+import { api, download } from "./api.js";
+import { count, plural, rate, seconds, shortId } from "./format.js";
+import { watch } from "./live.js";
+import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, loading, section, select, table, when } from "./parts.js";
+
+const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
+const URLS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
+
+export function batches({ root, signal, title }) {
+  title("Batches");
+  let problem = "", sending = false;
+  draw(root, heading("Batches"), loading());
+  const round = watch({
+    signal, everyMs: 2000,
+    read: () => api.get("/v1/batches?limit=50", { signal }),
+    show: (found, error) => draw(root, heading("Batches"), upload(), error && failed(error, round), found && list(found.data), code()),
+  });
+
+  async function send(event) {
+    event.preventDefault();
+    const form = event.target, file = form.elements.file.files[0];
+    problem = file ? "" : "Choose a file of JSON lines.";
+    if (!file) { form.elements.file.focus(); round(); return; }
+    sending = true;
+    round();
+    try {
+      const endpoint = endpointOf(await file.slice(0, 65536).text());
+      const parts = new FormData();
+      parts.set("purpose", "batch");
+      parts.set("file", file);
+      const stored = await api.post("/v1/files", parts);
+      await api.post("/v1/batches", { input_file_id: stored.id, endpoint, completion_window: form.elements.window.value });
+      form.reset();
+      await act(async () => null, "The batch is accepted.");
+    } catch (error) {
+      problem = error.message;
+    }
+    sending = false;
+    round();
+  }
+
+  function upload() {
+    return h("form", { class: "card filters", onsubmit: send, novalidate: true },
+      h("label", { class: "field grow" }, h("span", {}, "File of requests (JSON lines)"),
+        h("input", { type: "file", name: "file", accept: ".jsonl,.json,.txt", "aria-describedby": "upload-error" })),
+      select("window", "Window", [["24h", "24 hours"], ["1h", "1 hour"], ["15m", "15 minutes"], ["none", "none"]], "24h"),
+      h("button", { class: "primary", type: "submit", disabled: sending }, sending ? "Sending…" : "Run as a batch"),
+      h("p", { id: "upload-error", class: "bad-text", role: "alert" }, problem));
+  }
+
+  function list(all) {
+    if (!all.length) return empty("No batch yet.", "Each line of the file is a request: ", h("code", {}, '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'));
+    return section("Your batches", table("Batches, newest first", [["State"], ["Batch"], ["Progress"], ["Failed", "num"], ["Pace", "num"], ["Created"], ["Actions"]], all.map(row)));
+  }
+
+  function row(batch) {
+    const { total, completed, failed: bad } = batch.request_counts, done = completed + bad, ended = ENDED.has(batch.status);
+    const left = !ended && batch.lines_per_second > 0 ? `, about ${seconds((total - done) / batch.lines_per_second)} left` : "";
+    const steer = (verb, said) => act(() => api.post(`/v1/batches/${batch.id}/${verb}`), said).then(round);
+    const stop = async () => (await confirmed("Cancel this batch?", `${plural(total - done, "line")} will not be computed; finished lines are kept.`, "Cancel batch")) && steer("cancel", "The batch is cancelled.");
+    const name = shortId(batch.id);
+    return h("tr", { key: batch.id },
+      h("td", {}, badge(batch.paused && !ended ? "paused" : batch.status)),
+      h("td", {}, h("span", { class: "id", title: batch.id }, name)),
+      h("td", {}, h("progress", { max: Math.max(1, total), value: done, "aria-label": `Progress of ${name}` }), h("div", { class: "dim" }, `${count(done)} of ${count(total)}${left}`)),
+      h("td", { class: "num" }, bad ? h("span", { class: "bad-text" }, count(bad)) : 0),
+      h("td", { class: "num" }, ended ? "–" : `${rate(batch.lines_per_second)}/s`),
+      h("td", {}, when(batch.created_at)),
+      h("td", {}, h("div", { class: "actions tight" },
+        done > bad && h("button", { type: "button", class: "small", onclick: () => act(() => download(`/v1/batches/${batch.id}/output`, `${batch.id}.jsonl`)), "aria-label": `Answers of ${name}` }, "Answers"),
+        bad > 0 && h("button", { type: "button", class: "small", onclick: () => act(() => download(`/v1/batches/${batch.id}/errors`, `${batch.id}.errors.jsonl`)), "aria-label": `Errors of ${name}` }, "Errors"),
+        !ended && h("button", { type: "button", class: "small", onclick: () => (batch.paused ? steer("resume", "The batch goes on.") : steer("pause", "The batch is paused.")) }, batch.paused ? "Go on" : "Pause"),
+        !ended && h("button", { type: "button", class: "small danger", onclick: stop, "aria-label": `Cancel ${name}` }, "Cancel"))));
+  }
+}
+
+/** The endpoint that the first line names. */
+function endpointOf(text) {
+  try {
+    const { url } = JSON.parse(text.split("\n", 1)[0]);
+    if (URLS.includes(url)) return url;
+  } catch { /* the server tells which line is wrong */ }
+  return URLS[0];
+}
+
+function code() {
+  return fromCode(["Terminal", "penstock batch run input.jsonl -o out.jsonl\npenstock batch ls"],
+    ["Python", `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=KEY)\nfile = client.files.create(file=open("input.jsonl", "rb"), purpose="batch")\nclient.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")`]);
+}

@@ -1,0 +1,145 @@
+// Chat: each answer is a job, so it survives a reload, a cut connection and the loss of its worker.
+
+import { api } from "./api.js";
+import { milliseconds, plural, rate } from "./format.js";
+import { tellFreshness } from "./live.js";
+import { act, badge, draw, fromCode, h, heading, say, select } from "./parts.js";
+import { Growing, follow } from "./stream.js";
+
+const KEPT = "penstock-console-chat"; // of this tab: a reload keeps it, closing the tab does not
+const LANES = ["interactive", "standard", "batch"];
+const ENDS = { completed: "completed", failed: "failed", cancelled: "cancelled", expired: "expired", error: "failed" };
+
+export function chat({ root, signal, title, who }) {
+  title("Chat");
+  const kept = { turns: [], model: "", lane: "interactive", deadline: "", most: "256", ...JSON.parse(sessionStorage.getItem(KEPT) ?? "{}") };
+  const turns = h("div", { class: "turns", key: "turns", owned: true, role: "log", "aria-live": "off", "aria-label": "Conversation" });
+  let models = [], busy = null;
+  const keep = () => sessionStorage.setItem(KEPT, JSON.stringify(kept));
+  const show = () => draw(root, heading("Chat", h("button", { type: "button", class: "small", onclick: clear, disabled: !kept.turns.length }, "New conversation")), turns, form(), code(kept));
+  show();
+  if (!kept.turns.length) hint();
+  for (const turn of kept.turns) turn.role === "user" ? asked(turn) : answer(turn);
+  tellFreshness("live", Date.now() / 1000);
+  api.get("/v1/models", { signal }).then((found) => {
+    models = found.data.map(({ id }) => id);
+    if (!models.includes(kept.model)) kept.model = models[0] ?? "";
+    show();
+  }, (error) => say(error.message, true));
+
+  function hint() {
+    turns.append(h("div", { class: "empty" }, h("p", { class: "strong" }, "Ask something."),
+      h("p", {}, "While the answer comes, reload the page, cut the connection, or kill the worker: it goes on.")));
+  }
+
+  function clear() {
+    kept.turns = [];
+    keep();
+    turns.replaceChildren();
+    hint();
+    show();
+  }
+
+  async function send(event) {
+    event.preventDefault();
+    const field = event.target.elements.text, text = field.value.trim();
+    if (!text || busy) return;
+    if (!kept.turns.length) turns.replaceChildren();
+    const messages = [...kept.turns.filter((turn) => turn.text), { role: "user", text }].map(({ role, text: content }) => ({ role, content }));
+    const body = { model: kept.model, messages, max_tokens: Number(kept.most), queue: { priority: kept.lane, on_disconnect: "continue", ...(kept.deadline && { deadline_ms: 1000 * Number(kept.deadline) }) } };
+    const sent = Date.now();
+    const made = await act(() => api.post("/v1/jobs", body));
+    if (!made) return;
+    field.value = "";
+    kept.turns.push({ role: "user", text }, { role: "assistant", job: made.id, sent, text: "", state: "" });
+    keep();
+    asked(kept.turns.at(-2));
+    answer(kept.turns.at(-1));
+  }
+
+  function asked(turn) {
+    turns.append(h("div", { class: "turn user" }, h("p", { class: "label" }, "You"), h("div", { class: "text" }, turn.text)));
+  }
+
+  /** Shows an answer and follows it from its first event, whether it has begun, or ended. */
+  function answer(turn) {
+    const text = h("div", { class: "text", "aria-busy": "true" }), line = h("p", { class: "meta" });
+    turns.append(h("div", { class: "turn assistant" }, h("p", { class: "label" }, kept.model || "Answer"), text, line));
+    const growing = new Growing(text), run = { tokens: 0, first: 0, last: 0, worker: "", wait: "", link: "", live: !turn.state };
+    const cut = follow(turn.job, {
+      event: (name, data) => { take(name, data, turn, growing, run); tell(); },
+      lost: () => { run.link = "connection lost, reading on…"; tell(); },
+      again: () => { run.link = "reconnected, nothing lost"; growing.mark(h("span", { class: "joint" }, "reconnected")); tell(); },
+    }, signal);
+    if (run.live) { busy = { turn, cut }; show(); say("Answering."); }
+    tell();
+    scroll();
+
+    function tell() {
+      scroll();
+      if (turn.state) {
+        text.removeAttribute("aria-busy");
+        if (busy?.turn === turn) { busy = null; keep(); show(); say("Answer complete."); }
+      }
+      draw(line, turn.state ? badge(turn.state) : badge(run.worker ? "in_progress" : "queued"),
+        run.worker ? h("span", {}, run.worker) : h("span", {}, run.wait),
+        h("span", { title: "From Send to the first token in this browser" }, `first token ${milliseconds(turn.ttft ?? null)}`),
+        h("span", {}, `${rate(turn.pace ?? null)} tokens/s`), h("span", {}, plural(run.tokens, "token")),
+        run.link && h("span", { class: "warn-text" }, run.link), turn.error && h("span", { class: "bad-text" }, turn.error),
+        h("a", { href: `/console/jobs/${turn.job}` }, "timeline"));
+    }
+  }
+
+  function take(name, data, turn, growing, run) {
+    if (name === "queued" || name === "queue.position") {
+      run.wait = data.position === null || data.position === undefined ? "waiting" : `${plural(data.position, "job")} before it${data.eta_ms ? `, about ${milliseconds(data.eta_ms)}` : ""}`;
+    } else if (name === "started") {
+      if (run.worker && data.worker !== run.worker) growing.mark(h("span", { class: "joint" }, `continued on ${data.worker}`));
+      run.worker = data.worker;
+    } else if (name === "delta" && data.index === 0) {
+      growing.add(data.text);
+      turn.text = growing.text;
+      run.tokens += data.tokens;
+      run.last = performance.now();
+      run.first ||= run.last;
+      turn.ttft ??= Date.now() - turn.sent;
+      if (run.live && run.last - run.first > 200) turn.pace = (1000 * (run.tokens - 1)) / (run.last - run.first);
+    } else if (name === "stream.reset") {
+      growing.clear();
+      run.tokens = 0;
+    } else if (name in ENDS) {
+      turn.state = ENDS[name];
+      turn.text = growing.text;
+      turn.error = data.error?.message ?? "";
+      run.link = "";
+    }
+  }
+
+  function scroll() {
+    const near = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 160;
+    if (near) requestAnimationFrame(() => { turns.scrollTop = turns.scrollHeight; });
+  }
+
+  function form() {
+    const change = (name) => (value) => { kept[name] = value; keep(); show(); };
+    return h("form", { class: "card ask", key: "ask", onsubmit: send },
+      h("label", { class: "field" }, h("span", {}, "Message"),
+        h("textarea", { name: "text", rows: 3, onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); event.target.form.requestSubmit(); } } })),
+      h("div", { class: "filters" },
+        select("model", "Model", models.map((name) => [name, name]), kept.model, change("model")),
+        select("lane", "Lane", LANES.slice(LANES.indexOf(who.highest_lane)).map((name) => [name, name]), kept.lane, change("lane")),
+        select("deadline", "Deadline", [["", "none"], ["5", "5 s"], ["30", "30 s"], ["300", "5 min"]], kept.deadline, change("deadline")),
+        select("most", "At most", [["64", "64 tokens"], ["256", "256 tokens"], ["1024", "1,024 tokens"]], kept.most, change("most")),
+        h("div", { class: "actions" },
+          busy && h("button", { type: "button", onclick: () => busy.cut() }, "Cut connection"),
+          busy && h("button", { type: "button", class: "danger", onclick: () => act(() => api.post(`/v1/jobs/${busy.turn.job}/cancel`)) }, "Stop"),
+          h("button", { class: "primary", type: "submit", disabled: !!busy }, "Send"))));
+  }
+}
+
+function code(kept) {
+  const body = { model: kept.model || "MODEL", stream: true, messages: [{ role: "user", content: "…" }] };
+  return fromCode(["Terminal", 'penstock chat "…"'],
+    ["curl", `curl -N -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' ${location.origin}/v1/chat/completions -d '${JSON.stringify(body)}'`],
+    ["Python", `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=KEY)\nclient.chat.completions.create(model="${body.model}", messages=[{"role": "user", "content": "…"}])`]);
+}

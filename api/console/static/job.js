@@ -1,0 +1,119 @@
+// One job: what happened to it and when, its text while it comes, and what can be done with it.
+
+import { api } from "./api.js";
+import { count, milliseconds, plural, seconds } from "./format.js";
+import { watch } from "./live.js";
+import { act, badge, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, section, table, when } from "./parts.js";
+import { Growing, follow } from "./stream.js";
+
+const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
+
+export function job({ root, signal, id, go, title }) {
+  title("Job");
+  const text = h("div", { class: "transcript", owned: true, key: "text", role: "log", "aria-live": "off", "aria-label": "Answer", tabindex: 0 });
+  const growing = new Growing(text);
+  let following = false, request = null, link = "";
+  draw(root, heading("Job"), loading());
+  const round = watch({
+    signal, everyMs: 1500,
+    read: () => api.get(`/admin/jobs/${id}`, { signal }),
+    show: (found, error) => {
+      if (!found) { draw(root, heading("Job"), error.status === 404 || error.status === 410 ? empty("This job is not here.", error.message) : failed(error, round)); return; }
+      title(`${found.status.replace("_", " ")} - Job`);
+      if (found.readable && !following) { following = true; read(); }
+      draw(root, view(found, error));
+    },
+  });
+
+  function read() {
+    follow(id, {
+      event: (name, data) => {
+        if (name === "delta" && data.index === 0) growing.add(data.text);
+        else if (name === "stream.reset") growing.clear();
+        else if (name === "started" && growing.text) growing.mark(h("span", { class: "joint" }, `continued on ${data.worker}`));
+        if (name !== "delta") round();
+      },
+      lost: () => { link = "The connection broke. It is taken up again…"; },
+      again: () => { link = ""; },
+    }, signal);
+    api.get(`/v1/jobs/${id}?include=input`, { signal }).then((found) => { request = found.input; round(); }, () => null);
+  }
+
+  async function cancel() {
+    await act(() => api.post(`/admin/jobs/${id}/cancel`), "The job is cancelled.");
+    round();
+  }
+
+  async function replay() {
+    if (!request || !(await confirmed("Run this request again?", "It becomes a new job. This one stays as it is.", "Run again"))) return;
+    const made = await act(() => api.post("/v1/jobs", request), "A new job was queued.");
+    if (made) go(`/console/jobs/${made.id}`);
+  }
+
+  function view(found, error) {
+    const ended = ENDED.has(found.status);
+    return [
+      heading("Job", badge(found.status), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
+      error && failed(error, round),
+      h("div", { class: "actions" },
+        !ended && h("button", { type: "button", class: "danger", onclick: cancel }, "Cancel"),
+        found.readable && h("button", { type: "button", disabled: !request, onclick: replay }, "Run again")),
+      why(found), fault(found), facts(found),
+      h("div", { class: "columns" },
+        section("Timeline", timeline(found)),
+        section("Answer", link && h("p", { class: "dim" }, link), found.readable ? text : empty("Not for this key.", `Requests and answers are shown only to keys of tenant ${found.tenant}.`))),
+      request && h("details", { class: "code" }, h("summary", {}, "Request"), h("pre", { tabindex: 0, role: "region", "aria-label": "Request" }, JSON.stringify(request, null, 2))),
+      parts(found.timing),
+      fromCode(["Terminal", `penstock jobs show ${id}\npenstock jobs events ${id}\npenstock logs --job ${id}`],
+        ["curl", `curl -N -H "Authorization: Bearer $KEY" ${location.origin}/v1/jobs/${id}/events`],
+        ["Python", `from penstock.client import PenstockClient\n\nwith PenstockClient("${location.origin}", KEY) as client:\n    for event in client.stream("${id}"):\n        print(event.text, end="", flush=True)`]),
+    ];
+  }
+}
+
+function why(found) {
+  if (found.status !== "queued") return null;
+  const place = found.queue_position === null ? "It waits." : found.queue_position === 0 ? "It is next." : `${plural(found.queue_position, "job")} before it.`;
+  const eta = found.eta_ms === null ? "How long is unknown." : `It starts in about ${milliseconds(found.eta_ms)}.`;
+  return h("div", { class: "notice" }, h("p", { class: "strong" }, "Why it waits"), h("p", {}, `${place} ${eta} ${found.queue_reason ?? ""}`));
+}
+
+function fault(found) {
+  return found.error && h("div", { class: "notice bad" }, h("p", { class: "strong" }, found.error.code), h("p", {}, found.error.message));
+}
+
+function facts(found) {
+  const rows = [["Model", found.model], ["Lane", found.priority], ["Tenant", found.tenant], ["Attempts", found.attempts],
+    ["Tokens", found.usage ? `${count(found.usage.prompt_tokens)} in, ${count(found.usage.completion_tokens)} out` : null],
+    ["First token after", found.first_token_at && milliseconds(1000 * (found.first_token_at - found.created_at))],
+    ...Object.entries(found.metadata ?? {})];
+  return h("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
+}
+
+/** What happened, oldest first; an attempt that was lost or put back never folds. */
+function timeline(found) {
+  const steps = [{ at: found.created_at, what: "Queued", note: `on lane ${found.priority}`, tone: "wait" }];
+  (found.attempt_log ?? []).forEach((one, number) => {
+    const what = number ? `Continued on ${one.worker}` : `Claimed by ${one.worker}`;
+    steps.push({ at: one.started_at, what, note: `attempt ${number + 1}`, tone: "run" });
+    const tokens = one.tokens === null ? "" : `after ${plural(one.tokens, "token")}`;
+    const end = { lost: [`${one.worker} was lost`, "bad"], preempted: ["Preempted for a job of a higher lane", "warn"], handed_back: [`Handed back by ${one.worker}`, "warn"] }[one.outcome];
+    if (end) steps.push({ at: one.ended_at, what: end[0], note: tokens, tone: end[1] });
+  });
+  if (found.first_token_at) steps.push({ at: found.first_token_at, what: "First token", note: "", tone: "run" });
+  if (found.completed_at) steps.push({ at: found.completed_at, what: found.status[0].toUpperCase() + found.status.slice(1), note: found.error?.code ?? "", tone: found.status === "completed" ? "good" : "bad" });
+  steps.sort((one, other) => one.at - other.at);
+  return h("ol", { class: "timeline" }, steps.map((step, number) => h("li", { class: step.tone, key: `${number} ${step.what}` },
+    h("div", { class: "what" }, step.what, step.note && h("span", { class: "dim" }, ` ${step.note}`)),
+    h("div", { class: "dim" }, when(step.at, { relative: false }), number ? ` +${seconds(Math.max(0, step.at - steps[number - 1].at))}` : ""))));
+}
+
+function parts(timing) {
+  const known = Object.entries(timing.parts_ms).filter(([name, value]) => value !== null && name !== "egress_first");
+  const total = known.reduce((sum, [, value]) => sum + value, 0);
+  if (!total) return null;
+  return section("Where the time went", h("p", { class: "dim" }, `${milliseconds(total)} in all, ${plural(timing.attempts, "attempt")}.`),
+    table("Time by part", [["Part"], ["Time", "num"], ["Share"]], known.map(([name, value]) => h("tr", { key: name },
+      h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", { class: "num" }, milliseconds(value)),
+      h("td", {}, h("meter", { min: 0, max: total, value, "aria-label": `${name}: ${Math.round((100 * value) / total)} %` }))))));
+}

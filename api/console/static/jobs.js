@@ -1,0 +1,76 @@
+// Jobs: a list in pages, filtered by the server; its address holds the filter.
+
+import { api, query } from "./api.js";
+import { count, seconds } from "./format.js";
+import { watch } from "./live.js";
+import { badge, draw, empty, failed, fromCode, h, heading, jobLink, loading, select, table, when } from "./parts.js";
+
+const STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"];
+const FILTERS = ["status", "lane", "model", "tenant", "search"];
+const PAGE = 100, EVERY_MS = 3000;
+
+export function jobs({ root, signal, params, go, title, who }) {
+  title("Jobs");
+  const wanted = Object.fromEntries(FILTERS.map((name) => [name, params.get(name) ?? ""]));
+  const cursor = params.get("cursor") ?? "";
+  let choices = { models: [], tenants: [who.tenant] };
+  const open = (change) => go(`/console/jobs${query({ ...wanted, ...change })}`);
+  function search(event) {
+    event.preventDefault();
+    const text = new FormData(event.target).get("search").trim();
+    if (/^job_[0-9a-f]{32}$/.test(text)) go(`/console/jobs/${text}`); else open({ search: text });
+  }
+  const form = () => h("form", { class: "filters", role: "search", onsubmit: search },
+    h("label", { class: "field grow" }, h("span", {}, "Search"),
+      h("input", { type: "search", name: "search", value: wanted.search, placeholder: "Id, or a value of the metadata", maxlength: 64 })),
+    select("status", "State", [["", "Any"], ...STATES.map((state) => [state, state.replace("_", " ")])], wanted.status, (status) => open({ status })),
+    select("lane", "Lane", [["", "Any"], ["interactive", "interactive"], ["standard", "standard"], ["batch", "batch"]], wanted.lane, (lane) => open({ lane })),
+    select("model", "Model", [["", "Any"], ...choices.models.map((name) => [name, name])], wanted.model, (model) => open({ model })),
+    (choices.tenants.length > 1 || wanted.tenant) && select("tenant", "Tenant", [["", `${who.tenant} (yours)`], ["*", "All"], ...choices.tenants.filter((name) => name !== who.tenant).map((name) => [name, name])], wanted.tenant, (tenant) => open({ tenant })));
+  draw(root, heading("Jobs"), form(), loading());
+  const round = watch({
+    signal, everyMs: cursor ? 0 : EVERY_MS,
+    read: () => api.get(`/admin/jobs${query({ ...wanted, cursor, limit: String(PAGE) })}`, { signal }),
+    show: (page, error) => draw(root, heading("Jobs"), form(), error && failed(error, round), page && list(page)),
+  });
+  Promise.all([api.get("/v1/models", { signal }), api.get("/admin/keys", { signal })]).then(([models, keys]) => {
+    choices = { models: models.data.map(({ id }) => id), tenants: [...new Set([who.tenant, ...keys.data.map(({ tenant }) => tenant)])].sort() };
+    round();
+  }, () => null);
+
+  function list(page) {
+    const pager = h("nav", { class: "pager", "aria-label": "Pages of jobs" },
+      cursor && h("a", { href: `/console/jobs${query(wanted)}` }, "Newest"),
+      cursor && h("button", { type: "button", class: "small", onclick: () => history.back() }, "Back"),
+      page.has_more && h("a", { href: `/console/jobs${query({ ...wanted, cursor: page.next_cursor })}` }, "Older"));
+    if (!page.data.length) return [nothing(page), pager];
+    const withTenant = wanted.tenant !== "";
+    const columns = [["State"], ["Job"], ["Model"], ["Lane"], ...(withTenant ? [["Tenant"]] : []), ["Created"], ["Waited", "num"], ["Took", "num"], ["Tokens", "num"], ["Attempts", "num"]];
+    return [table("Jobs, newest first", columns, page.data.map((job) => row(job, withTenant))), pager, code()];
+  }
+
+  function nothing(page) {
+    if (page.has_more) return empty("None so far.", "The list was searched back as far as one page goes. ", h("a", { href: `/console/jobs${query({ ...wanted, cursor: page.next_cursor })}` }, "Search further back"));
+    if (FILTERS.some((name) => wanted[name] && name !== "tenant")) return empty("No job is like that.", h("a", { href: "/console/jobs" }, "Show all jobs"));
+    return empty("No job yet.", "Send one from the ", h("a", { href: "/console/chat" }, "chat"), ", or with ", h("code", {}, "penstock submit"), ".");
+  }
+
+  function code() {
+    return fromCode(["Terminal", `penstock jobs ls${wanted.status ? ` --status ${wanted.status}` : ""}`],
+      ["curl", `curl -H "Authorization: Bearer $KEY" '${location.origin}/admin/jobs${query(wanted)}'`]);
+  }
+}
+
+function row(job, withTenant) {
+  const link = jobLink(job.id);
+  link.setAttribute("data-row", "");
+  const started = job.started_at, ended = job.completed_at, now = Date.now() / 1000;
+  return h("tr", { key: job.id },
+    h("td", {}, badge(job.status)), h("td", {}, link), h("td", {}, job.model), h("td", {}, job.priority),
+    withTenant && h("td", {}, job.tenant),
+    h("td", {}, when(job.created_at)),
+    h("td", { class: "num" }, seconds(Math.max(0, (started ?? ended ?? now) - job.created_at))),
+    h("td", { class: "num" }, started ? seconds(Math.max(0, (ended ?? now) - started)) : "–"),
+    h("td", { class: "num" }, count(job.usage?.completion_tokens)),
+    h("td", { class: "num" }, job.attempts > 1 ? h("span", { class: "warn-text" }, job.attempts) : job.attempts));
+}

@@ -1,0 +1,69 @@
+// Dead letters: jobs that were given up, by reason; replay or drop one, or all of a reason.
+
+import { api } from "./api.js";
+import { plural } from "./format.js";
+import { watch } from "./live.js";
+import { act, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, section, table, when } from "./parts.js";
+
+const MOST = 100;
+
+export function letters({ root, signal, title }) {
+  title("Dead letters");
+  draw(root, heading("Dead letters"), loading());
+  const round = watch({
+    signal, everyMs: 4000,
+    read: () => api.get(`/admin/dlq?limit=${MOST}`, { signal }),
+    show: (found, error) => {
+      title(found?.data.length ? `${found.data.length} - Dead letters` : "Dead letters");
+      draw(root, heading("Dead letters"), error && failed(error, round), found && view(found.data));
+    },
+  });
+
+  async function replay(some) {
+    if (some.length > 1 && !(await confirmed(`Replay ${plural(some.length, "dead letter")}?`, "Each becomes a new job, and its letter is removed.", `Replay ${some.length}`))) return;
+    await each(some, (letter) => api.post(`/admin/dlq/${letter.id}/replay`), "replayed");
+  }
+
+  async function drop(some) {
+    if (!(await confirmed(`Drop ${plural(some.length, "dead letter")}?`, "They cannot be replayed any more.", `Drop ${some.length}`))) return;
+    await each(some, (letter) => api.delete(`/admin/dlq/${letter.id}`), "dropped");
+  }
+
+  async function each(some, work, done) {
+    await act(async () => { for (const letter of some) await work(letter); }, `${plural(some.length, "dead letter")} ${done}.`);
+    round();
+  }
+
+  function view(all) {
+    if (!all.length) return empty("No dead letters.", "Penstock puts a job here when it gives it up, for instance because every worker that ran it died.");
+    const groups = Map.groupBy(all, ({ reason }) => reason);
+    return [
+      all.length === MOST && h("p", { class: "dim" }, `The newest ${MOST} are shown.`),
+      [...groups].map(([reason, some]) => group(reason, some)),
+      fromCode(["Terminal", "penstock dlq ls\npenstock dlq replay ID"], ["curl", `curl -X POST -H "Authorization: Bearer $KEY" ${location.origin}/admin/dlq/ID/replay`]),
+    ];
+  }
+
+  function group(reason, some) {
+    const jobs = some.filter((letter) => letter.job_id);
+    const times = some.map(({ at }) => at);
+    const part = section(`${reason.replaceAll("_", " ")}: ${plural(some.length, "letter")}`,
+      h("p", { class: "dim" }, "First ", when(Math.min(...times)), ", last ", when(Math.max(...times)), "."),
+      h("div", { class: "actions" },
+        jobs.length > 0 && h("button", { type: "button", onclick: () => replay(jobs) }, `Replay all ${jobs.length}`),
+        h("button", { type: "button", class: "danger", onclick: () => drop(some) }, `Drop all ${some.length}`)),
+      table(`Dead letters: ${reason}`, [["When"], ["Job"], ["Lane"], ["Actions"]], some.map((letter) => h("tr", { key: letter.id },
+        h("td", {}, when(letter.at)), h("td", {}, letter.job_id ? row(letter.job_id) : letter.entry), h("td", {}, letter.lane ?? "–"),
+        h("td", {}, h("div", { class: "actions tight" },
+          letter.job_id && h("button", { type: "button", class: "small", onclick: () => replay([letter]), "aria-label": `Replay ${letter.job_id}` }, "Replay"),
+          h("button", { type: "button", class: "small danger", onclick: () => drop([letter]), "aria-label": `Drop ${letter.job_id ?? letter.id}` }, "Drop")))))));
+    part.key = reason;
+    return part;
+  }
+}
+
+function row(id) {
+  const link = jobLink(id);
+  link.setAttribute("data-row", "");
+  return link;
+}

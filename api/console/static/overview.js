@@ -1,0 +1,106 @@
+// Overview: whether jobs flow, what is wrong, and the numbers behind it; one request every two seconds.
+
+import { api } from "./api.js";
+import { bytes, count, milliseconds, plural, rate, seconds } from "./format.js";
+import { watch } from "./live.js";
+import { badge, draw, empty, failed, fromCode, h, heading, loading, section, spark, table, when } from "./parts.js";
+
+const FLOW = { flowing: ["good", "✓"], behind: ["warn", "!"], stopped: ["bad", "✕"], unknown: ["dim", "?"] };
+const LANES = ["interactive", "standard", "batch"];
+const EVERY_MS = 2000;
+
+export function overview({ root, signal, title }) {
+  title("Overview");
+  draw(root, heading("Overview"), loading());
+  const points = new Map();
+  const round = watch({
+    signal, everyMs: EVERY_MS,
+    read: () => api.get("/admin/overview", { signal }),
+    show: (now, error) => {
+      if (!now) { draw(root, heading("Overview"), failed(error, round)); return; }
+      for (const point of now.history) points.set(point.at, point);
+      for (const at of [...points.keys()].slice(0, -150)) points.delete(at);
+      const history = [...points.values()].sort((one, other) => one.at - other.at);
+      title(error ? "Unknown" : `${now.verdict.title.split(":")[0].replace(".", "")} - Overview`);
+      draw(root, heading("Overview"), verdict(now, error, round), tiles(now, history), lanes(now), pools(now), decisions(now), processes(now), code());
+    },
+  });
+}
+
+function verdict(now, error, retry) {
+  if (error) return [h("div", { class: "verdict dim" }, h("span", { class: "sign", "aria-hidden": "true" }, "?"), h("p", { class: "strong" }, "Unknown: the server does not answer.")), failed(error, retry)];
+  const [tone, sign] = FLOW[now.verdict.flow];
+  return h("div", { class: `verdict ${tone}` },
+    h("span", { class: "sign", "aria-hidden": "true" }, sign),
+    h("div", {}, h("p", { class: "strong" }, now.verdict.title),
+      now.verdict.problems.length > 0 && h("ul", { class: "problems" }, now.verdict.problems.map((problem) =>
+        h("li", {},
+          h("span", { class: `mark ${problem.severity}` }, problem.severity),
+          h("span", {}, problem.page ? h("a", { href: `/console${problem.page}` }, problem.title) : problem.title, `: ${problem.cause}.`),
+          h("span", { class: "next" }, "To do: ", problem.next_step))))));
+}
+
+function tiles(now, history) {
+  const { rates } = now, last = history.at(-1);
+  const window = rates.window_s === null ? "since the start" : `last ${seconds(Math.round(rates.window_s))}`;
+  const values = (name) => history.map((point) => [point.at, point[name]]);
+  const pair = (found) => (found ? [milliseconds(found.p50), `95th percentile ${milliseconds(found.p95)}, ${window}`] : ["–", `no answer in the ${window}`]);
+  const [first, firstNote] = pair(rates.first_token_ms), [between, betweenNote] = pair(rates.per_token_ms);
+  return h("div", { class: "tiles" },
+    tile("Tokens per second", rate(rates.tokens_per_s), plural(rates.open_streams, "open stream"), spark(values("tokens_per_s"), `Tokens per second, now ${rate(rates.tokens_per_s)}`)),
+    tile("Time to first token", first, firstNote, spark(values("first_token_ms"), `Median time to first token, now ${first}`)),
+    tile("Time between tokens", between, betweenNote, spark(values("per_token_ms"), `Median time between tokens, now ${between}`)),
+    tile("Waiting", count(last?.waiting), `${count(last?.running)} running, ${rate(rates.jobs_per_s)} end per second`, spark(values("waiting"), `Waiting jobs, now ${last?.waiting}`)));
+}
+
+function tile(name, value, note, chart) {
+  return h("div", { class: "card tile" }, h("h2", { class: "label" }, name), h("p", { class: "big" }, value), h("p", { class: "dim note" }, note), chart);
+}
+
+function lanes(now) {
+  const rows = now.pools.flatMap((pool) => LANES.map((name) => {
+    const lane = pool.lanes[name], link = `/console/jobs?lane=${name}&model=${encodeURIComponent(pool.model)}&tenant=*`;
+    return h("tr", { key: `${pool.model} ${name}` },
+      h("th", { scope: "row" }, name), h("td", {}, pool.model),
+      h("td", { class: "num" }, h("a", { href: `${link}&status=queued` }, count(lane.waiting))),
+      h("td", { class: "num" }, h("a", { href: `${link}&status=in_progress` }, count(lane.running))),
+      h("td", { class: "num" }, lane.waiting ? seconds(lane.oldest_s) : "–"),
+      h("td", { class: "num" }, lane.wait_s === null ? "unknown" : seconds(lane.wait_s)));
+  }));
+  return section("Lanes", table("Waiting and running jobs of each lane", [["Lane"], ["Model"], ["Waiting", "num"], ["Running", "num"], ["Oldest", "num"], ["A job put now waits", "num"]], rows));
+}
+
+function pools(now) {
+  return section("Pools of workers", h("div", { class: "cards" }, now.pools.map((pool) => h("div", { class: "card", key: pool.model },
+    h("h3", {}, h("a", { href: `/console/models#${pool.model}` }, pool.model)),
+    h("p", {}, h("span", { class: "big" }, `${pool.ready}`), ` of ${pool.want ?? "–"} wanted ready`, pool.starting ? `, ${pool.starting} starting` : "", pool.draining ? `, ${pool.draining} draining` : ""),
+    h("p", { class: "dim" }, pool.reason ? `Why: ${pool.reason}.` : "No scheduler has decided yet.")))));
+}
+
+function decisions(now) {
+  const rows = now.actions.slice(0, 8).map((action) => h("tr", { key: `${action.at} ${action.action} ${action.model} ${action.worker}` },
+    h("td", {}, when(action.at)), h("td", {}, action.model ?? "all"),
+    h("td", {}, action.action, action.want !== null && action.was !== null ? ` ${action.was} → ${action.want}` : action.want !== null ? ` ${action.want}` : "", action.worker ? ` ${action.worker}` : ""),
+    h("td", {}, action.reason), h("td", { class: "dim" }, action.by)));
+  const leader = now.leader ? `${now.leader.id} leads (epoch ${now.leader.epoch}).` : "No scheduler leads: nothing is changed.";
+  return section("Last decisions", h("p", { class: "dim" }, leader), rows.length
+    ? table("Last decisions of the scheduler, and their reasons", [["When"], ["Model"], ["Decision"], ["Reason"], ["By"]], rows)
+    : empty("Nothing was decided yet.", "The scheduler writes here when it starts or stops workers."));
+}
+
+function processes(now) {
+  const rows = now.processes.map((one) => h("tr", { key: `${one.role} ${one.id} ${one.host} ${one.pid} ${one.since}` },
+    h("th", { scope: "row" }, one.id), h("td", {}, one.role), h("td", {}, badge(one.state)), h("td", {}, one.model ?? "–"),
+    h("td", { class: "num" }, one.slots === null ? "–" : `${one.running} of ${one.slots}`),
+    h("td", { class: "num" }, one.kv_tokens ? `${Math.round((100 * (one.kv_used ?? 0)) / one.kv_tokens)} %` : "–"),
+    h("td", {}, when(one.since)), h("td", { class: "dim" }, `${one.host}, pid ${one.pid}`)));
+  const { store } = now;
+  const memory = store.share === null ? `The store uses ${bytes(store.used_bytes)}, without a limit.`
+    : `The store uses ${bytes(store.used_bytes)} of ${bytes(store.allowed_bytes)}: ${Math.round(100 * store.share)} % of what jobs may use.`;
+  return section("Processes", h("p", { class: "dim" }, memory), table("Running processes", [["Process"], ["Role"], ["State"], ["Model"], ["Slots", "num"], ["KV cache", "num"], ["Started"], ["Where"]], rows));
+}
+
+function code() {
+  return fromCode(["Terminal", "penstock ps\npenstock scale status"],
+    ["curl", `curl -H "Authorization: Bearer $KEY" ${location.origin}/admin/overview`]);
+}

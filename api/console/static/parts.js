@@ -1,0 +1,134 @@
+// Parts that several pages share: badges, times, tables, empty and failed states, charts, dialogs, code to copy.
+
+import { Refusal } from "./api.js";
+import { draw, h } from "./dom.js";
+import { age, clock, shortId, utc } from "./format.js";
+
+const STATES = {
+  queued: ["wait", "◷"], in_progress: ["run", "▶"], completed: ["good", "✓"], failed: ["bad", "✕"],
+  cancelled: ["dim", "⊘"], expired: ["warn", "⧖"],
+  ready: ["good", "✓"], starting: ["wait", "◷"], draining: ["warn", "↧"], drained: ["dim", "⊘"],
+  validating: ["wait", "◷"], finalizing: ["run", "▶"], cancelling: ["warn", "⊘"], paused: ["warn", "‖"],
+  lost: ["bad", "✕"], handed_back: ["warn", "↩"], preempted: ["warn", "⇅"],
+};
+
+/** A state as word, shape and colour. */
+export function badge(state) {
+  const [tone, sign] = STATES[state] ?? ["dim", "•"];
+  return h("span", { class: `badge ${tone}` }, h("span", { "aria-hidden": "true" }, sign), state.replace("_", " "));
+}
+
+export function when(at, { relative = true } = {}) {
+  if (!at) return "–";
+  return h("time", { datetime: new Date(at * 1000).toISOString(), title: utc(at) }, relative ? age(at) : clock(at));
+}
+
+export function jobLink(id, label = shortId(id)) {
+  return h("a", { href: `/console/jobs/${id}`, class: "id", title: id }, label);
+}
+
+export function heading(title, ...beside) {
+  return h("div", { class: "heading" }, h("h1", {}, title), h("div", { class: "beside" }, ...beside));
+}
+
+export function section(title, ...content) {
+  return h("section", {}, h("h2", {}, title), ...content);
+}
+
+/** A table in its own scrolling region. `columns`: [title, class]; `rows`: elements. */
+export function table(caption, columns, rows) {
+  return h("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: 0 },
+    h("table", {}, h("caption", {}, caption),
+      h("thead", {}, h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)))),
+      h("tbody", {}, rows)));
+}
+
+export function empty(title, ...words) {
+  return h("div", { class: "empty" }, h("p", { class: "strong" }, title), h("p", {}, ...words));
+}
+
+export function loading() {
+  return h("div", { class: "empty" }, h("p", {}, "Loading…"));
+}
+
+/** What a page shows above old data, or instead of data, after a failed read. */
+export function failed(error, retry) {
+  const refused = error instanceof Refusal;
+  return h("div", { class: "notice bad" },
+    h("p", { class: "strong" }, refused ? "The server refused this" : "The server does not answer"),
+    h("p", {}, refused ? error.message : "What you see may be old. The page tries again by itself."),
+    retry && h("button", { type: "button", onclick: retry }, "Try now"));
+}
+
+/** A sentence that a screen reader speaks: the outcome of an action, or its failure. */
+export function say(text, bad = false) {
+  const box = document.getElementById(bad ? "alert" : "status");
+  box.textContent = text;
+  clearTimeout(box.timer);
+  box.timer = setTimeout(() => { box.textContent = ""; }, bad ? 12000 : 6000);
+}
+
+/** Runs an action of a button and tells its outcome. */
+export async function act(work, done) {
+  try {
+    const result = await work();
+    if (done) say(typeof done === "function" ? done(result) : done);
+    return result;
+  } catch (error) {
+    say(error.message, true);
+    return null;
+  }
+}
+
+/** Asks before a change that cannot be undone; resolves to whether to go on. */
+export function confirmed(title, words, yes) {
+  return new Promise((resolve) => {
+    const dialog = h("dialog", { "aria-labelledby": "confirm-title", onclose: () => { dialog.remove(); resolve(dialog.returnValue === "yes"); } },
+      h("h2", { id: "confirm-title" }, title), h("p", {}, words),
+      h("div", { class: "actions" },
+        h("button", { type: "button", onclick: () => dialog.close("no") }, "Keep"),
+        h("button", { type: "button", class: "danger", onclick: () => dialog.close("yes") }, yes)));
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
+/** A line chart of points [time, value]; `sentence` is what it says, for those who do not see it. */
+export function spark(points, sentence) {
+  const known = points.filter(([, value]) => value !== null && value !== undefined);
+  const width = 240, height = 40;
+  const svg = h("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": sentence });
+  if (known.length < 2) {
+    svg.append(h("line", { x1: 0, y1: height - 1, x2: width, y2: height - 1, class: "base" }));
+    return svg;
+  }
+  const times = known.map(([time]) => time), top = Math.max(...known.map(([, value]) => value), 1e-9);
+  const [first, span] = [times[0], Math.max(1, times.at(-1) - times[0])];
+  const place = ([time, value]) => `${(((time - first) / span) * width).toFixed(1)} ${(height - 2 - (value / top) * (height - 6)).toFixed(1)}`;
+  const line = known.map(place).join(" L");
+  svg.append(h("path", { class: "area", d: `M0 ${height} L${line} L${width} ${height} Z` }), h("path", { class: "line", d: `M${line}` }));
+  return svg;
+}
+
+export function copyButton(text, label = "Copy") {
+  return h("button", {
+    type: "button", class: "small", onclick: () => act(() => navigator.clipboard.writeText(text), "Copied."),
+  }, label);
+}
+
+/** The same by code: [name, text] each. */
+export function fromCode(...snippets) {
+  return h("details", { class: "code" }, h("summary", {}, "Do this from code"),
+    snippets.map(([name, text]) => h("div", { class: "snippet" },
+      h("div", { class: "snippet-head" }, h("span", {}, name), copyButton(text)),
+      h("pre", { tabindex: 0, role: "region", "aria-label": name }, text))));
+}
+
+/** The options of a select; `chosen` is one of their values. */
+export function select(name, label, options, chosen, onchange) {
+  return h("label", { class: "field" }, h("span", {}, label),
+    h("select", { name, onchange: (event) => onchange?.(event.target.value) },
+      options.map(([value, text]) => h("option", { value, selected: value === chosen }, text))));
+}
+
+export { draw, h };

@@ -1,0 +1,145 @@
+"""/admin/jobs, /admin/keys and /admin/overview: every tenant's jobs, nobody's prompts, and long lists page by page."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from api_in_process import LocalApi, api_in_process
+from openapi_document import SCHEMAS, conforms
+
+from api.admin import overview
+from api.settings import KeySettings
+from streaming.redis.client import RedisClient
+
+SECRET = "a prompt that is nobody else's"
+
+
+def key(secret: str, tenant: str, *, admin: bool = False) -> KeySettings:
+    return KeySettings(sha256=hashlib.sha256(secret.encode()).hexdigest(), tenant=tenant, admin=admin)
+
+
+KEYS = {"root": key("sk-root", "ops", admin=True), "a": key("sk-a", "a"), "b": key("sk-b", "b")}
+ADMIN = {"Authorization": "Bearer sk-root"}
+
+
+@pytest.fixture
+async def api(wire: RedisClient) -> AsyncIterator[LocalApi]:
+    async with api_in_process(wire, KEYS) as api:
+        yield api
+
+
+async def put(api: LocalApi, by: str, lane: str = "standard", **metadata: str) -> str:
+    body = {
+        "model": "sim",
+        "messages": [{"role": "user", "content": SECRET}],
+        "metadata": metadata,
+        "queue": {"priority": lane},
+    }
+    answer = await api.post("/v1/jobs", body, Authorization=f"Bearer sk-{by}")
+    return str(answer.json()["id"])
+
+
+async def listed(api: LocalApi, **params: str | int) -> dict[str, Any]:
+    answer = await api.client.get("/admin/jobs", params=params, headers=ADMIN)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    assert conforms(found, SCHEMAS["AdminJobList"]) and SECRET not in answer.text
+    return found
+
+
+def ids(page: dict[str, Any]) -> list[str]:
+    return [job["id"] for job in page["data"]]
+
+
+async def test_an_admin_lists_the_jobs_of_any_tenant(api: LocalApi) -> None:
+    own, of_a, of_b = await put(api, "root"), await put(api, "a", "batch", order="A-17"), await put(api, "b")
+    assert ids(await listed(api)) == [own]
+    assert ids(await listed(api, tenant="a")) == [of_a]
+    assert sorted(ids(await listed(api, tenant="*"))) == sorted([own, of_a, of_b])
+    for one, params in (
+        (of_a, {"lane": "batch"}), (of_a, {"search": "A-1"}), (of_b, {"search": of_b}), (of_b, {"search": of_b[:14]}),
+    ):  # fmt: skip
+        assert ids(await listed(api, tenant="*", **params)) == [one], params
+    for params in ({"status": "failed"}, {"model": "other"}, {"lane": "interactive"}, {"search": "zz"}):
+        assert ids(await listed(api, tenant="*", **params)) == [], params
+
+
+WRONG = {"lane": "fast", "status": "lost", "tenant": "a b", "search": "x" * 65, "cursor": "now", "limit": "101"}
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG.items())
+async def test_a_wrong_filter_is_named(api: LocalApi, name: str, value: str) -> None:
+    answer = await api.client.get("/admin/jobs", params={name: value}, headers=ADMIN)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+async def test_a_long_list_comes_in_pages_each_job_once(api: LocalApi) -> None:
+    made = [await put(api, "ab"[number % 2], number="even" if number % 4 else "four") for number in range(230)]
+    filters: list[tuple[dict[str, str], list[str]]] = [({}, made), ({"search": "four"}, made[::4])]
+    for params, wanted in filters:
+        seen: list[str] = []
+        cursor: dict[str, str] = {}
+        while True:
+            page = await listed(api, tenant="*", limit=40, **params, **cursor)
+            assert len(page["data"]) <= 40
+            seen += ids(page)
+            if not page["has_more"]:
+                break
+            cursor = {"cursor": page["next_cursor"]}
+        assert len(seen) == len(set(seen)) and set(seen) == set(wanted)
+
+
+async def test_of_other_tenants_jobs_it_shows_all_but_request_and_answer(api: LocalApi) -> None:
+    own, of_a = await put(api, "root"), await put(api, "a")
+    for job, readable in ((own, True), (of_a, False)):
+        answer = await api.client.get(f"/admin/jobs/{job}", headers=ADMIN)
+        shown = answer.json()
+        assert conforms(shown, SCHEMAS["AdminJob"]) and shown["readable"] is readable and SECRET not in answer.text
+    assert (await api.client.get(f"/v1/jobs/{of_a}?include=input", headers=ADMIN)).status_code == 404
+    unknown = await api.client.get(f"/admin/jobs/{of_a[:-1]}{'1' if of_a[-1] == '0' else '0'}", headers=ADMIN)
+    assert unknown.status_code == 404
+    assert (await api.client.get("/admin/jobs/job_x", headers=ADMIN)).status_code == 404
+
+
+async def test_an_admin_cancels_any_job(api: LocalApi) -> None:
+    job = await put(api, "a")
+    assert (
+        await api.client.post(f"/admin/jobs/{job}/cancel", headers={"Authorization": "Bearer sk-b"})
+    ).status_code == 403
+    answer = await api.client.post(f"/admin/jobs/{job}/cancel", headers=ADMIN)
+    assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
+
+
+async def test_the_keys_are_listed_without_what_would_open_anything(api: LocalApi) -> None:
+    answer = await api.client.get("/admin/keys", headers=ADMIN)
+    assert conforms(answer.json(), SCHEMAS["KeyList"])
+    assert [(one["name"], one["tenant"], one["highest_lane"]) for one in answer.json()["data"]] == [
+        ("a", "a", "interactive"), ("b", "b", "interactive"), ("root", "ops", "interactive"),
+    ]  # fmt: skip
+    assert "sk-" not in answer.text and KEYS["a"].sha256 not in answer.text
+
+
+async def test_all_who_look_at_once_cost_one_look(api: LocalApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return real(*args)
+
+    real = overview.read
+    monkeypatch.setattr(overview, "read", counted)
+    answers = await asyncio.gather(*(api.client.get("/admin/overview", headers=ADMIN) for _ in range(12)))
+    assert looks == 1 and len({answer.content for answer in answers}) == 1
+    assert conforms(answers[0].json(), SCHEMAS["Overview"])
+
+
+async def test_the_overview_says_why_jobs_wait(api: LocalApi) -> None:
+    await put(api, "a")
+    found = (await api.client.get("/admin/overview", headers=ADMIN)).json()
+    assert found["verdict"]["flow"] == "stopped" and "no worker runs" in found["verdict"]["title"]
+    assert found["pools"][0]["lanes"]["standard"]["waiting"] == 1

@@ -1,0 +1,67 @@
+"""The verdict: one test for each cause, from the state to the words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from api.admin.verdict import Situation, assess
+
+
+def pool(**change: Any) -> dict[str, Any]:
+    lane = {"waiting": 0, "running": 0, "oldest_s": 0.0, "wait_s": 0.0}
+    lanes = {name: dict(lane) for name in ("interactive", "standard", "batch")}
+    for name in list(change):
+        if name in lanes:
+            lanes[name] |= change.pop(name)
+    found = {"model": "m", "ready": 1, "starting": 0, "want": 1, "max": 2, "reason": "one is enough", "wake_s": 0.0}
+    return {**found, "override": None, "workers": [], "lanes": lanes, **change}
+
+
+PAUSED = {"paused": True, "by": "x", "want": None}
+SET = {"paused": False, "by": "ops", "want": 3}
+SLOW = {"id": "worker-2", "cordon": "slow"}
+CALM = Situation(pools=[pool()], has_leader=True, store_refusal="")
+WAITING = {"waiting": 3, "oldest_s": 90.0}
+
+
+def test_all_is_well() -> None:
+    verdict = assess(CALM)
+    assert verdict.flow == "flowing" and not verdict.problems
+
+
+@pytest.mark.parametrize(("now", "flow", "said"), [
+    (replace(CALM, store_refusal="the disk is full"), "stopped", "the store takes no new jobs"),
+    (replace(CALM, pools=[pool(standard=WAITING, ready=0)]), "stopped", "3 jobs of m wait and no worker runs"),
+    (replace(CALM, pools=[pool(standard=WAITING, ready=0)], has_leader=False), "stopped", "no worker runs"),
+    (replace(CALM, pools=[pool(standard=WAITING, ready=0, override=PAUSED)]), "stopped", "no worker runs"),
+    (replace(CALM, pools=[pool(standard=WAITING, ready=0, starting=1)]), "behind", "wait for a worker to start"),
+    (replace(CALM, pools=[pool(standard=WAITING)]), "behind", "lane standard of m is behind"),
+    (replace(CALM, pools=[pool(interactive={"waiting": 1, "oldest_s": 11.0})]), "behind", "lane interactive of m"),
+    (replace(CALM, lapsed=2), "behind", "2 workers lost"),
+    (replace(CALM, has_leader=False), "flowing", "no scheduler leads"),
+    (replace(CALM, dead_letters=1), "flowing", "1 dead letter"),
+    (replace(CALM, failed=4), "flowing", "4 jobs failed"),
+    (replace(CALM, memory_share=0.95), "flowing", "nearly full"),
+    (replace(CALM, pools=[pool(override=SET)]), "flowing", "set to 3"),
+    (replace(CALM, pools=[pool(workers=[SLOW])]), "flowing", "worker-2 takes no more jobs"),
+])  # fmt: skip
+def test_each_cause_has_its_words_and_a_next_step(now: Situation, flow: str, said: str) -> None:
+    verdict = assess(now)
+    assert verdict.flow == flow
+    assert said in verdict.problems[0].title
+    assert (said in verdict.title) == (flow != "flowing")
+    assert all(problem.cause and problem.next_step for problem in verdict.problems)
+
+
+@pytest.mark.parametrize("lanes", [{"batch": WAITING}, {"standard": {"waiting": 3, "oldest_s": 59.0}},
+                                   {"interactive": {"waiting": 0, "oldest_s": 99.0}}])  # fmt: skip
+def test_a_lane_that_only_waits_its_turn_is_not_behind(lanes: dict[str, Any]) -> None:
+    assert assess(replace(CALM, pools=[pool(**lanes)])).flow == "flowing"
+
+
+def test_the_worst_comes_first() -> None:
+    now = replace(CALM, pools=[pool(standard=WAITING)], dead_letters=3, store_refusal="gone", lapsed=1)
+    assert [problem.severity for problem in assess(now).problems] == ["error", "warning", "warning", "note"]
