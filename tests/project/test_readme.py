@@ -63,7 +63,8 @@ def test_the_readmes_penstock_lines_work(served: House) -> None:
     """Every command but `up`, `doctor` and `logs`, which need a machine of their own, ends well and says something."""
     lines = [line for line in commands(ROOT / "README.md") if re.match(r"(\.venv/bin/)?penstock ", line)]
     known = {
-        "submit", "up", "ps", "chat", "console", "jobs", "batch", "webhooks", "tenants", "scale", "dlq", "store", "doctor", "logs",
+        "submit", "up", "ps", "chat", "console", "jobs", "batch", "webhooks", "tenants", "scale", "dlq", "store",
+        "doctor", "logs",
     }  # fmt: skip
     assert {line.split()[1] for line in lines} == known
     for line in commands(ROOT / "README.md"):
