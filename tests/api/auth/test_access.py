@@ -86,8 +86,9 @@ async def ask(
         sent.append(message)
 
     services = SimpleNamespace(
-        settings=settings or ApiSettings(), keyring=ring, metrics=Mock(), tracing=Tracing.start("api", "")
-    )
+        settings=settings or ApiSettings(), keyring=ring, metrics=Mock(), tracing=Tracing.start("api", ""),
+        records=Mock(), name="api-1",
+    )  # fmt: skip
     raw = {"host": "127.0.0.1:8000", **{name.lower(): value for name, value in (headers or {}).items()}}
     scope: Scope = {
         "type": "http", "method": method, "path": path, "http_version": version, "state": {}, "client": ("10.0.0.9", 1),
