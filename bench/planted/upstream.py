@@ -104,6 +104,12 @@ UPSTREAM = (
         ("tests/api/test_served_by.py::test_every_form_of_an_answer_says_who_gave_it",),
     ),
     Bug(
+        "a return that is seen late",
+        "A server that was away for a minute is asked again only after many seconds.",
+        (Edit(ENGINE + "places/breaker.py", "PROBE_INTERVAL_S * (0.75", "MAX_OPEN_S * (0.75"),),
+        (f"{TESTS}places/test_breaker.py::test_a_server_that_is_away_is_probed_every_second_however_long",),
+    ),
+    Bug(
         "a given back job that ends",
         "What the engine gives back counts as finished.",
         (

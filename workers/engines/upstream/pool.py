@@ -115,10 +115,12 @@ class ServerPool:
         self.places.fill()
 
     async def _probe_again(self, endpoint: ServerEndpoint) -> None:
+        before = endpoint.breaker.reason
         try:
             await endpoint.probe()
         except ProbeFailed as error:
-            log.log(logging.ERROR if error.lasting else logging.INFO, "%s is still away: %s", endpoint.url, error)
+            if str(error) != before:
+                log.log(logging.ERROR if error.lasting else logging.INFO, "%s is still away: %s", endpoint.url, error)
             return
         self._describe()
         endpoint.unfit = lacking(self.card, endpoint.facts) if self.card and endpoint.facts else ""

@@ -84,7 +84,8 @@ class ServerEndpoint:
                 facts = await ServerProbe(self.client, self._settings, self._model, key).facts()
         except (ProbeFailed, TimeoutError) as error:
             reason = str(error) or f"no answer within {PROBE_TIMEOUT_S:g} s"
-            self.breaker.fail(reason, time.monotonic(), down=True)
+            lasting = isinstance(error, ProbeFailed) and error.lasting
+            self.breaker.fail_probe(reason, time.monotonic(), lasting=lasting)
             raise error if isinstance(error, ProbeFailed) else ProbeFailed(reason) from None
         self.facts = facts
         if before is None or before.slots != facts.slots or not self.breaker.closed:

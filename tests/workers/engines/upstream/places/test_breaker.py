@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from workers.engines.upstream.places.breaker import MAX_OPEN_S, MIN_OPEN_S, Breaker
@@ -44,9 +46,39 @@ def test_a_half_open_breaker_lets_one_probe_pass_and_opens_longer_each_time() ->
     assert breaker.may_probe(now + MIN_OPEN_S)
 
 
-def test_a_probe_that_fails_doubles_the_delay() -> None:
+@pytest.mark.parametrize("drawn", [0.0, 0.5, 1.0])
+def test_a_server_that_is_away_is_probed_every_second_however_long(drawn: float) -> None:
+    """Its return after any outage is seen within a second and a quarter; nor is it asked more often than that."""
+    breaker, now, probes = Breaker(lambda: drawn), 0.0, []
+    breaker.fail("down", now, down=True)
+    while now < 600:
+        now += 0.05
+        if breaker.may_probe(now):
+            probes.append(now)
+            breaker.fail_probe("still down", now)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(probes)]
+    assert probes[0] <= 0.55 and max(gaps) <= 1.25 + 0.1 and min(gaps) >= 0.75 - 1e-6
+    assert breaker.may_probe(now + 1.3)
+    breaker.half_open()
+    assert breaker.closed
+
+
+def test_a_failure_that_lasts_is_probed_ever_later() -> None:
+    """Such as a key that is not taken: each probe could count against a limit."""
+    breaker, now = Breaker(lambda: 0.0), 0.0
+    breaker.fail("down", now, down=True)
+    for _ in range(10):
+        while not breaker.may_probe(now):
+            now += 0.05
+        breaker.fail_probe("no such key", now, lasting=True)
+    assert not breaker.may_probe(now + MAX_OPEN_S - 0.1) and breaker.may_probe(now + MAX_OPEN_S)
+
+
+def test_requests_of_before_that_fail_during_a_probe_do_not_end_it() -> None:
     breaker = Breaker()
     breaker.fail("down", 0.0, down=True)
-    assert breaker.may_probe(MIN_OPEN_S)
-    breaker.fail("still down", MIN_OPEN_S, down=True)
-    assert not breaker.may_probe(MIN_OPEN_S * 2.9) and breaker.may_probe(MIN_OPEN_S * 3)
+    assert breaker.may_probe(1.0)
+    breaker.fail("cut", 1.0)
+    assert not breaker.may_probe(99.0), "the probe still runs"
+    breaker.half_open()
+    assert breaker.closed
