@@ -29,6 +29,8 @@ class LazyGroup(Group):
         "tenants": ("cli.admin:tenants", "Show the usage and limits of each tenant."),
         "scale": ("cli.scale:scale", "Show and set how many workers each model has."),
         "store": ("cli.store:store", "Show what the store is, adopt its files, or delete everything."),
+        "report": ("cli.report:report", "Say what happened, where time went, and what to change first."),
+        "records": ("cli.records:records", "Export the records on the local disk."),
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),
         "probe": ("cli.probe:probe", "Say by exit code whether one process here is ready."),
         "doctor": ("cli.doctor:doctor", "Say what is wrong with this machine, and the fix."),

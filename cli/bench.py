@@ -15,6 +15,7 @@ PROGRAMS = {
     "gateway": "Penstock and other gateways in front of the same simulated engine.",
     "table1": "TTFT and TBT by concurrency, of any OpenAI-compatible server.",
     "breakdown": "Where the time of a request goes, by concurrency.",
+    "diagnosis": "Planted bottlenecks, and what `penstock report` says of them; what a record costs.",
     "whole": "Answers in one piece: how long after the engine's last token they are delivered.",
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
     "growth": "How the cost grows: tokens, streams, partitions, API processes.",

@@ -18,6 +18,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "PENSTOCK_REDIS_URL=redis://127.0.0.1:6379/0 penstock up",
     ),
     "penstock down": ("penstock down", "penstock down --now", "penstock down --data-dir /srv/penstock"),
+    "penstock report": (
+        "penstock report --since 1h",
+        "penstock report --since 24h --lane interactive --html report.html",
+        "penstock report --compare 2h..1h 1h..",
+    ),
+    "penstock records": ("penstock records export --parquet records",),
+    "penstock records export": (
+        "penstock records export --parquet records",
+        "penstock records export --parquet records --since 1d",
+    ),
     "penstock ps": ("penstock ps", "penstock ps --json", "penstock ps --redis-url redis://127.0.0.1:6379/0"),
     "penstock chat": (
         'penstock chat "What is a penstock?"',
@@ -92,6 +102,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock bench table1 --base-url http://127.0.0.1:8000/v1 --c 1,8,64",
     ),
     "penstock bench breakdown": ("penstock bench breakdown --quick",),
+    "penstock bench diagnosis": ("penstock bench diagnosis --seconds 12",),
     "penstock bench whole": ("penstock bench whole --answers 2",),
     "penstock bench jobs": ("penstock bench jobs --rounds 1 --seconds 2",),
     "penstock bench growth": ("penstock bench growth --quick",),

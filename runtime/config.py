@@ -30,7 +30,8 @@ ENGINES = ("llamacpp", "sim", "trtllm", "upstream")
 """Names of the built-in engines, each of which is a folder, `workers/engines/<name>`. Others are plug-ins."""
 
 SECTIONS = (
-    *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes", "telemetry"),
+    *("up", "api", "redis", "files", "batch", "worker", "offline", "scheduler", "kubernetes"),
+    *("telemetry", "records"),
     *ENGINES,
     *("models", "keys", "tenants"),
     *("webhooks", "events", "quotas"),

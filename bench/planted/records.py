@@ -6,6 +6,7 @@ from bench.planted.bug import Bug, Edit, lua
 
 SYSTEM = "tests/system/test_request_records.py::test_"
 WRITER = "tests/telemetry/records/test_record_writer.py::test_"
+REPORT = "tests/telemetry/report/test_"
 RECORD_WRITER = "telemetry/records/writer.py"
 
 RECORDS = (
@@ -56,5 +57,23 @@ RECORDS = (
             ),
         ),
         (WRITER + "a_disk_that_does_not_answer_holds_up_no_writer",),
+    ),
+    Bug(
+        "a percentile one rank too low",
+        "The slowest of a hundred requests is left out of the 99th percentile of fifty.",
+        (Edit("telemetry/report/figures.py", "math.ceil(share * len(ordered)) - 1", "int(share * len(ordered)) - 1"),),
+        (REPORT + "figures.py::test_counts_tokens_and_percentiles_equal_the_raw_lines",),
+    ),
+    Bug(
+        "a slow worker beside others of another model",
+        "Every worker of the larger model counts as slow.",
+        (Edit("telemetry/report/advice.py", "paces[each.record.model][each.record.by]", 'paces[""][each.record.by]'),),
+        (REPORT + "advice.py::test_models_are_not_compared",),
+    ),
+    Bug(
+        "a GPU that costs nothing",
+        "Tokens per joule are infinite on machines that do not measure energy.",
+        (Edit("telemetry/report/figures.py", " if any(len(each) > 1 for each in readings.values()) else None", ""),),
+        (REPORT + "figures.py::test_usage_is_of_what_is_known",),
     ),
 )

@@ -32,6 +32,7 @@ def commands(path: Path) -> list[str]:
 def served_by(folder: Path, *roles: str, **environ: str) -> Iterator[House]:
     """The README's model name, with a simulated engine behind it."""
     (folder / "penstock.toml").write_text(f'[models."{MODEL}"]\nengine = "sim"\n')
+    environ = {"PENSTOCK_RECORDS_DIR": str(folder / "records"), **environ}  # `penstock up` would have set it
     with serving(folder, *roles, **environ) as house:
         yield house
 

@@ -1,0 +1,206 @@
+"""View of a report on a terminal: headline, advice, latencies, parts and groups, in 80 columns."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from cli.output import styled, terminal_width
+from telemetry.latency import PARTS
+from telemetry.report.figures import Distribution, GroupFigures, Usage
+from telemetry.report.ideal import ModelRunTime
+from telemetry.report.report import Report
+from telemetry.report.requests import GROUP_OF
+from telemetry.report.words import duration, percent, three
+
+WIDTH = 80
+BAR = 30
+COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta"}
+
+
+def shown(report: Report) -> str:
+    """The report for people."""
+    whole = report.figures.whole
+    blocks: list[RenderableType] = [_headline(report)]
+    if report.advice:
+        blocks.append(_advice(report))
+    if whole.requests:
+        blocks += [_latencies(whole), _parts(whole), *_groups(report), _usage(report.figures.usage)]
+    if report.run_times:
+        blocks.append(_run_times(report.run_times))
+    if lost := report.torn_lines + report.newer_lines:
+        blocks.append(Text(f"{lost} lines of the records could not be read and are left out.", "dim"))
+    return _rendered(blocks)
+
+
+def _rendered(blocks: Iterable[RenderableType]) -> str:
+    out = io.StringIO()
+    colour = styled(sys.stdout, os.environ)
+    width = min(WIDTH, terminal_width(sys.stdout)) if sys.stdout.isatty() else WIDTH
+    console = Console(file=out, width=width, color_system="standard" if colour else None, force_terminal=colour,
+                      highlight=False, emoji=False, markup=False)  # fmt: skip
+    console.print(Group(*(Padding(block, (0, 0, 1, 0)) for block in blocks)))
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n")) + "\n"
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _headline(report: Report) -> RenderableType:
+    whole = report.figures.whole
+    states = ", ".join(f"{number:,} {state}" for state, number in whole.states.items())
+    text = Text(report.verdict, "bold")
+    text.append(f"\n{_time(report.since)} to {_time(report.until)} UTC; {whole.requests:,} requests", "dim")
+    return text.append(f": {states}" if states else "", "dim")
+
+
+def _advice(report: Report) -> RenderableType:
+    found: list[RenderableType] = [Text("What to change first", "bold underline")]
+    for number, each in enumerate(report.advice, 1):
+        text = Text(f"{number}. {each.title}. ", "bold yellow")
+        text.append(f"{each.reason} ", "default not bold")
+        text.append(each.change, "dim not bold")
+        found.append(text)
+    return Group(*found)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", overflow="fold", header_style="dim")
+    return table
+
+
+def _latencies(whole: GroupFigures) -> RenderableType:
+    table = _table("latency", "p50", "p90", "p99", "most", "mean", "requests")
+    rows = (("wait for a worker", whole.wait), ("first token", whole.ttft), ("between tokens", whole.itl),
+            ("whole answer", whole.e2e))  # fmt: skip
+    for name, found in rows:
+        table.add_row(name, *_five(found))
+    return table
+
+
+def _five(found: Distribution | None) -> tuple[str, ...]:
+    if found is None:
+        return ("–",) * 6
+    times = (found.p50, found.p90, found.p99, found.max, found.mean)
+    return (*map(duration, times), f"{found.count:,}")
+
+
+def _parts(whole: GroupFigures) -> RenderableType:
+    total, done = sum(whole.parts.values()), whole.states.get("completed", 0)
+    if not total:
+        return Text("No request was completed, so there are no parts.", "dim")
+    table = _table("part of the time", "mean", "share", "")
+    table.columns[3].justify = "left"
+    for part in PARTS:
+        spent = whole.parts[part.name]
+        bar = "█" * round(BAR * spent / total)
+        table.add_row(
+            part.name.replace("_", " "),
+            duration(spent / done),
+            percent(spent / total),
+            Text(bar, COLOURS[GROUP_OF[part.name]]),
+        )
+    return table
+
+
+def _groups(report: Report) -> Iterable[RenderableType]:
+    figures = report.figures
+    for title, groups in (("model", figures.models), ("lane", figures.lanes), ("tenant", figures.tenants),
+                          ("hour (UTC)", figures.hours)):  # fmt: skip
+        if len(groups) < (1 if title == "lane" else 2):
+            continue
+        table = _table(title, "requests", "tokens", "wait p50", "p99", "first p50", "p99", "whole p99")
+        for group in groups:
+            wait, first, whole = group.wait, group.ttft, group.e2e
+            table.add_row(
+                group.name,
+                f"{group.requests:,}",
+                f"{group.completion_tokens:,}",
+                *((duration(wait.p50), duration(wait.p99)) if wait else ("–", "–")),
+                *((duration(first.p50), duration(first.p99)) if first else ("–", "–")),
+                duration(whole.p99) if whole else "–",
+            )
+        yield table
+
+
+def _usage(usage: Usage) -> RenderableType:
+    words = [f"{usage.tokens:,} tokens in {duration(1000 * usage.seconds)}: {three(usage.tokens_per_s)} per second"]
+    if usage.tokens_per_core_s is not None:
+        words.append(f"{three(usage.tokens_per_core_s)} per core-second of Penstock's processes")
+    if usage.gateway_cpu_s_per_1000 is not None:
+        words.append(f"{three(usage.gateway_cpu_s_per_1000)} s of CPU in API processes for 1,000 requests")
+    if usage.tokens_per_joule is not None:
+        words.append(f"{three(usage.tokens_per_joule)} per joule of the GPUs")
+    if usage.tokens_per_cost is not None:
+        words.append(f"{three(usage.tokens_per_cost)} per unit of cost_per_hour")
+    return Text("; ".join(words) + ".")
+
+
+def _run_times(found: Sequence[ModelRunTime]) -> RenderableType:
+    table = _table("run time", "observed", "alone", "alone on the fastest", "contention", "fitted to")
+    for each in found:
+        table.add_row(
+            each.model,
+            duration(each.observed),
+            duration(each.denoised),
+            duration(each.idealized),
+            duration(each.contention),
+            f"{each.fitted} (≤ {each.beside} beside)",
+        )
+    return table
+
+
+# --- comparison ------------------------------------------------------------------------------------------------------
+
+
+def comparison_rows(before: Report, after: Report) -> list[tuple[str, str, str, str]]:
+    """Each figure of both reports, and the second divided by the first."""
+    one, two = before.figures, after.figures
+
+    def times(name: str, a: Distribution | None, b: Distribution | None) -> list[tuple[str, str, str, str]]:
+        return [
+            (f"{name} {rank}", duration(x), duration(y), ratio(x, y))
+            for rank in ("p50", "p99")
+            for x, y in [(getattr(a, rank, None), getattr(b, rank, None))]
+        ]
+
+    rows = [("requests", f"{one.whole.requests:,}", f"{two.whole.requests:,}",
+             ratio(one.whole.requests, two.whole.requests))]  # fmt: skip
+    for name, attribute in (("wait", "wait"), ("first token", "ttft"), ("between tokens", "itl"), ("whole", "e2e")):
+        rows += times(name, getattr(one.whole, attribute), getattr(two.whole, attribute))
+    for name in ("tokens_per_s", "tokens_per_core_s", "tokens_per_joule", "tokens_per_cost"):
+        x, y = getattr(one.usage, name), getattr(two.usage, name)
+        if x is not None or y is not None:
+            rows.append((name.replace("_", " "), three(x), three(y), ratio(x, y)))
+    return rows
+
+
+def ratio(before: float | None, after: float | None) -> str:
+    """The second divided by the first, as people read it."""
+    if before is None or after is None or not before:
+        return "–"
+    return f"x {after / before:.2f}"
+
+
+def compared(before: Report, after: Report, names: Sequence[str]) -> str:
+    """Two reports side by side."""
+    table = _table("", names[0], names[1], "B / A")
+    for row in comparison_rows(before, after):
+        table.add_row(*row)
+    verdicts = Group(Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
+    new = {each.title for each in after.advice} - {each.title for each in before.advice}
+    gone = {each.title for each in before.advice} - {each.title for each in after.advice}
+    changes = [f"Only in A: {title}." for title in sorted(gone)] + [f"Only in B: {title}." for title in sorted(new)]
+    return _rendered([verdicts, table, *([Text("\n".join(changes))] if changes else [])])

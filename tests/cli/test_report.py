@@ -1,0 +1,142 @@
+"""`penstock report` and `penstock records`: windows, the page without external assets, comparisons, and errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from recorded import delivery, request, sample
+
+from cli.errors import Problem
+from cli.report import moment
+from telemetry.records.folder import create
+from telemetry.records.schema import ENCODER
+from telemetry.report.page import page
+from telemetry.report.report import Report, Scope, report_of
+from telemetry.report.words import duration, three
+
+NOW = 1_800_000_000.0
+
+
+def recorded(folder: Path, slow: float = 20.0, tenant: str = "t") -> Path:
+    """A folder with a slow worker's load."""
+    rows = [request(number, 100.0 * number, tenant=tenant) for number in range(20)]
+    rows += [request(100 + number, 100.0 * number, by="worker-2", per_token=slow) for number in range(20)]
+    lines = [ENCODER.encode(each) for record in rows for each in (record, delivery(record))]
+    lines += [ENCODER.encode(sample("api", "api-1", at, at / 1000)) for at in (0, 10_000)]
+    path, file = create(folder, NOW, "worker", 1)
+    os.write(file, b"\n".join(lines) + b'\n{"kind":"requ')
+    os.close(file)
+    os.utime(path, (NOW + 60, NOW + 60))
+    return folder
+
+
+def penstock(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    environ["PENSTOCK_RECORDS_DIR"] = str(folder / "records")
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *words], capture_output=True, text=True, env=environ, cwd=folder, check=False
+    )
+
+
+def report(folder: Path) -> Report:
+    return report_of(folder, Scope(NOW, NOW + 60), {})
+
+
+def test_a_window_is_reported_in_80_columns(tmp_path: Path) -> None:
+    recorded(tmp_path / "records")
+    done = penstock(tmp_path, "report", "--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00")
+    assert done.returncode == 0, done.stderr
+    assert "worker-2 is slow" in done.stdout and "1 lines of the records could not be read" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_json_has_all_figures(tmp_path: Path) -> None:
+    recorded(tmp_path / "records")
+    done = penstock(tmp_path, "report", "--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00", "--json")
+    found = json.loads(done.stdout)
+    assert found["figures"]["whole"]["requests"] == 40 and found["torn_lines"] == 1
+    assert [each["kind"] for each in found["advice"]] == ["slow_worker"]
+
+
+def test_an_empty_window_says_so(tmp_path: Path) -> None:
+    recorded(tmp_path / "records")
+    done = penstock(tmp_path, "report", "--from", "2027-01-16T08:00", "--to", "2027-01-16T09:00")
+    assert done.returncode == 0 and "no request ended in this window" in done.stderr
+
+
+def test_no_records_is_an_error_with_its_cause(tmp_path: Path) -> None:
+    done = penstock(tmp_path, "report")
+    assert done.returncode == 1 and "nothing has run here yet" in done.stderr
+
+
+def test_two_folders_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    before, after = recorded(tmp_path / "before"), recorded(tmp_path / "after", slow=5.0)
+    done = penstock(tmp_path, "report", "--compare", str(before), str(after))
+    assert done.returncode == 0, done.stderr
+    assert "Only in A: worker-2 is slow." in done.stdout and "whole p99" in done.stdout
+    assert "x 0." in done.stdout
+
+
+def test_the_page_needs_nothing_else_and_says_what_it_shows(tmp_path: Path) -> None:
+    """No address, no script; each plot is an image with a sentence; a name with markup stays text."""
+    text = page(report(recorded(tmp_path, tenant="<script>alert(1)</script>&co")))
+    assert "<script" not in text and "&lt;script&gt;" in text
+    assert not re.findall(r"(?:src|href|@import|url\()", text) and "http" not in text.replace("http://www.w3.org", "")
+    plots = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(plots) == 3
+    for plot in plots:
+        root = ElementTree.fromstring(plot)  # noqa: S314 - our own
+        assert root.get("role") == "img" and len(root.get("aria-label") or "") > 40
+        numbers = [float(each) for each in re.findall(r'\b(?:x|y|x1|y1|width|height)="([^"]+)"', plot)]
+        assert all(-1 <= number <= 1081 for number in numbers)
+    assert "worker-2 is slow" in text and "prefers-color-scheme: dark" in text
+
+
+def test_the_page_of_nothing(tmp_path: Path) -> None:
+    tmp_path.mkdir(exist_ok=True)
+    text = page(report(tmp_path))
+    assert "No request was completed in this window." in text and "Nothing stands out" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [("90s", NOW - 90), ("2h", NOW - 7200), ("1.5d", NOW - 129_600), ("2027-01-15T08:00", NOW),
+     ("2027-01-15", NOW - 28_800), ("2027-01-15T09:00+01:00", NOW)],
+)  # fmt: skip
+def test_times_as_people_write_them(text: str, at: float) -> None:
+    assert moment(text, NOW) == at
+
+
+def test_what_is_no_time_is_refused_with_the_way_to_write_one() -> None:
+    with pytest.raises(Problem, match="'yesterday' is no time") as problem:
+        moment("yesterday", NOW)
+    assert "2h" in problem.value.next_step
+
+
+def test_numbers_are_short() -> None:
+    assert [duration(ms) for ms in (0.42, 17.34, 999.4, 2500.0, 204_000.0, 7_560_000.0, None)] == [
+        "0.42 ms", "17.3 ms", "999 ms", "2.50 s", "3.40 min", "2.10 h", "–",
+    ]  # fmt: skip
+    assert [three(each) for each in (0.1234, 12.34, 123.4, 12_345.0)] == ["0.12", "12.3", "123", "12,345"]
+
+
+def test_the_export_says_what_it_needs(tmp_path: Path) -> None:
+    """Or writes every row, where pyarrow is installed."""
+    recorded(tmp_path / "records")
+    done = penstock(tmp_path, "records", "export", "--parquet", "out", "--since", f"{int(time.time())}s")
+    try:
+        import pyarrow.parquet as pq  # noqa: PLC0415 - an extra
+    except ImportError:
+        assert done.returncode == 1 and 'pip install "penstock[parquet]"' in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert pq.read_table(tmp_path / "out" / "requests.parquet").num_rows in (0, 40)

@@ -1,0 +1,160 @@
+"""Advice: each planted bottleneck is named, and no other; nothing is said where nothing is wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+from pytest import approx
+from recorded import delivery, request, sample
+
+from telemetry.records.schema import REFUSED, Record, RequestRecord
+from telemetry.report.advice import Advice, advise, verdict
+from telemetry.report.figures import figures_of
+from telemetry.report.ideal import fit, run_times
+from telemetry.report.requests import ReportedRequest, evidence_of
+
+
+def kinds(records: Iterable[Record]) -> list[str]:
+    return [each.kind for each in advice(records)]
+
+
+def advice(records: Iterable[Record]) -> list[Advice]:
+    evidence = evidence_of(records)
+    return advise(figures_of(evidence, {}), evidence)
+
+
+def delivered(requests: Iterable[RequestRecord], late: float = 1.0) -> list[Record]:
+    return [each for record in requests for each in (record, delivery(record, late))]
+
+
+def healthy(by: str = "worker-1", first: int = 0, **more: float) -> list[RequestRecord]:
+    return [request(first + number, 100.0 * number, by=by, **more) for number in range(20)]  # type: ignore[arg-type]
+
+
+def test_nothing_is_said_where_nothing_is_wrong() -> None:
+    assert kinds(delivered([*healthy(), *healthy("worker-2", 100)])) == []
+
+
+def test_a_slow_worker_is_named() -> None:
+    slow = healthy("worker-2", 100, per_token=20.0)
+    found = advice(delivered([*healthy(), *slow, *healthy("worker-3", 200)]))
+    assert [each.kind for each in found] == ["slow_worker"]
+    assert found[0].title == "worker-2 is slow" and "20.0 ms per token" in found[0].reason
+    assert abs(found[0].saves_s - 20 * 15 * 11 / 1000) < 0.1
+
+
+def test_models_are_not_compared() -> None:
+    """A larger model takes longer; that is no fault of its workers."""
+    large = healthy("worker-3", 200, per_token=50.0)
+    assert (
+        kinds(delivered([*healthy(), *healthy("worker-2", 100), *[replace(each, model="n") for each in large]])) == []
+    )
+
+
+def test_a_single_worker_is_not_slow() -> None:
+    assert kinds(delivered(healthy(per_token=200.0))) == []
+
+
+def test_a_starved_lane_is_named() -> None:
+    """And not the pool, whose other lane is served at once."""
+    starved = [request(100 + number, 10.0 * number, wait=9000.0, lane="batch") for number in range(20)]
+    found = advice(delivered([*healthy(), *starved]))
+    assert [each.kind for each in found] == ["starved_lane"]
+    assert found[0].title == "Lane batch of m starves" and "9.0 s" in found[0].reason
+
+
+def test_a_lane_that_waits_as_all_do_does_not_starve() -> None:
+    waiting = [
+        request(number, 10.0 * number, wait=9000.0 + number, lane=lane)
+        for number, lane in enumerate(["batch", "standard", "interactive"] * 10)
+    ]
+    found = advice(delivered(waiting))
+    assert [each.kind for each in found] == ["full_pool"]
+    assert found[0].title == "The pool of m is full"
+
+
+def test_requests_that_wait_beside_free_slots_are_told_apart() -> None:
+    waiting = [request(number, 10.0 * number, wait=9000.0) for number in range(30)]
+    samples = [sample("worker", "worker-1", at, at, model="m", slots=8, running=1) for at in (0, 10_000)]  # type: ignore[arg-type]
+    assert kinds([*delivered(waiting), *samples]) == ["idle_pool"]
+
+
+def test_a_stalled_gateway_is_named() -> None:
+    samples = [sample("api", "api-2", 0, 0.0), sample("api", "api-2", 10_000, 1.0, lag_ms=800.0)]
+    found = advice([*delivered(healthy()), *samples])
+    assert [(each.kind, each.title) for each in found] == [("gateway_stall", "api-2 stood still")]
+
+
+def test_a_slow_gateway_is_named_with_its_part() -> None:
+    found = advice(delivered(healthy(), late=60.0))
+    assert [each.kind for each in found] == ["gateway_stall"] and "egress_tail" in found[0].reason
+
+
+def test_long_prompts_are_named() -> None:
+    long = [request(100 + number, 100.0 * number, prefill=900.0, prompt=4000) for number in range(5)]
+    assert kinds(delivered([*healthy(), *long])) == ["long_prompts"]
+
+
+def test_requests_without_an_answer_are_named_with_their_code() -> None:
+    refused = [
+        RequestRecord(id=f"req_{number}", ended_us=request(1).ended_us, state=REFUSED, model="m", code="lane_full")
+        for number in range(5)
+    ]
+    expired = [replace(request(300 + number), state="expired", code="deadline_exceeded") for number in range(5)]
+    found = {each.kind: each for each in advice([*delivered(healthy()), *refused, *expired])}
+    assert set(found) == {"refused", "expired"} and "lane_full (5 times)" in found["refused"].reason
+
+
+def test_the_weightiest_comes_first() -> None:
+    slow = healthy("worker-2", 100, per_token=20.0)
+    starved = [request(300 + number, 10.0 * number, wait=9000.0, lane="batch") for number in range(20)]
+    assert kinds(delivered([*healthy(), *slow, *starved])) == ["starved_lane", "slow_worker"]
+
+
+def test_the_verdict_names_the_largest_share_first() -> None:
+    figures = figures_of(evidence_of(delivered(healthy())), {})
+    assert verdict(figures).startswith("Requests spent 94 % of their time generating, ")
+    assert verdict(figures_of(evidence_of([]), {})) == "No request was completed in this window."
+
+
+# --- idealized and denoised run time ---------------------------------------------------------------------------------
+
+
+def test_the_fit_finds_planted_coefficients() -> None:
+    """Within 2 %, through noise of 5 % of a run time."""
+    source = random.Random(7)
+    points = []
+    for _ in range(400):
+        prompt, output = source.randrange(10, 4000), source.randrange(2, 400)
+        spent = (30 + 0.2 * prompt + 12 * (output - 1)) * source.uniform(0.95, 1.05)
+        points.append((prompt, output, spent))
+    found = fit(points)
+    assert abs(found.per_prompt_token / 0.2 - 1) < 0.02 and abs(found.per_token / 12 - 1) < 0.02
+
+
+def test_the_fit_of_lengths_that_never_vary() -> None:
+    """One of them, both, or only together."""
+    assert fit([(20, output, 30 + 5.0 * (output - 1)) for output in (2, 5, 9)]).of(20, 50) == approx(275.0)
+    assert fit([(20, 5, 50.0)] * 5).of(20, 5) == 50.0
+    assert abs(fit([(n, n, 10 + 3.0 * (n - 1)) for n in (2, 5, 9)]).of(7, 7) - 28) < 1e-9
+
+
+def test_contention_is_what_sharing_cost() -> None:
+    """Requests alone take 60 ms; five at a time, each takes 20 ms per token more, after a wait of 7 ms."""
+    alone = [request(number, 1000.0 * number, tokens=5 + number % 9) for number in range(20)]
+    shared = [request(100 + n, 50_000 + 5_000 * (n // 5), wait=7.0, per_token=25.0, tokens=11) for n in range(50)]
+    (found,) = run_times([ReportedRequest(record) for record in [*alone, *shared]])
+    assert (found.fitted, found.beside) == (20, 0)
+    assert abs(found.run_time.per_token - 5.0) < 0.1 and abs(found.run_time.overhead - 10.0) < 0.5
+    of_shared = 50 * (20.0 * 10) / 70
+    assert abs(found.sharing - of_shared) < 1.0
+    assert abs(found.contention - (found.waiting + found.sharing)) < 1e-9
+
+
+def test_the_idealized_time_is_that_of_the_fastest_worker() -> None:
+    fast, slow = healthy("worker-1"), healthy("worker-2", 100, per_token=20.0)
+    (found,) = run_times([ReportedRequest(record) for record in [*fast, *slow]])
+    assert found.fastest == "worker-1" and abs(found.idealized - 60.0) < 0.5
+    assert abs(found.denoised - (60.0 + 210.0) / 2) < 0.5
