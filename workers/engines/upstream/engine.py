@@ -138,14 +138,15 @@ class UpstreamEngine:
     def stats(self) -> Stats:
         """`slots`: what the servers that get new requests may run, and what the others run still."""
         used, now = self._used(), time.monotonic()
-        slots = sum(pool.slots(now) if pool in used else pool.running for pool in self._pools)
-        running = sum(pool.running for pool in self._pools)
+        slots = sum([pool.slots(now) for pool in used])
+        running = sum([pool.running for pool in self._pools])
+        others = running - sum([pool.running for pool in used]) + len(self._held)
         return Stats(
-            slots=max(1, slots + len(self._held)),
+            slots=max(1, slots + others),
             running=running,
             waiting=max(0, len(self._live) - running),
             steps=self._steps,
-            accepts=any(pool.ready and pool.slots(now) > 0 for pool in used),
+            accepts=slots > 0,
         )
 
     def health(self) -> EngineHealth:
@@ -190,6 +191,8 @@ class UpstreamEngine:
 
     def _used(self) -> list[ServerPool]:
         """The pools that get new requests: fallbacks only while the own servers cannot be used."""
+        if not self._fallbacks:
+            return self._pools
         limited = self._own.ready and self._own.wait_s(1, time.monotonic()) > self._patience_s
         return [self._own] if self._own.ready and not limited else self._pools
 

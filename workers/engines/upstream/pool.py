@@ -67,9 +67,11 @@ class ServerPool:
 
     def slots(self, now: float) -> int:
         """The budgets of the servers that are there; while a rate limit holds, no more than what runs."""
-        ready = self.places.ready
-        open_ = [each for each in ready if each.wait_s(1, now) <= 0 and not each.budget.saturated]
-        return sum(each.budget.limit if each in open_ else each.in_flight for each in ready)
+        slots = 0
+        for each in self.places.ready:
+            open_ = not each.budget.saturated and each.wait_s(1, now) <= 0
+            slots += each.budget.limit if open_ else each.in_flight
+        return slots
 
     def share(self, workers: int) -> None:
         """So many workers use its servers."""

@@ -378,16 +378,21 @@ async def test_requests_go_to_the_server_that_runs_the_fewest() -> None:
 
 
 async def test_the_most_urgent_request_goes_first() -> None:
-    fake = FakeUpstream("llama-server", step_s=0.01)
+    fake = FakeUpstream("llama-server")
     fake.slots = 1
     async with bench(fake) as desk:
-        queues = [desk.begin(Request("first", HELLO, Sampling(max_tokens=5), priority=0.5))]
-        await asyncio.sleep(0.01)
+
+        def ended() -> list[str]:
+            return [piece.id for step in desk.steps for piece in step if piece.last]
+
+        fake.open.clear()
+        desk.begin(Request("first", HELLO, Sampling(max_tokens=5), priority=0.5))
+        await until(lambda: fake.running == 1)
         for name, priority in (("batch", 0.2), ("standard", 0.5), ("chat", 0.8)):
-            queues.append(desk.begin(Request(name, HELLO, Sampling(max_tokens=2), priority=priority)))
-        await until(lambda: fake.running == 0 and len(fake.sent) == 4)
-        ended = [piece.id for step in desk.steps for piece in step if piece.last]
-    assert ended == ["first", "chat", "standard", "batch"]
+            desk.begin(Request(name, HELLO, Sampling(max_tokens=2), priority=priority))
+        fake.open.set()
+        await until(lambda: len(ended()) == 4)
+        assert ended() == ["first", "chat", "standard", "batch"]
 
 
 async def test_chunks_of_one_read_are_one_piece() -> None:

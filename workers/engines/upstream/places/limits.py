@@ -80,6 +80,8 @@ class Bucket:
 
     def wait_s(self, amount: float, now: float) -> float:
         """Seconds until the amount can be reserved. More than the limit waits for a full bucket."""
+        if self.limit == math.inf:
+            return 0.0
         self._fill(now)
         lacking = min(amount, self.limit) - self.level
         return lacking * WINDOW_S / self.limit if lacking > ROUNDING else 0.0
@@ -155,6 +157,8 @@ class KeyPool:
 
     def choose(self, cost: int, now: float) -> tuple[UpstreamKey, float]:
         """The key that may be used first, and in how many seconds; among equals the one with the most left."""
+        if len(self.keys) == 1:
+            return self.keys[0], self.keys[0].wait_s(cost, now)
         waits = [(key.wait_s(cost, now), -key.requests.level, number, key) for number, key in enumerate(self.keys)]
         wait, _, _, key = min(waits)
         return key, wait
