@@ -166,6 +166,8 @@ ROUTES = (
     Route("GET", "/healthz", health.healthz, ANYONE, "Whether this process is alive", "application/json"),
     Route("GET", "/readyz", health.readyz, ANYONE, "Whether requests can be accepted", "application/json",
           errors=(503,)),
+    Route("GET", "/health", health.readyz, ANYONE, "The same, by the name that other servers have", "application/json",
+          errors=(503,)),
     Route("GET", "/version", health.version, ANYONE, "Which version this is", "application/json"),
     Route("GET", "/metrics", health.metrics, Access.METRICS, "Counters for Prometheus", "text/plain", errors=(401,)),
     Route("GET", "/openapi.json", health.openapi, ANYONE, "This document", "application/json"),

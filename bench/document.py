@@ -55,7 +55,17 @@ def _comment(text: str) -> str:
     return LUA_BEHIND.sub("", " ".join(head))
 
 
-PAGES_OF_DOCS = ("performance", "guarantees", "scheduling", "batches", "scaling", "walk", "api", "production")
+PAGES_OF_DOCS = (
+    "performance",
+    "guarantees",
+    "scheduling",
+    "batches",
+    "scaling",
+    "walk",
+    "api",
+    "production",
+    "clients",
+)
 
 PAGES = (
     Path("README.md"),

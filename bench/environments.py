@@ -39,12 +39,17 @@ class Environment:
     def pins(self) -> str:
         return "\n".join([f"python {sys.version_info[0]}.{sys.version_info[1]}", *self.packages, "--", *self.bare, ""])
 
+    def made(self, environ: Mapping[str, str] | None = None) -> Path | None:
+        """Return its Python, or None if it is not there as it should be."""
+        folder = cache(os.environ if environ is None else environ) / self.name
+        return folder / "bin" / "python" if made_of(folder) == self.pins else None
+
     def prepare(self, say: Callable[[str], None], environ: Mapping[str, str] | None = None) -> Path:
         """Make it if it is not there; returns its Python. `say` is told what takes time. Raises Absent."""
+        if (python := self.made(environ)) is not None:
+            return python
         folder = cache(os.environ if environ is None else environ) / self.name
         python = folder / "bin" / "python"
-        if _made_of(folder) == self.pins:
-            return python
         say(f"installing {', '.join((*self.packages, *self.bare))} into {folder}, once")
         _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)])
         install = [sys.executable, "-m", "pip", "--python", str(python), *INSTALL]
@@ -61,7 +66,8 @@ def cache(environ: Mapping[str, str]) -> Path:
     return Path(environ.get(CACHE) or Path.home() / ".cache" / "penstock-bench")
 
 
-def _made_of(folder: Path) -> str:
+def made_of(folder: Path) -> str:
+    """Return what a finished environment was made of; "" if there is none."""
     try:
         return (folder / PINS).read_text()
     except OSError:

@@ -160,6 +160,14 @@ class Processes:
         """Memory now, of each process and all its descendants; pages they share count once, in parts."""
         return {name: sum(memory_mib(pid) for pid in tree(process.pid)) for name, process in self._running.items()}
 
+    def kill(self, name: str) -> None:
+        """Kill one with all that it started; its name is free again."""
+        process = self._running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if line := self._lines.pop(name, None):
+            line.close()
+
     def close(self) -> None:
         """End all of them, the youngest first, and whatever they started. Idempotent."""
         for name in reversed(list(self._running)):

@@ -63,6 +63,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Divides the logits of tokens that prompt or answer have already; 1: off."""
     logit_bias: dict[int, float] = {}
     """Added to the logits of tokens, by their ids; -100 bans a token, 100 forces it."""
+    ignore_eos: bool = False
+    """The model may not end the text: it has as many tokens as the limit says."""
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -106,6 +108,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     min_p: bool = False
     repetition_penalty: bool = False
     logit_bias: bool = False
+    ignore_eos: bool = False
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

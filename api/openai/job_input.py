@@ -31,7 +31,9 @@ def input_object(job: Job) -> dict[str, Any]:
             found["prompt"] = list(texts) if len(texts) > 1 else texts[0]
         case _:
             found["prompt"] = [list(ids) for ids in prompt.ids]
-    found |= {name: value for name in SAME if (value := getattr(sampling, name)) is not None} | _biases(sampling)
+    found |= {name: value for name in SAME if (value := getattr(sampling, name)) is not None} | _further_sampling(
+        sampling
+    )
     if sampling.n > 1:
         found["n"] = sampling.n
     if sampling.stop:
@@ -43,9 +45,10 @@ def input_object(job: Job) -> dict[str, Any]:
     return found | _tools(job.tools) | _kept(job)
 
 
-def _biases(sampling: Sampling) -> dict[str, Any]:
+def _further_sampling(sampling: Sampling) -> dict[str, Any]:
     biases = {str(token): bias for token, bias in sampling.logit_bias.items()}
-    return {"logit_bias": biases} if biases else {}
+    found: dict[str, Any] = {"logit_bias": biases} if biases else {}
+    return found | ({"ignore_eos": True} if sampling.ignore_eos else {})
 
 
 def _tools(tools: Tools | None) -> dict[str, Any]:
@@ -73,7 +76,7 @@ def _response_input(job: Job, form: ResponseForm) -> dict[str, Any]:
     sampling = job.sampling
     names = {name: name for name in SAME if name != "max_tokens"} | {"max_tokens": "max_output_tokens"}
     found |= {shown: value for name, shown in names.items() if (value := getattr(sampling, name)) is not None}
-    found |= _biases(sampling)
+    found |= _further_sampling(sampling)
     if form.format:
         found["text"] = {"format": form.format}
     if sampling.logprobs is not None:

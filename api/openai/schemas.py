@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
+from api.openai.end_fields import EndFields
 from api.openai.errors import invalid_request
 from api.openai.fields import (
     MAX_MESSAGES,
@@ -98,7 +99,7 @@ _ENDPOINT = "What the other fields describe: a chat (with `messages`) or a compl
 _HEADER_WORD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,80}")
 
 
-class CompletionFields(GenerationRequest):
+class CompletionFields(EndFields, GenerationRequest):
     """Fields shared by chats and completions."""
 
     max_tokens: TokenLimit | None = Field(None, description="Most tokens of one choice. Null: the engine's default.")
@@ -138,6 +139,7 @@ class CompletionFields(GenerationRequest):
             stop=tuple(stop for stop in stops if stop),
             logprobs=self.logprobs_asked,
             json_schema=self.response_format.schema_wanted if self.response_format else None,
+            ignore_eos=self.to_the_limit,
         )
 
 
@@ -253,6 +255,8 @@ def parse(kind: Kind, body: bytes) -> Request:
         request = model.model_validate(fields)
     except ValidationError as error:
         raise explained(error) from None
+    if isinstance(request, CompletionFields):
+        request.check_end(request.token_limit, request.sampling.json_schema)
     _check_tools(request)
     return request
 
@@ -265,6 +269,7 @@ def _check_tools(request: Request) -> None:
     for name, asked in (
         ("text.format" if flat else "response_format", sampling.json_schema),
         ("include" if flat else "logprobs", sampling.logprobs),
+        ("ignore_eos", sampling.ignore_eos or None),
     ):
         if asked is not None:
             raise invalid_request(f"{name} cannot be combined with tools here. Leave one of them out.", name)

@@ -8,8 +8,11 @@ from __future__ import annotations
 from penstock.engine import Capabilities, Failure
 from streaming.jobs.job import Chat, Job, Tokens
 
-NEUTRAL = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "logit_bias": {}}
+NEUTRAL = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "logit_bias": {}, "ignore_eos": False}
 """Further fields of sampling, each with the value that asks an engine without it for nothing."""
+
+IN_RESPONSES = {"messages": "input", "response_format": "text.format", "logprobs": "include"}
+"""Names that fields of a job have in the Responses API, where they differ."""
 
 
 def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
@@ -88,4 +91,5 @@ def _further_sampling(job: Job, capabilities: Capabilities) -> Failure | None:
 
 
 def _refusal(job: Job, param: str, what: str) -> Failure:
+    param = param if job.response is None else IN_RESPONSES.get(param, param)
     return Failure("invalid_request_error", f"{param}: the engine of {job.model!r} {what}.", 400, param)

@@ -64,7 +64,7 @@ PLAIN_VERSION, TOOL_VERSION, JOB_VERSION = 1, 2, 3
 """Versions of a job's body: the first, that of tools, and the greatest. A worker puts a job of a greater version back
 for a newer worker."""
 
-SAMPLING_OF_VERSION_3 = ("top_k", "min_p", "repetition_penalty", "logit_bias")
+SAMPLING_OF_VERSION_3 = ("top_k", "min_p", "repetition_penalty", "logit_bias", "ignore_eos")
 """Fields of Sampling that came with version 3."""
 
 
@@ -139,7 +139,8 @@ class ExtendedJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VE
 
 def job_class(prompt: Prompt, tools: Tools | None, sampling: Sampling) -> type[Job]:
     """The struct of a job with this prompt, these tools and this sampling."""
-    if any(getattr(sampling, name) not in (None, {}) for name in SAMPLING_OF_VERSION_3):
+    asked = [getattr(sampling, name) for name in SAMPLING_OF_VERSION_3]
+    if any(value is not None and value is not False and value != {} for value in asked):
         return ExtendedJob
     called = isinstance(prompt, Chat) and any(turn.calls or turn.call_id for turn in prompt.turns)
     return ToolJob if called or tools is not None else Job

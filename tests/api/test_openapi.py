@@ -277,7 +277,7 @@ def test_every_answer_is_as_described(house: House) -> None:
 
     chat = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
     text = {"model": "sim", "prompt": "x", "max_tokens": 2}
-    for path in ("/healthz", "/readyz", "/version", "/metrics", "/openapi.json"):
+    for path in ("/health", "/healthz", "/readyz", "/version", "/metrics", "/openapi.json"):
         ask("GET", path)
     assert [each["id"] for each in ask("GET", "/v1/models")["data"]] == [ask("GET", "/v1/models/sim")["id"]]
     for path, body in (("/v1/chat/completions", chat), ("/v1/completions", text)):

@@ -33,7 +33,7 @@ SETTINGS = "".join(
         strict=True,
     )
 )
-OPEN = {"/", "/healthz", "/readyz", "/version", "/openapi.json"}
+OPEN = {"/", "/health", "/healthz", "/readyz", "/version", "/openapi.json"}
 """Answered without a key."""
 EITHER = {"/metrics"}
 """For whoever watches: open, or an admin's."""

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 TOKEN = "the-admin-token"
 KEYED, KEYLESS = "with keys", "without keys"
 SERVED = [(path, method) for path, rows in RULES.items() for method in rows]
-OPEN = {"/healthz", "/readyz", "/version", "/openapi.json", "/", "/console", "/console/session"}
+OPEN = {"/health", "/healthz", "/readyz", "/version", "/openapi.json", "/", "/console", "/console/session"}
 OPEN |= {"/console/{page:path}", "/console/assets/{build}/{name}"}
 
 

@@ -496,6 +496,32 @@ def test_further_sampling_out_of_range_is_refused(name: str, value: Any, words: 
         assert error.param == name and words in error.message
 
 
+@pytest.mark.parametrize("asked", [{"ignore_eos": True}, {"min_tokens": 9}, {"ignore_eos": True, "min_tokens": 9}])
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
+def test_a_text_may_have_to_go_on_to_its_limit(asked: dict[str, Any], limit: str) -> None:
+    """Load generators ask for it by both names, and send neutral values to others."""
+    base = {"model": "m", "messages": MESSAGES, limit: 9}
+    request = parse("chat", json.dumps(base | asked).encode())
+    assert job_of(request).sampling.ignore_eos and ignored_fields(request) == []
+    assert input_object(job_of(request))["ignore_eos"] is True
+    neutral = parse("chat", json.dumps(base | {"ignore_eos": False, "min_tokens": 0}).encode())
+    assert not job_of(neutral).sampling.ignore_eos and "ignore_eos" not in input_object(job_of(neutral))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 9, "min_tokens": 5}, "min_tokens"),
+        ({"min_tokens": 5}, "min_tokens"),
+        ({"ignore_eos": True, "response_format": {"type": "json_object"}}, "ignore_eos"),
+        ({"ignore_eos": True, "tools": [{"type": "function", "function": {"name": "f"}}]}, "ignore_eos"),
+        ({"max_tokens": 5, "min_tokens": 5, "response_format": {"type": "json_object"}}, "min_tokens"),
+    ],
+)
+def test_what_would_not_be_honoured_is_refused(fields: dict[str, Any], param: str) -> None:
+    assert refused("chat", {"model": "m", "messages": MESSAGES, **fields}).param == param
+
+
 def test_a_bias_out_of_range_is_named() -> None:
     for value in (100.5, -101, "1", None, True):
         error = refused("chat", {"model": "m", "messages": MESSAGES, "logit_bias": {"5": 1, "6": value}})

@@ -9,12 +9,13 @@ from penstock.engine import Capabilities, ChatTurn, Sampling
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens
+from streaming.jobs.response_form import ResponseForm
 from streaming.priority import Priority
 
 CHAT = Chat((ChatTurn("user", "hello"),))
 TEXT = Text(("hello",))
 TOKENS = Tokens(((1, 2),))
-FURTHER = dict.fromkeys(("top_k", "min_p", "repetition_penalty", "logit_bias"), True)
+FURTHER = dict.fromkeys(("top_k", "min_p", "repetition_penalty", "logit_bias", "ignore_eos"), True)
 ALL = Capabilities(chat=True, logprobs=20, json_schema=True, penalties=True, token_prompts=True, **FURTHER)
 NONE = Capabilities(chat=False, logprobs=-1, json_schema=False, penalties=False, token_prompts=False)
 
@@ -42,6 +43,7 @@ WANTED = [
         Capabilities(**FURTHER | {"repetition_penalty": False}),
         "repetition_penalty",
     ),
+    (TEXT, Sampling(ignore_eos=True), Capabilities(**FURTHER | {"ignore_eos": False}), "ignore_eos"),
     (TEXT, Sampling(logit_bias={5: 1.0}), Capabilities(**FURTHER | {"logit_bias": False}), "logit_bias"),
 ]
 
@@ -105,3 +107,15 @@ def test_the_limit_itself_is_allowed() -> None:
     """As many alternatives as the engine gives, and not one more."""
     assert unsupported(job(CHAT, Sampling(logprobs=5)), Capabilities(logprobs=5)) is None
     assert unsupported(job(CHAT, Sampling(logprobs=6)), Capabilities(logprobs=5)) is not None
+
+
+def test_a_response_is_refused_by_the_names_of_its_own_fields() -> None:
+    """A client of the Responses API has sent no response_format."""
+    for prompt, sampling, capabilities, param in (
+        (CHAT, Sampling(json_schema={}), Capabilities(), "text.format"),
+        (CHAT, Sampling(logprobs=0), Capabilities(logprobs=-1), "include"),
+        (CHAT, Sampling(logprobs=3), Capabilities(logprobs=2), "top_logprobs"),
+        (CHAT, Sampling(), Capabilities(chat=False), "input"),
+    ):
+        found = unsupported(replace(job(prompt, sampling), response=ResponseForm()), capabilities)
+        assert found is not None and found.param == param and found.message.startswith(f"{param}: ")

@@ -124,7 +124,14 @@ def test_a_job_with_tools_is_of_a_version_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"top_k": 0}, {"min_p": 0.1}, {"repetition_penalty": 1.0}, {"logit_bias": {1: 2.5, 50256: -100.0}}]
+    "fields",
+    [
+        {"top_k": 0},
+        {"min_p": 0.1},
+        {"repetition_penalty": 1.0},
+        {"logit_bias": {1: 2.5, 50256: -100.0}},
+        {"ignore_eos": True},
+    ],
 )
 def test_a_job_with_further_sampling_is_of_a_version_of_its_own(fields: dict[str, Any]) -> None:
     """A worker that would leave them out sets it aside, also one that knows tools."""

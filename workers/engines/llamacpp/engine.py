@@ -113,6 +113,7 @@ class LlamacppEngine:
                 min_p=True,
                 repetition_penalty=True,
                 logit_bias=True,
+                ignore_eos=True,
                 tools=self._prompts is not None and self._prompts.tools,
                 forced_tools=self._prompts is not None and self._prompts.chat,
             ),

@@ -98,6 +98,8 @@ class Generation:
             body["seed"] = sampling.seed % 2**31  # llama.cpp takes 32 bits, and the largest value means "random"
         if sampling.logit_bias:
             body["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
+        if sampling.ignore_eos:
+            body["ignore_eos"] = True
         if sampling.logprobs is not None:
             body["logprobs"] = max(1, sampling.logprobs)
         if self.schema is not None:

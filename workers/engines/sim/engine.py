@@ -141,6 +141,7 @@ class SimEngine:
                 min_p=True,
                 repetition_penalty=True,
                 logit_bias=True,
+                ignore_eos=True,
             ),
             created=int(time.time()),
         )
@@ -220,7 +221,7 @@ class SimEngine:
         found = FAULT.search(prompt) if self._settings.faults else None
         fault = (found[1], int(found[2])) if found else None
         sequence = _Sequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
-        sequence.end = "length" if wanted else "stop"
+        sequence.end = "length" if wanted or request.sampling.ignore_eos else "stop"
         if self._cache is not None:
             sequence.tenant, sequence.prompt = request.tenant, prompt
         if request.tools is not None and (calls := call_tokens(request)):

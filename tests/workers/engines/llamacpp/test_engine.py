@@ -25,6 +25,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 SLOTS, CONTEXT = 4, 512
 GREEDY: dict[str, Any] = {"temperature": 0.0}
+SHORT = (ChatTurn("user", "What is the capital of France?"),)
 STORY = (ChatTurn("user", "Tell me a long story about a river."),)
 
 
@@ -246,6 +247,17 @@ async def test_further_sampling_reaches_the_sampler(desk: Desk) -> None:
     varied = await desk.ask(STORY, max_tokens=40, repetition_penalty=2.0, **GREEDY)
     same = await desk.ask(STORY, max_tokens=40, repetition_penalty=0.5, **GREEDY)
     assert len(set(same.ids)) < len(set(varied.ids))
+
+
+async def test_the_end_of_a_text_can_be_ignored(desk: Desk) -> None:
+    """A text that ends by itself goes on to its limit, also when another attempt continues it."""
+    short = await desk.ask(SHORT, max_tokens=60, **GREEDY)
+    assert (short.finish, len(short.ids) < 50) == ("stop", True)
+    whole = await desk.ask(SHORT, max_tokens=60, ignore_eos=True, **GREEDY)
+    assert (whole.finish, len(whole.ids)) == ("length", 60)
+    past = [(short.text, short.ids, len(short.ids))]
+    rest = await desk.ask(SHORT, past, max_tokens=60, ignore_eos=True, **GREEDY)
+    assert (rest.finish, len(short.ids) + len(rest.ids)) == ("length", 60)
 
 
 async def test_a_bias_of_a_token_that_is_not_there_is_refused(desk: Desk) -> None:

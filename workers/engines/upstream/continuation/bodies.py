@@ -130,6 +130,8 @@ def _further_sampling(facts: ServerFacts, sampling: Sampling) -> dict[str, Any]:
         body["repeat_penalty" if facts.kind == "llama-server" else "repetition_penalty"] = sampling.repetition_penalty
     if sampling.logit_bias:
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.ignore_eos:
+        body["ignore_eos"] = True
     return body
 
 

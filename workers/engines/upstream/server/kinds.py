@@ -59,6 +59,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     min_p: bool = False
     repetition_penalty: bool = False
     logit_bias: bool = False
+    ignore_eos: bool = False
     logprobs: int = -1
     json_schema: bool = False
     usage: bool = True
@@ -101,6 +102,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
+            ignore_eos=self.ignore_eos,
         )
 
 
@@ -118,6 +120,7 @@ KINDS: dict[str, ServerFacts] = {
         repetition_penalty=True,
         repetition_span=True,
         logit_bias=True,
+        ignore_eos=True,
         logprobs=MAX_LOGPROBS,
         json_schema=True,
     ),
@@ -134,6 +137,7 @@ KINDS: dict[str, ServerFacts] = {
         repetition_penalty=True,
         repetition_span=True,
         logit_bias=True,
+        ignore_eos=True,
         logprobs=MAX_LOGPROBS,
         json_schema=True,
         running_usage=True,
@@ -151,6 +155,7 @@ KINDS: dict[str, ServerFacts] = {
         repetition_penalty=True,
         repetition_span=True,
         logit_bias=True,
+        ignore_eos=True,
         logprobs=MAX_LOGPROBS,
         json_schema=True,
         running_usage=True,
@@ -163,6 +168,7 @@ KINDS: dict[str, ServerFacts] = {
         min_p=True,
         repetition_penalty=True,
         logit_bias=True,
+        ignore_eos=True,
         logprobs=-1,
         running_usage=True,
         strict=True,

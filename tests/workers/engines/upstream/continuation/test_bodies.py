@@ -35,32 +35,35 @@ def test_a_strict_server_gets_standard_fields_alone(kind: str) -> None:
     assert "stop" not in body and body.get("seed", 0) >= 0
 
 
-FURTHER = Sampling(top_k=0, min_p=0.2, repetition_penalty=1.2, logit_bias={7: -100.0})
+FURTHER = Sampling(top_k=0, min_p=0.2, repetition_penalty=1.2, logit_bias={7: -100.0}, ignore_eos=True)
+COMMON = {"min_p": 0.2, "logit_bias": {"7": -100.0}, "ignore_eos": True}
 
 
 @pytest.mark.parametrize(
     ("kind", "sent"),
     [
-        ("llama-server", {"top_k": 0, "min_p": 0.2, "repeat_penalty": 1.2, "logit_bias": {"7": -100.0}}),
-        ("vllm", {"top_k": -1, "min_p": 0.2, "repetition_penalty": 1.2, "logit_bias": {"7": -100.0}}),
-        ("sglang", {"top_k": -1, "min_p": 0.2, "repetition_penalty": 1.2, "logit_bias": {"7": -100.0}}),
-        ("trtllm", {"top_k": 0, "min_p": 0.2, "repetition_penalty": 1.2, "logit_bias": {"7": -100.0}}),
+        ("llama-server", {"top_k": 0, "repeat_penalty": 1.2}),
+        ("vllm", {"top_k": -1, "repetition_penalty": 1.2}),
+        ("sglang", {"top_k": -1, "repetition_penalty": 1.2}),
+        ("trtllm", {"top_k": 0, "repetition_penalty": 1.2}),
     ],
 )
 def test_further_sampling_goes_by_the_names_of_the_kind(kind: str, sent: dict[str, Any]) -> None:
     facts = kinds.of(kind, model="m")
     can = facts.capabilities()
-    assert can.top_k and can.min_p and can.repetition_penalty and can.logit_bias
+    assert can.top_k and can.min_p and can.repetition_penalty and can.logit_bias and can.ignore_eos
     without = bodies.build(facts, Request("r", CHAT, Sampling()), Rung.FRESH, (), None)[1]
     body = bodies.build(facts, Request("r", CHAT, FURTHER), Rung.FRESH, (), None)[1]
-    assert {name: value for name, value in body.items() if name not in without} == sent
+    assert {name: value for name, value in body.items() if name not in without} == sent | COMMON
 
 
 @pytest.mark.parametrize("kind", ["tgi", "ollama", "mistral", "deepseek", "openai", "other"])
 def test_a_server_gets_no_field_that_it_lacks(kind: str) -> None:
     """Also not its neutral value, which the door lets pass."""
     facts = kinds.of(kind, model="m")
-    assert not (facts.top_k or facts.min_p or facts.repetition_penalty) and facts.logit_bias is (kind == "openai")
+    assert not (facts.top_k or facts.min_p or facts.repetition_penalty or facts.ignore_eos) and facts.logit_bias is (
+        kind == "openai"
+    )
     neutral = Sampling(top_k=0, min_p=0.0, repetition_penalty=1.0)
     plain = bodies.build(facts, Request("r", CHAT, Sampling()), Rung.FRESH, (), None)
     assert bodies.build(facts, Request("r", CHAT, neutral), Rung.FRESH, (), None) == plain
