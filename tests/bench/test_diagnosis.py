@@ -1,0 +1,60 @@
+"""The diagnosis: what counts as named, what counts as equal, and one case on real processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from recorded import request
+
+from bench import report
+from bench.diagnosis.__main__ import CASES, judged, main, unequal
+from bench.diagnosis.cost import record_cost_us
+from bench.diagnosis.load import Received
+from telemetry.records.schema import ENCODER
+from telemetry.report.advice import Advice
+from telemetry.report.report import Report, Scope, report_of
+
+
+def advice(kind: str, title: str) -> Advice:
+    return Advice(kind=kind, title=title, reason="", change="")
+
+
+def test_what_counts_as_named() -> None:
+    """The kind and the culprit; another bottleneck is wrong, but for one that the case allows."""
+    slow, lane = CASES["slow worker"], CASES["starved lane"]
+    assert judged(slow, [advice("slow_worker", "worker-slow is slow")]) == (True, [])
+    assert judged(slow, [advice("slow_worker", "worker-1 is slow")]) == (False, ["worker-1 is slow"])
+    assert judged(slow, []) == (False, [])
+    full = advice("full_pool", "The pool of bench is full")
+    assert judged(lane, [advice("starved_lane", "Lane batch of bench starves"), full]) == (True, [])
+    assert judged(CASES["nothing"], [full]) == (True, [full.title])
+    assert judged(CASES["nothing"], [advice("refused", "1 % of the requests were refused")]) == (True, [])
+
+
+def test_a_number_that_differs_is_named(tmp_path: Path) -> None:
+    rows = [request(number, 100.0 * number) for number in range(3)]
+    (tmp_path / "20270115T080000.000-worker-1.jsonl").write_bytes(b"\n".join(map(ENCODER.encode, rows)) + b"\n")
+    found: Report = report_of(tmp_path, Scope(0.0, float("inf")), {})
+    lines = [
+        {"id": row.id, "state": "completed", "completion_tokens": 11, "started_us": row.started_us,
+         "accepted_us": row.accepted_us}
+        for row in rows
+    ]  # fmt: skip
+    received = Received(answers={row.id for row in rows}, tokens=33)
+    assert unequal(received, found, lines) == []
+    assert unequal(Received(answers=received.answers, tokens=34), found, lines) == ["tokens", "raw tokens"]
+    assert unequal(received, found, [*lines, lines[0]]) == ["requests", "one record each", "raw tokens"]
+
+
+def test_a_record_has_a_cost() -> None:
+    costs = record_cost_us()
+    assert len(costs) == 9 and all(cost > 0 for cost in costs)
+
+
+@pytest.mark.slow
+def test_a_case_on_real_processes(tmp_path: Path) -> None:
+    """The report names the slow worker, and its numbers are those of the raw lines and of the clients."""
+    main(["--cases", "slow worker", "--seconds", "5", "--out", str(tmp_path)])
+    (row,) = report.load(tmp_path / "diagnosis.json").rows
+    assert (row["named"], row["equal"], row["wrong"]) == ("yes", "yes", {}) and "worker-slow" in row["found"]
