@@ -31,6 +31,7 @@ from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
+from telemetry.records.nvml import GpuEnergy
 from telemetry.records.sampler import Facts, Sampler
 from telemetry.records.settings import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink
@@ -147,6 +148,7 @@ class WorkerProcess:
         self._metrics, self._tracing, self._records, self._lifeline = metrics, tracing, records, lifeline
         self._worker: Worker | None = None
         self._tally = WorkCounters()
+        self._energy = None if records is NO_RECORDS else GpuEnergy.open()
         self._state = me.state
         self._cordoned = ""
         self._stop = asyncio.Event()
@@ -287,6 +289,7 @@ class WorkerProcess:
             "steps": tally.steps,
             "step_s": round(tally.step_s, 4),
             "step_tokens": tally.step_tokens,
+            "gpus": self._energy.joules() if self._energy is not None else {},
         }
 
     def _describe(self) -> Process:

@@ -1,0 +1,56 @@
+"""Energy of GPUs by NVML: read where the driver tells, absent where it does not, never zero."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from telemetry.records.nvml import GpuEnergy
+
+NOT_SUPPORTED = 3
+
+
+class FakeNvml:
+    """NVML of a machine with these counters in millijoules; None: the GPU does not count."""
+
+    def __init__(self, *counters: int | None, starts: int = 0) -> None:
+        self.counters, self._starts = counters, starts
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802 - NVML's name
+        return self._starts
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802 - NVML's name
+        count._obj.value = len(self.counters)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:  # noqa: N802 - NVML's name
+        device._obj.value = index + 1
+        return 0
+
+    def nvmlDeviceGetUUID(self, device: ctypes.c_void_p, uuid: Any, size: int) -> int:  # noqa: N802 - NVML's name
+        uuid.value = f"GPU-{device.value}".encode()
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, device: ctypes.c_void_p, used: Any) -> int:  # noqa: N802 - NVML's name
+        counter = self.counters[(device.value or 0) - 1]
+        used._obj.value = counter or 0
+        return NOT_SUPPORTED if counter is None else 0
+
+
+def test_each_gpu_by_its_uuid() -> None:
+    nvml = FakeNvml(5000, None, 0)
+    energy = GpuEnergy(nvml)
+    assert energy.joules() == {"GPU-1": 5.0, "GPU-3": 0.0}
+    nvml.counters = (7500, None, 1)
+    assert energy.joules() == {"GPU-1": 7.5, "GPU-3": 0.001}
+
+
+def test_a_driver_that_does_not_start_is_an_error() -> None:
+    with pytest.raises(OSError, match="NVML answers 9"):
+        GpuEnergy(FakeNvml(starts=9))
+
+
+def test_a_machine_without_the_library_has_none() -> None:
+    assert GpuEnergy.open("libno-such-library.so.1") is None
