@@ -148,6 +148,7 @@ async def accept(services: Services, scope: Scope, asked: Request, body: bytes, 
     state["model"] = asked.model
     job_id = services.queue.new_id(caller.tenant, key)
     partition = partition_of(job_id) or 0
+    card = services.cards.get(asked.model)
     job = to_job(
         asked,
         job_id=job_id,
@@ -158,8 +159,8 @@ async def accept(services: Services, scope: Scope, asked: Request, body: bytes, 
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
         events=_recipients(services, caller.tenant, asked, waits=waits),
+        card=card,
     )
-    card = services.cards.get(job.model)
     if card is not None and (failure := unsupported(job, card.capabilities)):
         raise job_errors.from_failure(failure)
     must_run = bool(asked.queue.do_not_queue)

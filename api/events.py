@@ -162,7 +162,7 @@ class EventReader:
         """How many runs the reader has the `started` event of."""
         self._seq, self._last = place.after, place.runs
         """Number of the last delta that the reader has, and the runs up to the one that wrote it."""
-        self._parts = CallParts() if record.job.tools is not None else None
+        self._parts = CallParts() if record.job.parted else None
         self._ended: Terminal | None = None
         """The terminal record, once the buffer has delivered it."""
         self._had_ended = False

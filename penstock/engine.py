@@ -109,6 +109,10 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: bool = False
     logit_bias: bool = False
     ignore_eos: bool = False
+    reasoning: bool = False
+    """Whether the model reasons before it answers, and the engine marks that in its text."""
+    reasoning_effort: bool = False
+    """Whether a request can say how much it reasons, also that it does not."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +160,9 @@ class Request(msgspec.Struct, frozen=True):
     capabilities `tools` and `forced_tools` gets them."""
     served_by: str = ""
     """The model that generated `past`, if the engine said that it is another one than asked for (`Piece.served_by`)."""
+    reasoning: str = ""
+    """Not empty: the engine marks reasoning as penstock/tools.py describes. How much the model shall reason, in the
+    words of OpenAI's reasoning_effort, or "default"."""
 
     @property
     def past_tokens(self) -> int:

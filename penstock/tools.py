@@ -1,8 +1,12 @@
 """Tools: functions that a chat may call, the model's calls of them, and how calls are written in a generated text.
 
-An engine writes a call into its text with three control characters, which JSON and names cannot contain:
+An engine writes a call into its text with control characters, which JSON and names cannot contain:
 
     text CALL name ARGUMENTS arguments CALL name ARGUMENTS arguments TEXT text
+
+Reasoning that comes before an answer is marked likewise, and ends with the next mark:
+
+    REASONING reasoning TEXT text
 
 So a call is text like any other: the log keeps it, a replay compares it, and every reader derives the same calls, names
 and numbers from it. The arguments are JSON. Text that an engine passes on has no such characters (`without_marks`).
@@ -16,9 +20,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-CALL, ARGUMENTS, TEXT = "\x1e", "\x1f", "\x1d"
-_MARK = re.compile("([\x1d-\x1f])")
-_WITHOUT_MARKS = dict.fromkeys(map(ord, (CALL, ARGUMENTS, TEXT)))
+CALL, ARGUMENTS, TEXT, REASONING = "\x1e", "\x1f", "\x1d", "\x1c"
+_MARK = re.compile("([\x1c-\x1f])")
+_WITHOUT_MARKS = dict.fromkeys(map(ord, (CALL, ARGUMENTS, TEXT, REASONING)))
+
+SAID, REASONED = -1, -2
+"""The `call` of a part that is text, and of one that is reasoning."""
 
 CallChoice: TypeAlias = Literal["auto", "required"]
 
@@ -85,10 +92,10 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerPart(NamedTuple):
-    """A part of an answer: text, or a fragment of one call's arguments."""
+    """A part of an answer: text, reasoning, or a fragment of one call's arguments."""
 
     call: int
-    """The call's number in the answer, from 0; -1: text."""
+    """The call's number in the answer, from 0; SAID: text; REASONED: reasoning."""
     name: str | None
     """The function's name, in the first part of a call; else None."""
     text: str
@@ -104,27 +111,38 @@ class CallReader:
         """The begin of a name that is not complete yet."""
         self._called = False
         """Whether what comes next are arguments."""
+        self.reasons = False
+        """Whether what comes next is reasoning."""
+        self._fresh = False
+        """Whether white space comes next that only separates reasoning from text."""
 
     def feed(self, text: str) -> list[AnswerPart]:
         parts: list[AnswerPart] = []
         for piece in _MARK.split(text):
             if piece == CALL:
-                self._name = ""
+                self._name, self.reasons, self._fresh = "", False, False
+            elif piece == REASONING:
+                self.reasons, self._called, self._fresh = True, False, True
             elif piece == ARGUMENTS:
                 parts.append(AnswerPart(self.calls, self._name or "", ""))
                 self.calls += 1
                 self._name, self._called = None, True
             elif piece == TEXT:
-                self._called = False
+                self._fresh, self.reasons, self._called = self.reasons, False, False
             elif piece:
                 self._add(parts, piece)
         return parts
 
     def _add(self, parts: list[AnswerPart], piece: str) -> None:
+        if self._fresh:
+            piece = piece.lstrip()
+            self._fresh = not piece
+        if not piece:
+            return
         if self._name is not None:
             self._name += piece
         elif not self._called:
-            parts.append(AnswerPart(-1, None, piece))
+            parts.append(AnswerPart(REASONED if self.reasons else SAID, None, piece))
         elif parts and parts[-1].call == self.calls - 1:
             last = parts.pop()
             parts.append(AnswerPart(last.call, last.name, last.text + piece))
@@ -139,19 +157,28 @@ class Call(NamedTuple):
     arguments: str
 
 
-def read_answer(texts: Iterable[str]) -> tuple[str, list[Call]]:
-    """Read a whole answer, given in pieces: its text, and its calls in order."""
+class Answer(NamedTuple):
+    """A whole answer: its text, its calls in order, and the reasoning before it."""
+
+    text: str
+    calls: list[Call]
+    reasoning: str
+
+
+def read_answer(texts: Iterable[str]) -> Answer:
+    """Read a whole answer, given in pieces."""
     reader, said, names, arguments = CallReader(), list[str](), list[str](), list[list[str]]()
+    reasoned: list[str] = []
     for part in (part for text in texts for part in reader.feed(text)):
         if part.call < 0:
-            said.append(part.text)
+            (said if part.call == SAID else reasoned).append(part.text)
             continue
         if part.name is not None:
             names.append(part.name)
             arguments.append([])
         arguments[part.call].append(part.text)
     calls = [Call(name, "".join(pieces)) for name, pieces in zip(names, arguments, strict=True)]
-    return "".join(said), calls
+    return Answer("".join(said), calls, "".join(reasoned))
 
 
 def without_marks(text: str) -> str:

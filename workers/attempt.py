@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, Failure, Piece, Request
+from penstock.engine import NEUTRAL_PRIORITY, Failure, Piece, Request
+from penstock.tools import CallReader, read_answer
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
 from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import Chat, Job, JobState, Text, prompt_count
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim
 from streaming.jobs.terminal import Generated, Terminal, Usage, served_by, total_usage
 from streaming.priority import Priority
 from workers.attempt_stamps import AttemptStamps
 from workers.engines.call_checks import FoundCalls, check_calls
 from workers.engines.constraint import complete_texts
+from workers.prompts import prompt_of
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
@@ -208,9 +210,16 @@ class Attempt:
             # A seed per copy, so that copies of one prompt differ.
             seed = None if sampling.seed is None else sampling.seed + index % sampling.n
             sampling = replace(sampling, n=1, seed=seed)
-        priority, served_by = ENGINE_PRIORITY[self.job.priority], self._servers.get(index, "")
         return Request(
-            self._request_id(index), prompt, sampling, past, self.job.tenant, priority, self.job.tools, served_by
+            self._request_id(index),
+            prompt,
+            sampling,
+            past,
+            self.job.tenant,
+            ENGINE_PRIORITY[self.job.priority],
+            self.job.tools,
+            self._servers.get(index, ""),
+            self.job.reasoning,
         )
 
     def _request_id(self, index: int) -> str:
@@ -312,7 +321,7 @@ class Attempt:
         texts = [""] * self._choices
         for delta in unpacked(self.seq, self._record):
             texts[delta.index] += delta.text
-        return texts
+        return [read_answer((text,)).text for text in texts] if self.job.reasoning and not self.job.tools else texts
 
     def stop(self, state: JobState, failure: Failure) -> None:
         """End the job early: submit and show nothing more. The first reason stands. The engine still delivers the last
@@ -351,30 +360,15 @@ class Attempt:
         return found
 
     def _usage(self) -> Usage:
-        return total_usage(self._prompts, sum(self._counts), self._choices, self.job.sampling.n)
+        usage = total_usage(self._prompts, sum(self._counts), self._choices, self.job.sampling.n)
+        return replace(usage, reasoning=self._reasoned()) if self.job.reasoning else usage
 
-
-def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:
-    """The job's prompt with this index."""
-    prompt = job.prompt
-    if isinstance(prompt, Chat):
-        return prompt.turns if job.response is None else merged_calls(prompt.turns)
-    return prompt.texts[number] if isinstance(prompt, Text) else prompt.ids[number]
-
-
-def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
-    """Turns in which the calls of one answer, which the Responses API has as items of their own, are one turn."""
-    merged: list[ChatTurn] = []
-    for turn in turns:
-        if turn.calls and not turn.content and merged and merged[-1].role == turn.role == "assistant":
-            merged[-1] = replace(merged[-1], calls=merged[-1].calls + turn.calls)
-        else:
-            merged.append(turn)
-    return merged
-
-
-def samples(job: Job) -> Iterator[Request]:
-    """One request for each prompt of the job, for `Engine.check`."""
-    sampling = replace(job.sampling, n=1)
-    for number in range(prompt_count(job.prompt)):
-        yield Request(f"{job.id}/{number}", prompt_of(job, number), sampling, (), job.tenant, tools=job.tools)
+    def _reasoned(self) -> int:
+        """Tokens of reasoning: those whose text is reasoning, or that end it."""
+        readers, count = defaultdict[int, CallReader](CallReader), 0
+        for row in unpacked(self.seq, self._record):
+            reader = readers[row.index]
+            reasons = reader.reasons
+            reader.feed(row.text)
+            count += row.n if reasons or reader.reasons else 0
+        return count

@@ -28,7 +28,7 @@ from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
-from workers.attempt import CANCELLED, EXPIRED, Attempt, samples
+from workers.attempt import CANCELLED, EXPIRED, Attempt
 from workers.checker import AnswerChecks
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
@@ -40,6 +40,7 @@ from workers.held_jobs import HeldJobs
 from workers.length_keeper import LengthKeeper
 from workers.listeners import ListenerWatch
 from workers.preemption import Preemption
+from workers.prompts import samples
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.writer import Writer

@@ -130,7 +130,7 @@ class _StoredLog:
         """Render the messages after `place`, which is the position after `seen`, behind those of `before`."""
         first = len(self.rows) if place.over else min(place.after, len(self.rows))
         end_of_page = min(first + MAX_MESSAGES, len(self.rows))
-        work, size = self._rendered(first, end_of_page), end_of_page if self.record.job.tools else end_of_page - first
+        work, size = self._rendered(first, end_of_page), end_of_page if self.record.job.parted else end_of_page - first
         found = [*before, *await self.services.store_client.turns.run(work, size)]
         last = self._cursor(self.rows[end_of_page - 1]) if end_of_page > first else seen
         all_rows = end_of_page == len(self.rows)
@@ -144,7 +144,7 @@ class _StoredLog:
     def _rendered(self, first: int, end: int) -> Sliced[list[bytes]]:
         """Render the deltas at these places. Those before them are read, too, where calls may have begun in them."""
         facts, found = facts_of(self.services, self.record), list[bytes]()
-        parts = CallParts() if self.record.job.tools is not None else None
+        parts = CallParts() if self.record.job.parted else None
         for place in range(0 if parts is not None else first, end):
             row = self.rows[place]
             called = parts.of(row) if parts is not None else None

@@ -55,12 +55,7 @@ def word_of(*words: str) -> Schema:
 def answer_schemas() -> dict[str, Schema]:
     return {
         "Error": object_of(error=_fault()),
-        "Usage": object_of(
-            prompt_tokens=INTEGER,
-            completion_tokens=INTEGER,
-            total_tokens=INTEGER,
-            prompt_tokens_details=object_of(cached_tokens=INTEGER),
-        ),
+        "Usage": _usage(),
         "ChatCompletion": _answer("chat.completion", message=_message()),
         "Completion": _answer("text_completion", text=STRING),
         "Answer": any_of("ChatCompletion", "Completion", "Response"),
@@ -271,11 +266,25 @@ def _answer(kind: str, **said: Schema) -> Schema:
     return answer
 
 
+def _usage() -> Schema:
+    """Schema of token counts; those of reasoning are there only if there are any."""
+    usage = object_of(
+        prompt_tokens=INTEGER,
+        completion_tokens=INTEGER,
+        total_tokens=INTEGER,
+        prompt_tokens_details=object_of(cached_tokens=INTEGER),
+    )
+    usage["properties"]["completion_tokens_details"] = object_of(reasoning_tokens=INTEGER)
+    return usage
+
+
 def _message() -> Schema:
-    """Schema of an answer's message; `tool_calls` is there only if it calls tools."""
+    """Schema of an answer's message; `tool_calls` is there only if it calls tools, and `reasoning_content` only if it
+    holds reasoning."""
     function = object_of(name=STRING, arguments=STRING | {"description": "JSON"})
     call = object_of(id=STRING, type=word_of("function"), function=function)
     message = object_of(role=word_of("assistant"), content=maybe(STRING), refusal=maybe(STRING))
+    message["properties"]["reasoning_content"] = STRING | {"description": "Only if the model has reasoned."}
     message["properties"]["tool_calls"] = list_of(call)
     return message
 

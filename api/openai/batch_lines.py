@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from api.openai.errors import ApiError, model_not_found
+from api.openai.generation import reasoning_of
 from api.openai.json_weight import nested_beyond
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
@@ -162,15 +163,25 @@ def _text(prompt: Chat | Text | Tokens) -> str:
             return " ".join(str(each) for row in ids for each in row)
 
 
-def job_of(request: Request, batch: Batch, *, job_id: str, number: int, lane: Priority, left_ms: int | None) -> Job:
-    """Build the job of line `number`; `left_ms` is what is left of the batch's window.
+def job_of(
+    request: Request,
+    batch: Batch,
+    *,
+    job_id: str,
+    number: int,
+    lane: Priority,
+    left_ms: int | None,
+    card: ModelCard | None = None,
+) -> Job:
+    """Build the job of line `number`; `left_ms` is what is left of the batch's window, and `card` that of its model.
 
     The line's own settings for lane, streaming and disconnects do not apply.
     """
     own = request.queue.deadline_ms
     deadlines = [each for each in (own, left_ms) if each is not None]
     prompt, tools, sampling = request.prompt_asked, request.tools_asked, request.sampling
-    return job_class(prompt, tools, sampling)(
+    reasoning = reasoning_of(request, card)
+    return job_class(prompt, tools, sampling, reasoning)(
         id=job_id,
         model=request.model,
         tenant=batch.tenant,
@@ -184,6 +195,7 @@ def job_of(request: Request, batch: Batch, *, job_id: str, number: int, lane: Pr
         on_disconnect="continue",
         response=_form_of(request),
         tools=tools,
+        reasoning=reasoning,
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator
 
 from api.openai.fields import LogitBias, Metadata, QueueOptions, StrictBody
-from penstock.engine import Sampling
+from penstock.engine import ModelCard, Sampling
 from penstock.tools import Tools
-from streaming.jobs.job import Prompt
+from streaming.jobs.job import Chat, Prompt
 from streaming.jobs.response_form import ResponseForm
 from streaming.priority import Priority
 
@@ -22,6 +22,9 @@ TIERS = {
     "fast": Priority.INTERACTIVE,
 }
 """The lane of each `service_tier`; `auto` means the endpoint's default."""
+
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class GenerationRequest(StrictBody, ABC):
@@ -111,6 +114,11 @@ class GenerationRequest(StrictBody, ABC):
     def sampling(self) -> Sampling: ...
 
     @property
+    def effort(self) -> Effort | None:
+        """How much the model shall reason; None: as much as it does by itself."""
+        return None
+
+    @property
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call. Raises ApiError (400)."""
         return None
@@ -133,3 +141,12 @@ class GenerationRequest(StrictBody, ABC):
     def response_form(self) -> ResponseForm | None:
         """What the Responses API shows of the request; None for the other endpoints."""
         return None
+
+
+def reasoning_of(request: GenerationRequest, card: ModelCard | None) -> str:
+    """Return the `reasoning` of a request's job: a model that reasons by itself is not asked to, and `none` asks only
+    such a model for something. `card`: of the model, if one is known."""
+    if request.effort not in (None, "none"):
+        return request.effort
+    reasons = card is not None and card.capabilities.reasoning and isinstance(request.prompt_asked, Chat)
+    return (request.effort or "default") if reasons else ""

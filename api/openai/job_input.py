@@ -42,6 +42,8 @@ def input_object(job: Job) -> dict[str, Any]:
         found |= {"logprobs": True, "top_logprobs": sampling.logprobs} if chat else {"logprobs": sampling.logprobs}
     if sampling.json_schema is not None:
         found["response_format"] = _response_format(sampling.json_schema)
+    if job.reasoning not in ("", "default"):
+        found["reasoning_effort"] = job.reasoning
     return found | _tools(job.tools) | _kept(job)
 
 
@@ -77,6 +79,8 @@ def _response_input(job: Job, form: ResponseForm) -> dict[str, Any]:
     names = {name: name for name in SAME if name != "max_tokens"} | {"max_tokens": "max_output_tokens"}
     found |= {shown: value for name, shown in names.items() if (value := getattr(sampling, name)) is not None}
     found |= _further_sampling(sampling)
+    if job.reasoning not in ("", "default"):
+        found["reasoning"] = {"effort": job.reasoning}
     if form.format:
         found["text"] = {"format": form.format}
     if sampling.logprobs is not None:

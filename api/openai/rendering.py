@@ -53,15 +53,14 @@ class Facts(msgspec.Struct, frozen=True):
     logprobs: bool
     created_ms: int
     fingerprint: str | None = None
-    tools: bool = False
-    """Whether its answers may hold calls."""
+    parted: bool = False
+    """Whether its answers may hold calls or reasoning."""
 
     @classmethod
     def of(cls, job: Job, created_ms: int, fingerprint: str | None = None) -> Facts:
         """Extract the fields from a job; `created_ms` is Redis time."""
         chat, logprobs = isinstance(job.prompt, Chat), job.sampling.logprobs is not None
-        tools = job.tools is not None
-        return cls(job.id, job.model, job.priority, chat, job.choices, logprobs, created_ms, fingerprint, tools)
+        return cls(job.id, job.model, job.priority, chat, job.choices, logprobs, created_ms, fingerprint, job.parted)
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the fields before `choices` of an OpenAI object."""
@@ -100,12 +99,13 @@ def on_one_line(data: bytes) -> bytes:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
+    found: dict[str, Any] = {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
     }
+    return found | {"completion_tokens_details": {"reasoning_tokens": usage.reasoning}} if usage.reasoning else found
 
 
 def servers_of(facts: Facts, terminal: Terminal) -> str:
@@ -155,7 +155,7 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
 
 def _content(facts: Facts, index: int, texts: Sequence[str]) -> dict[str, Any]:
     """Render what a choice says, given in pieces."""
-    if facts.tools:
+    if facts.parted:
         return {"message": message_of(facts.job, index, texts)}
     text = "".join(texts)
     return {"message": {"role": "assistant", "content": text, "refusal": None}} if facts.chat else {"text": text}

@@ -27,14 +27,14 @@ from api.openai.fields import (
     TokenLimit,
     refusal,
 )
-from api.openai.generation import GenerationRequest
+from api.openai.generation import Effort, GenerationRequest, reasoning_of
 from api.openai.json_body import read_object
 from api.openai.messages import ChatMessage
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
 from api.openai.tool_fields import ToolFields
 from api.openai.validation import explained
-from penstock.engine import Sampling
+from penstock.engine import ModelCard, Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens, job_class
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.priority import Priority
@@ -53,7 +53,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": ("none",),
     "web_search_options": (),
     "moderation": (),
     "suffix": ("",),
@@ -63,7 +62,11 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
 }
 """Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
 
-CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {"tools": ([],), "tool_choice": ("none", "auto")}
+CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "reasoning_effort": ("none",),
+}
 """Fields of a chat that have no place in a completion, with their neutral values."""
 
 REMEDIES: Mapping[str, str] = {
@@ -158,6 +161,10 @@ class ChatRequest(ToolFields, CompletionFields):
         None, description="Likeliest alternatives of each token; needs logprobs."
     )
 
+    reasoning_effort: Effort | None = Field(
+        None, description="How much the model reasons before it answers. Refused if it cannot be told that."
+    )
+
     @field_validator("max_completion_tokens")
     @classmethod
     def _one_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
@@ -183,6 +190,10 @@ class ChatRequest(ToolFields, CompletionFields):
     @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning_effort
 
 
 class CompletionRequest(CompletionFields):
@@ -298,10 +309,15 @@ def to_job(
     received_us: int = 0,
     clock_us: int = 0,
     events: str = "",
+    card: ModelCard | None = None,
 ) -> Job:
-    """Build the job of a request, in the requested lane but not above `ceiling`. `received_us`: see Job."""
+    """Build the job of a request, in the requested lane but not above `ceiling`. `received_us`: see Job.
+
+    `card`: of its model, if one is known.
+    """
     queue, prompt, tools, sampling = request.queue, request.prompt_asked, request.tools_asked, request.sampling
-    return job_class(prompt, tools, sampling)(
+    reasoning = reasoning_of(request, card)
+    return job_class(prompt, tools, sampling, reasoning)(
         id=job_id,
         model=request.model,
         tenant=tenant,
@@ -321,6 +337,7 @@ def to_job(
         events=events,
         response=request.response_form,
         tools=tools,
+        reasoning=reasoning,
     )
 
 

@@ -1,4 +1,4 @@
-"""Tool calls of answers, as OpenAI objects: in whole answers, in chunks of a stream and in a job's events.
+"""Tool calls and reasoning of answers, as OpenAI objects: in whole answers, chunks of a stream and a job's events.
 
 A call's id follows from the job, the choice and the call's number, so that every replay of every process has the same.
 """
@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.tools import AnswerPart, CallReader, read_answer
+from penstock.tools import REASONED, AnswerPart, CallReader, read_answer
 from streaming.jobs.frames import Delta
 
 
@@ -21,8 +21,10 @@ def call_id(job_id: str, choice: int, number: int) -> str:
 
 def message_of(job_id: str, choice: int, texts: Iterable[str]) -> dict[str, Any]:
     """Render an answer's message, given its text in pieces."""
-    said, calls = read_answer(texts)
+    said, calls, reasoned = read_answer(texts)
     message: dict[str, Any] = {"role": "assistant", "content": said, "refusal": None}
+    if reasoned:
+        message["reasoning_content"] = reasoned
     if calls:
         message["content"] = said or None
         message["tool_calls"] = [
@@ -54,11 +56,16 @@ class CallParts:
 
 
 def event_data(job_id: str, choice: int, parts: Iterable[AnswerPart]) -> dict[str, Any]:
-    """Render the fields of a delta's event: its text, and its parts of calls."""
-    said, calls = "", list[dict[str, Any]]()
+    """Render the fields of a delta's event: its text, and its parts of calls and of reasoning."""
+    said, reasoned, calls = "", "", list[dict[str, Any]]()
     for part in parts:
-        if part.call < 0:
+        if part.call == REASONED:
+            reasoned += part.text
+        elif part.call < 0:
             said += part.text
         else:
             calls.append(call_delta(job_id, choice, part))
-    return {"text": said, "tool_calls": calls} if calls else {"text": said}
+    data: dict[str, Any] = {"text": said}
+    if reasoned:
+        data["reasoning"] = reasoned
+    return data | {"tool_calls": calls} if calls else data

@@ -98,7 +98,7 @@ async def _answer(services: Services, record: JobRecord) -> ChatTurn:
     record = await services.job_reader.with_rows(record)
     rows = record.terminal.rows if record.terminal is not None else ()
     texts = [row.text for row in rows]
-    return ChatTurn("assistant", "".join(texts)) if record.job.tools is None else answer_turn(record.job.id, texts)
+    return answer_turn(record.job.id, texts) if record.job.parted else ChatTurn("assistant", "".join(texts))
 
 
 async def _referenced(services: Services, caller: Caller, asked: InputFields) -> Mapping[str, ChatTurn]:
@@ -122,7 +122,7 @@ async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | 
         if record.terminal is None:
             return None
         place -= given_up(record.job, record.drafts)
-        if record.job.tools is not None:
+        if record.job.parted:
             ended = (await services.job_reader.with_rows(record)).terminal
             items = items_of([row.text for row in ended.rows] if ended is not None else ())
             return items[place].turn(record.job.id) if 0 <= place < len(items) else None

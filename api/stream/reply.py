@@ -234,7 +234,7 @@ class StreamReply(Reply):
             metrics.dec()
 
     def _new_renderer(self) -> Renderer:
-        renderer = CallChunkRenderer if self._facts.tools else ChunkRenderer
+        renderer = CallChunkRenderer if self._facts.parted else ChunkRenderer
         return renderer(self._facts, include_usage=self._admitted.request.include_usage)
 
     async def _opening(self, send: Send) -> bytes | None:

@@ -23,6 +23,7 @@ from bench.planted.preemption import PREEMPTIONS
 from bench.planted.queue import QUEUE
 from bench.planted.readers import READERS
 from bench.planted.records import RECORDS
+from bench.planted.request_fields import REQUEST_FIELDS
 from bench.planted.responses import RESPONSES
 from bench.planted.room import ROOM_BUGS
 from bench.planted.security import SECURITY
@@ -50,6 +51,7 @@ BUGS = (
     *LONG_RESULTS,
     *DURABLE,
     *READERS,
+    *REQUEST_FIELDS,
     *WORK,
     *DOORS,
     *CONNECTIONS,

@@ -73,7 +73,7 @@ CACHES = (
     Bug(
         "a worker that forgets whose request it is",
         "Every engine takes all requests for one tenant's.",
-        (Edit("workers/attempt.py", "past, self.job.tenant, priority, self", 'past, "", priority, self'),),
+        (Edit("workers/attempt.py", "            self.job.tenant,\n", '            "",\n'),),
         (CACHE + "a_right_guess_is_not_told",),
     ),
 )

@@ -30,11 +30,7 @@ UPSTREAM = (
     Bug(
         "reasoning that is forgotten",
         "An answer with hidden reasoning is continued as if there had been none.",
-        (
-            Edit(
-                ENGINE + "continuation/ladder.py", "if any(count and not text for text, _, count in rows):", "if False:"
-            ),
-        ),
+        (Edit(ENGINE + "continuation/ladder.py", " or any(count and not text for text, _, count in rows):", ":"),),
         (f"{FAKES}hidden_reasoning_is_counted_and_never_spliced",),
     ),
     Bug(

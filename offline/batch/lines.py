@@ -244,7 +244,8 @@ class Lines:
     async def _put(self, lines: list[int], left_ms: int | None, settled: set[int]) -> tuple[bool, int]:
         """Enqueue these lines; add those that are enqueued or ended to `settled`. Returns whether the lane is full, and
         how many lines ended with an error because their request is refused or can never fit into the store."""
-        found = await asyncio.to_thread(self._jobs, lines, left_ms)
+        cards = await self._fleet.cards()
+        found = await asyncio.to_thread(self._jobs, lines, left_ms, cards)
         failed = sum(
             self._refuse(line, each, settled)
             for line, each in zip(lines, found, strict=True)
@@ -252,7 +253,6 @@ class Lines:
         )
         lines = [line for line in lines if line not in settled]
         jobs = [each for each in found if isinstance(each, Job)]
-        cards = await self._fleet.cards()
         if cards != self._cards:  # with a model card, a waiting line may need fewer bytes
             self._cards = cards
             self._needs.clear()
@@ -283,7 +283,7 @@ class Lines:
         settled.add(line)
         return True
 
-    def _jobs(self, lines: list[int], left_ms: int | None) -> list[Job | ApiError]:
+    def _jobs(self, lines: list[int], left_ms: int | None, cards: Mapping[str, ModelCard]) -> list[Job | ApiError]:
         """Read the lines and build their jobs; an error becomes the line's answer (an older version, which refused
         less, may have validated the input). Blocks."""
         assert self._source is not None
@@ -294,10 +294,9 @@ class Lines:
             except ApiError as error:
                 jobs.append(error)
                 continue
-            number = self.plan.numbers[line]
-            jobs.append(
-                job_of(request, batch, job_id=self._job_id(line), number=number, lane=self._lane, left_ms=left_ms)
-            )
+            number, card = self.plan.numbers[line], cards.get(request.model)
+            job_id, lane = self._job_id(line), self._lane
+            jobs.append(job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card))
         return jobs
 
     def _job_id(self, line: int) -> str:

@@ -97,6 +97,7 @@ class Intake:
                 raise model_not_found(asked.model, self._models)
         except ApiError as error:
             raise Rejected(error.message) from None
+        card = (await self._fleet.cards()).get(asked.model)
         job = to_job(
             asked,
             job_id=self._queue.new_id(tenant, key),
@@ -105,8 +106,8 @@ class Intake:
             reply_to="",
             trace={},
             events=self._subscriptions.of_jobs(tenant),
+            card=card,
         )
-        card = (await self._fleet.cards()).get(job.model)
         if card is not None and (failure := unsupported(job, card.capabilities)):
             raise Rejected(failure.message)
         digest = hashlib.sha256(body).hexdigest()

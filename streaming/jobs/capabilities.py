@@ -23,6 +23,7 @@ def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
         or _logprobs(job, capabilities)
         or _options(job, capabilities)
         or _further_sampling(job, capabilities)
+        or _reasoning(job, capabilities)
     )
 
 
@@ -88,6 +89,17 @@ def _further_sampling(job: Job, capabilities: Capabilities) -> Failure | None:
         if getattr(job.sampling, name) not in (None, neutral) and not getattr(capabilities, name):
             return _refusal(job, name, f"has no {name}: leave it out")
     return None
+
+
+def _reasoning(job: Job, capabilities: Capabilities) -> Failure | None:
+    if job.reasoning and job.response is not None and job.sampling.logprobs is not None:
+        return _refusal(job, "include", "gives no log-probabilities of an answer with reasoning: leave them out")
+    if job.reasoning in ("", "default") or capabilities.reasoning_effort:
+        return None
+    param = "reasoning_effort" if job.response is None else "reasoning.effort"
+    if job.reasoning != "none":
+        return _refusal(job, param, f"cannot be told how much to reason: leave {param} out")
+    return _refusal(job, param, "cannot be kept from reasoning: leave it out") if capabilities.reasoning else None
 
 
 def _refusal(job: Job, param: str, what: str) -> Failure:

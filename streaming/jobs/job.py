@@ -117,6 +117,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     """What the Responses API shows of the request; None for a job of another endpoint."""
     tools: Tools | None = None
     """Functions that the answer may call."""
+    reasoning: str = ""
+    """Not empty: its engine marks the reasoning in its texts. As `Request.reasoning` says."""
+
+    @property
+    def parted(self) -> bool:
+        """Whether its texts are read in parts (penstock/tools.py), because they may hold calls or reasoning."""
+        return self.tools is not None or bool(self.reasoning)
 
     @property
     def constrained(self) -> bool:
@@ -134,13 +141,13 @@ class ToolJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=TOOL_VERSI
 
 
 class ExtendedJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
-    """A job with sampling fields that a worker of version 2 would leave out."""
+    """A job with fields that a worker of version 2 would leave out: of sampling, or its reasoning."""
 
 
-def job_class(prompt: Prompt, tools: Tools | None, sampling: Sampling) -> type[Job]:
-    """The struct of a job with this prompt, these tools and this sampling."""
+def job_class(prompt: Prompt, tools: Tools | None, sampling: Sampling, reasoning: str = "") -> type[Job]:
+    """The struct of a job with this prompt, these tools, this sampling and this reasoning."""
     asked = [getattr(sampling, name) for name in SAMPLING_OF_VERSION_3]
-    if any(value is not None and value is not False and value != {} for value in asked):
+    if reasoning or any(value is not None and value is not False and value != {} for value in asked):
         return ExtendedJob
     called = isinstance(prompt, Chat) and any(turn.calls or turn.call_id for turn in prompt.turns)
     return ToolJob if called or tools is not None else Job

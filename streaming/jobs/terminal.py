@@ -17,6 +17,8 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+    reasoning: int = 0
+    """Those of `completion` that are reasoning."""
 
 
 def total_usage(prompts: Mapping[int, tuple[int, int]], completion: int, choices: int, n: int) -> Usage:

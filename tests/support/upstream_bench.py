@@ -69,11 +69,15 @@ class Bench:
         self.engine.submit(request)
         return queue
 
-    async def ask(self, prompt: Any = HELLO, tools: Tools | None = None, **sampling: Any) -> Answer:
+    async def ask(
+        self, prompt: Any = HELLO, tools: Tools | None = None, reasoning: str = "", **sampling: Any
+    ) -> Answer:
         """The whole answer, over any number of returns."""
         answer, past = Answer(), list[Any]()
         while True:
-            request = Request(f"r{next(self._numbers)}", prompt, Sampling(**sampling), past, tools=tools)
+            request = Request(
+                f"r{next(self._numbers)}", prompt, Sampling(**sampling), past, tools=tools, reasoning=reasoning
+            )
             request = replace(request, served_by="".join(answer.served_by))
             if past and self.engine.restart_reason(request):
                 answer = Answer(restarts=answer.restarts + 1, returns=answer.returns)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from batching import begin, client, ended, line
-from house import House
+from house import House, eventually, free_port, serving
 from openai import OpenAI
 
 from penstock.engine import Sampling
@@ -34,6 +37,18 @@ def openai(house: House) -> OpenAI:
     return client(house)
 
 
+def events_of(house: House, port: int, job: str, after: str = "") -> list[tuple[str, str, Any]]:
+    """Id, name and data of the events of a job, after an event."""
+    headers = {"Last-Event-ID": after} if after else {}
+    _, _, body = house.request("GET", f"/v1/jobs/{job}/events", headers=headers, port=port)
+    found = []
+    for block in body.decode().split("\n\n")[:-1]:
+        fields = dict(each.partition(": ")[::2] for each in block.split("\n"))
+        if "id" in fields:
+            found.append((fields["id"], fields["event"], json.loads(fields["data"])))
+    return found
+
+
 def test_further_sampling_reaches_the_engine_from_every_endpoint(openai: OpenAI) -> None:
     """Chat, stream, job, response and line of a batch; the job shows the fields as they were sent."""
     messages: Any = [{"role": "user", "content": "q"}]
@@ -54,3 +69,126 @@ def test_further_sampling_reaches_the_engine_from_every_endpoint(openai: OpenAI)
     assert batch.output_file_id
     row = json.loads(openai.files.content(batch.output_file_id).text)
     assert row["response"]["body"]["choices"][0]["message"]["content"] == expected("q", 5)
+
+
+# --- reasoning -------------------------------------------------------------------------------------------------------
+
+
+def tokens(question: str, first: int, last: int) -> str:
+    return "".join([token_text(f"user: {question}", index) for index in range(first, last)])
+
+
+def reasoned(question: str) -> tuple[str, str]:
+    """The reasoning and the text of an answer of twelve tokens with the effort `low`, which is four tokens."""
+    return tokens(question, 0, 4), tokens(question, 4, 12).lstrip()
+
+
+def asked(question: str, **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}]
+    return {"model": "sim", "messages": messages, "max_tokens": 12, "reasoning_effort": "low"} | more
+
+
+def test_reasoning_stands_beside_the_answer(openai: OpenAI) -> None:
+    """Whole and streamed, with n = 2; its tokens are counted, and none of it is in the content."""
+    reasoning, said = reasoned("q")
+    whole: Any = openai.chat.completions.create(**asked("q", n=2))
+    for choice in whole.choices:
+        assert (choice.message.reasoning_content, choice.message.content) == (reasoning, said)
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 10 and whole.usage.completion_tokens == 24
+    found = [["", ""], ["", ""]]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for chunk in openai.chat.completions.create(**asked("q", n=2, **options)):
+        for choice in chunk.choices:
+            found[choice.index][0] += getattr(choice.delta, "reasoning_content", None) or ""
+            found[choice.index][1] += choice.delta.content or ""
+    assert found == [[reasoning, said]] * 2
+    assert chunk.usage.completion_tokens_details.reasoning_tokens == 10
+    plain: Any = openai.chat.completions.create(**asked("q", reasoning_effort="none"))
+    assert not hasattr(plain.choices[0].message, "reasoning_content")
+
+
+def test_an_answer_cut_in_its_reasoning_has_no_text(openai: OpenAI) -> None:
+    found: Any = openai.chat.completions.create(**asked("q", max_tokens=3))
+    choice = found.choices[0]
+    assert (choice.message.content, choice.message.reasoning_content) == ("", tokens("q", 0, 3))
+    assert choice.finish_reason == "length"
+
+
+def test_reasoning_and_calls_in_one_answer(openai: OpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    found: Any = openai.chat.completions.create(**asked("q", tools=[tool], max_tokens=50))
+    message = found.choices[0].message
+    assert message.reasoning_content == tokens("q", 0, 4) and message.content is None
+    assert (message.tool_calls[0].function.name, message.tool_calls[0].function.arguments) == ("f", "{}")
+
+
+def test_jobs_and_batches_reason_and_events_go_on_after_each_one(openai: OpenAI, house: House) -> None:
+    reasoning, said = reasoned("q")
+    made = openai.post("/jobs", body=asked("q"), cast_to=dict[str, Any])
+    job = openai.get(f"/jobs/{made['id']}?wait=30&include=input", cast_to=dict[str, Any])
+    message = job["result"]["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (reasoning, said)
+    assert job["input"]["reasoning_effort"] == "low"
+    other = free_port()
+    process = house.start_api(other)
+    events = events_of(house, house.port, made["id"])
+    data = [each for _, name, each in events if name == "delta"]
+    assert "".join([each.get("reasoning", "") for each in data]) == reasoning
+    assert "".join([each["text"] for each in data]) == said
+    for place, (event, _, _) in enumerate(events[:-1]):
+        assert events_of(house, other, made["id"], after=event) == events[place + 1 :]
+    process.kill()
+    batch = ended(openai, begin(openai, [line(1, "q", max_tokens=12, reasoning_effort="low")]))
+    assert batch.output_file_id
+    row = json.loads(openai.files.content(batch.output_file_id).text)
+    assert row["response"]["body"]["choices"][0]["message"]["reasoning_content"] == reasoning
+
+
+def test_a_response_has_an_item_of_reasoning(openai: OpenAI) -> None:
+    """Whole, streamed with every event in order, replayed with the same bytes, and sent back by a client."""
+    reasoning, said = reasoned("q")
+    fields: dict[str, Any] = {"model": "sim", "input": "q", "max_output_tokens": 12, "reasoning": {"effort": "low"}}
+    whole = openai.responses.create(**fields)
+    assert [item.type for item in whole.output] == ["reasoning", "message"] and whole.output_text == said
+    thought: Any = whole.output[0]
+    assert (thought.content[0].text, thought.summary) == (reasoning, []) and whole.reasoning.effort == "low"
+    assert whole.usage is not None and whole.usage.output_tokens_details.reasoning_tokens == 5
+    events = list(openai.responses.create(**fields, stream=True, background=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = "".join([event.delta for event in events if event.type == "response.reasoning_text.delta"])
+    assert deltas == reasoning
+    last: Any = events[-1]
+    again = list(openai.responses.retrieve(last.response.id, stream=True))
+    assert [event.to_json() for event in again] == [event.to_json() for event in events]
+    with openai.responses.stream(**fields) as stream:
+        for _ in stream:
+            pass
+    history: Any = [{"role": "user", "content": "q"}, *[item.to_dict() for item in whole.output]]
+    shorter: Any = [each for each in history if each.get("type") != "reasoning"]
+    question: Any = {"role": "user", "content": "more"}
+    answers = [
+        openai.responses.create(model="sim", input=[*each, question], max_output_tokens=3).output_text
+        for each in (history, shorter)
+    ]
+    assert answers[0] == answers[1]
+    next_one = openai.responses.create(model="sim", input="more", previous_response_id=whole.id, max_output_tokens=3)
+    assert next_one.output_text == answers[0]
+
+
+@pytest.mark.parametrize("at", [2, 7])
+def test_a_worker_killed_in_its_reasoning_or_after_it_is_not_seen(tmp_path: Path, at: int) -> None:
+    """kill -9: the reasoning and the text are those of an unbroken answer."""
+    with serving(tmp_path, "workers", PENSTOCK_SIM_STEP_MS="20") as house:
+        openai = client(house)
+        victim, found = house._processes[0], ["", ""]
+        for number, chunk in enumerate(openai.chat.completions.create(**asked("q", stream=True)), 1):
+            for choice in chunk.choices:
+                found[0] += getattr(choice.delta, "reasoning_content", None) or ""
+                found[1] += choice.delta.content or ""
+            if number == at:
+                house.start("workers")
+                os.kill(victim.pid, signal.SIGKILL)
+        assert tuple(found) == reasoned("q")
+        job = openai.get(f"/jobs/{chunk.id.removeprefix('chatcmpl-')}", cast_to=dict[str, Any])
+        assert job["attempts"] == 2 and job["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5
+        eventually(lambda: victim.poll() is not None)

@@ -28,7 +28,7 @@ def check_calls(texts: Sequence[str], finishes: Sequence[str], tools: Tools) -> 
     found = FoundCalls(frozenset(), {})
     choices = set[int]()
     for index, (text, finish) in enumerate(zip(texts, finishes, strict=True)):
-        _, calls = read_answer((text,))
+        calls = read_answer((text,)).calls
         cut = finish == "length"
         if problem := _problem(calls, tools, cut=cut):
             return violated(problem)

@@ -1,4 +1,4 @@
-"""Output items of a response with tools: its texts and its calls, each an item of its own."""
+"""Output items of a response with tools or reasoning: its texts, calls and reasoning, each an item of its own."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from api.openai.responses.ids import CALL, output_item_id
+from api.openai.responses.ids import CALL, REASONING, output_item_id
 from api.openai.responses.items import call_item, output_item, output_text
 from api.openai.tool_calls import call_id
 from penstock.engine import ChatTurn
-from penstock.tools import AnswerPart, CallReader, ToolCall
+from penstock.tools import REASONED, SAID, AnswerPart, CallReader, ToolCall
 from streaming.jobs.codec import decode_draft
 from streaming.jobs.job import Job
 
 
 @dataclass(slots=True)
 class AnswerItem:
-    """One item of an answer: a text, or a call."""
+    """One item of an answer: a text, reasoning, or a call."""
 
     number: int
-    """Of the call in the answer, from 0; -1: a text."""
+    """Of the call in the answer, from 0; SAID: a text; REASONED: reasoning."""
     name: str = ""
     pieces: list[str] = field(default_factory=list)
 
@@ -32,14 +32,23 @@ class AnswerItem:
     def shown(self, job_id: str, output_index: int, status: str, *, begun: bool = False) -> dict[str, Any]:
         """Render the item; one that has just begun is empty."""
         text = "" if begun else self.text
+        content = [] if begun else [self.part(text)]
+        if self.number == REASONED:
+            item_id = output_item_id(job_id, output_index, REASONING)
+            return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}
         if self.number < 0:
-            content = [] if begun else [output_text(text)]
             return output_item(output_item_id(job_id, output_index), status, content)
         item_id = output_item_id(job_id, output_index, CALL)
         return call_item(item_id, call_id(job_id, 0, self.number), self.name, text, status)
 
+    def part(self, text: str) -> dict[str, Any]:
+        """Render a text as the content of the item."""
+        return {"type": "reasoning_text", "text": text} if self.number == REASONED else output_text(text)
+
     def turn(self, job_id: str) -> ChatTurn:
-        """As a turn of a conversation."""
+        """As a turn of a conversation, in which models do not see earlier reasoning."""
+        if self.number == REASONED:
+            return ChatTurn("assistant", "")
         if self.number < 0:
             return ChatTurn("assistant", self.text)
         return ChatTurn("assistant", "", (ToolCall(call_id(job_id, 0, self.number), self.name, self.text),))
@@ -75,7 +84,7 @@ def items_of(texts: Iterable[str]) -> list[AnswerItem]:
 
 def answer_output(job_id: str, texts: Sequence[str], output_index: int, *, completed: bool) -> list[dict[str, Any]]:
     """Render the output of an answer that has ended; only its last item may be incomplete."""
-    items = items_of(texts) or ([AnswerItem(-1)] if completed else [])
+    items = items_of(texts) or ([AnswerItem(SAID)] if completed else [])
     last = "completed" if completed else "incomplete"
     return [
         item.shown(job_id, output_index + place, last if item is items[-1] else "completed")
@@ -95,6 +104,6 @@ def given_up(job: Job, drafts: Sequence[bytes]) -> int:
 
     Raises DecodeError, NewerMessage.
     """
-    if job.tools is None:
+    if not job.parted:
         return len(drafts)
     return sum([len(items_of([row.text for row in decode_draft(draft).rows])) for draft in drafts])

@@ -1,4 +1,4 @@
-"""Event sequence of a response with tools: its texts and its calls are items, one after the other."""
+"""Event sequence of a response with tools or reasoning: texts, calls and reasoning are items, one after the other."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 from api.openai.rendering import DONE
 from api.openai.responses.answer_items import AnswerItem, AnswerItems
 from api.openai.responses.events import LAST_EVENT, START, EventSequence
-from api.openai.responses.items import output_text
 from api.openai.responses.object import ResponseFacts, outcome
+from penstock.tools import REASONED, SAID
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Terminal
 
 
 class CallEventSequence(EventSequence):
-    """Renders a response whose answer may hold calls. A delta of the log may give several events."""
+    """Renders a response whose answer is read in parts. A delta of the log may give several events."""
 
     __slots__ = ("_answer", "_first")
 
@@ -36,8 +36,9 @@ class CallEventSequence(EventSequence):
             if begins:
                 data += self._begin(item)
             if part.text:
-                name = "response.output_text.delta" if item.number < 0 else "response.function_call_arguments.delta"
-                data += self._event(name, **self._at(item), delta=part.text, **self._logprobs_of(item))
+                data += self._event(
+                    f"{_kind(item)}.delta", **self._at(item), delta=part.text, **self._logprobs_of(item)
+                )
         return data
 
     def begin_again(self) -> bytes:
@@ -53,8 +54,8 @@ class CallEventSequence(EventSequence):
         ended = outcome(terminal)
         status, data, items = ended.status, self.running(), self._answer.items
         if not items and terminal.state is JobState.COMPLETED:
-            items.append(AnswerItem(-1))
-            data += self._begin(items[0])
+            items.append(AnswerItem(SAID))
+            data += self._begin(items[-1])
         last = "completed" if status == "completed" else "incomplete"
         if items:
             data += self._close(items[-1], last)
@@ -74,15 +75,15 @@ class CallEventSequence(EventSequence):
         shown = item.shown(self._facts.job.id, index, "in_progress", begun=True)
         data += self._event("response.output_item.added", output_index=index, item=shown)
         if item.number < 0:
-            data += self._event("response.content_part.added", **self._at(item), part=output_text(""))
+            data += self._event("response.content_part.added", **self._at(item), part=item.part(""))
         return data
 
     def _close(self, item: AnswerItem, status: str, at: int | None = None) -> bytes:
         at = len(self._answer.items) - 1 if at is None else at
         place, text = self._at(item, at), item.text
         if item.number < 0:
-            data = self._event("response.output_text.done", **place, text=text, logprobs=[])
-            data += self._event("response.content_part.done", **place, part=output_text(text))
+            data = self._event(f"{_kind(item)}.done", **place, text=text, **self._logprobs_of(item))
+            data += self._event("response.content_part.done", **place, part=item.part(text))
         else:
             data = self._event("response.function_call_arguments.done", **place, name=item.name, arguments=text)
         shown = item.shown(self._facts.job.id, self._first + at, status)
@@ -96,9 +97,16 @@ class CallEventSequence(EventSequence):
 
     @staticmethod
     def _logprobs_of(item: AnswerItem) -> dict[str, Any]:
-        return {"logprobs": []} if item.number < 0 else {}
+        return {"logprobs": []} if item.number == SAID else {}
+
+
+def _kind(item: AnswerItem) -> str:
+    """What the events of an item's text are called."""
+    if item.number == REASONED:
+        return "response.reasoning_text"
+    return "response.output_text" if item.number == SAID else "response.function_call_arguments"
 
 
 def sequence_of(facts: ResponseFacts, after: int = START) -> EventSequence:
     """Return the event sequence of a response for a reader that has its events up to number `after`."""
-    return (EventSequence if facts.job.tools is None else CallEventSequence)(facts, after)
+    return (CallEventSequence if facts.job.parted else EventSequence)(facts, after)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 RESPONSE = "resp_"
-MESSAGE, CALL, OUTPUT = "msg", "fc", "fco"
-"""What ids of items begin with: of a message, a call, and the output of a call."""
-_ITEM = re.compile(r"(?:msg|fc|fco)_(job_[0-9a-f]{32})_(in|out)([0-9]{1,4})")
+MESSAGE, CALL, OUTPUT, REASONING = "msg", "fc", "fco", "rs"
+"""What ids of items begin with: of a message, a call, the output of a call, and reasoning."""
+_ITEM = re.compile(r"(?:msg|fc|fco|rs)_(job_[0-9a-f]{32})_(in|out)([0-9]{1,4})")
 
 
 def response_id(job_id: str) -> str:

@@ -1,7 +1,7 @@
 """Input items of the Responses API: validates those of a request, and renders those of a stored one.
 
-Each becomes one turn of the conversation: a message, a call of a function, or its output. `_OTHER_ITEMS` names the
-remedy of the kinds that are refused.
+Each becomes one turn of the conversation: a message, a call of a function, or its output. Reasoning of
+earlier answers is taken and left out: models do not see it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ from api.openai.responses.ids import CALL, OUTPUT, input_item_id
 from api.openai.tool_fields import FunctionName
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
-
-_OTHER_ITEMS: Mapping[str, str] = {
-    "reasoning": "which is not supported here: leave the reasoning of earlier answers out",
-}
-"""Kinds of items that are refused, with the remedy."""
 
 _OTHER_PARTS: Mapping[str, str] = {
     "input_image": "but images are not supported here: describe the image in a part of type 'input_text'",
@@ -123,6 +118,16 @@ class FunctionCallOutput(StrictBody):
         return ChatTurn("tool", _joined(self.output), call_id=self.call_id)
 
 
+class ReasoningItem(StrictBody):
+    """An input item: the reasoning of an earlier answer, which is left out."""
+
+    type: Literal["reasoning"] = Field(description="Without effect: models do not see earlier reasoning.")
+
+    @property
+    def turn(self) -> None:
+        return None
+
+
 class ItemReference(ClosedBody):
     """An input item that stands for one of an earlier response."""
 
@@ -132,10 +137,8 @@ class ItemReference(ClosedBody):
 
 def _check_kind(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind in (None, "message", "item_reference", "function_call", "function_call_output"):
+    if kind in (None, "message", "item_reference", "function_call", "function_call_output", "reasoning"):
         return value
-    if isinstance(kind, str) and kind in _OTHER_ITEMS:
-        raise refusal(f"is a {kind!r}, {_OTHER_ITEMS[kind]}")
     raise refusal("must have the type 'message', 'function_call', 'function_call_output' or 'item_reference'")
 
 
@@ -143,7 +146,7 @@ def _kind(value: Any) -> str:
     if not isinstance(value, dict):
         return "<message>"
     kind = value.get("type")
-    if kind in ("function_call", "function_call_output"):
+    if kind in ("function_call", "function_call_output", "reasoning"):
         return f"<{kind}>"
     refers = kind == "item_reference" or (kind is None and "id" in value and "role" not in value)
     return "<reference>" if refers else "<message>"
@@ -153,6 +156,7 @@ Item: TypeAlias = Annotated[
     Annotated[Message, Tag("<message>")]
     | Annotated[FunctionCall, Tag("<function_call>")]
     | Annotated[FunctionCallOutput, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[ItemReference, Tag("<reference>")],
     Discriminator(_kind),
     BeforeValidator(_check_kind),

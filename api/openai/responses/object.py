@@ -58,7 +58,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached},
         "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
         "total_tokens": usage.prompt + usage.completion,
     }
 
@@ -107,7 +107,7 @@ class ResponseFacts(msgspec.Struct, frozen=True):
             "presence_penalty": sampling.presence_penalty or 0.0,
             "frequency_penalty": sampling.frequency_penalty or 0.0,
             "prompt_cache_key": form.prompt_cache_key,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": None if job.reasoning in ("", "default") else job.reasoning, "summary": None},
             "safety_identifier": form.safety_identifier,
             "service_tier": TIER[job.priority],
             "store": form.store,
@@ -131,7 +131,7 @@ def ended_response(
     """Render a response that has ended, in slices of `ROWS_PER_SLICE` deltas; `output_index` of its answer is the
     number of texts that were given up before it."""
     ended = outcome(terminal)
-    if facts.job.tools is not None:
+    if facts.job.parted:
         output = answer_output(
             facts.job.id, [row.text for row in rows], output_index, completed=ended.status == "completed"
         )

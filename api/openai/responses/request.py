@@ -18,7 +18,7 @@ from api.openai.fields import (
     TokenLimit,
     refusal,
 )
-from api.openai.generation import GenerationRequest
+from api.openai.generation import Effort, GenerationRequest
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference
 from api.openai.responses.tool_fields import FlatToolFields
 from penstock.engine import ChatTurn, Sampling
@@ -104,10 +104,12 @@ class TextOptions(StrictBody):
 
 
 class Reasoning(StrictBody):
-    """Options of reasoning, which no engine here offers."""
+    """Options of reasoning."""
 
-    effort: Literal["none"] | None = Field(None, description="Only `none`.")
-    summary: None = Field(None, description="Only null.")
+    effort: Effort | None = Field(
+        None, description="How much the model reasons before it answers. Refused if it cannot be told that."
+    )
+    summary: None = Field(None, description="Only null: no engine summarizes.")
     generate_summary: None = Field(None, description="Only null.")
 
 
@@ -189,7 +191,7 @@ class ResponseRequest(InputFields):
         None, description="Likeliest alternatives of each token; needs include with message.output_text.logprobs."
     )
     stream_options: ResponseStreamOptions | None = Field(None, description="Without effect.")
-    reasoning: Reasoning | None = Field(None, description="Without effect.")
+    reasoning: Reasoning | None = Field(None, description="How much the model reasons.")
     max_tool_calls: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
         None, description="Without effect: the client runs all tools."
     )
@@ -231,6 +233,10 @@ class ResponseRequest(InputFields):
             logprobs=(self.top_logprobs or 0) if wanted else None,
             json_schema=self.text.format.schema_wanted if self.text and self.text.format else None,
         )
+
+    @property
+    def effort(self) -> Effort | None:
+        return self.reasoning.effort if self.reasoning else None
 
     @property
     def response_form(self) -> ResponseForm:

@@ -9,14 +9,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from api.openai.errors import ApiError
 from api.openai.job_input import input_object
 from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
-from penstock.engine import ChatTurn, Sampling
+from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.codec import decode_job, encode
-from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens, ToolJob
+from streaming.jobs.job import Chat, ExtendedJob, Job, Prompt, Text, Tokens, ToolJob
 from streaming.priority import Priority
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -381,7 +382,7 @@ def test_a_schema_may_be_as_large_as_the_bound() -> None:
     [
         ("functions", [{}]),
         ("function_call", {"name": "f"}), ("modalities", ["text", "audio"]),
-        ("audio", {"voice": "a"}), ("prediction", {"type": "content"}), ("reasoning_effort", "high"),
+        ("audio", {"voice": "a"}), ("prediction", {"type": "content"}),
         ("web_search_options", {}), ("moderation", {}), ("suffix", "end"), ("echo", True), ("best_of", 4), ("webhook", "https://example.org"),
     ],
 )  # fmt: skip
@@ -526,6 +527,39 @@ def test_a_bias_out_of_range_is_named() -> None:
     for value in (100.5, -101, "1", None, True):
         error = refused("chat", {"model": "m", "messages": MESSAGES, "logit_bias": {"5": 1, "6": value}})
         assert error.param == "logit_bias.6"
+
+
+CARD = ModelCard(name="m", engine="sim", context=8, max_output=8, capabilities=Capabilities(), created=1)
+THINKS = replace(CARD, capabilities=Capabilities(reasoning=True, reasoning_effort=True))
+
+
+@pytest.mark.parametrize(
+    ("effort", "card", "reasoning"),
+    [
+        (None, None, ""), (None, CARD, ""), (None, THINKS, "default"), ("none", CARD, ""), ("none", None, ""),
+        ("none", THINKS, "none"), ("high", None, "high"), ("minimal", CARD, "minimal"), ("low", THINKS, "low"),
+    ],
+)  # fmt: skip
+def test_the_effort_becomes_the_job_s_reasoning(effort: str | None, card: ModelCard | None, reasoning: str) -> None:
+    """A model that reasons by itself is marked so; `none` asks only such a model for something."""
+    for kind, body in (
+        ("chat", {"messages": MESSAGES, "reasoning_effort": effort}),
+        ("response", {"input": "a", "reasoning": {"effort": effort}}),
+    ):
+        request = parse(kind, json.dumps({"model": "m"} | body).encode())  # type: ignore[arg-type]
+        job = to_job(request, job_id="j", tenant="t", ceiling=Priority.INTERACTIVE, reply_to="", trace={}, card=card)
+        assert (job.reasoning, job.parted) == (reasoning, bool(reasoning)) and ignored_fields(request) == []
+        assert isinstance(job, ExtendedJob) is bool(reasoning)
+    completion = text()
+    assert (
+        to_job(completion, job_id="j", tenant="t", ceiling=Priority.BATCH, reply_to="", trace={}, card=card).reasoning
+        == ""
+    )
+
+
+def test_a_completion_has_no_effort() -> None:
+    assert refused("completion", {"model": "m", "prompt": "a", "reasoning_effort": "low"}).param == "reasoning_effort"
+    assert refused("chat", {"model": "m", "messages": MESSAGES, "reasoning_effort": "max"}).param == "reasoning_effort"
 
 
 def test_best_of_may_equal_n() -> None:

@@ -119,3 +119,24 @@ def test_a_response_is_refused_by_the_names_of_its_own_fields() -> None:
     ):
         found = unsupported(replace(job(prompt, sampling), response=ResponseForm()), capabilities)
         assert found is not None and found.param == param and found.message.startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "capabilities", "refused"),
+    [
+        ("default", Capabilities(), False), ("low", Capabilities(), True), ("none", Capabilities(), False),
+        ("none", Capabilities(reasoning=True), True), ("low", Capabilities(reasoning=True), True),
+        ("low", Capabilities(reasoning_effort=True), False),
+        ("none", Capabilities(reasoning=True, reasoning_effort=True), False),
+    ],
+)  # fmt: skip
+def test_an_effort_needs_a_model_that_can_be_told_it(reasoning: str, capabilities: Capabilities, refused: bool) -> None:
+    for form, param in ((None, "reasoning_effort"), (ResponseForm(), "reasoning.effort")):
+        failure = unsupported(replace(job(CHAT, Sampling()), reasoning=reasoning, response=form), capabilities)
+        assert (failure is not None) is refused and (failure is None or failure.param == param)
+
+
+def test_a_response_has_no_logprobs_of_reasoning() -> None:
+    asked = replace(job(CHAT, Sampling(logprobs=0)), reasoning="low", response=ResponseForm())
+    failure = unsupported(asked, Capabilities(reasoning_effort=True))
+    assert failure is not None and failure.param == "include"

@@ -44,13 +44,13 @@ def test_every_form_of_streamed_calls_is_read(name: str) -> None:
     chunks, calls = DELTAS[name]
     writer = DeltaWriter()
     text = writer.text("so:\x1e ") + "".join(writer.write(chunk) for chunk in chunks) + writer.end()
-    assert read_answer((text,)) == ("so: ", calls)
+    assert read_answer((text,))[:2] == ("so: ", calls)
 
 
 def test_text_behind_a_call_is_text() -> None:
     writer = DeltaWriter()
     text = writer.write([call(0, "f")]) + writer.text("then ") + writer.text("more") + writer.write([call(1, "g")])
-    assert read_answer((text + writer.end(),)) == ("then more", [Call("f", "{}"), Call("g", "{}")])
+    assert read_answer((text + writer.end(),))[:2] == ("then more", [Call("f", "{}"), Call("g", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ TAGGED = (
 def test_tags_are_read_however_they_are_split(size: int) -> None:
     writer = TagWriter()
     text = "".join(writer.write(piece) for piece in split(TAGGED, size)) + writer.end(whole=True)
-    said, calls = read_answer(split(text, 1))
+    said, calls, _ = read_answer(split(text, 1))
     assert said == "Well. " and [(name, json.loads(arguments)) for name, arguments in calls] == [
         ("f", {"x": "</"}),
         ("g", {}),
@@ -119,7 +119,7 @@ def test_a_cut_object_keeps_what_came() -> None:
 def test_a_named_call_begins_with_its_first_token() -> None:
     writer = NamedWriter("f")
     text = writer.write("{") + writer.write("}") + writer.end(whole=True)
-    assert read_answer((text,)) == ("", [Call("f", "{}")])
+    assert read_answer((text,))[:2] == ("", [Call("f", "{}")])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 50])

@@ -114,6 +114,8 @@ class LlamacppEngine:
                 repetition_penalty=True,
                 logit_bias=True,
                 ignore_eos=True,
+                reasoning=self._prompts is not None and self._prompts.reasoning,
+                reasoning_effort=self._prompts is not None and self._prompts.reasoning_effort,
                 tools=self._prompts is not None and self._prompts.tools,
                 forced_tools=self._prompts is not None and self._prompts.chat,
             ),
@@ -124,7 +126,7 @@ class LlamacppEngine:
         """Raises Refused, EngineDead."""
         if self._tokenizer is None or self._prompts is None:
             raise EngineDead("the engine is not running")
-        prompt = self._prompts.of(request)
+        prompt, _ = self._prompts.of(request)
         wanted = request.sampling.max_tokens or 1
         if max_tokens_of(prompt) + wanted <= self._context:
             return
@@ -137,7 +139,7 @@ class LlamacppEngine:
         if self._server is None or self._prompts is None:
             raise EngineDead("the engine is not running")
         prompt = self._prompts.of(request)
-        generation = Generation(request, prompt, self._context)
+        generation = Generation(request, prompt.parts, self._context, opened=prompt.opened)
         with self._lock:
             self._live[request.id] = generation
             self._waiting.add(generation)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -23,6 +23,7 @@ from workers.engines.control_tokens import ControlTokens
 from workers.engines.llamacpp.calls import BEGIN_TAG, OTHER_FORM, answer_begin, instruction
 from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.request import invalid, is_chat
+from workers.engines.reasoning import BEGIN, EFFORT_NAMES, END, as_written
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +32,21 @@ PROBE = Tool("probe", "A function.")
 
 _MAX_PROMPT_CHARS = 1 << 24
 """Characters of a rendered prompt; far more than any context holds."""
+
+
+class RenderedPrompt(NamedTuple):
+    """A prompt as one call takes it."""
+
+    parts: list[str | int]
+    opened: bool
+    """It ends with the tag that begins reasoning."""
+
+
+def effort_fields(reasoning: str) -> dict[str, Any]:
+    """The variables of a chat template that say how much the model shall reason."""
+    if reasoning in ("", "default"):
+        return {}
+    return {"enable_thinking": reasoning != "none"} | ({"reasoning_effort": reasoning} if reasoning != "none" else {})
 
 
 class TemplateBroken(Exception):
@@ -58,16 +74,26 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise TemplateBroken(f"the model's chat template cannot be compiled: {error}") from None
 
-    def render(self, turns: Sequence[ChatTurn]) -> str:
+    def mentions(self, *words: str) -> bool:
+        """Whether its source holds one of these words."""
+        return any(word in self._source for word in words)
+
+    def render(self, turns: Sequence[ChatTurn], reasoning: str = "") -> str:
         """Render a conversation without tools. Raises Refused if the template rejects it."""
-        return self.render_messages([{"role": turn.role, "content": turn.content} for turn in turns])
+        return self.render_messages([{"role": turn.role, "content": turn.content} for turn in turns], None, reasoning)
 
     def render_messages(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        reasoning: str = "",
     ) -> str:
-        """Render the prompt, up to where the assistant's answer begins. Raises Refused if the template rejects it."""
+        """Render the prompt, up to where the assistant's answer begins; `reasoning` as in Request. Raises Refused
+        if the template rejects it."""
         try:
-            prompt = self._template.render(messages=messages, add_generation_prompt=True, tools=tools, **self._special)
+            prompt = self._template.render(
+                messages=messages, add_generation_prompt=True, tools=tools, **self._special, **effort_fields(reasoning)
+            )
         except _RaisedError as error:
             raise Refused(
                 invalid(f"this model's chat template refuses the conversation: {error}", "messages")
@@ -151,12 +177,26 @@ class Prompts:
         """Whether the chat template knows tools."""
         return self._tools
 
-    def of(self, request: Request) -> list[str | int]:
+    @property
+    def reasoning(self) -> bool:
+        """Whether the chat template knows reasoning between tags."""
+        return self._template is not None and self._template.mentions(END)
+
+    @property
+    def reasoning_effort(self) -> bool:
+        """Whether the chat template can be told how much the model shall reason, or whether at all."""
+        return self._template is not None and self._template.mentions(*EFFORT_NAMES)
+
+    def of(self, request: Request) -> RenderedPrompt:
         """The prompt of a request. Raises Refused, also for a token of its logit_bias that the model does not have."""
         for token in request.sampling.logit_bias:
             if token >= self._vocabulary:  # llama.cpp would ignore it
                 raise Refused(invalid(f"token {token} is not one of this model's {self._vocabulary}", "logit_bias"))
-        return self.render(request.prompt, request.past, request.tools)
+        parts, past = self._prompt(request.prompt, request.tools, request.reasoning), request.past
+        opened = isinstance(last := parts[-1], str) and last.rstrip().endswith(BEGIN)
+        if request.reasoning:
+            past = [(as_written(text, opened=opened), ids, count) for text, ids, count in past]
+        return RenderedPrompt(self._continued(parts, past), opened)
 
     def render(
         self,
@@ -165,17 +205,21 @@ class Prompts:
         tools: Tools | None = None,
     ) -> list[str | int]:
         """The prompt followed by what earlier attempts generated, as one call takes it. Raises Refused."""
-        parts = self._prompt(prompt, tools)
+        return self._continued(self._prompt(prompt, tools), past)
+
+    def _continued(self, parts: list[str | int], past: Sequence[tuple[str, Sequence[int], int]]) -> list[str | int]:
         generated = self._past(past)
         if generated and isinstance(last := parts[-1], str) and isinstance(first := generated[0], str):
             parts[-1], generated = last + first, generated[1:]  # a token may span the boundary
         return self._mixed([*parts, *generated])
 
-    def _prompt(self, prompt: Sequence[ChatTurn] | str | Sequence[int], tools: Tools | None = None) -> list[str | int]:
+    def _prompt(
+        self, prompt: Sequence[ChatTurn] | str | Sequence[int], tools: Tools | None = None, reasoning: str = ""
+    ) -> list[str | int]:
         if isinstance(prompt, str):
             parts: list[str | int] = [prompt] if prompt else [self._bos[0]] if self._bos else []
         elif is_chat(prompt):
-            parts = self._conversation([turn for turn in prompt if isinstance(turn, ChatTurn)], tools)
+            parts = self._conversation([turn for turn in prompt if isinstance(turn, ChatTurn)], tools, reasoning)
         else:
             parts = [number for number in prompt if isinstance(number, int)]
         if not parts:
@@ -185,21 +229,23 @@ class Prompts:
                 raise Refused(invalid(f"token {part} is not one of this model's {self._vocabulary}", "prompt"))
         return parts
 
-    def _conversation(self, turns: Sequence[ChatTurn], tools: Tools | None) -> list[str | int]:
+    def _conversation(self, turns: Sequence[ChatTurn], tools: Tools | None, reasoning: str) -> list[str | int]:
         if self._template is None:
             raise Refused(invalid("this model has no chat template: use /v1/completions", "messages"))
         if tools is None and not any(turn.calls or turn.call_id for turn in turns):
             marked, mark = self._control.mark(turns)
-            text = self._template.render(marked)
+            text = self._template.render(marked, reasoning)
         else:
-            text, mark = self._with_tools(self._template, turns, tools)
+            text, mark = self._with_tools(self._template, turns, tools, reasoning)
         bos = self._bos
         first: list[str | int] = []
         if bos and bos[1] and text.startswith(bos[1]):
             first, text = [bos[0]], text.removeprefix(bos[1])  # as an id, so that llama.cpp does not add a second one
         return [*first, *(text.split(mark) if mark else [text])]
 
-    def _with_tools(self, template: ChatTemplate, turns: Sequence[ChatTurn], tools: Tools | None) -> tuple[str, str]:
+    def _with_tools(
+        self, template: ChatTemplate, turns: Sequence[ChatTurn], tools: Tools | None, reasoning: str
+    ) -> tuple[str, str]:
         """A rendered conversation with tools or calls, and the mark where its text must be cut."""
         if tools is not None and not self._tools:
             first = turns[0].content + "\n\n" if turns[0].role == "system" else ""
@@ -208,7 +254,7 @@ class Prompts:
         else:
             offered = None if tools is None else [tool.shown for tool in tools.callable]
         (messages, shown), mark = self._control.mark_values((messages_of(turns), offered))
-        text = template.render_messages(messages, shown)
+        text = template.render_messages(messages, shown, reasoning)
         begin = answer_begin(tools) if tools is not None and tools.forced and self._tools else ""
         return text + begin, mark
 

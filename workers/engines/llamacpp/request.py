@@ -12,17 +12,19 @@ from typing import Any
 from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Request
 from workers.engines.llamacpp.calls import forced_schema, writer_of
 from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.reasoning import ReasoningGate
 from workers.engines.stops import TokenGate, joined
 
 
 class Generation:
     """One request from submit to its last piece. `take` runs on the thread of its slot."""
 
-    def __init__(self, request: Request, prompt: list[str | int], context: int) -> None:
+    def __init__(self, request: Request, prompt: list[str | int], context: int, *, opened: bool = False) -> None:
         """
         Args:
             prompt: rendered texts and token ids, followed by what earlier attempts generated.
             context: maximum of prompt + completion in tokens.
+            opened: the prompt ends with the tag that begins reasoning.
         """
         self.id, self.tenant, self.prompt = request.id, request.tenant, prompt
         self.cancelled = False
@@ -36,6 +38,8 @@ class Generation:
         self._request, self._context = request, context
         self._gate = TokenGate(request.sampling.stop, request.past_text)
         self._writer = writer_of(request.tools)
+        plain = request.tools is None and request.sampling.json_schema is None
+        self._reasoning = ReasoningGate(request.past_text, opened=opened) if request.reasoning and plain else None
         self._cached = 0
         self._finish = "stop" if self._gate.hit else "length" if self.remaining == 0 else ""
         self._failure: Failure | None = None
@@ -141,9 +145,14 @@ class Generation:
 
     def _rest(self) -> Piece:
         """What was held back, once the generation ended."""
-        if self._writer is None or self._gate.hit:
+        if self._gate.hit:
             return self._gate.flush(self.id)
-        rest = self._gate.feed(Piece(self.id, self._writer.end(whole=self._finish == "stop")))
+        if self._reasoning is not None:
+            rest = self._gate.feed(self._reasoning.flush(self.id))
+        elif self._writer is not None:
+            rest = self._gate.feed(Piece(self.id, self._writer.end(whole=self._finish == "stop")))
+        else:
+            return self._gate.flush(self.id)
         return joined(self.id, (rest, self._gate.flush(self.id)))
 
     def _prompt_size(self) -> tuple[int, int]:
@@ -175,7 +184,11 @@ class Generation:
         ids = tuple(verbose["tokens"])
         if self._writer is not None:
             text = self._writer.write(text)
-        piece = self._gate.feed(Piece(self.id, text, ids, count, "", prompt, cached, logprobs))
+        piece = Piece(self.id, text, ids, count, "", prompt, cached, logprobs)
+        if self._reasoning is not None:
+            piece = self._reasoning.feed(piece)
+        if piece.n or piece.text:
+            piece = self._gate.feed(piece)
         if self._gate.hit:
             self._finish = "stop"
         elif choice["finish_reason"]:

@@ -22,7 +22,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from penstock.engine import (
-    Capabilities,
     EngineHealth,
     EngineTimes,
     Failure,
@@ -33,19 +32,23 @@ from penstock.engine import (
     Stats,
     Step,
 )
+from penstock.tools import REASONING, TEXT
 from workers.engines.sim.cache import PrefixCache
 from workers.engines.sim.calls import call_tokens
+from workers.engines.sim.card import DEFAULT_MAX_TOKENS, card_of, too_long
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import INNER, WORDS, count_tokens, prompt_text, sampling_text
 from workers.engines.stops import TokenGate, joined
 
-DEFAULT_MAX_TOKENS = 128
 HUNG_AFTER_S = 10.0
 PREFILL_POLL_S = 0.001
 """How often an engine whose steps take no time checks whether a prefill is done."""
 
 SLOWDOWN = 5.0
 """Factor on the duration of a step after the fault "slow"."""
+
+REASONED = {"minimal": 2, "low": 4, "medium": 8, "high": 16, "xhigh": 32}
+"""Tokens of reasoning by the effort that a request asks for; without one, it does not reason."""
 
 FAULT = re.compile(r"\[\[(crash|hang|fail|slow)@(\d+)\]\]")
 
@@ -79,6 +82,8 @@ class _Sequence:
     cancelled: bool = False
     calls: tuple[str, ...] = ()
     """The tokens of its answer, if that consists of calls."""
+    reasoned: int = 0
+    """Tokens of reasoning before its answer."""
 
     @property
     def used(self) -> int:
@@ -125,26 +130,7 @@ class SimEngine:
         await asyncio.sleep(self._settings.load_ms / 1000)
         step = self._with_signatures(on_step) if self._settings.authors else on_step
         self._task = asyncio.create_task(self._run(step))
-        return ModelCard(
-            name=self._model,
-            engine="sim",
-            context=self._settings.context,
-            max_output=self._settings.context - 1,
-            default_output=DEFAULT_MAX_TOKENS,
-            capabilities=Capabilities(
-                logprobs=-1,
-                token_prompts=True,
-                tools=True,
-                forced_tools=True,
-                tool_resume=True,
-                top_k=True,
-                min_p=True,
-                repetition_penalty=True,
-                logit_bias=True,
-                ignore_eos=True,
-            ),
-            created=int(time.time()),
-        )
+        return card_of(self._model, self._settings)
 
     async def check(self, request: Request) -> None:
         self._sequence(request)
@@ -222,11 +208,13 @@ class SimEngine:
         fault = (found[1], int(found[2])) if found else None
         sequence = _Sequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
         sequence.end = "length" if wanted or request.sampling.ignore_eos else "stop"
+        sequence.reasoned = REASONED.get(request.reasoning, 0)
         if self._cache is not None:
             sequence.tenant, sequence.prompt = request.tenant, prompt
         if request.tools is not None and (calls := call_tokens(request)):
-            sequence.calls, sequence.max_tokens = calls, min(max_tokens, len(calls))
-            sequence.end = "stop" if max_tokens >= len(calls) else sequence.end
+            length = sequence.reasoned + len(calls)
+            sequence.calls, sequence.max_tokens = calls, min(max_tokens, length)
+            sequence.end = "stop" if max_tokens >= length else sequence.end
         return sequence
 
     async def _run(self, on_step: Step) -> None:
@@ -349,8 +337,10 @@ class SimEngine:
         sequence.done = index + 1
         number = zlib.crc32(self._numerals[index], sequence.crc)  # of the prompt and the number together
         text = (INNER if index else WORDS)[number % len(WORDS)] + self._digits[index]
-        if sequence.calls:
-            text = sequence.calls[index]
+        if sequence.reasoned and index <= sequence.reasoned:
+            text = {0: REASONING, sequence.reasoned: TEXT}.get(index, "") + text
+        if sequence.calls and index >= sequence.reasoned:
+            text = sequence.calls[index - sequence.reasoned]
         if sequence.begun:
             piece = Piece(sequence.id, text, (number & 0xFFFF,), 1)
         else:
@@ -389,17 +379,6 @@ class SimEngine:
         del self._by_id[sequence.id]
         if self._batch.running.pop(sequence.id, None) is None:
             self._batch.waiting.remove(sequence)
-
-
-def too_long(prompt_tokens: int, max_tokens: int | None, context: int) -> Failure:
-    """The refusal of a request that does not fit into the context, with its numbers."""
-    asked = f" and {max_tokens} were asked for the answer" if max_tokens else ""
-    return Failure(
-        "context_length_exceeded",
-        f"This model's context is {context} tokens; the prompt has {prompt_tokens}{asked}. Shorten one of them.",
-        400,
-        "messages",
-    )
 
 
 def build(model: str, settings: SimSettings, data_dir: Path) -> SimEngine:

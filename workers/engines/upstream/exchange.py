@@ -88,7 +88,7 @@ class UpstreamExchange:
             facts,
             generation.request,
             way.rung,
-            generation.rows,
+            generation.written_rows(facts),
             prompt,
             cache_prompt=settings.cache_prompt,
             send_priority=settings.send_priority,
@@ -172,7 +172,7 @@ class UpstreamExchange:
         turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
         if facts.template_chat and turns:
             if not isinstance(generation.prompt, str):
-                generation.prompt = await self._rendered(place, turns)
+                generation.prompt = await self._rendered(place, facts, turns, request.reasoning)
             return generation.prompt
         if not turns and not isinstance(request.prompt, str):
             return None
@@ -185,9 +185,11 @@ class UpstreamExchange:
             generation.prompt = await self._tokenized(place, facts, turns or str(request.prompt))
         return generation.prompt
 
-    async def _rendered(self, place: ServerPlace, turns: list[ChatTurn]) -> str:
-        messages = [turn.shown for turn in turns]
-        found = (await self._ask(place, "/apply-template", {"messages": messages})).get("prompt")
+    async def _rendered(self, place: ServerPlace, facts: ServerFacts, turns: list[ChatTurn], reasoning: str) -> str:
+        body: dict[str, Any] = {"messages": [turn.shown for turn in turns]}
+        if reasoning not in ("", "default") and facts.reasoning_effort:
+            body |= bodies.effort(facts, reasoning)
+        found = (await self._ask(place, "/apply-template", body)).get("prompt")
         if not isinstance(found, str) or not found:
             raise Unprepared(by_cut("/apply-template gave no prompt"))
         return found
@@ -212,7 +214,7 @@ class UpstreamExchange:
             return
         body = {"model": facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
         found = (await self._ask(place, "/detokenize", body)).get("prompt")
-        if not isinstance(found, str) or found.lstrip() != generation.text.lstrip():
+        if not isinstance(found, str) or found.lstrip() != generation.written(facts).lstrip():
             raise Unprepared(ReplyOutcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
 
     async def _ask(self, place: ServerPlace, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:

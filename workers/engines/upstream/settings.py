@@ -40,6 +40,9 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of an answer at most; 0: the context."""
     default_output: Annotated[int, msgspec.Meta(ge=0)] = 0
     """max_tokens of a request without one; 0: max_output."""
+    reasoning: bool | None = None
+    """Show the reasoning of all chats, in `reasoning_content`. null: of llama-server if its template has reasoning, of
+    others for requests with `reasoning_effort`. Answers that may hold it are continued only on llama-server."""
     send_priority: bool = False
     """Send each request's priority. vLLM and SGLang take it only if they were started for it."""
     cache_prompt: bool = False

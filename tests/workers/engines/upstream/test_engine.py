@@ -15,6 +15,7 @@ from fake_upstream import ANSWER, FakeUpstream, Fault, serving
 from upstream_bench import FAST, HELLO, Bench, bench
 
 from penstock.engine import EngineDead, Request, Sampling
+from penstock.tools import REASONING, TEXT
 from runtime.config import ConfigError
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Chat, Job, Text, Tokens
@@ -134,6 +135,20 @@ async def test_hidden_reasoning_is_counted_and_never_spliced(kind: str) -> None:
     assert answer.restarts == 1 and answer.text == "".join(ANSWER[:50])
     assert answer.tokens == 56
     assert all("continue_final_message" not in sent.body and not sent.continues for sent in fake.sent)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize(("sampling", "restarts"), [({}, 1), ({"temperature": 0}, 0)])
+async def test_reasoning_is_marked_and_replayed_or_begun_again(kind: str, sampling: Any, restarts: int) -> None:
+    """A cut in or after it gives the whole answer of one reply, and the server is told the effort."""
+    fake = FakeUpstream(kind, [Fault(after=10, cut=True)])
+    fake.hidden = 6
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=50, reasoning="low", **sampling)
+    reasoning = "".join(f" r{number}" for number in range(6))
+    assert answer.text == f"{REASONING}{reasoning}{TEXT}{''.join(ANSWER[:50])}" and answer.restarts == restarts
+    assert answer.tokens == 56
+    assert all(sent.body["reasoning_effort"] == "low" and not sent.continues for sent in fake.sent)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "llama-server", "ollama"])

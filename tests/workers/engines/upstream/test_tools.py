@@ -40,7 +40,7 @@ async def test_calls_come_through(kind: str) -> None:
     async with bench(upstream) as desk:
         answer = await desk.ask(HELLO, tools=BOTH)
     assert (answer.failure, answer.finish) == (None, "stop")
-    assert read_answer((answer.text,)) == ("So ", CALLS)
+    assert read_answer((answer.text,))[:2] == ("So ", CALLS)
     assert answer.tokens >= len(DELTAS)
     (sent,) = upstream.sent
     assert sent.path.endswith("/chat/completions") and sent.body["tools"] == [WEATHER.shown, TIME.shown]
@@ -53,7 +53,7 @@ async def test_a_server_lost_in_a_call_is_replayed_and_never_spliced(kind: str) 
     upstream = fake(kind, Fault(after=4, cut=True))
     async with bench(upstream) as desk:
         answer = await desk.ask(HELLO, tools=BOTH, temperature=0)
-    assert read_answer((answer.text,)) == ("So ", CALLS) and answer.restarts == 0
+    assert read_answer((answer.text,))[:2] == ("So ", CALLS) and answer.restarts == 0
     assert len(upstream.sent) == 2 and upstream.sent[0].body == upstream.sent[1].body
 
 
@@ -62,7 +62,7 @@ async def test_a_sampled_call_begins_again(kind: str) -> None:
     """Nobody can continue it, so the job starts from its first token."""
     async with bench(fake(kind, Fault(after=4, cut=True))) as desk:
         answer = await desk.ask(HELLO, tools=BOTH)
-    assert read_answer((answer.text,)) == ("So ", CALLS) and answer.restarts == 1
+    assert read_answer((answer.text,))[:2] == ("So ", CALLS) and answer.restarts == 1
 
 
 class Changing(FakeUpstream):
@@ -80,7 +80,7 @@ async def test_a_replay_that_calls_another_function_is_not_joined() -> None:
     upstream.deltas = DELTAS
     async with bench(upstream) as desk:
         answer = await desk.ask(HELLO, tools=BOTH, temperature=0)
-    assert read_answer((answer.text,)) == ("So ", [Call("get_time", "{}")]) and answer.restarts == 1
+    assert read_answer((answer.text,))[:2] == ("So ", [Call("get_time", "{}")]) and answer.restarts == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -54,12 +54,22 @@ def build(
     if request.sampling.json_schema is not None:
         body |= _schema(facts, request.sampling.json_schema)
     body |= _extras(facts, request, prompted=prompted, cache_prompt=cache_prompt, salt=salt)
+    if request.reasoning not in ("", "default") and facts.reasoning_effort and not prompted:
+        body |= effort(facts, request.reasoning)
     if request.tools is not None:
         body |= _tools(facts, request.tools)
     if send_priority and facts.priority:
         urgency = request.priority if facts.priority > 0 else 1 - request.priority
         body["priority"] = round(100 * urgency)
     return (TEXT if prompted else CHAT), body
+
+
+def effort(facts: ServerFacts, reasoning: str) -> dict[str, Any]:
+    """The fields by which a server is told how much to reason."""
+    if facts.kind != "llama-server":
+        return {"reasoning_effort": reasoning}
+    named = {} if reasoning == "none" else {"reasoning_effort": reasoning}
+    return {"chat_template_kwargs": {"enable_thinking": reasoning != "none"} | named}
 
 
 def continued(prompt: Prompt, rung: Rung, rows: Sequence[Row]) -> Prompt:

@@ -75,8 +75,8 @@ def _unspliceable(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> 
         return "a call of a tool would be cut in two"
     if sampling.json_schema is not None:
         return "a grammar would begin at its root again"
-    if any(count and not text for text, _, count in rows):
-        return "a part of the answer is hidden (reasoning), so that its text is not all of it"
+    if (request.reasoning and not facts.template_chat) or any(count and not text for text, _, count in rows):
+        return "a part of the answer may be reasoning, which the server tells apart or hides"
     if (sampling.presence_penalty or sampling.frequency_penalty) and not facts.penalties_span:
         return f"penalties of {facts.kind} do not count tokens of a prompt"
     if sampling.repetition_penalty not in (None, 1.0) and not facts.repetition_span:

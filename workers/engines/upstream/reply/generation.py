@@ -12,7 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
+from penstock.tools import without_marks
 from workers.engines.call_writer import DeltaWriter
+from workers.engines.reasoning import BEGIN, ReasoningGate, ReasoningWriter, as_written
 from workers.engines.stops import TokenGate, joined
 from workers.engines.upstream.continuation.ladder import Row, Rung
 from workers.engines.upstream.reply import chunks
@@ -69,6 +71,10 @@ class UpstreamGeneration:
         """Tokens after which the answer is cut, whatever the server goes on to send."""
         self._calls: DeltaWriter | None = None
         """Of a request with tools."""
+        self._reasoning: ReasoningWriter | None = None
+        """Of a request with reasoning that the server tells apart."""
+        self._tags: ReasoningGate | None = None
+        """Of one whose text has the model's own tags."""
         self._held: list[Piece] = []
         """Tokens whose text has not come out yet, such as those of an incomplete character."""
 
@@ -103,6 +109,27 @@ class UpstreamGeneration:
         self._model = self._unsaid = model
         self.prompt, self.breaks, self.refusals = None, 0, 0
 
+    def written_rows(self, facts: ServerFacts) -> list[Row]:
+        """The rows as a server gives them."""
+        if not self._is_tagged(facts):
+            return self.rows
+        return [(as_written(text, opened=self._is_opened), ids, count) for text, ids, count in self.rows]
+
+    def written(self, facts: ServerFacts) -> str:
+        """All of its text so far, as a server gives it."""
+        return "".join([text for text, _, _ in self.written_rows(facts)])
+
+    def _is_tagged(self, facts: ServerFacts) -> bool:
+        """Whether a server gives reasoning between the model's own tags: it is sent a prompt and no conversation."""
+        request = self.request
+        plain = request.tools is None and request.sampling.json_schema is None
+        return bool(request.reasoning) and facts.template_chat and plain
+
+    @property
+    def _is_opened(self) -> bool:
+        """Whether the prompt ends with the tag that begins reasoning."""
+        return isinstance(self.prompt, str) and self.prompt.rstrip().endswith(BEGIN)
+
     def remaining(self, rung: Rung) -> int | None:
         """max_tokens of a new reply; None: as many as fit."""
         limit = self.request.sampling.max_tokens
@@ -116,12 +143,15 @@ class UpstreamGeneration:
         self.progress_at = now
         self._scheduled = self._scheduled or now
         shown = self.text
-        self._expected = shown if rung is Rung.REPLAY else ""
+        self._expected = self.written(facts) if rung is Rung.REPLAY else ""
         self._began = 0 if rung in (Rung.FRESH, Rung.REPLAY) else self.out
         self.received = 0
         self._gate = TokenGate(self.request.sampling.stop, shown)
         self._held.clear()
         self._calls = None if self.request.tools is None else DeltaWriter()
+        tagged = self._is_tagged(facts)
+        self._tags = ReasoningGate(shown, opened=self._is_opened) if tagged else None
+        self._reasoning = ReasoningWriter() if self.request.reasoning and not tagged else None
         limit = self.request.sampling.max_tokens
         self._cap = (facts.context or DEFAULT_CONTEXT if limit is None else limit) + MAX_EXCESS_TOKENS
 
@@ -155,6 +185,10 @@ class UpstreamGeneration:
             self.outcome = by_finish(choice.finish_reason)
         if self._calls is not None:
             text, hidden = self._with_calls(self._calls, choice, text), hidden and not _calls(choice)
+        if self._reasoning is not None and choice.delta is not None:
+            content = without_marks(text) if self._calls is None else text
+            text = self._reasoning.write(choice.delta.reasoning or choice.delta.reasoning_content or "", content)
+            hidden = hidden and not text
         self.received += count
         if not (count or text):
             return None
@@ -228,7 +262,9 @@ class UpstreamGeneration:
         if self._held:
             piece = joined(self.id, [*self._held, piece])
             self._held.clear()
-        return self._passed(self._gate.feed(piece))
+        if self._tags is not None:
+            piece = self._tags.feed(piece)
+        return self._passed(self._gate.feed(piece)) if piece.n or piece.text else None
 
     def _beyond_replay(
         self, text: str, count: int, logprobs: tuple[Logprob, ...]
@@ -268,7 +304,8 @@ class UpstreamGeneration:
         """The piece that ends the request. What was held back comes out if the answer is complete."""
         piece = Piece(self.id)
         if finish in ("stop", "length") and not self._gate.hit:
-            parts = [self._gate.flush(self.id), *self._held]
+            rest = [] if self._tags is None else [self._gate.feed(self._tags.flush(self.id))]
+            parts = [*rest, self._gate.flush(self.id), *self._held]
             piece = joined(self.id, [part for part in parts if part.n or part.text])
             piece = replace(piece, n=max(piece.n, self.received + self._began - self.out))
         prompt, cached = self._prompt_size()

@@ -60,6 +60,9 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: bool = False
     logit_bias: bool = False
     ignore_eos: bool = False
+    reasoning: bool = False
+    """Whether its answers are expected to hold reasoning, which is shown then."""
+    reasoning_effort: bool = False
     logprobs: int = -1
     json_schema: bool = False
     usage: bool = True
@@ -103,6 +106,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
             ignore_eos=self.ignore_eos,
+            reasoning=self.reasoning,
+            reasoning_effort=self.reasoning_effort,
         )
 
 
@@ -142,6 +147,7 @@ KINDS: dict[str, ServerFacts] = {
         json_schema=True,
         running_usage=True,
         priority=-1,
+        reasoning_effort=True,
         salted=True,
     ),
     "sglang": ServerFacts(
@@ -160,6 +166,7 @@ KINDS: dict[str, ServerFacts] = {
         json_schema=True,
         running_usage=True,
         priority=1,
+        reasoning_effort=True,
         aborts=True,
     ),
     "trtllm": ServerFacts(
@@ -174,11 +181,17 @@ KINDS: dict[str, ServerFacts] = {
         strict=True,
     ),
     "tgi": ServerFacts(logprobs=-1, json_schema=False),
-    "ollama": ServerFacts(prefill="trailing", json_schema=True, forced_tools=False),
+    "ollama": ServerFacts(prefill="trailing", json_schema=True, forced_tools=False, reasoning_effort=True),
     "mistral": ServerFacts(text=False, prefill="prefix", json_schema=True, strict=True),
     "deepseek": ServerFacts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS),
     "openai": ServerFacts(
-        text=False, logprobs=MAX_LOGPROBS, json_schema=True, strict=True, completion_limit=True, logit_bias=True
+        text=False,
+        logprobs=MAX_LOGPROBS,
+        json_schema=True,
+        strict=True,
+        completion_limit=True,
+        logit_bias=True,
+        reasoning_effort=True,
     ),
     "other": ServerFacts(),
 }

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from workers.engines.reasoning import EFFORT_NAMES, END
 from workers.engines.upstream.http.client import BrokenReply, BufferedReply, ConnectError, UpstreamClient
 from workers.engines.upstream.http.errors import KEY_REFUSED, error_of
 from workers.engines.upstream.server import kinds
@@ -64,8 +65,13 @@ class ServerProbe:
         if kind == "llama-server" and not props.get("chat_template"):
             facts = kinds.of(kind, **known, chat_ids="")
         if kind == "llama-server":
-            facts = msgspec.structs.replace(facts, tools="tools" in str(props.get("chat_template", "")))
-        return facts
+            template = str(props.get("chat_template", ""))
+            knows_effort = any(name in template for name in EFFORT_NAMES)
+            facts = msgspec.structs.replace(
+                facts, tools="tools" in template, reasoning=END in template, reasoning_effort=knows_effort
+            )
+        wanted = self._settings.reasoning
+        return facts if wanted is None else msgspec.structs.replace(facts, reasoning=wanted)
 
     async def names(self) -> list[str]:
         """The names of its models. Raises ProbeFailed."""

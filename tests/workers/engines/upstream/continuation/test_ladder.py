@@ -50,6 +50,15 @@ def test_a_repetition_penalty_continues_where_it_counts_the_prompt() -> None:
     assert way("trtllm", "text", repetition_penalty=1.0) is way("trtllm", "text") is not Rung.RESTART
 
 
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_reasoning_is_spliced_only_where_the_model_s_own_tags_are_known(kind: str) -> None:
+    """llama-server gets a prompt and gives them; the others tell it apart."""
+    for effort in ("default", "low"):
+        request = Request("r", CHAT, Sampling(), reasoning=effort)
+        found = ladder.choose(kinds.of(kind), request, KNOWN).rung
+        assert found is (Rung.IDS if kind == "llama-server" else Rung.RESTART)
+
+
 def test_ids_are_continued_only_if_all_are_known() -> None:
     """llama-server takes texts between them."""
     gap = (*KNOWN, (" c", (), 1))

@@ -1,0 +1,46 @@
+"""Model card of the simulated engine, and its refusal of a request that exceeds the card."""
+
+from __future__ import annotations
+
+import time
+
+from penstock.engine import Capabilities, Failure, ModelCard
+from workers.engines.sim.settings import SimSettings
+
+DEFAULT_MAX_TOKENS = 128
+
+
+def card_of(model: str, settings: SimSettings) -> ModelCard:
+    """The card of a model that was loaded now."""
+    return ModelCard(
+        name=model,
+        engine="sim",
+        context=settings.context,
+        max_output=settings.context - 1,
+        default_output=DEFAULT_MAX_TOKENS,
+        capabilities=Capabilities(
+            logprobs=-1,
+            token_prompts=True,
+            tools=True,
+            forced_tools=True,
+            tool_resume=True,
+            top_k=True,
+            min_p=True,
+            repetition_penalty=True,
+            logit_bias=True,
+            ignore_eos=True,
+            reasoning_effort=True,
+        ),
+        created=int(time.time()),
+    )
+
+
+def too_long(prompt_tokens: int, max_tokens: int | None, context: int) -> Failure:
+    """The refusal of a request that does not fit into the context, with its numbers."""
+    asked = f" and {max_tokens} were asked for the answer" if max_tokens else ""
+    return Failure(
+        "context_length_exceeded",
+        f"This model's context is {context} tokens; the prompt has {prompt_tokens}{asked}. Shorten one of them.",
+        400,
+        "messages",
+    )

@@ -1,0 +1,44 @@
+"""Prompts of a job: what of it each request to the engine has, and one request for each prompt to be checked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from penstock.engine import ChatTurn, Request
+from streaming.jobs.job import Chat, Job, Text, prompt_count
+
+
+def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:
+    """The job's prompt with this index."""
+    prompt = job.prompt
+    if isinstance(prompt, Chat):
+        return prompt.turns if job.response is None else merged_calls(prompt.turns)
+    return prompt.texts[number] if isinstance(prompt, Text) else prompt.ids[number]
+
+
+def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
+    """Turns in which the calls of one answer, which the Responses API has as items of their own, are one turn."""
+    merged: list[ChatTurn] = []
+    for turn in turns:
+        if turn.calls and not turn.content and merged and merged[-1].role == turn.role == "assistant":
+            merged[-1] = replace(merged[-1], calls=merged[-1].calls + turn.calls)
+        else:
+            merged.append(turn)
+    return merged
+
+
+def samples(job: Job) -> Iterator[Request]:
+    """One request for each prompt of the job, for `Engine.check`."""
+    sampling = replace(job.sampling, n=1)
+    for number in range(prompt_count(job.prompt)):
+        yield Request(
+            f"{job.id}/{number}",
+            prompt_of(job, number),
+            sampling,
+            (),
+            job.tenant,
+            tools=job.tools,
+            reasoning=job.reasoning,
+        )
