@@ -220,8 +220,10 @@ def test_a_disk_that_does_not_answer_holds_up_no_writer(tmp_path: Path) -> None:
     stuck.start()
     stuck.join(0.2)
     assert stuck.is_alive(), "the pipe has taken everything"
-    for number in range(2000):
-        writer.write(record(number))
+    caller = threading.Thread(target=lambda: [writer.write(record(number)) for number in range(2000)], daemon=True)
+    caller.start()
+    caller.join(20)
+    assert not caller.is_alive(), "who writes a record waits for the disk"
     left = bytearray()
     while stuck.is_alive() or not left.endswith(b"\n"):
         left += os.read(reading, 1 << 16)
