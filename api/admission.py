@@ -24,7 +24,7 @@ from api.openai.json_weight import Weighed, weighed
 from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.openai.wait import Wait
 from api.services import Services
-from api.waits.limits import OutOfReach, limit_of, out_of_reach
+from api.wait_limits import OutOfReach, limit_of, out_of_reach
 from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, retry
 from streaming.errors import (

@@ -26,14 +26,12 @@ from api.openai.batch_schemas import WINDOWS, BatchRequest
 from api.openai.json_body import read_object
 from api.openai.rendering import usage_object
 from api.openai.validation import explained
-from api.query import page_limit
+from api.query import MAX_PER_PAGE, page_limit
 from api.services import Services
 from streaming.batches.batch import Batch, BatchState, LineFault
 from streaming.batches.ledger import LineOutcome
 from streaming.batches.store import BatchCommand, BatchRecord
 from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch, UnknownFile
-
-MAX_PER_PAGE = 100
 
 
 async def create(request: Request) -> Response:

@@ -21,7 +21,7 @@ from streaming.batches.files import StoredFile
 from streaming.errors import QuotaExceeded, UnknownFile
 
 BATCH = "batch"
-MAX_PER_PAGE = 10_000
+MAX_FILES_PER_PAGE = 10_000
 RECORDS_PER_CALL = 500
 
 
@@ -112,7 +112,7 @@ def _keep_s(upload: Upload, default: int) -> int:
 async def listing(request: Request) -> Response:
     """GET /v1/files[?purpose=&limit=&order=&after=]: list the caller's files."""
     services, caller, query = services_of(request), caller_of(request), request.query_params
-    limit = page_limit(query, MAX_PER_PAGE, MAX_PER_PAGE)
+    limit = page_limit(query, MAX_FILES_PER_PAGE, MAX_FILES_PER_PAGE)
     order, purpose = query.get("order", "desc"), query.get("purpose")
     if order not in ("asc", "desc"):
         raise errors.invalid_request("order must be asc or desc.", "order")

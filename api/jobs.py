@@ -19,7 +19,7 @@ from api.openai.errors import ApiError
 from api.openai.job_input import input_object
 from api.openai.rendering import Facts, JobView, fingerprint, job_object, to_json
 from api.openai.results import result_in_slices
-from api.query import page_limit
+from api.query import MAX_PER_PAGE, page_limit
 from api.services import Services
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
@@ -29,7 +29,6 @@ from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
 
 MAX_WAIT_S = 600.0
-MAX_PER_PAGE = 100
 CURSOR = re.compile(r"([0-9]{1,15})-(job_[0-9a-f]{32})")
 
 

@@ -6,6 +6,8 @@ from starlette.datastructures import QueryParams
 
 from api.openai import errors
 
+MAX_PER_PAGE = 100
+"""Rows on one page of a list; a list of files has its own bound."""
 MAX_DIGITS = 15
 """int() raises on thousands of digits, and a URL may hold that many."""
 

@@ -37,7 +37,7 @@ def missing() -> str:
     return "" if shutil.which("chromium") else "chromium is not on the PATH (Debian: apt-get install chromium)"
 
 
-class Page:
+class BrowserPage:
     """One page of a browser. `errors`: what its console and its scripts complained about."""
 
     def __init__(self, ask: Callable[..., dict[str, Any]], session: str, errors: list[str]) -> None:
@@ -134,12 +134,12 @@ class Browser:
         self._to, self._from, self._rest, self._last = from_us, to_us, b"", 0
         self._errors: dict[str, list[str]] = {}
 
-    def page(self) -> Page:
+    def page(self) -> BrowserPage:
         """Open an empty page."""
         target = self._ask("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self._ask("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         errors = self._errors.setdefault(session, [])
-        page = Page(self._ask, session, errors)
+        page = BrowserPage(self._ask, session, errors)
         for domain in ("Page", "Runtime", "DOM", "Log", "Network"):
             page.command(f"{domain}.enable")
         return page

@@ -64,7 +64,7 @@ class Glyph(NamedTuple):
     until: float | None = None
 
 
-class Screen:
+class TerminalScreen:
     """The cells of a terminal over time. It knows the few controls that a shell and `penstock` send."""
 
     def __init__(self) -> None:
@@ -143,11 +143,11 @@ def _is_cut(data: bytes) -> bool:
     return last >= 0 and not CONTROL.match(data, last)
 
 
-class Terminal:
+class RecordedTerminal:
     """A shell on a pseudo-terminal, and the screen of what it sent."""
 
     def __init__(self, title: str, folder: Path, environ: dict[str, str], began: float) -> None:
-        self.title, self.screen, self.received = title, Screen(), b""
+        self.title, self.screen, self.received = title, TerminalScreen(), b""
         self.arrivals: list[float] = []
         """When something came."""
         self._began = began
@@ -173,13 +173,13 @@ class Terminal:
         os.close(self.handle)
 
 
-class Recorder:
+class TerminalRecorder:
     """Both terminals and their clock."""
 
     def __init__(self, folder: Path, environ: dict[str, str]) -> None:
         self._began = time.monotonic()
         titles = ("terminal 1: the reader", "terminal 2: the same machine")
-        self.terminals = [Terminal(title, folder, environ, self._began) for title in titles]
+        self.terminals = [RecordedTerminal(title, folder, environ, self._began) for title in titles]
         for terminal in self.terminals:
             self.until(lambda terminal=terminal: terminal.received.endswith(PROMPT))  # type: ignore[misc]
 
@@ -204,13 +204,13 @@ class Recorder:
                 raise TimeoutError(f"this did not happen in {LIMIT_S:g} s: {[t.received for t in self.terminals]}")
             self.wait(0.02)
 
-    def type(self, terminal: Terminal, command: str) -> None:
+    def type(self, terminal: RecordedTerminal, command: str) -> None:
         """Type a command as a person does, and press Enter."""
         for key in command + "\r":
             os.write(terminal.handle, key.encode())
             self.wait(KEY_INTERVAL_S)
 
-    def run(self, terminal: Terminal, command: str) -> None:
+    def run(self, terminal: RecordedTerminal, command: str) -> None:
         """Type a command and wait for its end."""
         before = len(terminal.received)
         self.type(terminal, command)
@@ -222,7 +222,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def record(weights: Path) -> tuple[Recorder, float]:
+def record(weights: Path) -> tuple[TerminalRecorder, float]:
     """The recording, and the longest silence of the reader after the kill, in seconds."""
     with tempfile.TemporaryDirectory(prefix="penstock-recording-") as name:
         folder = Path(name)
@@ -243,7 +243,7 @@ def record(weights: Path) -> tuple[Recorder, float]:
         subprocess.run([*penstock, "up", "--detach", "--port", "0"], cwd=folder, env=environ, check=True)
         recorder = None
         try:
-            recorder = Recorder(folder, environ)
+            recorder = TerminalRecorder(folder, environ)
             killed = _play(recorder, _worker(penstock, folder, environ))
             _check(recorder.terminals[0], lambda *words: _found(penstock, words, folder, environ))
         finally:
@@ -267,7 +267,7 @@ def _worker(penstock: Sequence[str], folder: Path, environ: dict[str, str]) -> i
     return int(worker)
 
 
-def _check(reader: Terminal, ask: Callable[..., list[Any]]) -> None:
+def _check(reader: RecordedTerminal, ask: Callable[..., list[Any]]) -> None:
     """The reader has the stored text, which more than one worker wrote. Raises ValueError."""
     (listed,) = ask("jobs", "ls")
     (job,) = ask("jobs", "show", listed["id"])
@@ -276,7 +276,7 @@ def _check(reader: Terminal, ask: Callable[..., list[Any]]) -> None:
         raise ValueError(f"the reader's text is not that of the job, or no second worker wrote it: {reader.received!r}")
 
 
-def _play(recorder: Recorder, worker: int) -> float:
+def _play(recorder: TerminalRecorder, worker: int) -> float:
     """What is typed. Returns when the worker was killed."""
     reader, other = recorder.terminals
     recorder.run(other, "penstock ps")
@@ -301,7 +301,7 @@ def _play(recorder: Recorder, worker: int) -> float:
 # --- the picture ----------------------------------------------------------------------------------------------------
 
 
-def as_svg(terminals: Sequence[Terminal], note: str, seconds: float) -> str:
+def as_svg(terminals: Sequence[RecordedTerminal], note: str, seconds: float) -> str:
     """The terminals one below the other; each text appears, and disappears, when it did. It plays again and again; a
     viewer who asks for less motion sees the end."""
     width = round(COLUMNS * CHARACTER_PX + 2 * MARGIN_PX)

@@ -1,4 +1,4 @@
-"""Help pages of commands: a click group and a function that end each page with its examples (cli/examples.py)."""
+"""Help pages of commands: each ends with its examples (cli/examples.py)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ MAX_SENTENCE = 300
 """Characters of the first sentence of a command's help, in the help of its group."""
 
 
-def write_examples(context: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the section of examples of the context's command."""
-    from cli.examples import EXAMPLES  # noqa: PLC0415 - only a help page needs them
+class CommandWithExamples(click.Command):
+    """A click command whose help page has examples."""
 
-    if lines := EXAMPLES.get(context.command_path):
-        with formatter.section("Examples"):
-            formatter.write("".join(f"  {line}\n" for line in lines))
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        from cli.examples import EXAMPLES  # noqa: PLC0415 - only a help page needs them
+
+        super().format_epilog(ctx, formatter)
+        if lines := EXAMPLES.get(ctx.command_path):
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {line}\n" for line in lines))
 
 
-class Group(click.Group):
+class Group(CommandWithExamples, click.Group):
     """A click group whose help page has examples; `-h` also shows it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -37,7 +40,3 @@ class Group(click.Group):
         if shown:
             with formatter.section("Commands"):
                 formatter.write_dl(shown)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_epilog(ctx, formatter)
-        write_examples(ctx, formatter)

@@ -14,7 +14,7 @@ import msgspec
 
 from api.settings import ApiSettings
 from cli.errors import Problem
-from cli.help_text import write_examples
+from cli.help_text import CommandWithExamples
 from cli.instance import DataDir
 from cli.output import note
 from cli.settings import UpSettings, settings_file
@@ -28,7 +28,7 @@ JSON_HELP = "JSON on stdout, nothing else: one object, or one object per line fo
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Command(click.Command):
+class Command(CommandWithExamples):
     """A click command that also takes --color and --debug (read by cli/__main__.py) in any position."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -52,10 +52,6 @@ class Command(click.Command):
         except Problem as problem:
             problem.next_step = completed(problem.next_step, ctx)
             raise
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_epilog(ctx, formatter)
-        write_examples(ctx, formatter)
 
 
 def _choose_color(_context: click.Context, _option: click.Parameter, value: str | None) -> None:

@@ -24,7 +24,7 @@ from cli.report_view import compared, shown
 from runtime.files import write_file
 from telemetry.records.settings import RecordSettings
 from telemetry.report.page import page
-from telemetry.report.report import Report, Scope, report_of
+from telemetry.report.report import RequestReport, Scope, report_of
 
 AGO = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d)")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -122,7 +122,7 @@ def moment(text: str, now: float) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-def _made(folder: Path, scope: Scope, prices: Mapping[str, float]) -> Report:
+def _made(folder: Path, scope: Scope, prices: Mapping[str, float]) -> RequestReport:
     if scope.until <= scope.since:
         raise Problem("the window ends before it begins", next_step=TIME_HINT, exit_code=USAGE)
     try:
@@ -133,7 +133,7 @@ def _made(folder: Path, scope: Scope, prices: Mapping[str, float]) -> Report:
         raise Problem(f"{folder} cannot be read", cause=error.strerror or str(error), exit_code=FAILED) from error
 
 
-def _save(path: Path, found: Report) -> None:
+def _save(path: Path, found: RequestReport) -> None:
     try:
         write_file(path, page(found).encode())
     except OSError as error:

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from cli.output import styled, terminal_width
 from telemetry.latency import PARTS
-from telemetry.report.figures import Distribution, GroupFigures, Usage
+from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
 from telemetry.report.ideal import ModelRunTime
-from telemetry.report.report import Report
+from telemetry.report.report import RequestReport
 from telemetry.report.requests import GROUP_OF
 from telemetry.report.words import duration, percent, three
 
@@ -27,7 +27,7 @@ BAR = 30
 COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta"}
 
 
-def shown(report: Report) -> str:
+def shown(report: RequestReport) -> str:
     """The report for people."""
     whole = report.figures.whole
     blocks: list[RenderableType] = [_headline(report)]
@@ -56,7 +56,7 @@ def _time(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _headline(report: Report) -> RenderableType:
+def _headline(report: RequestReport) -> RenderableType:
     whole = report.figures.whole
     states = ", ".join(f"{number:,} {state}" for state, number in whole.states.items())
     text = Text(report.verdict, "bold")
@@ -64,7 +64,7 @@ def _headline(report: Report) -> RenderableType:
     return text.append(f": {states}" if states else "", "dim")
 
 
-def _advice(report: Report) -> RenderableType:
+def _advice(report: RequestReport) -> RenderableType:
     found: list[RenderableType] = [Text("What to change first", "bold underline")]
     for number, each in enumerate(report.advice, 1):
         text = Text(f"{number}. {each.title}. ", "bold yellow")
@@ -115,7 +115,7 @@ def _parts(whole: GroupFigures) -> RenderableType:
     return table
 
 
-def _groups(report: Report) -> Iterable[RenderableType]:
+def _groups(report: RequestReport) -> Iterable[RenderableType]:
     figures = report.figures
     for title, groups in (("model", figures.models), ("lane", figures.lanes), ("tenant", figures.tenants),
                           ("hour (UTC)", figures.hours)):  # fmt: skip
@@ -135,7 +135,7 @@ def _groups(report: Report) -> Iterable[RenderableType]:
         yield table
 
 
-def _usage(usage: Usage) -> RenderableType:
+def _usage(usage: WindowUsage) -> RenderableType:
     words = [f"{usage.tokens:,} tokens in {duration(1000 * usage.seconds)}: {three(usage.tokens_per_s)} per second"]
     if usage.tokens_per_core_s is not None:
         words.append(f"{three(usage.tokens_per_core_s)} per core-second of Penstock's processes")
@@ -165,7 +165,7 @@ def _run_times(found: Sequence[ModelRunTime]) -> RenderableType:
 # --- comparison ------------------------------------------------------------------------------------------------------
 
 
-def comparison_rows(before: Report, after: Report) -> list[tuple[str, str, str, str]]:
+def comparison_rows(before: RequestReport, after: RequestReport) -> list[tuple[str, str, str, str]]:
     """Each figure of both reports, and the second divided by the first."""
     one, two = before.figures, after.figures
 
@@ -194,7 +194,7 @@ def ratio(before: float | None, after: float | None) -> str:
     return f"x {after / before:.2f}"
 
 
-def compared(before: Report, after: Report, names: Sequence[str]) -> str:
+def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) -> str:
     """Two reports side by side."""
     table = _table("", names[0], names[1], "B / A")
     for row in comparison_rows(before, after):

@@ -18,6 +18,11 @@ import msgspec
 
 from penstock.tools import ToolCall, Tools
 
+MAX_LOGPROBS = 20
+"""The most alternatives per token that OpenAI's API can ask for."""
+CHARACTERS_PER_TOKEN = 4
+"""Estimate of a text's tokens where no tokenizer is at hand."""
+
 
 class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
     """One turn of a chat, its content already flattened to text."""
@@ -305,10 +310,6 @@ class Engine(Protocol):
 
     def cancel(self, request_id: str) -> None:
         """Cancel one request. Idempotent. Its last piece (finish="cancelled") still comes through on_step."""
-        ...
-
-    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        """Whether one more request of about this size would run at once instead of waiting inside the engine."""
         ...
 
     def stats(self) -> Stats: ...

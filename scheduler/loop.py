@@ -37,7 +37,7 @@ from streaming.order import FLOOR
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.records.sampler import Facts
-from telemetry.records.schema import LaneDepth as RecordedDepth
+from telemetry.records.schema import RecordedDepth
 
 log = logging.getLogger(__name__)
 

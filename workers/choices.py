@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from penstock.engine import ContinuationJudge, Engine, EngineDead, ModelCard, Piece, Refused, Stats
-from streaming.jobs.job import Job
+from penstock.engine import ContinuationJudge, Engine, EngineDead, Failure, ModelCard, Piece, Refused, Stats
+from streaming.jobs.capabilities import unsupported
+from streaming.jobs.job import Job, prompt_count
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
 from workers.attempt import Attempt
 from workers.gatekeeper import Gatekeeper
+from workers.prompts import samples
 from workers.settings import WorkerSettings
 from workers.slot_shares import SlotShares, tenant_slots
+
+log = logging.getLogger(__name__)
 
 PARTIAL_PER_SLOT = 4
 """Jobs with waiting choices per slot; a worker that holds more claims no jobs."""
@@ -138,6 +143,28 @@ class ChoiceStarter:
             return ""
         requests = [request for request in attempt.requests().values() if request.past]
         return next((reason for request in requests if (reason := self._engine.restart_reason(request))), "")
+
+    async def refusal(self, job: Job) -> Failure | None:
+        """Why the engine can never run a job of several prompts, or None. Raises EngineDead."""
+        if prompt_count(job.prompt) == 1 or unsupported(job, self.card.capabilities):
+            return None
+        for sample in samples(job):
+            try:
+                await self._engine.check(sample)
+            except Refused as refused:
+                return refused.failure
+            await asyncio.sleep(0)  # a check may take a while: running jobs get their step
+        return None
+
+    async def check_engine(self) -> None:
+        """Raises EngineDead if the engine does not live."""
+        if self.dead is not None:
+            raise self.dead
+        health = self._engine.health()
+        if not health.ok:
+            if health.error is not None:
+                log.error("the engine has failed", exc_info=health.error)
+            raise EngineDead(health.reason)
 
     def submit(self, attempt: Attempt) -> None:
         """Start the first choice if the gate lets it through. The others are started once all jobs of this claim have

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from penstock.engine import RETURNED, Engine, EngineDead, Failure, ModelCard, Piece, Refused
+from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
 from runtime.loops import ExpectedErrors, retry_until, run_periodically, watch_lag
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.lengths import LengthStore
@@ -20,7 +20,7 @@ from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.history import History
-from streaming.jobs.job import Job, JobState, prompt_count
+from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
@@ -40,7 +40,6 @@ from workers.held_jobs import HeldJobs
 from workers.length_keeper import LengthKeeper
 from workers.listeners import ListenerWatch
 from workers.preemption import Preemption
-from workers.prompts import samples
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.writer import Writer
@@ -68,7 +67,7 @@ class Worker:
     ) -> None:
         """`name`: of this process in `penstock ps`; `targets`: latencies that its lanes keep."""
         self.lease = Lease(client, card.name, name)
-        self._client, self._engine, self._card = client, engine, card
+        self._client, self._card = client, card
         self._settings, self._recorder = settings, recorder
         self._clock = Clock(client)
         self._held = HeldJobs(self.lease)
@@ -95,27 +94,8 @@ class Worker:
         self._checks = AnswerChecks(self._held, on_refused=self._starter.stop, on_checked=self._end_and_send)
         self._reader = JobReader(client)
         self._claimer = Claimer(self.lease, self._reader, settings, self._starter, self, self._room)
-        self._heartbeat = Heartbeat(
-            self.lease,
-            self._held,
-            self._claimer,
-            client.settings.lease_ms / 3000,
-            checkpoint=self._checkpoint,
-            on_cancelled=self._cancel,
-            drop=self._drop,
-        )
-        self._drain = Drain(
-            client.partitions,
-            self.lease,
-            self._held,
-            self._starter,
-            self._claimer,
-            self._writers,
-            recorder,
-            self._room,
-            settings.drain_s,
-            on_cordon,
-        )
+        self._heartbeat = self._make_heartbeat()
+        self._drain = self._make_drain(on_cordon)
         self._controls = ControlListener(
             self.lease,
             self._held,
@@ -127,6 +107,31 @@ class Worker:
         )
         self._listeners = ListenerWatch(client, self.lease, self._held, self.lose)
         self._preemption = Preemption(self.lease, self._held, self._starter, recorder, card.capabilities, self.lose)
+
+    def _make_heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            self.lease,
+            self._held,
+            self._claimer,
+            self._client.settings.lease_ms / 3000,
+            checkpoint=self._checkpoint,
+            on_cancelled=self._cancel,
+            drop=self._drop,
+        )
+
+    def _make_drain(self, on_cordon: Callable[[str], None]) -> Drain:
+        return Drain(
+            self._client.partitions,
+            self.lease,
+            self._held,
+            self._starter,
+            self._claimer,
+            self._writers,
+            self._recorder,
+            self._room,
+            self._settings.drain_s,
+            on_cordon,
+        )
 
     @property
     def running(self) -> int:
@@ -152,7 +157,9 @@ class Worker:
         reaper = Reaper(self._client, self._recorder.metrics, salvager=self._reader, on_end=records.ended_by_script)
         sweeping = reaper.keep_sweeping(SWEEP_INTERVAL_S)
         interval_s = self._client.settings.lease_ms / 3000
-        checking = run_periodically(self._check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True)
+        checking = run_periodically(
+            self._starter.check_engine, interval_s, ExpectedErrors((), log.error), wait_first=True
+        )
         loops = [self._controls.keep_listening(), checking, sweeping, watch_lag(), self._clock.keep()]
         loops += [self._listeners.keep_looking(), self._lengths.keep(), self._gate.keep_reporting()]
         for partition, writer in zip(self._client.partitions, self._writers, strict=True):
@@ -198,15 +205,7 @@ class Worker:
     async def refusal(self, job: Job) -> Failure | None:
         """Why the engine can never run a job of several prompts, or None. Checked before any of them is computed; the
         engine refuses a single prompt when it is submitted. Raises EngineDead."""
-        if prompt_count(job.prompt) == 1 or unsupported(job, self._card.capabilities):
-            return None
-        for sample in samples(job):
-            try:
-                await self._engine.check(sample)
-            except Refused as refused:
-                return refused.failure
-            await asyncio.sleep(0)  # a check may take a while: running jobs get their step
-        return None
+        return await self._starter.refusal(job)
 
     def places(self) -> int:
         """How many places preemption could free for jobs of lane interactive."""
@@ -367,16 +366,6 @@ class Worker:
             self._starter.stop(attempt)
             if ran and attempt.over:  # the engine has none of its choices
                 self._end_and_send(attempt)
-
-    async def _check_engine(self) -> None:
-        """Raises EngineDead if the engine does not live."""
-        if self._starter.dead is not None:
-            raise self._starter.dead
-        health = self._engine.health()
-        if not health.ok:
-            if health.error is not None:
-                log.error("the engine has failed", exc_info=health.error)
-            raise EngineDead(health.reason)
 
     def _drop(self, job_id: str, why: str) -> None:
         """Drop a job, if it is held, without any write to the store."""

@@ -12,11 +12,9 @@ from api.auth import audit
 from api.jobs import as_json, view_of
 from api.openai import errors
 from api.openai.rendering import job_object
-from api.query import page_limit
+from api.query import MAX_PER_PAGE, page_limit
 from streaming.errors import LaneFull, MalformedJob, UnknownJob
 from streaming.jobs.dead_letters import DeadLetter, DeadLetters
-
-MAX_PER_PAGE = 100
 
 
 async def listing(request: Request) -> Response:

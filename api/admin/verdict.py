@@ -18,7 +18,7 @@ NEARLY_FULL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ServiceProblem:
     """One thing that is wrong, its cause, and what to do."""
 
     severity: Severity
@@ -53,7 +53,7 @@ class Verdict:
 
     flow: Flow
     title: str
-    problems: tuple[Problem, ...]
+    problems: tuple[ServiceProblem, ...]
 
 
 def assess(now: Situation) -> Verdict:
@@ -68,30 +68,34 @@ def assess(now: Situation) -> Verdict:
     return Verdict("behind", f"Falling behind: {worst.title}.", problems)
 
 
-def _problems(now: Situation) -> Iterator[Problem]:
+def _problems(now: Situation) -> Iterator[ServiceProblem]:
     if now.store_refusal:
         cause, fix = now.store_refusal, "penstock doctor shows the reason and the fix"
-        yield Problem("error", "the store takes no new jobs", cause, fix)
+        yield ServiceProblem("error", "the store takes no new jobs", cause, fix)
     elif now.memory_share is not None and now.memory_share >= NEARLY_FULL:
         cause = f"{now.memory_share:.0%} of the memory that jobs may use is taken"
-        yield Problem("note", "the store is nearly full", cause, "raise maxmemory, or shorten [redis] retention_s")
+        yield ServiceProblem(
+            "note", "the store is nearly full", cause, "raise maxmemory, or shorten [redis] retention_s"
+        )
     for pool in now.pools:
         yield from _of_pool(pool, has_leader=now.has_leader)
     if not now.has_leader:
         cause, fix = "no scheduler leads, so nobody changes the number of workers", "penstock ps; start a scheduler"
-        yield Problem("note", "no scheduler leads", cause, fix)
+        yield ServiceProblem("note", "no scheduler leads", cause, fix)
     if now.lapsed:
         title = f"{counted(now.lapsed, 'worker')} lost in the last minute"
-        yield Problem("warning", title, "its lease ran out; its jobs continue elsewhere", "penstock logs --role worker")
+        yield ServiceProblem(
+            "warning", title, "its lease ran out; its jobs continue elsewhere", "penstock logs --role worker"
+        )
     if now.failed:
         title = f"{counted(now.failed, 'job')} failed in the last minute"
-        yield Problem("note", title, "see the error of each", "open them", "/jobs?status=failed")
+        yield ServiceProblem("note", title, "see the error of each", "open them", "/jobs?status=failed")
     if now.dead_letters:
         title = f"{counted(now.dead_letters, 'dead letter')} to look at"
-        yield Problem("note", title, "jobs that were given up", "replay or drop them", "/dead-letters")
+        yield ServiceProblem("note", title, "jobs that were given up", "replay or drop them", "/dead-letters")
 
 
-def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[Problem]:
+def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[ServiceProblem]:
     model, lanes = pool["model"], pool["lanes"]
     waiting = sum(lane["waiting"] for lane in lanes.values())
     link = f"/jobs?status=queued&model={model}"
@@ -103,31 +107,33 @@ def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[Problem]:
             if lane["waiting"] and lane["oldest_s"] > limit_s:
                 cause = f"the oldest of {counted(lane['waiting'], 'job')} waits {lane['oldest_s']:.0f} s"
                 title = f"lane {name} of {model} is behind"
-                yield Problem("warning", title, f"{cause}; {pool['reason'] or 'no plan yet'}", _more(pool), link)
+                yield ServiceProblem("warning", title, f"{cause}; {pool['reason'] or 'no plan yet'}", _more(pool), link)
     for worker in pool["workers"]:
         if worker["cordon"]:
             title = f"{worker['id']} takes no more jobs"
-            yield Problem("note", title, worker["cordon"], "it is replaced when its jobs have ended", "/models")
+            yield ServiceProblem("note", title, worker["cordon"], "it is replaced when its jobs have ended", "/models")
     if pool["override"] is not None:
         by, paused = pool["override"]["by"] or "an operator", pool["override"]["paused"]
         what = "scaling is paused" if paused else f"the number of workers is set to {pool['override']['want']}"
-        yield Problem("note", f"{model}: {what}", f"by {by}", f"penstock scale resume {model}", "/models")
+        yield ServiceProblem("note", f"{model}: {what}", f"by {by}", f"penstock scale resume {model}", "/models")
 
 
-def _without_worker(pool: Mapping[str, Any], waiting: int, link: str, *, has_leader: bool) -> Problem:
+def _without_worker(pool: Mapping[str, Any], waiting: int, link: str, *, has_leader: bool) -> ServiceProblem:
     """Why no worker serves a model whose jobs wait."""
     model, jobs = pool["model"], counted(waiting, "job")
     if pool["starting"]:
         left = f"about {pool['wake_s']:.0f} s left" if pool["wake_s"] else "it loads the model"
-        return Problem("warning", f"{jobs} of {model} wait for a worker to start", left, "nothing to do", link)
+        return ServiceProblem("warning", f"{jobs} of {model} wait for a worker to start", left, "nothing to do", link)
     title = f"{jobs} of {model} wait and no worker runs"
     if pool["override"] is not None:
-        return Problem("error", title, "the scheduler is overridden by hand", f"penstock scale resume {model}", link)
+        return ServiceProblem(
+            "error", title, "the scheduler is overridden by hand", f"penstock scale resume {model}", link
+        )
     if not has_leader:
         fix = "start a scheduler, or a worker: penstock up --workers 1"
-        return Problem("error", title, "no scheduler leads, so none is started", fix, link)
+        return ServiceProblem("error", title, "no scheduler leads, so none is started", fix, link)
     cause = pool["reason"] or "the scheduler has not decided yet"
-    return Problem("error", title, cause, "penstock logs --role worker: does it crash at its start?", link)
+    return ServiceProblem("error", title, cause, "penstock logs --role worker: does it crash at its start?", link)
 
 
 def _more(pool: Mapping[str, Any]) -> str:

@@ -7,10 +7,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.admin.dead_letters import MAX_PER_PAGE
 from api.admission import services_of
 from api.jobs import as_json
-from api.query import page_limit
+from api.query import MAX_PER_PAGE, page_limit
 from streaming.events.webhooks import WebhookMessage, Webhooks
 
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from api.admission import services_of
 from api.durable import offsets
-from api.durable.offsets import Offset, live_cursor
+from api.durable.offsets import StreamOffset, live_cursor
 from api.durable.pages import LEFT_OUT, MESSAGES_PER_SLICE, Page, message, page_after, tail
 from api.events import DRAIN_MARGIN_S, LogBroken, job_log
 from api.jobs import job_headers, own_record
@@ -48,7 +48,7 @@ _ENDS = frozenset(("error", *(state.value for state in JobState if state.final))
 class _Read(NamedTuple):
     """What a client asks for."""
 
-    offset: Offset | None
+    offset: StreamOffset | None
     text: str
     """The offset as the client sent it."""
     live: str
@@ -95,7 +95,7 @@ def _parsed(request: Request) -> _Read:
 
 def _headers(page: Page) -> dict[str, str]:
     """Return the headers that tell a reader where it is."""
-    headers = {"Stream-Next-Offset": str(Offset.of(page.next)), **job_headers(page.record), **_SAFETY}
+    headers = {"Stream-Next-Offset": str(StreamOffset.of(page.next)), **job_headers(page.record), **_SAFETY}
     if page.up_to_date:
         headers["Stream-Up-To-Date"] = "true"
     if page.closed:
@@ -108,7 +108,7 @@ def _catch_up(request: Request, page: Page, start: str) -> Response:
         return _json((), _headers(page) | _UNCACHED)
     # Of two pages with the same bounds, one may be the last so far and the other not.
     state = ":closed" if page.closed else ":tail" if page.up_to_date else ""
-    tag = f'"{page.record.job.id}:{start}:{Offset.of(page.next)}{state}"'
+    tag = f'"{page.record.job.id}:{start}:{StreamOffset.of(page.next)}{state}"'
     headers = _headers(page) | _REVALIDATED | {"ETag": tag}
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     return Response(status_code=304, headers=headers) if tag in known else _json(page.messages, headers)
@@ -118,7 +118,7 @@ def _json(messages: Sequence[bytes], headers: dict[str, str]) -> Response:
     return Response(b"[" + b",".join(messages) + b"]", headers=headers, media_type=_MEDIA_TYPE)
 
 
-class _Batch(NamedTuple):
+class _MessageBatch(NamedTuple):
     """Messages that came together, while their reader waited."""
 
     messages: Sequence[bytes]
@@ -131,7 +131,7 @@ class _Batch(NamedTuple):
         return len(self.messages) >= MESSAGES_PER_SLICE
 
 
-async def _batches(services: Services, record: JobRecord, seen: Cursor) -> AsyncGenerator[_Batch, None]:
+async def _batches(services: Services, record: JobRecord, seen: Cursor) -> AsyncGenerator[_MessageBatch, None]:
     """Yield the messages after a position as they come, to the end of the stream, or until it cannot be read here: the
     reader comes back and is told why."""
     try:
@@ -142,12 +142,12 @@ async def _batches(services: Services, record: JobRecord, seen: Cursor) -> Async
         return
 
 
-def _batch(events: Iterable[JobEvent]) -> _Batch | None:
+def _batch(events: Iterable[JobEvent]) -> _MessageBatch | None:
     kept = [(event, event.id) for event in events if event.id is not None and event.name not in LEFT_OUT]
     if not kept:
         return None
     event, last = kept[-1]
-    return _Batch([message(each) for each, _ in kept], last, event.name in _ENDS)
+    return _MessageBatch([message(each) for each, _ in kept], last, event.name in _ENDS)
 
 
 async def _next_page(request: Request, services: Services, page: Page) -> Page:
@@ -198,7 +198,7 @@ async def _events(services: Services, page: Page, seen: int | None) -> AsyncIter
 
 
 def _encoded(messages: Sequence[bytes], after: Cursor, cursor: int, *, up_to_date: bool, closed: bool) -> bytes:
-    control: dict[str, str | bool] = {"streamNextOffset": str(Offset.of(after))}
+    control: dict[str, str | bool] = {"streamNextOffset": str(StreamOffset.of(after))}
     if not closed:
         control["streamCursor"] = str(cursor)
     if up_to_date or closed:

@@ -31,7 +31,7 @@ _UNKNOWN_RUN = "?"
 """Stands for a run that the job's record does not name."""
 
 
-class Offset(NamedTuple):
+class StreamOffset(NamedTuple):
     """A position: after the event with this number. `run` is a digest of the run that wrote the event."""
 
     epoch: int
@@ -42,7 +42,7 @@ class Offset(NamedTuple):
         return f"{self.epoch:015d}_{self.number:015d}_{self.run}"
 
     @classmethod
-    def of(cls, cursor: Cursor) -> Offset:
+    def of(cls, cursor: Cursor) -> StreamOffset:
         """Return the position after the event of this cursor."""
         return cls(cursor.epoch, cursor.number, _digest(cursor.run))
 
@@ -54,12 +54,12 @@ class Offset(NamedTuple):
         return Cursor(self.epoch, self.number, run)
 
 
-def read(text: str) -> Offset:
+def read(text: str) -> StreamOffset:
     """Parse a client's offset. Raises ApiError (400)."""
     match = _SYNTAX.fullmatch(text)
     if match is None:
         raise invalid_request("offset must be a Stream-Next-Offset as it was received, -1 or now.", "offset")
-    return Offset(int(match[1]), int(match[2]), match[3])
+    return StreamOffset(int(match[1]), int(match[2]), match[3])
 
 
 def live_cursor(seen: int | None, now_s: float | None = None) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from api.durable.offsets import Offset
+from api.durable.offsets import StreamOffset
 from api.jobs import facts_of, view_of
 from api.openai import cursor, errors
 from api.openai.cursor import Cursor, Place
@@ -51,7 +51,7 @@ def message(event: JobEvent) -> bytes:
     return to_json({"event": event.name, "id": str(event.id), "data": event.data})
 
 
-async def page_after(services: Services, record: JobRecord, offset: Offset | None) -> Page:
+async def page_after(services: Services, record: JobRecord, offset: StreamOffset | None) -> Page:
     """Read the messages after `offset`; None: from the first one that is kept. If the store has lost messages that the
     reader has, a reset and those of the new epoch.
 

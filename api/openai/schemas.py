@@ -34,7 +34,7 @@ from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
 from api.openai.tool_fields import ToolFields
 from api.openai.validation import explained
-from penstock.engine import ModelCard, Sampling
+from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens, job_class
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.priority import Priority
@@ -157,7 +157,7 @@ class ChatRequest(ToolFields, CompletionFields):
     ]
     max_completion_tokens: TokenLimit | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = Field(None, description="Log-probabilities of the tokens. Refused if the engine has none.")
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Likeliest alternatives of each token; needs logprobs."
     )
 

@@ -20,7 +20,7 @@ from api.openai.responses.items import input_items
 from api.openai.responses.object import RUNNING, ended_response
 from api.openai.responses.request import INCLUDED, LOGPROBS, InputFields, ResponseRequest
 from api.openai.schemas import Kind
-from api.query import page_limit, whole_number
+from api.query import MAX_PER_PAGE, page_limit, whole_number
 from api.responses.follower import Follower
 from api.responses.replies import ResponseStream, StoredStream, TokenCount, WholeResponse, facts_of
 from api.responses.stored import context_of, find, form_of, own_turns
@@ -30,7 +30,6 @@ from api.stream.messages import stream_url
 from streaming.jobs.records import JobRecord
 
 MAX_NUMBER = 10**15 - 1
-MAX_PER_PAGE = 100
 CANCEL_WAIT_S = 5.0
 """How long a cancel waits for the worker to stop: a running job ends within an engine step."""
 DELETE_WAIT_S = 10.0

@@ -38,7 +38,7 @@ Estimator: TypeAlias = Literal["plan", "rate"]
 """The scheduler's plan, or this process's completion rate."""
 
 
-class Source(NamedTuple):
+class EstimateSource(NamedTuple):
     """What a prediction is about and how it was made: errors are comparable only within one source."""
 
     model: str
@@ -48,7 +48,7 @@ class Source(NamedTuple):
     """Of jobs with a time limit, which the order of the queue may prefer."""
 
     @classmethod
-    def of(cls, job: Job, estimator: Estimator) -> Source:
+    def of(cls, job: Job, estimator: Estimator) -> EstimateSource:
         limited = job.max_queue_ms is not None or job.deadline_ms is not None
         return cls(job.model, job.priority, estimator, limited)
 
@@ -56,7 +56,7 @@ class Source(NamedTuple):
 class Prediction(NamedTuple):
     """A wait as an estimator predicts it, not corrected."""
 
-    source: Source
+    source: EstimateSource
     seconds: float
 
 
@@ -112,7 +112,7 @@ class WaitErrors:
     """The recent errors of each source, in one process; bounded by models times lanes times four."""
 
     def __init__(self) -> None:
-        self._errors: defaultdict[Source, _Errors] = defaultdict(_Errors)
+        self._errors: defaultdict[EstimateSource, _Errors] = defaultdict(_Errors)
 
     def learn(self, prediction: Prediction, told: Wait, waited_s: float, *, bound: bool = False) -> None:
         """Add a measured wait, and what its client was told. `bound`: the job would have waited longer."""

@@ -9,7 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 
 from api.openai.wait import Wait
-from api.waits.calibration import Estimator, Prediction, Source, WaitErrors
+from api.waits.calibration import EstimateSource, Estimator, Prediction, WaitErrors
 from api.waits.readiness import WorkerReadiness
 from api.waits.shown import ShownWaits
 from streaming.fleet.plans import Plan
@@ -151,7 +151,7 @@ class WaitEstimates:
             eta_ms = self.plans.eta_ms(job.model, job.priority, before)
         else:
             eta_ms = self.completions.eta_ms(job.model, before or 0)
-        return None if eta_ms is None else Prediction(Source.of(job, estimator), eta_ms / 1000)
+        return None if eta_ms is None else Prediction(EstimateSource.of(job, estimator), eta_ms / 1000)
 
     def predict_at(self, job: Job, position: int) -> Prediction | None:
         """The same by a position in one partition: workers take from all of them alike."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from api.openai.wait import Wait
-from api.waits.calibration import Prediction, Source, WaitErrors
+from api.waits.calibration import EstimateSource, Prediction, WaitErrors
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.jobs.job import JobState
@@ -44,8 +44,8 @@ class WaitSampler:
     def __init__(self, reader: JobReader, errors: WaitErrors) -> None:
         self._reader, self._errors = reader, errors
         self._watched: dict[str, _Watched] = {}
-        self._counts: Counter[Source] = Counter()
-        self._sampled_at: dict[Source, float] = {}
+        self._counts: Counter[EstimateSource] = Counter()
+        self._sampled_at: dict[EstimateSource, float] = {}
 
     def note(self, job_id: str, prediction: Prediction, told: Wait, limit_ms: int | None = None) -> None:
         """Consider a job for the sample; it was accepted just now, and its client was told this wait. `limit_ms`: it

@@ -19,9 +19,9 @@ from pathlib import Path
 from bench.abuse.ask import (
     COLUMNS,
     LLAMACPP,
+    AbuseRound,
     Case,
     LargeRequest,
-    Round,
     RunningRequest,
     TenantClient,
     first_token_s,
@@ -99,7 +99,7 @@ def _run(run: ProgramRun) -> int:
     return int(run.keep(found).missed)
 
 
-def _measured(folder: Path, case: Case, tree: Tree | None, args: argparse.Namespace) -> list[Round]:
+def _measured(folder: Path, case: Case, tree: Tree | None, args: argparse.Namespace) -> list[AbuseRound]:
     """A deployment of its own, with a key for each tenant. Raises Died, RequestRefused, OSError."""
     sim = {**asdict(case.engine), "slots": case.slots, "kv_tokens": case.kv_tokens, "context": args.context}
     known = (tree.path / "workers/settings.py").read_text(encoding="utf-8") if tree else None
@@ -112,7 +112,7 @@ def _measured(folder: Path, case: Case, tree: Tree | None, args: argparse.Namesp
         return asyncio.run(_rounds(penstock.port, case, args))
 
 
-async def _rounds(port: int, case: Case, args: argparse.Namespace) -> list[Round]:
+async def _rounds(port: int, case: Case, args: argparse.Namespace) -> list[AbuseRound]:
     chat, large = TenantClient(port, CHAT_KEY, MODEL), TenantClient(port, LARGE_KEY, MODEL)
     request = LargeRequest(case.choices, args.context // 8, args.context - args.context // 8, case.lane)
     running = case.running(args.context) if case.bodies == 1 else 1
@@ -135,7 +135,7 @@ async def _rounds(port: int, case: Case, args: argparse.Namespace) -> list[Round
             beside = await _chats(chat, args)
             for body in bodies:
                 body.check()
-        rounds.append(Round(alone, beside, arrival, begun))
+        rounds.append(AbuseRound(alone, beside, arrival, begun))
     return rounds
 
 

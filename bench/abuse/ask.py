@@ -16,9 +16,8 @@ from typing import Any
 
 from bench.http import RequestRefused, answer_to, request
 from bench.report import Ratio, columns
+from penstock.engine import CHARACTERS_PER_TOKEN
 
-CHARACTERS_PER_TOKEN = 4
-"""Of the simulated engine."""
 MAX_N, MAX_PROMPTS = 8, 128
 """Of one body."""
 POLL_INTERVAL_S = 0.02
@@ -201,7 +200,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class AbuseRound:
     """Seconds to the first token; None where it did not come in time."""
 
     alone: Sequence[float | None]
@@ -212,7 +211,7 @@ class Round:
     """Choices of the first large request that had a token when the chats beside it began."""
 
 
-def row_of(tree: str, case: Case, rounds: Sequence[Round], limit_s: float) -> dict[str, Any]:
+def row_of(tree: str, case: Case, rounds: Sequence[AbuseRound], limit_s: float) -> dict[str, Any]:
     """All rounds of one case. A chat whose first token did not come in time counts as late as the limit: the figure is
     then a lower bound."""
     ratios = ratios_of(rounds, limit_s)
@@ -236,7 +235,7 @@ def row_of(tree: str, case: Case, rounds: Sequence[Round], limit_s: float) -> di
     }
 
 
-def goals_of(case: Case, rounds: Sequence[Round], limit_s: float) -> list[Ratio]:
+def goals_of(case: Case, rounds: Sequence[AbuseRound], limit_s: float) -> list[Ratio]:
     """Beside one request the median of the rounds' ratios is judged; beside several it is only shown, and so are the
     latest of all chats and the one that came as the large requests did."""
     ratios = ratios_of(rounds, limit_s)
@@ -255,7 +254,7 @@ def goals_of(case: Case, rounds: Sequence[Round], limit_s: float) -> list[Ratio]
     ]
 
 
-def ratios_of(rounds: Sequence[Round], limit_s: float) -> list[float]:
+def ratios_of(rounds: Sequence[AbuseRound], limit_s: float) -> list[float]:
     """Of each round: the median beside over the median alone."""
     return [_median_s(each.beside, limit_s) / _median_s(each.alone, limit_s) for each in rounds]
 

@@ -22,7 +22,7 @@ import uvloop
 
 from bench import plots
 from bench.http import JOB_ID, request
-from bench.load.streams import Answer, Stream
+from bench.load.streams import Stream, StreamedAnswer
 from bench.processes import Died
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed, count, counts
 from bench.report import Column, Ratio, Report
@@ -127,7 +127,7 @@ def _request(target: TargetServer, prompt: str, tokens: int, *, whole: bool) -> 
     return request("POST", "/v1/chat/completions", body, target.headers, f"{target.host}:{target.port}")
 
 
-def _note(answer: Answer, level: BreakdownLevel) -> None:
+def _note(answer: StreamedAnswer, level: BreakdownLevel) -> None:
     """A streamed answer is whole with its [DONE], the other with its last byte."""
     data = b"".join(part for _, part in answer.arrivals)
     head, _, body = data.partition(b"\r\n\r\n")

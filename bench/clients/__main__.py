@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.clients.cases import Outcome, run_case
+from bench.clients.cases import CaseOutcome, run_case
 from bench.clients.catalogue import CASES, CLIENTS, ENGINES, MODEL, SIM, ClientProgram
-from bench.clients.loads import LOADS, OUTPUT_TOKENS, REQUESTS, LoadFailed, LoadGenerator, fault_of, run_load
+from bench.clients.loads import LOADS, OUTPUT_TOKENS, REQUESTS, ClientLoadFailed, LoadGenerator, fault_of, run_load
 from bench.environments import Absent
 from bench.penstock import Penstock
 from bench.processes import Died
@@ -36,7 +36,7 @@ COLUMNS = columns("""
 """)
 
 
-class Run:
+class ClientRun:
     """What is there to be run, what came of it, and why something could not."""
 
     def __init__(self, run: ProgramRun, stage: Testbed) -> None:
@@ -78,7 +78,7 @@ class Run:
             self._note(client, engine, case, outcome)
         self.rows.append(self._row(client, engine) | cells)
 
-    def _note(self, client: ClientProgram, engine: str, case: str, outcome: Outcome) -> None:
+    def _note(self, client: ClientProgram, engine: str, case: str, outcome: CaseOutcome) -> None:
         if outcome.wrong:
             self.wrong.append(f"{client.title}, {engine}: {outcome.wrong}")
         if outcome.skipped:
@@ -92,7 +92,7 @@ class Run:
         try:
             counts = run_load(load, self._places[load.name], penstock, folder)
             wrong = fault_of(counts)
-        except LoadFailed as error:
+        except ClientLoadFailed as error:
             counts, wrong = [], str(error)
         if wrong:
             self.wrong.append(f"{load.title}, {engine}: {wrong}")
@@ -121,7 +121,7 @@ def _work(run: ProgramRun) -> int:
     wanted = [name for name in (run.args.clients or ",".join(known)).split(",") if name]
     check_names("client", wanted, known)
     with Testbed(run.console, "starting", len(wanted) * len(ENGINES)) as stage:
-        found = Run(run, stage)
+        found = ClientRun(run, stage)
         chosen = [known[name] for name in wanted if found.prepare(known[name])]
         for engine in ENGINES:
             with _serving(engine, run, stage) as penstock:

@@ -29,7 +29,7 @@ FEWEST_PIECES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CaseOutcome:
     """What became of one case. `wrong` is "" if it went as it should."""
 
     wrong: str
@@ -44,10 +44,10 @@ class Outcome:
         return "not run" if self.skipped else "refused" if self.refused else "yes"
 
 
-def run_case(client: ClientProgram, python_or_modules: Path, penstock: Penstock, case: str, log: Path) -> Outcome:
+def run_case(client: ClientProgram, python_or_modules: Path, penstock: Penstock, case: str, log: Path) -> CaseOutcome:
     """Run one case to its end."""
     if reason := client.skipped.get((penstock.engine, case)):
-        return Outcome("", skipped=reason)
+        return CaseOutcome("", skipped=reason)
     command, environ = command_of(client, python_or_modules)
     ended, said, errors = _printed(
         [*command, case],
@@ -57,10 +57,10 @@ def run_case(client: ClientProgram, python_or_modules: Path, penstock: Penstock,
     )
     if words := client.refused.get((penstock.engine, case)):
         wrong = "" if ended and words in errors else f"no refusal with the words {words!r}: {_last(errors or said)}"
-        return Outcome(wrong, refused=True)
+        return CaseOutcome(wrong, refused=True)
     if ended:
-        return Outcome(f"{case}: {_last(errors)}")
-    return Outcome(fault_of(penstock.engine, case, said))
+        return CaseOutcome(f"{case}: {_last(errors)}")
+    return CaseOutcome(fault_of(penstock.engine, case, said))
 
 
 def command_of(client: ClientProgram, python_or_modules: Path) -> tuple[list[str], dict[str, str]]:

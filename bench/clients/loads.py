@@ -16,7 +16,7 @@ RUN_TIMEOUT_S = 300.0
 REQUESTS, STREAMS, INPUT_TOKENS, OUTPUT_TOKENS = 20, 4, 50, 40
 
 
-class LoadFailed(RuntimeError):
+class ClientLoadFailed(RuntimeError):
     """A load generator ended with an error, or left no results; the message has its last words."""
 
 
@@ -46,13 +46,13 @@ def run_load(load: LoadGenerator, python: Path, penstock: Penstock, folder: Path
                 timeout=RUN_TIMEOUT_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired as late:
-            raise LoadFailed(f"no end after {RUN_TIMEOUT_S:.0f} s") from late
+            raise ClientLoadFailed(f"no end after {RUN_TIMEOUT_S:.0f} s") from late
     if done.returncode:
-        raise LoadFailed(f"it ended with {done.returncode}: {log.read_text(errors='replace').strip()[-300:]}")
+        raise ClientLoadFailed(f"it ended with {done.returncode}: {log.read_text(errors='replace').strip()[-300:]}")
     try:
         return load.counts(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LoadFailed(f"its results cannot be read: {error!r}") from error
+        raise ClientLoadFailed(f"its results cannot be read: {error!r}") from error
 
 
 def fault_of(counts: Sequence[int]) -> str:

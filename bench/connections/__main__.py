@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import program
-from bench.connections.abuse import ABUSES, Cost, try_abuse
+from bench.connections.abuse import ABUSES, AbuseCost, try_abuse
 from bench.load.plan import LoadFailed, LoadPlan, StreamReading, measure
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died
@@ -111,7 +111,7 @@ def _median_of(what: str, values: Sequence[float], goal: str | None) -> Ratio:
     return Ratio.held(goal, what, found.median, interval=(found.low, found.high))
 
 
-def abuse_rows(costs: Sequence[Cost]) -> list[Row]:
+def abuse_rows(costs: Sequence[AbuseCost]) -> list[Row]:
     return [
         {
             "what": cost.name,
@@ -124,7 +124,7 @@ def abuse_rows(costs: Sequence[Cost]) -> list[Row]:
     ]
 
 
-def abuse_goals(costs: Sequence[Cost]) -> list[Ratio]:
+def abuse_goals(costs: Sequence[AbuseCost]) -> list[Ratio]:
     """Every one is refused with a 4xx, and none costs much memory."""
     taken = sum(not 400 <= cost.status < 500 for cost in costs)
     worst = max((cost.memory_mib for cost in costs), default=None)
@@ -200,7 +200,7 @@ def _turn(plan: LoadPlan, penstock: Penstock, control: int) -> ConnectionReading
         return ConnectionReading(reading, held, *probe.longest_waits())
 
 
-def abused(stage: Testbed) -> list[Cost]:
+def abused(stage: Testbed) -> list[AbuseCost]:
     """Each at a process of its own that has served before. Raises Died."""
     costs = []
     for number, abuse in enumerate(ABUSES, 1):

@@ -30,7 +30,7 @@ class Abuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class AbuseCost:
     """What came of one."""
 
     name: str
@@ -95,14 +95,14 @@ ABUSES = (
 )
 
 
-def try_abuse(abuse: Abuse, port: int, pid: int) -> Cost:
+def try_abuse(abuse: Abuse, port: int, pid: int) -> AbuseCost:
     """Send it to the process with that pid, and wait until its connection has ended."""
     before = _reset_peak_mib(pid)
     began = time.monotonic()
     status, code = _send(abuse, port)
     seconds = time.monotonic() - began
     time.sleep(SETTLE_S)
-    return Cost(abuse.name, status, max(0.0, status_mib(pid, "VmHWM") - before), seconds, code)
+    return AbuseCost(abuse.name, status, max(0.0, status_mib(pid, "VmHWM") - before), seconds, code)
 
 
 def _send(abuse: Abuse, port: int) -> tuple[int, str]:

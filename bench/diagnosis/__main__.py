@@ -30,7 +30,7 @@ from bench.processes import Died
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, check_names
 from bench.report import Column, Ratio
 from telemetry.report.advice import Advice
-from telemetry.report.report import Report, Scope, report_of
+from telemetry.report.report import RequestReport, Scope, report_of
 
 NAME = "diagnosis"
 SLOW_WORKER = "worker-slow"
@@ -40,7 +40,7 @@ BOTTLENECKS = ("slow_worker", "starved_lane", "gateway_stall", "full_pool", "idl
 
 
 @dataclass(frozen=True)
-class Case:
+class DiagnosisCase:
     """A planted bottleneck, and the advice that names it."""
 
     name: str
@@ -59,10 +59,12 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("nothing", [Streams(4), Streams(2, "batch")], "", ""),
-        Case("slow worker", [Streams(48)], "slow_worker", SLOW_WORKER, slow=True),
-        Case("starved lane", [Streams(8), Streams(4, "batch")], "starved_lane", "Lane batch", ("full_pool",), slots=2),
-        Case("gateway stall", [Streams(6)], "gateway_stall", "api-1 stood still", stalled=True),
+        DiagnosisCase("nothing", [Streams(4), Streams(2, "batch")], "", ""),
+        DiagnosisCase("slow worker", [Streams(48)], "slow_worker", SLOW_WORKER, slow=True),
+        DiagnosisCase(
+            "starved lane", [Streams(8), Streams(4, "batch")], "starved_lane", "Lane batch", ("full_pool",), slots=2
+        ),
+        DiagnosisCase("gateway stall", [Streams(6)], "gateway_stall", "api-1 stood still", stalled=True),
     )
 }
 
@@ -96,7 +98,7 @@ def stalling(pid: int) -> Iterator[None]:
         thread.join()
 
 
-def record(case: Case, folder: Path, seconds: float) -> tuple[Received, Report, Path]:
+def record(case: DiagnosisCase, folder: Path, seconds: float) -> tuple[Received, RequestReport, Path]:
     """Run the load of a case on processes of its own; what its clients received, and the report. Raises Died."""
     records = folder / "records"
     settings = {
@@ -135,7 +137,7 @@ def raw(records: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def unequal(received: Received, report: Report, rows: Sequence[dict[str, Any]]) -> list[str]:
+def unequal(received: Received, report: RequestReport, rows: Sequence[dict[str, Any]]) -> list[str]:
     """Figures of the report that differ from the raw lines, or these from what clients received."""
     whole, done = report.figures.whole, [row for row in rows if row["state"] == "completed"]
     waits = sorted((row["started_us"] - row["accepted_us"]) / 1000 for row in done)
@@ -150,7 +152,7 @@ def unequal(received: Received, report: Report, rows: Sequence[dict[str, Any]]) 
     return [name for name, one, two in checks if one != two]
 
 
-def judged(case: Case, advice: Sequence[Advice]) -> tuple[bool, list[str]]:
+def judged(case: DiagnosisCase, advice: Sequence[Advice]) -> tuple[bool, list[str]]:
     """Whether the report names what was planted, and which other bottlenecks it names."""
     own = [each for each in advice if each.kind == case.kind and case.named in each.title]
     others = [each.title for each in advice if each.kind in BOTTLENECKS and each not in own]

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from bench.gateway.engine import MODEL
 from bench.gateway.sweep import GatewayOptions
-from bench.load.streams import Answer, Stream, chat
+from bench.load.streams import Stream, StreamedAnswer, chat
 from bench.penstock import Penstock
 from bench.program import Testbed
 from bench.report import Ratio, Report, columns
@@ -152,11 +152,11 @@ async def _touch(penstock: Penstock) -> None:
     await asyncio.sleep(GONE_FOR_S)
 
 
-async def _open(streams: Sequence[Stream], faults: list[str]) -> list[Answer | None]:
+async def _open(streams: Sequence[Stream], faults: list[str]) -> list[StreamedAnswer | None]:
     """An unanswered request on each; None where there is no connection."""
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(stream: Stream, number: int) -> Answer | None:
+    async def one(stream: Stream, number: int) -> StreamedAnswer | None:
         async with gate:
             try:
                 await stream.connect()

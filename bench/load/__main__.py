@@ -17,7 +17,7 @@ import msgspec
 import uvloop
 
 from bench.load.plan import LoadPlan, StreamReading
-from bench.load.streams import Answer, Heard, Stream, chat, hear
+from bench.load.streams import Heard, Stream, StreamedAnswer, chat, hear
 from bench.processes import cpu_s, memory_mib, tree
 from bench.stats import spread
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
@@ -32,7 +32,7 @@ class LoadRun:
         self._plan = plan
         self._streams = [Stream(plan.port) for _ in range(plan.streams)]
         self._numbers = itertools.count()
-        self._answers: list[Answer] = []
+        self._answers: list[StreamedAnswer] = []
         self._until = 0.0
 
     async def run(self) -> StreamReading:
@@ -83,7 +83,7 @@ class LoadRun:
         try:
             self._answers.append(await stream.ask(chat(plan.path, plan.model, prompt, tokens, plan.headers), tokens))
         except OSError as error:
-            self._answers.append(Answer(tokens, time.monotonic(), fault=f"{NO_CONNECTION}: {error}"))
+            self._answers.append(StreamedAnswer(tokens, time.monotonic(), fault=f"{NO_CONNECTION}: {error}"))
             await asyncio.sleep(0.1)
 
     async def _bounded(self, asking: Sequence[Coroutine[Any, Any, None]]) -> None:

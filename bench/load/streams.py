@@ -25,7 +25,7 @@ Arrival = tuple[float, bytes]
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedAnswer:
     """One request and everything that followed it."""
 
     tokens: int
@@ -183,7 +183,7 @@ class StreamText:
         return "".join(self._parts).split()
 
 
-def hear(answer: Answer) -> Heard:
+def hear(answer: StreamedAnswer) -> Heard:
     """Read an answer."""
     body, text, chunks = BodyParser(), StreamText(), list[tuple[float, int]]()
     wrong = answer.fault
@@ -228,7 +228,7 @@ class Stream(asyncio.Protocol):
         self._host, self._port = host, port
         self._socket: socket.socket | None = None
         self._transport: asyncio.Transport | None = None
-        self._answer: Answer | None = None
+        self._answer: StreamedAnswer | None = None
         self._framing = Framing()
         self._ended: asyncio.Future[None] | None = None
 
@@ -247,22 +247,22 @@ class Stream(asyncio.Protocol):
         self._socket, self._transport = sock, transport
         self._acknowledge()
 
-    async def ask(self, request: bytes, tokens: int) -> Answer:
+    async def ask(self, request: bytes, tokens: int) -> StreamedAnswer:
         """Send a request and keep what follows, until its end. Raises OSError where no connection can be made."""
         answer = self.begin(request, tokens) if self._transport else await self._ask_anew(request, tokens)
         await self.end()
         return answer
 
-    async def _ask_anew(self, request: bytes, tokens: int) -> Answer:
+    async def _ask_anew(self, request: bytes, tokens: int) -> StreamedAnswer:
         await self.connect()
         return self.begin(request, tokens)
 
-    def begin(self, request: bytes, tokens: int) -> Answer:
+    def begin(self, request: bytes, tokens: int) -> StreamedAnswer:
         """Send it on the open connection."""
         assert self._transport is not None
         self._framing = Framing()
         self._ended = asyncio.get_running_loop().create_future()
-        self._answer = Answer(tokens, time.monotonic())
+        self._answer = StreamedAnswer(tokens, time.monotonic())
         self._transport.write(request)
         return self._answer
 

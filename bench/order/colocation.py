@@ -46,7 +46,7 @@ TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class MeasuredEngine:
     """An engine as it is served, and the load on it."""
 
     name: str
@@ -67,7 +67,7 @@ class Engine:
         return f"targets.interactive.ttft_ms = {self.ttft_ms}\ntargets.interactive.itl_ms = {self.itl_ms}\n"
 
 
-SIM = Engine(
+SIM = MeasuredEngine(
     name="sim",
     settings={
         "sim.slots": 32, "sim.kv_tokens": 12_000, "sim.kv_policy": "MAX_UTILIZATION", "sim.step_ms": STEP_MS,
@@ -75,7 +75,7 @@ SIM = Engine(
     },
     ttft_ms=60.0, itl_ms=18.0, streams=4, chat_tokens=24, requests=250, lines=180, line_tokens=300, rounds=3,
 )  # fmt: skip
-EMBEDDED = Engine(
+EMBEDDED = MeasuredEngine(
     name="llamacpp",
     settings={"llamacpp.slots": 4},
     ttft_ms=1000.0, itl_ms=100.0, streams=2, chat_tokens=32, requests=10, lines=6, line_tokens=64, rounds=1,
@@ -85,7 +85,7 @@ QUICK = {"rounds": 1, "requests": 12, "lines": 40, "line_tokens": 60}
 
 def measured(run: ProgramRun) -> Report:
     """Serve each engine, load it, show and keep."""
-    sim = Engine(**asdict(SIM) | (QUICK if run.args.quick else {}))
+    sim = MeasuredEngine(**asdict(SIM) | (QUICK if run.args.quick else {}))
     rows: list[dict[str, Any]] = []
     with Testbed(run.console, "starting", 1 if run.args.quick else 2) as testbed:
         testbed.say(sim.name)
@@ -101,7 +101,7 @@ def measured(run: ProgramRun) -> Report:
     return run.keep(run.result("order-colocation", title, COLUMNS, rows, ratios, NOTES, sim=asdict(sim)))
 
 
-async def _rounds(engine: Engine, folder: Path, more: Mapping[str, object]) -> list[dict[str, Any]]:
+async def _rounds(engine: MeasuredEngine, folder: Path, more: Mapping[str, object]) -> list[dict[str, Any]]:
     settings = {**engine.settings, **more}
     config = "min_workers = 1\nmax_workers = 1\n"
     for name in ("free", "kept"):
@@ -115,10 +115,10 @@ async def _rounds(engine: Engine, folder: Path, more: Mapping[str, object]) -> l
         return [await _round(engine, penstock, number, undisturbed, rate) for number in range(engine.rounds + 1)][1:]
 
 
-async def _alone(engine: Engine, penstock: Penstock) -> tuple[list[str], float]:
+async def _alone(engine: MeasuredEngine, penstock: Penstock) -> tuple[list[str], float]:
     """The backlog alone: its texts, and its tokens a second while the engine is full."""
     async with AsyncPenstockClient(penstock.url) as client:
-        backlog = Backlog(client, engine)
+        backlog = BatchBacklog(client, engine)
         await backlog.put()
         ended = await backlog.wait()
     began = min(job["started_at"] for job in ended)
@@ -127,11 +127,11 @@ async def _alone(engine: Engine, penstock: Penstock) -> tuple[list[str], float]:
 
 
 async def _round(
-    engine: Engine, penstock: Penstock, number: int, undisturbed: Sequence[str], rate: float
+    engine: MeasuredEngine, penstock: Penstock, number: int, undisturbed: Sequence[str], rate: float
 ) -> dict[str, Any]:
     alone = await _chats(engine, penstock)
     async with AsyncPenstockClient(penstock.url) as client:
-        backlog = Backlog(client, engine)
+        backlog = BatchBacklog(client, engine)
         await backlog.put()
         await asyncio.sleep(1.0)
         began = time.time()
@@ -157,10 +157,10 @@ async def _round(
     }
 
 
-class Backlog:
+class BatchBacklog:
     """Jobs of lane batch, the same in every round."""
 
-    def __init__(self, client: AsyncPenstockClient, engine: Engine) -> None:
+    def __init__(self, client: AsyncPenstockClient, engine: MeasuredEngine) -> None:
         self._client, self._engine = client, engine
         self._ids: list[str] = []
 
@@ -176,7 +176,7 @@ class Backlog:
         return [await self._client.wait(job_id, TIMEOUT_S) for job_id in self._ids]
 
 
-async def _chats(engine: Engine, penstock: Penstock) -> ConcurrencyLevel:
+async def _chats(engine: MeasuredEngine, penstock: Penstock) -> ConcurrencyLevel:
     server = TargetServer.at(f"{penstock.url}/v1", MODEL)
     questions = [[{"role": "user", "content": f"Question {n}: what is water?"}] for n in range(engine.requests)]
     asked = [server.chat(each, engine.chat_tokens, temperature=0) for each in questions]

@@ -59,7 +59,7 @@ class GateSize:
 QUICK = GateSize(seeds=(21,), texts=60, decisions=50)
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class GateOutcome(Struct, frozen=True, kw_only=True):
     """What came of one simulation."""
 
     seconds: float
@@ -79,7 +79,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
         return self.tokens / self.seconds
 
 
-def simulated(texts: Sequence[ModelText], rule: AdmissionRule, shape: EngineShape) -> Outcome:
+def simulated(texts: Sequence[ModelText], rule: AdmissionRule, shape: EngineShape) -> GateOutcome:
     """Run the texts through one engine, by arrival."""
     worker = ModelWorker(ModelEngine(shape), rule)
     used, curve = 0.0, list[tuple[float, float, int]]()
@@ -95,7 +95,7 @@ def simulated(texts: Sequence[ModelText], rule: AdmissionRule, shape: EngineShap
             curve.append((round(now, 1), round(engine.held / shape.kv_tokens, 3), evictions))
 
     now = Simulation(SortedQueue(by_arrival), [worker], note).run(texts)
-    return Outcome(
+    return GateOutcome(
         seconds=now,
         tokens=tokens,
         evictions=evictions,

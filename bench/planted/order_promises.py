@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit, lua
 
-LIMITS = "tests/api/waits/test_limits.py::test_"
+LIMITS = "tests/api/test_wait_limits.py::test_"
 SAMPLER = "tests/api/waits/test_sampler.py::test_"
 CALIBRATION = "tests/api/waits/test_calibration.py::test_"
 STANDING = "tests/api/test_own_standing.py::test_"
@@ -26,7 +26,7 @@ PROMISES = (
     Bug(
         "the estimate itself refuses",
         "A request that half of its kind would have met is refused: the middle of the band decides, not its low end.",
-        (Edit("api/waits/limits.py", "return wait.low_ms > limit.ms", "return wait.eta_ms > limit.ms"),),
+        (Edit("api/wait_limits.py", "return wait.low_ms > limit.ms", "return wait.eta_ms > limit.ms"),),
         (LIMITS + "a_limit_inside_the_band_is_accepted",),
     ),
     Bug(
@@ -40,7 +40,7 @@ PROMISES = (
         "For a second after the lane was emptied, requests that would start at once are sent away.",
         (
             Edit(
-                "api/waits/limits.py",
+                "api/wait_limits.py",
                 "wait = waits.wait(job, waiting)",
                 "wait = waits.wait(job)",
             ),

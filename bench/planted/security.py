@@ -71,7 +71,7 @@ SECURITY = (
         (
             Edit(
                 "api/openai/schemas.py",
-                "top_logprobs: Annotated[int, Field(ge=0, le=20)]",
+                "top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]",
                 "top_logprobs: Annotated[int, Field(ge=0)]",
             ),
         ),

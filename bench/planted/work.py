@@ -262,8 +262,8 @@ WORK = (
         "The engine is gone when a later choice is given to it, nobody hears of that, and the job never ends.",
         (
             Edit(
-                WORKER,
-                "        if self._starter.dead is not None:\n            raise self._starter.dead\n",
+                STARTER,
+                "        if self.dead is not None:\n            raise self.dead\n",
                 "",
             ),
         ),

@@ -34,7 +34,7 @@ WORKER = "worker-1"
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class RecoveryRound:
     """What one round found."""
 
     start_s: float
@@ -49,7 +49,7 @@ class Round:
     """Of the worker, by the time that the stopped one's job had ended."""
 
 
-def of_rounds(rounds: Sequence[Round]) -> RecoverySample:
+def of_rounds(rounds: Sequence[RecoveryRound]) -> RecoverySample:
     """The figures, and the goals that they are held against."""
     show, silences = "the only worker", [each.silence_s for each in rounds]
     heard = [silence for silence in silences if silence is not None]
@@ -70,7 +70,7 @@ def of_rounds(rounds: Sequence[Round]) -> RecoverySample:
     return RecoverySample(rows, [goal, *_nothing_wrong(show, rounds)])
 
 
-def _nothing_wrong(show: str, rounds: Sequence[Round]) -> list[Ratio]:
+def _nothing_wrong(show: str, rounds: Sequence[RecoveryRound]) -> list[Ratio]:
     readers = [reader for each in rounds for reader in (each.killed, each.stopped)]
     counts = {
         "readers told to begin anew": sum(reader.resets for reader in readers),
@@ -81,7 +81,7 @@ def _nothing_wrong(show: str, rounds: Sequence[Round]) -> list[Ratio]:
     return [Ratio.none(f"{show}: {what}", number) for what, number in counts.items()]
 
 
-async def one_round(folder: Path) -> Round:
+async def one_round(folder: Path) -> RecoveryRound:
     """Raises Died, TimeoutError, RequestRefused, OSError."""
     start_s = await asyncio.to_thread(_bare_start, folder)
     with Processes(folder, own_environ()) as processes:
@@ -112,7 +112,7 @@ async def one_round(folder: Path) -> Round:
             _,
         ):
             attempts = json.loads(await job.read())["attempts"]
-        return Round(start_s, killed.silence_s(at), killed, stopped, attempts, _worker(data)["restarts"])
+        return RecoveryRound(start_s, killed.silence_s(at), killed, stopped, attempts, _worker(data)["restarts"])
 
 
 def _bare_start(folder: Path) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import uvloop
 
 from bench.http import JOB_ID
-from bench.load.streams import Answer
+from bench.load.streams import StreamedAnswer
 from bench.processes import Died
 from bench.program import BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Ratio, columns
@@ -37,7 +37,7 @@ class ReplayedRequest:
     """One request, and what followed it. `late_s`: it left so much after its time; None: it did not."""
 
     request: TraceRow
-    answer: Answer
+    answer: StreamedAnswer
     late_s: float | None
 
 
@@ -80,7 +80,7 @@ class _Asking:
 
     async def ask(self, request: TraceRow, due: float) -> None:
         if self._open >= MAX_OPEN:
-            self.asked.append(ReplayedRequest(request, Answer(request.answer, due, fault=TOO_MANY), None))
+            self.asked.append(ReplayedRequest(request, StreamedAnswer(request.answer, due, fault=TOO_MANY), None))
             return
         self._open += 1
         line = self._idle.pop() if self._idle else HttpConnection(self._server)

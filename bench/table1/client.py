@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bench.http import request
-from bench.load.streams import Answer, BodyParser, Stream
+from bench.load.streams import BodyParser, Stream, StreamedAnswer
 from bench.penstock import MODEL, Penstock
 from telemetry.latency import time_per_output_token, time_to_first_token
 
@@ -207,7 +207,7 @@ class TimedAnswer:
         return time_per_output_token(self.times[0], self.times[-1], self.tokens)
 
 
-def seen(answer: Answer) -> TimedAnswer:
+def seen(answer: StreamedAnswer) -> TimedAnswer:
     """Take an answer apart. Tokens are the server's own count where it gives one, else its pieces."""
     body, rest = BodyParser(), b""
     times: list[float] = []
@@ -293,7 +293,7 @@ async def closed_loop(
     """Every stream asks again as soon as it is answered, until all requests are made; or, where so many have not
     finished that the rest cannot change it, until it is known to be a timeout."""
     asked, left = len(requests), iter(requests)
-    answers: list[Answer] = []
+    answers: list[StreamedAnswer] = []
     lost = 0
 
     async def stream() -> None:
@@ -321,16 +321,16 @@ async def closed_loop(
     return ConcurrencyLevel(streams, asked, [seen(answer) for answer in answers], seconds, own)
 
 
-async def ask(line: HttpConnection, request: bytes, tokens: int, timeout_s: float) -> Answer:
+async def ask(line: HttpConnection, request: bytes, tokens: int, timeout_s: float) -> StreamedAnswer:
     """The answer, whatever becomes of it; its fault says why there is none."""
     begun = time.monotonic()
     try:
         async with asyncio.timeout(timeout_s):
             return await line.ask(request, tokens)
     except TimeoutError:
-        return Answer(tokens, begun, fault=TIMEOUT)
+        return StreamedAnswer(tokens, begun, fault=TIMEOUT)
     except OSError as error:
-        return Answer(tokens, begun, fault=f"{NO_CONNECTION}: {error}")
+        return StreamedAnswer(tokens, begun, fault=f"{NO_CONNECTION}: {error}")
 
 
 def endless(entries: Sequence[DatasetEntry]) -> Iterator[DatasetEntry]:

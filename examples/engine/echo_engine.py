@@ -61,9 +61,6 @@ class Echo:
         if request_id in self._answers:
             self._answers[request_id] = Answer([], "cancelled")
 
-    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        return len(self._answers) < self._settings.slots
-
     def stats(self) -> Stats:
         return Stats(slots=self._settings.slots, running=len(self._answers))
 

@@ -17,10 +17,11 @@ import msgspec
 
 from api.openai.batch_lines import answer, envelope, job_of, refusal, request_of, worth_retrying
 from api.openai.errors import ApiError, too_large_for_store
+from offline.batch.tally import Tally
 from offline.batch.urgency import BatchStanding, lane_of, window_of
 from penstock.engine import ModelCard
 from streaming.batches.batch import BatchProgress
-from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment
+from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, Segment
 from streaming.batches.settings import BatchSettings
 from streaming.batches.store import BatchLease
 from streaming.errors import LaneFull, NeverFits, StoreFull
@@ -30,7 +31,6 @@ from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.jobs.terminal import Usage
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
@@ -47,7 +47,6 @@ MAX_TRIED = 1024
 """Lines tried in one round."""
 ANSWERED_RETENTION_S = 600
 """How long the store keeps the record of a line's job once its answer is on disk."""
-RATE_WINDOW_S = 10.0
 SLOTS_MAX_AGE_S = 2.0
 
 
@@ -92,14 +91,11 @@ class Lines:
         """The model cards by which `_needs` was computed."""
         self._cancelling = False
         """Jobs that end as cancelled were cancelled by `give_up`."""
-        self._completed = self._failed = self._retried = 0
-        self._usage = Usage()
+        self._tally = Tally(lease.progress.per_second)
         self.opened = False
         """Whether `open` has read what earlier turns wrote; before that, progress and tokens are unknown."""
         self.tokens_left = 0
         """Work, in tokens, of the lines that have no answer."""
-        self._ends: deque[tuple[float, int]] = deque()
-        """Loop time and number of lines, for each commit that ended some."""
         self._slots, self._slots_at = 0, float("-inf")
         self._lane, self._reason = Priority.BATCH, ""
 
@@ -125,8 +121,8 @@ class Lines:
         self._source = (self._folder / "input").open("rb")
         self._waiting.extend(line for line in self.plan.order if self.ledger.ends[line] is None)
         self.tokens_left = sum(self.plan.tokens[line] for line in self._waiting)
-        self._retried = sum(self.ledger.failures)
-        self._count([end for end in self.ledger.ends if end is not None])
+        self._tally.retried = sum(self.ledger.failures)
+        self._tally.count([end for end in self.ledger.ends if end is not None], self._copies)
 
     def close(self) -> None:
         """Close the files. Blocks. The next turn finds the answers that were not written."""
@@ -332,10 +328,8 @@ class Lines:
         failures = sum(row.outcome is LineOutcome.RETRIED for row in rows)
         ends = self.ledger.take(rows)
         self.tokens_left -= sum(self.plan.tokens[row.line] for row in ends)
-        ended = self._count(ends)
-        self._retried += failures
-        if ended:
-            self._ends.append((asyncio.get_running_loop().time(), ended))
+        self._tally.retried += failures
+        self._tally.note(self._tally.count(ends, self._copies))
 
     # --- progress ----------------------------------------------------------------------------------------------------
 
@@ -343,53 +337,28 @@ class Lines:
         """Return the batch's present progress."""
         return msgspec.structs.replace(
             self.base,
-            completed=self._completed,
-            failed=self._failed,
+            completed=self._tally.completed,
+            failed=self._tally.failed,
             distinct=len(self.plan.order),
             in_queue=len(self._queued),
-            retried=self._retried,
-            usage=self._usage,
+            retried=self._tally.retried,
+            usage=self._tally.usage,
             lane=str(self._lane),
             lane_reason=self._reason,
-            per_second=round(self._rate(), 3),
+            per_second=round(self._tally.rate(), 3),
         )
-
-    def _count(self, rows: Sequence[AnswerRow]) -> int:
-        """Count these ended lines and their duplicates, and return how many lines that makes."""
-        ended, used = 0, self._usage
-        prompt, completion, cached = used.prompt, used.completion, used.cached
-        for row in rows:
-            lines = self._copies[row.line]
-            ended += lines
-            if row.outcome is LineOutcome.DONE:
-                self._completed += lines
-            else:
-                self._failed += lines
-            prompt, completion = prompt + row.usage.prompt, completion + row.usage.completion
-            cached += row.usage.cached
-        self._usage = Usage(prompt, completion, cached)
-        return ended
 
     def _standing(self) -> BatchStanding:
         left_ms, window_ms = self._left_ms(), self._lease.batch.window_ms
         return BatchStanding(
-            lines_left=len(self.plan) - self._completed - self._failed,
-            per_second=self._rate(),
+            lines_left=len(self.plan) - self._tally.completed - self._tally.failed,
+            per_second=self._tally.rate(),
             left_s=None if left_ms is None else left_ms / 1000,
             window_s=None if window_ms is None else window_ms / 1000,
         )
 
     def _left_ms(self) -> int | None:
         return self._lease.expires_ms - self.now_ms if self._lease.expires_ms else None
-
-    def _rate(self) -> float:
-        """Return the lines ended a second, over the last seconds; at first the rate that an earlier turn measured."""
-        now = asyncio.get_running_loop().time()
-        while self._ends and self._ends[0][0] < now - RATE_WINDOW_S:
-            self._ends.popleft()
-        if not self._ends or now - self._ends[0][0] < 1.0:
-            return self._lease.progress.per_second
-        return sum(count for _, count in self._ends) / (now - self._ends[0][0])
 
     async def _worker_slots(self) -> int:
         """Return how many texts the workers can generate at once."""

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.engine import ChatTurn, ModelCard, Sampling
+from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, ModelCard, Sampling
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens, prompt_count
 from streaming.order import patience_ms, units
 
 UNKNOWN_OUTPUT = 4096
 """Tokens of an answer without a limit by a model that no worker has loaded yet."""
-
-CHARACTERS_PER_TOKEN = 4
-"""Estimate."""
 
 TOKEN_BYTES = 96
 """Bytes of one token that is alone in its step: an entry of the log with one reply address, and a row of the record.

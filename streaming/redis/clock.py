@@ -26,7 +26,7 @@ DRIFT = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """Server time minus monotonic time, as measured at `taken`; all in microseconds."""
 
     value: int
@@ -37,21 +37,21 @@ class Offset:
         """The error bound at `now`: it grows with the measurement's age."""
         return self.error + int(abs(now - self.taken) * DRIFT)
 
-    def agrees(self, other: Offset, now: int) -> bool:
+    def agrees(self, other: ClockOffset, now: int) -> bool:
         """Whether both can be right, by their bounds."""
         return abs(self.value - other.value) <= self.error_at(now) + other.error_at(now)
 
 
-def measured(before: int, server: int, after: int) -> Offset:
+def measured(before: int, server: int, after: int) -> ClockOffset:
     """Compute the offset from one round trip: this process's time before and after it, the server's in between.
 
     The server read its clock at some moment in between, so the offset ((server - before) + (server - after)) / 2 is
     wrong by at most half the round trip.
     """
-    return Offset(((server - before) + (server - after)) // 2, (after - before + 1) // 2 + 1, after)
+    return ClockOffset(((server - before) + (server - after)) // 2, (after - before + 1) // 2 + 1, after)
 
 
-def better(known: Offset | None, fresh: Offset, now: int) -> Offset:
+def better(known: ClockOffset | None, fresh: ClockOffset, now: int) -> ClockOffset:
     """Choose the offset with the smaller bound, but never an old one that the new one contradicts (a clock was set)."""
     if known is None or not known.agrees(fresh, now) or fresh.error_at(now) <= known.error_at(now):
         return fresh
@@ -63,7 +63,7 @@ class Clock:
 
     def __init__(self, client: RedisClient) -> None:
         self._client = client
-        self._offsets: dict[int, Offset] = {}
+        self._offsets: dict[int, ClockOffset] = {}
 
     def at(self, monotonic: float, partition: int) -> int:
         """Convert a time of `time.monotonic` (0: unknown) to Redis time in microseconds; 0 while it cannot."""
@@ -91,7 +91,7 @@ class Clock:
             for partition in partitions:
                 self._offsets[partition] = better(self._offsets.get(partition), fresh, _now_us())
 
-    async def _ask(self, place: str) -> Offset:
+    async def _ask(self, place: str) -> ClockOffset:
         before = _now_us()
         server = await self._client.time_us(place)
         return measured(before, server, _now_us())

@@ -106,7 +106,7 @@ class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The answer was sent in one piece, so it has no first token of its own."""
 
 
-class LaneDepth(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecordedDepth(msgspec.Struct, frozen=True, omit_defaults=True):
     """What waits in one lane of a model."""
 
     waiting: int = 0
@@ -139,7 +139,7 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     steps: int = 0
     step_s: float = 0.0
     step_tokens: int = 0
-    lanes: Mapping[str, LaneDepth] = {}
+    lanes: Mapping[str, RecordedDepth] = {}
     """The leading scheduler: by "model/lane"."""
     gpus: Mapping[str, float] = {}
     """Joules that each GPU of this machine has used, by its UUID, as the driver counts them. Empty: not known."""

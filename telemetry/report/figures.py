@@ -65,7 +65,7 @@ class ProcessFigures(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class WindowUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What the requests cost. None: not known."""
 
     seconds: float
@@ -94,7 +94,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     tenants: Sequence[GroupFigures]
     hours: Sequence[GroupFigures]
     processes: Sequence[ProcessFigures]
-    usage: Usage
+    usage: WindowUsage
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -203,7 +203,7 @@ def joules_of(evidence: Evidence) -> float | None:
     return spent if any(len(each) > 1 for each in readings.values()) else None
 
 
-def usage_of(evidence: Evidence, processes: Sequence[ProcessFigures], prices: Mapping[str, float]) -> Usage:
+def usage_of(evidence: Evidence, processes: Sequence[ProcessFigures], prices: Mapping[str, float]) -> WindowUsage:
     """What the requests cost. `prices`: cost of one worker in an hour, by model."""
     records = [each.record for each in evidence.requests]
     tokens = sum(record.completion_tokens for record in records)
@@ -218,7 +218,7 @@ def usage_of(evidence: Evidence, processes: Sequence[ProcessFigures], prices: Ma
     def per(amount: float | None) -> float | None:
         return tokens / amount if amount and tokens else None
 
-    return Usage(
+    return WindowUsage(
         seconds=seconds,
         tokens=tokens,
         tokens_per_s=per(seconds),

@@ -10,14 +10,14 @@ from importlib.resources import files
 from telemetry.latency import PARTS
 from telemetry.report.figures import Distribution, GroupFigures, group_shares
 from telemetry.report.plots import curve_plot, parts_plot, time_plot
-from telemetry.report.report import Report
+from telemetry.report.report import RequestReport
 from telemetry.report.requests import GROUP_OF
 from telemetry.report.words import duration, percent, three
 
 GROUP_WORDS = {"engine": "generating", "queue": "waiting", "gateway": "path around the engine"}
 
 
-def page(report: Report) -> str:
+def page(report: RequestReport) -> str:
     """The whole file."""
     body = (
         _head(report),
@@ -42,18 +42,18 @@ def _at(seconds: float) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def _window(report: Report) -> str:
+def _window(report: RequestReport) -> str:
     return f"{_at(report.since)} to {_at(report.until)} UTC"
 
 
-def _head(report: Report) -> str:
+def _head(report: RequestReport) -> str:
     chosen = [f"{name} {value}" for name in ("model", "lane", "tenant") if (value := getattr(report, name))]
     only = f" · only {escape(', '.join(chosen))}" if chosen else ""
     window = f'<p class="window">Penstock report · {_window(report)}{only}</p>'
     return f"<header>{window}<h1>{escape(report.verdict)}</h1></header>"
 
 
-def _tiles(report: Report) -> str:
+def _tiles(report: RequestReport) -> str:
     whole, usage = report.figures.whole, report.figures.usage
     tiles = [
         ("requests", f"{whole.requests:,}", _states(whole)),
@@ -83,7 +83,7 @@ def _pair(found: Distribution | None) -> str:
     return "–" if found is None else f"{duration(found.p50)} / {duration(found.p99)}"
 
 
-def _advice(report: Report) -> str:
+def _advice(report: RequestReport) -> str:
     if not report.advice:
         return "<section><h2>What to change first</h2><p>Nothing stands out: no threshold is exceeded.</p></section>"
     items = "".join(
@@ -93,7 +93,7 @@ def _advice(report: Report) -> str:
     return f'<section><h2>What to change first</h2><ol class="advice">{items}</ol></section>'
 
 
-def _plots(report: Report) -> str:
+def _plots(report: RequestReport) -> str:
     whole = report.figures.whole
     if not any(whole.parts.values()):
         return ""
@@ -157,7 +157,7 @@ def group_row(group: GroupFigures) -> tuple[str, ...]:
     )
 
 
-def _groups(report: Report) -> str:
+def _groups(report: RequestReport) -> str:
     figures = report.figures
     tables = [
         _table(title, GROUP_HEADER, map(group_row, groups))
@@ -172,7 +172,7 @@ def _groups(report: Report) -> str:
     return f'<section class="even"><h2>Who</h2>{"".join(tables)}</section>' if tables else ""
 
 
-def _run_times(report: Report) -> str:
+def _run_times(report: RequestReport) -> str:
     if not report.run_times:
         return ""
     header = (
@@ -205,7 +205,7 @@ def _run_times(report: Report) -> str:
     )
 
 
-def _processes(report: Report) -> str:
+def _processes(report: RequestReport) -> str:
     if not report.figures.processes:
         return ""
     header = ("process", "role", "CPU", "cores used", "memory, most", "loop late, most", "slots used")
@@ -224,7 +224,7 @@ def _processes(report: Report) -> str:
     return f"<section><h2>Processes</h2>{_table('Samples', header, rows, numbers={2, 3, 4, 5, 6})}</section>"
 
 
-def _foot(report: Report) -> str:
+def _foot(report: RequestReport) -> str:
     skipped = report.torn_lines + report.newer_lines
     lost = f" {skipped} lines could not be read." if skipped else ""
     return f"<footer><p>Made from the records on this machine; docs/records.md defines every figure.{lost}</p></footer>"

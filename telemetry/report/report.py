@@ -47,7 +47,7 @@ class Moment(msgspec.Struct, frozen=True):
     ttft_p90: float | None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a window of records says."""
 
     since: float
@@ -67,14 +67,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     unreadable_files: Sequence[str] = ()
 
 
-def report_of(folder: Path, scope: Scope, prices: Mapping[str, float]) -> Report:
+def report_of(folder: Path, scope: Scope, prices: Mapping[str, float]) -> RequestReport:
     """Compute a report. `prices`: cost of one worker in an hour, by model. Raises OSError."""
     skipped = Skipped()
     found = evidence_of(read_records(folder, scope.since, scope.until, skipped))
     evidence = Evidence([each for each in found.requests if scope.holds(each)], found.samples)
     figures = figures_of(evidence, prices)
     last = max((each.record.ended_us / 1e6 for each in evidence.requests), default=scope.until)
-    return Report(
+    return RequestReport(
         since=scope.since or last - figures.usage.seconds,
         until=scope.until if scope.since else last,
         model=scope.model,

@@ -23,7 +23,7 @@ from api.openai.errors import ApiError
 from api.openai.rendering import Facts, JobView, completion, job_object
 from api.openai.wait import Wait
 from api.openapi import CURSOR, ERRORS, HEADERS
-from api.query import page_limit
+from api.query import MAX_PER_PAGE, page_limit
 from penstock.engine import Failure
 from streaming.batches.batch import Batch, BatchProgress, BatchState, LineFault
 from streaming.batches.files import StoredFile
@@ -196,8 +196,8 @@ def test_a_schema_says_nothing_that_its_readers_do_not_know() -> None:
 def test_the_bounds_of_parameters_are_those_that_are_checked() -> None:
     """They are written twice: here for readers, there for the check."""
     bounds = {name: lookup(f"#/components/parameters/{name}")["schema"] for name in ("limit", "file_limit", "wait")}
-    assert bounds["limit"]["maximum"] == jobs.MAX_PER_PAGE == batches.MAX_PER_PAGE == admin.MAX_PER_PAGE
-    assert (bounds["file_limit"]["maximum"], bounds["wait"]["maximum"]) == (files.MAX_PER_PAGE, jobs.MAX_WAIT_S)
+    assert bounds["limit"]["maximum"] == MAX_PER_PAGE
+    assert (bounds["file_limit"]["maximum"], bounds["wait"]["maximum"]) == (files.MAX_FILES_PER_PAGE, jobs.MAX_WAIT_S)
     assert CURSOR.strip("^$") == jobs.CURSOR.pattern.replace("(", "").replace(")", "")
 
 
@@ -207,9 +207,9 @@ def test_a_page_has_as_many_rows_as_the_document_allows() -> None:
     least, most = bounds["minimum"], bounds["maximum"]
 
     def read(limit: object) -> int:
-        return page_limit(QueryParams({"limit": str(limit)}), 20, admin.MAX_PER_PAGE)
+        return page_limit(QueryParams({"limit": str(limit)}), 20, MAX_PER_PAGE)
 
-    assert [read(least), read(most), page_limit(QueryParams(), 20, admin.MAX_PER_PAGE)] == [1, 100, 20]
+    assert [read(least), read(most), page_limit(QueryParams(), 20, MAX_PER_PAGE)] == [1, 100, 20]
     for beyond in (least - 1, most + 1):
         with pytest.raises(ApiError) as refused:
             read(beyond)

@@ -17,7 +17,7 @@ from api.openai.schemas import check_choices, parse
 from api.settings import ApiSettings
 from bench.abuse import __main__ as program
 from bench.abuse.__main__ import CASES, CHAT_KEY, LARGE_KEY, main
-from bench.abuse.ask import LLAMACPP, Case, LargeRequest, Round, goals_of, row_of
+from bench.abuse.ask import LLAMACPP, AbuseRound, Case, LargeRequest, goals_of, row_of
 from bench.http import RequestRefused
 from bench.report import goals, load
 from workers.engines.sim.text import count_tokens
@@ -61,9 +61,9 @@ def test_the_median_of_the_rounds_is_judged() -> None:
     """A first token that did not come in time is as late as the limit, and is counted. The latest chat and the one at
     the requests' arrival are shown beside the goal."""
     rounds = [
-        Round([0.1, 0.1], [0.2, 0.3, 0.2], 0.4, 8),
-        Round([0.1], [0.2, None], 0.6, 7),
-        Round([0.1], [None], None, 8),
+        AbuseRound([0.1, 0.1], [0.2, 0.3, 0.2], 0.4, 8),
+        AbuseRound([0.1], [0.2, None], 0.6, 7),
+        AbuseRound([0.1], [None], None, 8),
     ]
     row = row_of("this tree", Case(4, 64), rounds, 5.0)
     assert row["ratios"] == pytest.approx([2.0, 26.0, 50.0]) and row["ratio"] == pytest.approx(26.0)
@@ -142,7 +142,7 @@ def said(index: int) -> bytes:
     return b'data: {"choices": [{"index": %d, "text": "a"}]}\n\n' % index
 
 
-async def played(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[Round]:
+async def played(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[AbuseRound]:
     monkeypatch.setattr(program, "SETTLE_S", 0.05)
     args = argparse.Namespace(rounds=2, chats=3, limit=5.0, context=800)
     async with server.serving() as port:

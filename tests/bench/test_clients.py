@@ -11,7 +11,7 @@ import pytest
 
 from bench.clients import cases
 from bench.clients.__main__ import main
-from bench.clients.cases import Outcome, fault_of, run_case
+from bench.clients.cases import CaseOutcome, fault_of, run_case
 from bench.clients.catalogue import CASES, CLIENTS, MODEL, SIM, ClientProgram
 from bench.clients.loads import LOADS, OUTPUT_TOKENS, REQUESTS
 from bench.clients.loads import fault_of as load_fault_of
@@ -74,7 +74,7 @@ def program(folder: Path, text: str, **fields: dict[tuple[str, str], str]) -> Cl
     )
 
 
-def outcome(folder: Path, client: ClientProgram, case: str = "plain", engine: str = SIM) -> Outcome:
+def outcome(folder: Path, client: ClientProgram, case: str = "plain", engine: str = SIM) -> CaseOutcome:
     """What becomes of a case; no server is asked."""
     return run_case(client, Path(sys.executable), Penstock(folder, engine=engine), case, folder / "log")
 

@@ -28,7 +28,7 @@ from bench.connections.__main__ import (
     sockets_of,
     turns,
 )
-from bench.connections.abuse import ABUSES, Abuse, Cost, one_field, try_abuse
+from bench.connections.abuse import ABUSES, Abuse, AbuseCost, one_field, try_abuse
 from bench.connections.slow import BEGINNINGS, SlowClients
 from bench.load.plan import StreamReading
 from bench.report import goals, load
@@ -89,10 +89,14 @@ def test_the_goals_are_those_that_were_set() -> None:
 
 
 def test_an_abuse_that_is_taken_or_costs_much_misses_its_goal() -> None:
-    good = Cost("a", 431, 4.9, 0.1)
+    good = AbuseCost("a", 431, 4.9, 0.1)
     assert [goal.verdict for goal in abuse_goals([good])] == ["reached", "reached"]
-    for bad, held in ((Cost("b", 200, 0, 0), ["missed", "reached"]), (Cost("c", 0, 0, 0), ["missed", "reached"]),
-                      (Cost("d", 413, 5.1, 0), ["reached", "missed"])):  # fmt: skip
+    cases = (
+        (AbuseCost("b", 200, 0, 0), ["missed", "reached"]),
+        (AbuseCost("c", 0, 0, 0), ["missed", "reached"]),
+        (AbuseCost("d", 413, 5.1, 0), ["reached", "missed"]),
+    )
+    for bad, held in cases:
         assert [goal.verdict for goal in abuse_goals([good, bad])] == held
 
 
@@ -202,7 +206,7 @@ def test_the_whole_program_in_short_form(
     refused, each by the limit it is there for, and nothing fails beside slow connections."""
     watched: list[str] = []
 
-    def try_and_note(abuse: Abuse, port: int, pid: int) -> Cost:
+    def try_and_note(abuse: Abuse, port: int, pid: int) -> AbuseCost:
         watched.append(Path(f"/proc/{pid}/cmdline").read_text())
         return try_abuse(abuse, port, pid)
 

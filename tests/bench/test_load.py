@@ -21,7 +21,7 @@ from bench.load.__main__ import LoadRun, summed
 from bench.load.plan import LoadPlan, StreamReading, measure
 from bench.load.scripted import ITL_MS, TTFT_MS, ClockError
 from bench.load.scripted import TOKENS as SCRIPTED
-from bench.load.streams import Answer, Framing, Heard, hear
+from bench.load.streams import Framing, Heard, StreamedAnswer, hear
 from bench.ports import free_port
 from bench.processes import Processes
 from bench.report import goals
@@ -46,7 +46,7 @@ def whole(*words: str, end: bytes = b"data: [DONE]\n\n") -> bytes:
 
 
 def heard(raw: bytes, tokens: int = 4) -> Heard:
-    return hear(Answer(tokens, 0.0, [(1.0, raw)]))
+    return hear(StreamedAnswer(tokens, 0.0, [(1.0, raw)]))
 
 
 def test_quantiles_are_values_that_occurred() -> None:
@@ -63,7 +63,7 @@ def test_an_answer_reads_the_same_however_it_was_cut(cuts: list[int]) -> None:
     parts = [raw[a:b] for a, b in itertools.pairwise(edges) if a < b]
     framing = Framing()
     assert [framing.ends_with(part) for part in parts] == [False] * (len(parts) - 1) + [True]
-    found = hear(Answer(4, 0.0, [(float(at), part) for at, part in enumerate(parts, 1)]))
+    found = hear(StreamedAnswer(4, 0.0, [(float(at), part) for at, part in enumerate(parts, 1)]))
     assert found.wrong == "" and found.tokens == 4 and found.ended == len(parts)
     assert list(found.chunks) == sorted(found.chunks)
 
@@ -71,7 +71,7 @@ def test_an_answer_reads_the_same_however_it_was_cut(cuts: list[int]) -> None:
 def test_a_chunk_may_bring_several_tokens_and_a_read_several_chunks() -> None:
     both = chunk(event(" brook1 cedar2"))
     first, rest = whole("amber0", " brook1 cedar2", " delta3", " ember4").split(both)
-    found = hear(Answer(5, 0.5, [(1.0, first), (2.0, both), (3.0, rest)]))
+    found = hear(StreamedAnswer(5, 0.5, [(1.0, first), (2.0, both), (3.0, rest)]))
     assert found.wrong == "" and list(found.chunks) == [(1.0, 1), (2.0, 2), (3.0, 1), (3.0, 1)]
 
 

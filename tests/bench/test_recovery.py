@@ -16,7 +16,7 @@ import pytest
 from bench.processes import Processes
 from bench.recovery import restart
 from bench.recovery.probe import GOOD, Watch, longest_ms, own_ms
-from bench.recovery.restart import Round, of_rounds, one_round
+from bench.recovery.restart import RecoveryRound, of_rounds, one_round
 from bench.recovery.shows import (
     QUICK,
     Reader,
@@ -173,8 +173,8 @@ async def test_readers_go_on_with_every_token_once(
     assert all(row["value"] is not None for row in seen.rows)
 
 
-def a_round(start_s: float, silence_s: float | None, *, attempts: int = 1, restarts: int = 1) -> Round:
-    return Round(start_s, silence_s, a_reader(0, 1), a_reader(0, 1), attempts, restarts)
+def a_round(start_s: float, silence_s: float | None, *, attempts: int = 1, restarts: int = 1) -> RecoveryRound:
+    return RecoveryRound(start_s, silence_s, a_reader(0, 1), a_reader(0, 1), attempts, restarts)
 
 
 def test_the_silence_of_a_restart_is_judged_beside_a_bare_start() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.load.streams import Answer
+from bench.load.streams import StreamedAnswer
 from bench.replay.__main__ import ReplayedRequest, ReplayLimits, lateness, main, replay, rows, workload
 from bench.table1.client import TargetServer
 from bench.workload.trace import COLUMNS, Trace, TraceRow
@@ -75,7 +75,7 @@ async def test_where_nobody_listens_every_request_has_failed() -> None:
 
 
 def answered(lane: str, after_s: float) -> ReplayedRequest:
-    return ReplayedRequest(TraceRow(0, 1, 1, lane), Answer(1, 10.0, [(10.0 + after_s, ANSWER)]), 0.001)
+    return ReplayedRequest(TraceRow(0, 1, 1, lane), StreamedAnswer(1, 10.0, [(10.0 + after_s, ANSWER)]), 0.001)
 
 
 def test_each_class_has_its_own_target() -> None:
@@ -91,14 +91,14 @@ def test_each_class_has_its_own_target() -> None:
 
 
 def test_what_failed_was_not_in_time() -> None:
-    failed = ReplayedRequest(TraceRow(0, 1, 1), Answer(1, 10.0, fault="x"), 0.0)
+    failed = ReplayedRequest(TraceRow(0, 1, 1), StreamedAnswer(1, 10.0, fault="x"), 0.0)
     row = rows([answered("interactive", 0.1), failed], {"interactive": [1.0]})[0]
     assert (row["failed"], row["within"], row["faults"]) == (1, 50.0, {"x": 1})
 
 
 def test_leaving_late_is_told() -> None:
     assert lateness([answered("interactive", 1.0)]).verdict == "reached"
-    assert lateness([ReplayedRequest(TraceRow(0, 1, 1), Answer(1, 0.0), 0.006)]).verdict == "missed"
+    assert lateness([ReplayedRequest(TraceRow(0, 1, 1), StreamedAnswer(1, 0.0), 0.006)]).verdict == "missed"
 
 
 def test_a_trace_is_cut_to_the_time_there_is(tmp_path: Path) -> None:

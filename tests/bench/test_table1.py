@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.load.streams import Answer
+from bench.load.streams import StreamedAnswer
 from bench.table1.__main__ import TIMEOUT, row
 from bench.table1.client import (
     MAX_WORDS,
@@ -70,10 +70,10 @@ def test_the_servers_own_count_of_tokens_is_believed() -> None:
     whole = HEAD + block('{"choices":[{"delta":{"role":"assistant","content":""}}]}') + text("a b") + text(" c")
     stream = whole + usage + END
     for cut in range(1, len(stream)):
-        answer = Answer(0, 1.0, [(2.0, stream[:cut]), (3.0, stream[cut:])])
+        answer = StreamedAnswer(0, 1.0, [(2.0, stream[:cut]), (3.0, stream[cut:])])
         found = seen(answer)
         assert (found.tokens, len(found.times), found.fault) == (3, 2, "")
-    assert seen(Answer(0, 1.0, [(2.0, whole + END)])).tokens == 2
+    assert seen(StreamedAnswer(0, 1.0, [(2.0, whole + END)])).tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_servers_own_count_of_tokens_is_believed() -> None:
     ],
 )
 def test_what_went_wrong_is_told(data: bytes, fault: str) -> None:
-    assert seen(Answer(0, 1.0, [(2.0, data)])).fault == fault
+    assert seen(StreamedAnswer(0, 1.0, [(2.0, data)])).fault == fault
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http:///v1"])

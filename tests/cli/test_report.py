@@ -19,7 +19,7 @@ from cli.report import moment
 from telemetry.records.folder import create
 from telemetry.records.schema import ENCODER
 from telemetry.report.page import page
-from telemetry.report.report import Report, Scope, report_of
+from telemetry.report.report import RequestReport, Scope, report_of
 from telemetry.report.words import duration, three
 
 NOW = 1_800_000_000.0
@@ -46,7 +46,7 @@ def penstock(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def report(folder: Path) -> Report:
+def report(folder: Path) -> RequestReport:
     return report_of(folder, Scope(NOW, NOW + 60), {})
 
 

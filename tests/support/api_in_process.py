@@ -22,7 +22,7 @@ from api.services import Services
 from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard
-from api.waits.calibration import MIN_ERRORS, Prediction, Source
+from api.waits.calibration import MIN_ERRORS, EstimateSource, Prediction
 from streaming.batches.settings import FilesSettings
 from streaming.fleet.plans import Plan, Prospect
 from streaming.fleet.processes import this_process
@@ -67,7 +67,7 @@ class LocalApi:
 
     def calibrate(self, lane: Priority, spread: float, *, limited: bool) -> None:
         """Past waits of jobs, with or without a time limit, were as long as predicted, give or take `spread` of it."""
-        source = Source("sim", lane, "plan", limited)
+        source = EstimateSource("sim", lane, "plan", limited)
         for number in reversed(range(MIN_ERRORS)):  # more and less in turns, the exact ones last
             off = (number // 2) / (MIN_ERRORS // 2 - 1) * (1 if number % 2 else -1)
             waited_s = 100 * (1 + spread * off)

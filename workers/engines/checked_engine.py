@@ -95,10 +95,6 @@ class CheckedEngine:
             with self._reported("cancel"):
                 self._engine.cancel(request_id)
 
-    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        with self._reported("fits"):
-            return bool(self._engine.fits(prompt_tokens, max_tokens))
-
     def stats(self) -> Stats:
         with self._reported("stats"):
             return self._engine.stats()

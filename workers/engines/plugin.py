@@ -22,7 +22,7 @@ from runtime.config import build as validated
 GROUP = "penstock.engines"
 """The entry point group in which a package gives its engine a name."""
 ASYNC = ("start", "check", "stop")
-METHODS = (*ASYNC, "submit", "cancel", "fits", "stats", "health")
+METHODS = (*ASYNC, "submit", "cancel", "stats", "health")
 MANUAL = "docs/engines.md"
 
 

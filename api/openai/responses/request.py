@@ -21,7 +21,7 @@ from api.openai.fields import (
 from api.openai.generation import Effort, GenerationRequest
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference
 from api.openai.responses.tool_fields import FlatToolFields
-from penstock.engine import ChatTurn, Sampling
+from penstock.engine import MAX_LOGPROBS, ChatTurn, Sampling
 from streaming.jobs.job import Chat
 from streaming.jobs.response_form import ResponseForm
 from streaming.priority import Priority
@@ -187,7 +187,7 @@ class ResponseRequest(InputFields):
         ]
         | None
     ) = Field(None, description="What else the answer holds. Log-probabilities are refused if the engine has none.")
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Likeliest alternatives of each token; needs include with message.output_text.logprobs."
     )
     stream_options: ResponseStreamOptions | None = Field(None, description="Without effect.")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.durable import offsets
-from api.durable.offsets import FIRST_INTERVAL_S, INTERVAL_S, Offset, live_cursor
+from api.durable.offsets import FIRST_INTERVAL_S, INTERVAL_S, StreamOffset, live_cursor
 from api.openai.cursor import CUT_SHORT, Cursor
 from api.openai.errors import ApiError
 from streaming.jobs.frames import Run
@@ -22,7 +22,7 @@ def test_offsets_compare_as_their_positions(
     first: tuple[int, int], second: tuple[int, int], runs: tuple[str, int]
 ) -> None:
     """Also where one has a run and the other has none."""
-    one, other = Offset.of(Cursor(*first)), Offset.of(Cursor(*second, str(Run(*runs))))
+    one, other = StreamOffset.of(Cursor(*first)), StreamOffset.of(Cursor(*second, str(Run(*runs))))
     if first != second:
         assert (str(one) < str(other)) == (first < second)
     assert len(str(one)) == len(str(other)) <= 256
@@ -32,8 +32,8 @@ def test_offsets_compare_as_their_positions(
 def test_an_offset_leads_back_to_its_cursor() -> None:
     run, other = Run("150ef93e4aab", 3), Run("150ef93e4aab", 4)
     for cursor in (Cursor(1, 0), Cursor(7, 12, str(run)), Cursor(2, CUT_SHORT, str(other))):
-        assert offsets.read(str(Offset.of(cursor))).cursor([run, other]) == cursor
-    unknown = Offset.of(Cursor(1, 5, str(run))).cursor([other])
+        assert offsets.read(str(StreamOffset.of(cursor))).cursor([run, other]) == cursor
+    unknown = StreamOffset.of(Cursor(1, 5, str(run))).cursor([other])
     assert unknown.run not in ("", "-", str(run), str(other)), "never taken for the events before any run"
 
 

@@ -11,7 +11,7 @@ import pytest
 from api_in_process import api_in_process
 from house import House
 
-from api.durable.offsets import Offset
+from api.durable.offsets import StreamOffset
 from api.openai import cursor
 from api.settings import KeySettings
 from streaming.redis.client import RedisClient
@@ -56,7 +56,7 @@ def test_calls_of_tools_are_the_same_after_every_offset(house: House) -> None:
     assert sum("tool_calls" in each["data"] for each in whole) > 1
     for place, each in enumerate(whole, 1):
         assert shown[each["id"]] == each["data"]
-        rest = house.get(f"{headers['stream-url']}?offset={Offset.of(cursor.read(each['id']))}")[1]
+        rest = house.get(f"{headers['stream-url']}?offset={StreamOffset.of(cursor.read(each['id']))}")[1]
         assert json.loads(rest) == whole[place:]
 
 

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from api.openai.wait import Wait, wait_fields
 from api.waits import calibration, estimates
-from api.waits.calibration import MAX_ERRORS, MIN_ERRORS, WINDOW_S, Prediction, Source, WaitErrors
+from api.waits.calibration import MAX_ERRORS, MIN_ERRORS, WINDOW_S, EstimateSource, Prediction, WaitErrors
 from api.waits.estimates import DEFAULT_RETRY_S, FRESH_S, FULL_LANE_SHARE, WaitEstimates
 from api.waits.shown import MAX_SHOWN, ShownWaits
 from streaming.fleet.plans import Plan, Prospect
 from streaming.jobs.job import Job, Text
 from streaming.priority import Priority
 
-STANDARD = Source("m", Priority.STANDARD, "plan")
+STANDARD = EstimateSource("m", Priority.STANDARD, "plan")
 LIMITED = Job(id="l", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)), deadline_ms=9)
 JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
 
@@ -78,7 +78,7 @@ def test_bounds_move_the_band_only_as_far_as_they_say(clock: Clock) -> None:
     assert alone.wait(asked) == Wait(10_000, 100), "a tenth, where no job tells more"
 
 
-def learn(errors: WaitErrors, source: Source, waited_s: float, count: int) -> None:
+def learn(errors: WaitErrors, source: EstimateSource, waited_s: float, count: int) -> None:
     for _ in range(count):
         prediction = Prediction(source, 10.0)
         errors.learn(prediction, errors.wait(prediction), waited_s)
@@ -88,8 +88,12 @@ def test_there_is_no_band_without_enough_errors_of_the_same_source(clock: Clock)
     """Errors of another lane, another estimator or of jobs with a time limit, few ones and old ones say nothing."""
     errors = WaitErrors()
     asked = Prediction(STANDARD, 10.0)
-    others = (STANDARD._replace(lane=Priority.BATCH), STANDARD._replace(estimator="rate"), Source.of(LIMITED, "plan"))
-    assert Source.of(JOB, "plan") == STANDARD != Source.of(LIMITED, "plan")
+    others = (
+        STANDARD._replace(lane=Priority.BATCH),
+        STANDARD._replace(estimator="rate"),
+        EstimateSource.of(LIMITED, "plan"),
+    )
+    assert EstimateSource.of(JOB, "plan") == STANDARD != EstimateSource.of(LIMITED, "plan")
     for source in others:
         learn(errors, source, 21.0, MIN_ERRORS)
     assert errors.wait(asked) == Wait(10_000)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from api.openai.wait import Wait
 from api.waits import calibration, sampler
-from api.waits.calibration import MIN_ERRORS, Prediction, Source, WaitErrors
+from api.waits.calibration import MIN_ERRORS, EstimateSource, Prediction, WaitErrors
 from api.waits.sampler import MAX_WATCHED, MeasuredWait, WaitSampler, measured_wait
 from streaming.ids import new_job_id
 from streaming.jobs.job import Job, JobState, Text
@@ -22,7 +22,7 @@ from streaming.jobs.records import JobRecord
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
-STANDARD, BATCH = (Source("m", lane, "plan") for lane in (Priority.STANDARD, Priority.BATCH))
+STANDARD, BATCH = (EstimateSource("m", lane, "plan") for lane in (Priority.STANDARD, Priority.BATCH))
 JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)))
 QUEUED = JobRecord(job=JOB, state=JobState.QUEUED, created_ms=10_000, keep_s=60, terminal=None)
 

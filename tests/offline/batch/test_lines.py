@@ -172,8 +172,8 @@ async def test_the_rate_is_that_of_the_last_seconds(wire: RedisClient, tmp_path:
     """What went quickly long ago promises nothing."""
     lines = await one_line(wire, tmp_path)
     now = asyncio.get_running_loop().time()
-    lines._ends.extend([(now - 100, 5000), (now - 5, 10)])
-    assert 1.5 < lines._rate() <= 2.0
+    lines._tally._ends.extend([(now - 100, 5000), (now - 5, 10)])
+    assert 1.5 < lines._tally.rate() <= 2.0
     lines.close()
 
 

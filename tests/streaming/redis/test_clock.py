@@ -15,7 +15,7 @@ from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from streaming.redis.clock import Clock, Offset, better, measured
+from streaming.redis.clock import Clock, ClockOffset, better, measured
 
 
 @given(st.integers(-(10**15), 10**15), st.integers(0, 10**6), st.integers(0, 10**6))
@@ -28,13 +28,13 @@ def test_the_truth_lies_within_the_bound(truth: int, there: int, back: int) -> N
 
 def test_the_narrower_of_two_is_gone_by_until_it_is_contradicted() -> None:
     """An old narrow one beats a fresh wide one; age widens it; a clock that was set ends it."""
-    narrow, wide = Offset(1_000, 50, 0), Offset(1_300, 400, 0)
+    narrow, wide = ClockOffset(1_000, 50, 0), ClockOffset(1_300, 400, 0)
     assert better(None, wide, 0) is wide
     assert better(narrow, wide, 0) is narrow and better(wide, narrow, 0) is narrow
     later = 10_000_000
     assert narrow.error_at(later) == 50 + 500
-    assert better(narrow, Offset(1_300, 400, later), later).taken == later
-    assert better(narrow, Offset(900_000, 400, 0), 0).value == 900_000
+    assert better(narrow, ClockOffset(1_300, 400, later), later).taken == later
+    assert better(narrow, ClockOffset(900_000, 400, 0), 0).value == 900_000
 
 
 async def test_it_tells_the_servers_time(wire: RedisClient) -> None:

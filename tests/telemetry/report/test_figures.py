@@ -16,7 +16,7 @@ from recorded import BEGIN_S, sample
 
 from telemetry.latency import PARTS
 from telemetry.records.schema import ENCODER, DeliveryRecord, RequestRecord
-from telemetry.report.report import Report, Scope, report_of
+from telemetry.report.report import RequestReport, Scope, report_of
 
 LANES, MODELS, TENANTS = ("interactive", "standard", "batch"), ("m", "n"), ("t", "u", "")
 STATES = ("completed", "failed", "cancelled", "expired")
@@ -61,7 +61,7 @@ def lines(draw: st.DrawFn) -> list[bytes]:
     return found
 
 
-def reported(text: bytes) -> Report:
+def reported(text: bytes) -> RequestReport:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "20270115T080000.000-worker-1.jsonl"
         file.write_bytes(text)

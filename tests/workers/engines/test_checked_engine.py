@@ -58,10 +58,6 @@ class Played:
         self.cancels.append(request_id)
         self._play("cancel")
 
-    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        self._play("fits")
-        return True
-
     def stats(self) -> Stats:
         self._play("stats")
         return cast(Stats, self.load)
@@ -124,7 +120,7 @@ async def test_what_keeps_to_the_protocol_passes() -> None:
     engine.on_step([])
     engine.on_step([Piece("a", finish="stop")])
     assert given == [*pieces, Piece("a", finish="stop")]
-    assert checked.fits(1, 1) and checked.stats() == engine.load and checked.health().ok
+    assert checked.stats() == engine.load and checked.health().ok
 
 
 @pytest.mark.parametrize(
@@ -229,12 +225,11 @@ async def test_a_start_that_yields_nonsense_is_refused(change: dict[str, Any], p
     assert str(dead.value).startswith("mine:Engine: ") and problem in str(dead.value)
 
 
-@pytest.mark.parametrize("method", ["start", "cancel", "fits", "stats", "health"])
+@pytest.mark.parametrize("method", ["start", "cancel", "stats", "health"])
 async def test_an_error_of_the_engine_ends_the_worker(method: str) -> None:
     """By its name and cause, whichever method raises it."""
     calls: dict[str, Callable[[CheckedEngine], object]] = {
         "cancel": lambda checked: checked.cancel("r"),
-        "fits": lambda checked: checked.fits(1, 1),
         "stats": lambda checked: checked.stats(),
         "health": lambda checked: checked.health(),
     }

@@ -21,7 +21,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.engine import Capabilities, EngineDead, EngineHealth, ModelCard, Piece, Refused, Request, Stats, Step
+from penstock.engine import (
+    MAX_LOGPROBS,
+    Capabilities,
+    EngineDead,
+    EngineHealth,
+    ModelCard,
+    Piece,
+    Refused,
+    Request,
+    Stats,
+    Step,
+)
 from workers.engines import manifest
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
@@ -35,7 +46,6 @@ from workers.engines.stops import joined
 if TYPE_CHECKING:
     from workers.engines.llamacpp.prompt import Prompts
 
-MAX_LOGPROBS = 20
 """Alternatives per token: the API's maximum; llama.cpp has no limit."""
 
 GATHER_S = 0.0015
@@ -153,10 +163,6 @@ class LlamacppEngine:
         generation.cancelled = True
         if self._claim(generation):
             self._end(generation)
-
-    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        """Each slot has its own context, so only the number of slots matters."""
-        return len(self._live) < self._settings.slots
 
     def stats(self) -> Stats:
         """`steps` counts deliveries, which are close to llama.cpp's decode steps."""

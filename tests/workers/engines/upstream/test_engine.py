@@ -354,7 +354,7 @@ async def test_a_request_that_waits_is_cancelled_at_once() -> None:
         await running.get()
         waiting = desk.begin(Request("waiting", HELLO, Sampling()))
         await asyncio.sleep(0.05)
-        assert desk.engine.stats().waiting == 1 and not desk.engine.fits(1, 1)
+        assert desk.engine.stats().waiting == 1
         desk.engine.cancel("waiting")
         assert (await asyncio.wait_for(waiting.get(), 5)).finish == "cancelled"
         assert fake.most_running == 1
@@ -379,7 +379,6 @@ async def test_waiting_requests_in_the_server_lower_the_budget() -> None:
     async with bench(fake, gauges_s=0.02) as desk:
         asking = asyncio.create_task(desk.ask(HELLO, max_tokens=80))
         await until(lambda: desk.engine.stats().slots <= 1)
-        assert not desk.engine.fits(1, 1)
         fake.waiting = 0
         await until(lambda: desk.engine.stats().slots > 1)
         await asking

@@ -152,7 +152,7 @@ async def test_a_rate_limit_that_holds_for_long_leads_to_a_fallback() -> None:
     async with bench(own, fallbacks={"b": FakeUpstream("vllm")}, fallback_after_s=0.3) as desk:
         await ready(desk)
         first, second = [await desk.ask(HELLO, max_tokens=TOKENS) for _ in range(2)]
-        assert desk.engine.stats().accepts and desk.engine.fits(10, 10)
+        assert desk.engine.stats().accepts
     assert (first.text, first.served_by, second.served_by, len(own.sent)) == (WHOLE, ["b"], ["b"], 1)
 
 

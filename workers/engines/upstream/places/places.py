@@ -80,10 +80,6 @@ class ServerPlaces:
                 first.place.set_result(endpoint.enter(first.cost, now))
             heapq.heappop(self._waiting)
 
-    def has_room(self, cost: int) -> bool:
-        """Whether a request would get a place at once."""
-        return self._choose(cost, time.monotonic()) is not None
-
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -10,13 +10,12 @@ from typing import Literal
 
 import msgspec
 
-from penstock.engine import Capabilities
+from penstock.engine import MAX_LOGPROBS, Capabilities
 
 ChatIds = Literal["", "template", "tokenize"]
 Prefill = Literal["", "continue_final_message", "prefix", "trailing"]
 
 DEFAULT_CONTEXT = 8192
-MAX_LOGPROBS = 20
 
 
 class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ from api_in_process import LocalApi, api_in_process
 from msgspec.structs import replace
 
 from api.openai.wait import Wait
-from api.waits.calibration import MIN_ERRORS, Prediction, Source
-from api.waits.limits import WaitLimit, exceeds, limit_of
+from api.wait_limits import WaitLimit, exceeds, limit_of
+from api.waits.calibration import MIN_ERRORS, EstimateSource, Prediction
 from streaming.jobs.job import Job, Text
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
@@ -156,7 +156,7 @@ async def test_jobs_that_expired_are_measured_waits(redis_url: str, wire: RedisC
         await fill(api, FIRST)
         await api.plan(Priority.STANDARD, wait_s=30.0, each_s=10.0, waiting=WAITING)
         assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=6_000))).status_code == 202
-        source = Source("sim", Priority.STANDARD, "plan", limited=True)
+        source = EstimateSource("sim", Priority.STANDARD, "plan", limited=True)
         for _ in range(MIN_ERRORS):
             api.services.waits.errors.learn(Prediction(source, 30.0), Wait(30_000), 6.2, bound=True)
         assert (await api.post("/v1/jobs", limited(CHAT, max_queue_ms=6_000))).status_code == 429
