@@ -18,6 +18,7 @@ from streaming.errors import Fenced, Unavailable
 from streaming.jobs.capabilities import is_continuable
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import HANDED_BACK, PREEMPTED, Lease
+from streaming.priority import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
@@ -34,6 +35,8 @@ MAX_PLACES = 4
 MAX_VICTIMS = 16
 """Jobs that one job of lane interactive may preempt for its place in the KV cache: a long prompt needs that of several
 short texts."""
+RETRY_INTERVAL_S = 0.25
+"""How often a job of lane interactive that waits at the gate looks for batch jobs that may be preempted by now."""
 GIVEN_UP = Failure("upstream_error", "The engine has given this job back too often without a new token.", 502)
 MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 
@@ -56,6 +59,7 @@ class Preemption:
         self.tasks: set[asyncio.Task[None]] = set()
         """One for each job that is being put back."""
         self._returns = ReturnCounts()
+        self._retry_at = 0.0
 
     def places(self) -> int:
         """How many places in the engine could be freed now, at most MAX_PLACES."""
@@ -109,6 +113,17 @@ class Preemption:
             if attempt.started or not attempt.waits or not self.free(1):
                 return
             self._starter.start_waiting()
+
+    def make_way_again(self, now: float) -> None:
+        """Try once more for the first job of lane interactive that waits at the gate: by now, batch jobs may have run
+        for long enough. The engine calls this within a step, so it is done later. `now`: monotonic seconds."""
+        if now < self._retry_at:
+            return
+        self._retry_at = now + RETRY_INTERVAL_S
+        for attempt in self._starter.waiting.values():
+            if attempt.job.priority is Priority.INTERACTIVE and not attempt.started:
+                asyncio.get_running_loop().call_soon(self.make_way, attempt)
+                return
 
     def _running(self) -> list[RunningJob]:
         now = [attempt for attempt in self._held.attempts.values() if not (attempt.over or attempt.stopped)]

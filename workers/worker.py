@@ -289,6 +289,7 @@ class Worker:
                     self._room.set()  # where a job ends, this is done once that is written
         if self._partial and (freed or self._gate.is_due(now)):
             self._starter.refill()
+            self._preemption.make_way_again(now)
         self._gate.note_step(len(pieces), now)
         for writer in writers:
             writer.send()

@@ -68,7 +68,7 @@ FENCING = (
     Bug(
         "a wake-up for the dead",
         "The jobs of a worker that was idle a moment ago wake nobody else.",
-        (lua("reap", "  if model then redis.call('ZREM', idle_key(model), worker) end -- first", "  -- first"),),
+        (lua("reap", "    redis.call('ZREM', key, worker) -- first: its", "    -- first: its"),),
         ("tests/streaming/jobs/test_reaper.py::test_its_jobs_wake_a_worker_that_lives",),
     ),
     Bug(

@@ -10,6 +10,54 @@ WORKER = "tests/workers/test_gate_of_worker.py::test_"
 
 GATE = (
     Bug(
+        "a text that can never fit waits",
+        "A request whose prompt is larger than the cache waits at the gate for ever, and its worker claims nothing.",
+        (Edit("workers/gate/gate.py", "        if never_fits(text, capacity):\n            return ADMITTED\n", ""),),
+        (WORKER + "what_can_never_fit_is_refused_at_once",),
+    ),
+    Bug(
+        "the impossible waits its turn",
+        "A request that the engine will refuse waits behind others, and its client with it.",
+        (Edit("workers/choices.py", "self.gate.never_fits(attempt, attempt.next_choice[0])", "False"),),
+        (WORKER + "what_can_never_fit_does_not_wait_behind_others",),
+    ),
+    Bug(
+        "preempted for nothing",
+        "A chat that does not fit beside the jobs that stay preempts batch jobs, and waits all the same.",
+        (Edit("workers/preemption.py", " or not self._starter.would_start(attempt, victims)", ""),),
+        (WORKER + "a_chat_that_does_not_fit_anyway_preempts_nothing",),
+    ),
+    Bug(
+        "a large job shuts out chats",
+        "While a long job of lane standard waits at the gate, the worker claims no chats, which would fit.",
+        (Edit("workers/choices.py", "        return self.gate.chat_room()\n", "        return 0\n"),),
+        (WORKER + "chats_that_fit_overtake_a_large_job_of_lane_standard",),
+    ),
+    Bug(
+        "overtaken for ever",
+        "Chats that keep coming overtake a long job at the gate without end.",
+        (Edit("workers/choices.py", "any(each.ahead.isdisjoint(self.running) for each in standard)", "False"),),
+        (WORKER + "a_job_at_the_gate_is_overtaken_only_while_what_ran_before_it_runs",),
+    ),
+    Bug(
+        "preemptible too late",
+        "A chat waits at the gate for a batch job to end that has run long enough to give way.",
+        (Edit("workers/worker.py", "            self._preemption.make_way_again(now)\n", ""),),
+        (WORKER + "a_batch_job_gives_way_as_soon_as_it_has_run_for_long_enough",),
+    ),
+    Bug(
+        "a history that ends workers",
+        "A stored history that is no text ends each worker of the model at its start.",
+        (Edit("workers/length_keeper.py", "(msgspec.MsgspecError, UnicodeDecodeError, ", "(msgspec.MsgspecError, "),),
+        (WORKER + "a_history_that_cannot_be_read_is_replaced",),
+    ),
+    Bug(
+        "a target that starves batches",
+        "Where chats alone miss their target, lane batch waits for ever.",
+        (Edit("workers/gate/predictor.py", "(offline or without <= target)", "True"),),
+        (PURE + "predictor.py::test_an_engine_that_misses_the_target_without_it_takes_one",),
+    ),
+    Bug(
         "a peak of the texts as they are now",
         "Texts grow beyond the cache, and the engine evicts.",
         (Edit("workers/gate/peak.py", "peak = max(peak, remaining * number + held)", "peak = max(peak, held)"),),

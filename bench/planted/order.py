@@ -9,6 +9,24 @@ ORDER = "tests/streaming/jobs/test_order.py::test_"
 
 BUGS = (
     Bug(
+        "a lane of one tenant",
+        "A tenant that fills a lane up to its limit shuts all others out.",
+        (lua("put", "(own > 0 or waiting >= limit + math.ceil(limit / 10))", "true"),),
+        ("tests/streaming/jobs/test_protocol.py::test_a_lane_that_one_tenant_fills_takes_a_job_of_each_other_one",),
+    ),
+    Bug(
+        "jobs that expired teach nothing",
+        "In hopeless overload, every request is accepted and expires.",
+        (
+            Edit(
+                "api/waits/calibration.py",
+                "_Error(time.monotonic(), of_predicted, of_told, bound)",
+                "_Error(time.monotonic(), of_predicted, of_told, False)",
+            ),
+        ),
+        ("tests/api/waits/test_calibration.py::test_bounds_move_the_band_only_as_far_as_they_say",),
+    ),
+    Bug(
         "a kept place for the tenant that floods",
         "A worker's last places go to the tenant that fills all others: a light tenant waits until a job ends.",
         (lua("claims", "return c.crowds > 0 and c.begun + #c.chosen >= c.shared", "return false"),),

@@ -10,6 +10,36 @@ PREEMPTION = "tests/workers/test_preemption.py::test_"
 
 PREEMPTIONS = (
     Bug(
+        "standard work preempts",
+        "A job of lane standard that was claimed beside a chat preempts a batch job.",
+        (
+            Edit(
+                "workers/claimer.py",
+                "make_room([claim.job for claim in chats])",
+                "make_room([claim.job for claim in (*chats, *others)])",
+            ),
+        ),
+        ("tests/workers/test_preemption.py::test_a_job_of_lane_standard_beside_a_chat_preempts_nothing",),
+    ),
+    Bug(
+        "a prefetched job begins at once",
+        "A request that must not queue is let in where it is only prefetched, and waits for a slot.",
+        (lua("claim", "c.begun < begins and idle_key(model) or prefetching_key(model)", "idle_key(model)"),),
+        ("tests/workers/test_preemption.py::test_a_worker_whose_slots_are_taken_is_not_idle",),
+    ),
+    Bug(
+        "a worker that left is woken",
+        "A job wakes a worker that has left, instead of one that would prefetch it.",
+        (lua("leave", "{idle_key(model), yielding_key(model), prefetching_key(model)}", "{idle_key(model)}"),),
+        ("tests/streaming/jobs/test_protocol.py::test_a_worker_that_goes_is_not_woken_any_more",),
+    ),
+    Bug(
+        "a dead worker is woken",
+        "A job wakes a worker whose lease has lapsed, instead of one that would prefetch it.",
+        (lua("reap", "{idle_key(model), yielding_key(model), prefetching_key(model)}", "{idle_key(model)}"),),
+        ("tests/streaming/jobs/test_protocol.py::test_a_worker_that_goes_is_not_woken_any_more",),
+    ),
+    Bug(
         "the oldest gives way",
         "A batch job that is nearly done is preempted, and a chat costs much more work than it must.",
         (

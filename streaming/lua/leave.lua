@@ -10,7 +10,7 @@ redis.call('EXPIRE', worker_key(worker), 3600)
 expire_log(worker, keep)
 redis.call('ZREM', leases_key(), worker)
 if model then
-  redis.call('ZREM', idle_key(model), worker)
+  for _, key in ipairs({idle_key(model), yielding_key(model), prefetching_key(model)}) do redis.call('ZREM', key, worker) end
   if redis.call('GET', alone_key(model)) == worker then redis.call('DEL', alone_key(model)) end
   delete_consumer(model, worker)
 end

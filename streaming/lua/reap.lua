@@ -74,7 +74,9 @@ for _, worker in ipairs(lapsed) do
   redis.call('EXPIRE', worker_key(worker), 3600)
   local known = redis.call('HMGET', worker_key(worker), 'model', 'name')
   local model = known[1]
-  if model then redis.call('ZREM', idle_key(model), worker) end -- first: its jobs must wake a worker that lives
+  for _, key in ipairs(model and {idle_key(model), yielding_key(model), prefetching_key(model)} or {}) do
+    redis.call('ZREM', key, worker) -- first: its jobs must wake a worker that lives
+  end
   lost = {requeued = {}, given_up = {}, cancelled = {}, heirs = {}}
   for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do run_or_fail(id, worker, recover_job) end
   redis.call('ZREM', leases_key(), worker) -- after its jobs: if the server refuses one, the next sweep continues

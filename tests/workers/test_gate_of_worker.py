@@ -9,9 +9,11 @@ from sim_worker import Running, Start, a_job, ended, expected, recorder, start, 
 from streaming.fleet.lengths import LengthStore
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.keys import fleet_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
+from workers import victims
 from workers.engines.sim.settings import SimSettings
 from workers.gate.lengths import VERSION, OutputLengths
 from workers.settings import WorkerSettings
@@ -242,6 +244,25 @@ async def test_a_chat_that_does_not_fit_anyway_preempts_nothing(wire: RedisClien
     records = [await ended(wire, job.id) for job in (*lines, chat)]
     assert [each.state for each in records] == [JobState.COMPLETED] * 4
     assert not [each for record in records for each in record.attempts if each.outcome == "preempted"]
+
+
+async def test_a_batch_job_gives_way_as_soon_as_it_has_run_for_long_enough(
+    wire: RedisClient, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was put back for a first chat. A second one waits at the gate until it may be preempted again, no longer."""
+    monkeypatch.setattr(victims, "MIN_RUN_S", 1.0)
+    queue = Queue(wire)
+    running = await start(msgspec.structs.replace(FULL, step_ms=10), WorkerSettings(drain_s=0))
+    line = a_job(queue, "line", 250, priority=Priority.BATCH)
+    await queue.put(line)
+    for _ in range(2):
+        await until(lambda: _runs(running, 1))
+        chat = a_job(queue, "chat" * 250, 120, priority=Priority.INTERACTIVE)
+        await queue.put(chat)
+        assert (await ended(wire, chat.id)).state is JobState.COMPLETED
+    record = await JobReader(wire).record(line.id)
+    assert not record.state.final, "the line was over"
+    assert [each.outcome for each in record.attempts].count("preempted") == 2
 
 
 async def test_chats_that_fit_overtake_a_large_job_of_lane_standard(wire: RedisClient, start: Start) -> None:

@@ -580,3 +580,22 @@ async def test_the_oldest_waiting_job_of_a_lane_may_be_one_that_was_put_back(wir
     before = await wire.now_ms()
     (lane,) = [lane for lane in await Backlog(wire).lanes(["m"]) if lane.priority is Priority.STANDARD]
     assert lane.waiting == 2 and lane.oldest_ms >= before - since
+
+
+@pytest.mark.parametrize("way", ["leave", "die"])
+@pytest.mark.parametrize(("mark", "places"), [("idle", {}), ("prefetching", {"begins": 0}), ("yielding", {"free": 0})])
+async def test_a_worker_that_goes_is_not_woken_any_more(
+    wire: RedisClient, mark: str, places: dict[str, int], way: str
+) -> None:
+    """No list of those that have room, would prefetch or would make room has it."""
+    lease = Lease(wire, "m")
+    await lease.register()
+    assert (await lease.claim(0, 1, **places)).jobs == []
+    key = partition_key(0, mark, "m")
+    assert await wire.redis.zscore(key, lease.id) is not None
+    if way == "leave":
+        assert await lease.leave() == 0
+    else:
+        await wire.redis.zadd(partition_key(0, "leases"), {lease.id: 1})
+        await Reaper(wire).sweep()
+    assert await wire.redis.zscore(key, lease.id) is None
