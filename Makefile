@@ -149,8 +149,8 @@ test-rabbitmq: $(VENV)/.dev ## events through a RabbitMQ of the tests' own (Debi
 	@PENSTOCK_TEST_RABBITMQ=1 exec $(BIN)/python -m pytest tests/system/test_rabbitmq.py $(ARGS)
 
 .PHONY: test-browser
-test-browser: $(VENV)/.dev ## a real browser on a hostile page (Debian: apt-get install chromium)
-	@PENSTOCK_TEST_BROWSER=1 exec $(BIN)/python -m pytest tests/system/test_browser.py $(ARGS)
+test-browser: $(VENV)/.dev ## a real browser: a hostile page, and the console (Debian: apt-get install chromium)
+	@PENSTOCK_TEST_BROWSER=1 exec $(BIN)/python -m pytest tests/system/test_browser.py tests/system/test_console.py $(ARGS)
 
 .PHONY: chaos-batch
 chaos-batch: $(VENV)/.dev ## batches: 200 kills, lost messages, full speed, beside people, memory; ARGS="--parts kills"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+from urllib.parse import quote
 
 from runtime.plurals import counted
 
@@ -27,6 +28,8 @@ class ServiceProblem:
     next_step: str
     page: str = ""
     """The page of the console that shows it, below /console."""
+    delays: bool = False
+    """Whether jobs wait longer for it than they should."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +63,18 @@ def assess(now: Situation) -> Verdict:
     """Decide what is wrong now."""
     order = ("error", "warning", "note")
     problems = tuple(sorted(_problems(now), key=lambda problem: order.index(problem.severity)))
-    worst = problems[0] if problems else None
-    if worst is None or worst.severity == "note":
+    late = next((problem for problem in problems if problem.delays), None)
+    if late is None:
         return Verdict("flowing", "Flowing: jobs start as soon as there is room for them.", problems)
-    if worst.severity == "error":
-        return Verdict("stopped", f"Stopped: {worst.title}.", problems)
-    return Verdict("behind", f"Falling behind: {worst.title}.", problems)
+    if late.severity == "error":
+        return Verdict("stopped", f"Stopped: {late.title}.", problems)
+    return Verdict("behind", f"Falling behind: {late.title}.", problems)
 
 
 def _problems(now: Situation) -> Iterator[ServiceProblem]:
     if now.store_refusal:
         cause, fix = now.store_refusal, "penstock doctor shows the reason and the fix"
-        yield ServiceProblem("error", "the store takes no new jobs", cause, fix)
+        yield ServiceProblem("error", "the store takes no new jobs", cause, fix, delays=True)
     elif now.memory_share is not None and now.memory_share >= NEARLY_FULL:
         cause = f"{now.memory_share:.0%} of the memory that jobs may use is taken"
         yield ServiceProblem(
@@ -84,12 +87,11 @@ def _problems(now: Situation) -> Iterator[ServiceProblem]:
         yield ServiceProblem("note", "no scheduler leads", cause, fix)
     if now.lapsed:
         title = f"{counted(now.lapsed, 'worker')} lost in the last minute"
-        yield ServiceProblem(
-            "warning", title, "its lease ran out; its jobs continue elsewhere", "penstock logs --role worker"
-        )
+        cause, fix = "a lease ran out; the jobs continue elsewhere", "penstock logs --role worker shows why"
+        yield ServiceProblem("warning", title, cause, fix, "/models")
     if now.failed:
         title = f"{counted(now.failed, 'job')} failed in the last minute"
-        yield ServiceProblem("note", title, "see the error of each", "open them", "/jobs?status=failed")
+        yield ServiceProblem("note", title, "see the error of each", "open them", "/jobs?status=failed&tenant=*")
     if now.dead_letters:
         title = f"{counted(now.dead_letters, 'dead letter')} to look at"
         yield ServiceProblem("note", title, "jobs that were given up", "replay or drop them", "/dead-letters")
@@ -98,7 +100,7 @@ def _problems(now: Situation) -> Iterator[ServiceProblem]:
 def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[ServiceProblem]:
     model, lanes = pool["model"], pool["lanes"]
     waiting = sum(lane["waiting"] for lane in lanes.values())
-    link = f"/jobs?status=queued&model={model}"
+    link = f"/jobs?status=queued&tenant=*&model={quote(model, safe='')}"
     if waiting and not pool["ready"]:
         yield _without_worker(pool, waiting, link, has_leader=has_leader)
     else:
@@ -107,7 +109,8 @@ def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[ServicePr
             if lane["waiting"] and lane["oldest_s"] > limit_s:
                 cause = f"the oldest of {counted(lane['waiting'], 'job')} waits {lane['oldest_s']:.0f} s"
                 title = f"lane {name} of {model} is behind"
-                yield ServiceProblem("warning", title, f"{cause}; {pool['reason'] or 'no plan yet'}", _more(pool), link)
+                said = f"{cause}; {pool['reason'] or 'no plan yet'}"
+                yield ServiceProblem("warning", title, said, _more(pool), link, delays=True)
     for worker in pool["workers"]:
         if worker["cordon"]:
             title = f"{worker['id']} takes no more jobs"
@@ -123,17 +126,21 @@ def _without_worker(pool: Mapping[str, Any], waiting: int, link: str, *, has_lea
     model, jobs = pool["model"], counted(waiting, "job")
     if pool["starting"]:
         left = f"about {pool['wake_s']:.0f} s left" if pool["wake_s"] else "it loads the model"
-        return ServiceProblem("warning", f"{jobs} of {model} wait for a worker to start", left, "nothing to do", link)
+        return ServiceProblem(
+            "warning", f"{jobs} of {model} wait for a worker to start", left, "nothing", link, delays=True
+        )
     title = f"{jobs} of {model} wait and no worker runs"
     if pool["override"] is not None:
         return ServiceProblem(
-            "error", title, "the scheduler is overridden by hand", f"penstock scale resume {model}", link
+            "error", title, "the scheduler is overridden by hand", f"penstock scale resume {model}", link, delays=True
         )
     if not has_leader:
         fix = "start a scheduler, or a worker: penstock up --workers 1"
-        return ServiceProblem("error", title, "no scheduler leads, so none is started", fix, link)
+        return ServiceProblem("error", title, "no scheduler leads, so none is started", fix, link, delays=True)
     cause = pool["reason"] or "the scheduler has not decided yet"
-    return ServiceProblem("error", title, cause, "penstock logs --role worker: does it crash at its start?", link)
+    return ServiceProblem(
+        "error", title, cause, "penstock logs --role worker: does it crash at its start?", link, delays=True
+    )
 
 
 def _more(pool: Mapping[str, Any]) -> str:

@@ -66,7 +66,9 @@ def _key() -> Schema:
 
 def _overview() -> Schema:
     problem = object_of(
-        severity=word_of("error", "warning", "note"), title=STRING, cause=STRING, next_step=STRING, page=STRING
+        severity=word_of("error", "warning", "note"),
+        **dict.fromkeys(("title", "cause", "next_step", "page"), STRING),
+        delays=BOOLEAN | {"description": "Whether jobs wait longer for it than they should."},
     )
     percentiles = maybe(object_of(p50=NUMBER, p95=NUMBER))
     window = maybe(NUMBER | {"description": "Seconds that the latencies cover; null: since the processes started."})

@@ -14,7 +14,7 @@ export function plural(number, noun, many = `${noun}s`) {
 export function seconds(value) {
   if (value === null || value === undefined) return NONE;
   if (value < 0.9995) return milliseconds(value * 1000);
-  if (value < 10) return `${value.toFixed(1)} s`;
+  if (value < 10) return `${Number(value.toFixed(1))} s`;
   if (value < 120) return `${Math.round(value)} s`;
   if (value < 7200) return `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
   if (value < 172800) return `${Math.floor(value / 3600)} h ${Math.round((value % 3600) / 60)} min`;

@@ -9,7 +9,7 @@ const KEYS = [
   ["?", "Show this"], ["Esc", "Close, or leave a field"],
 ];
 const PAGES = { o: "", j: "/jobs", d: "/dead-letters", b: "/batches", c: "/chat", m: "/models", k: "/keys" };
-let going = 0;
+let going = -1e9;
 
 export function listenToKeys(go, togglePause) {
   document.addEventListener("keydown", (event) => {

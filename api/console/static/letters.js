@@ -6,6 +6,11 @@ import { watch } from "./live.js";
 import { act, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, section, table, when } from "./parts.js";
 
 const MOST = 100;
+const WHY = {
+  poison: "Each worker that ran the job died, the last one while it ran nothing else.",
+  attempts_exhausted: "Every worker that took the job was lost.",
+  malformed: "What the store holds of it cannot be read.",
+};
 
 export function letters({ root, signal, title }) {
   title("Dead letters");
@@ -48,7 +53,7 @@ export function letters({ root, signal, title }) {
     const jobs = some.filter((letter) => letter.job_id);
     const times = some.map(({ at }) => at);
     const part = section(`${reason.replaceAll("_", " ")}: ${plural(some.length, "letter")}`,
-      h("p", { class: "dim" }, "First ", when(Math.min(...times)), ", last ", when(Math.max(...times)), "."),
+      h("p", { class: "dim" }, WHY[reason] ?? "", " First ", when(Math.min(...times)), ", last ", when(Math.max(...times)), "."),
       h("div", { class: "actions" },
         jobs.length > 0 && h("button", { type: "button", onclick: () => replay(jobs) }, `Replay all ${jobs.length}`),
         h("button", { type: "button", class: "danger", onclick: () => drop(some) }, `Drop all ${some.length}`)),

@@ -40,7 +40,7 @@ def test_all_is_well() -> None:
     (replace(CALM, pools=[pool(standard=WAITING, ready=0, starting=1)]), "behind", "wait for a worker to start"),
     (replace(CALM, pools=[pool(standard=WAITING)]), "behind", "lane standard of m is behind"),
     (replace(CALM, pools=[pool(interactive={"waiting": 1, "oldest_s": 11.0})]), "behind", "lane interactive of m"),
-    (replace(CALM, lapsed=2), "behind", "2 workers lost"),
+    (replace(CALM, lapsed=2), "flowing", "2 workers lost"),
     (replace(CALM, has_leader=False), "flowing", "no scheduler leads"),
     (replace(CALM, dead_letters=1), "flowing", "1 dead letter"),
     (replace(CALM, failed=4), "flowing", "4 jobs failed"),

@@ -1,0 +1,248 @@
+"""The console in a real browser: a chat that goes on whatever breaks, dead letters, batches, accessibility, speed.
+
+Needs Debian's chromium, so only `make test-browser` runs it. The rules of accessibility are checked by axe-core, if
+PENSTOCK_TEST_AXE names its file (`npm pack axe-core`, axe.min.js in it).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import House, eventually, redis_process
+
+from bench.browser import Page, browsing, missing
+
+pytestmark = [
+    pytest.mark.skipif("PENSTOCK_TEST_BROWSER" not in os.environ, reason="needs a browser: make test-browser"),
+    pytest.mark.skipif(bool(missing()), reason=missing() or "there is one"),
+]
+
+PAGES = ("", "/jobs", "/dead-letters", "/batches", "/chat", "/models", "/keys")
+SIZES = ((1280, 800), (390, 844), (320, 640))
+LAST = ".turn.assistant:last-of-type"
+AXE = os.environ.get("PENSTOCK_TEST_AXE", "")
+TEXT = f"document.querySelector('{LAST} .text').textContent.replace(/reconnected|continued on worker-\\d/g, '')"
+SHIFT = """new Promise((done) => { let sum = 0;
+  new PerformanceObserver((list) => { for (const one of list.getEntries()) if (!one.hadRecentInput) sum += one.value; })
+    .observe({ type: "layout-shift", buffered: true });
+  setTimeout(() => done(sum), 1500); })"""
+
+
+class Stage:
+    """Processes whose workers the test starts and kills, and a page of the console that is logged in."""
+
+    def __init__(self, house: House, page: Page) -> None:
+        self.house, self.page = house, page
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start_worker(self, name: str) -> None:
+        self.workers[name] = self.house.start("workers", "--id", name)
+
+    def open(self, path: str) -> None:
+        self.page.goto(f"{self.house.url}/console{path}")
+        self.page.wait("document.querySelector('main h1') && !document.body.innerText.includes('Loading…')")
+
+    def ask(self, text: str) -> None:
+        """Send a message, and wait for the beginning of the answer."""
+        before = int(self.page.run("document.querySelectorAll('.turn.assistant').length"))
+        self.page.type("textarea", text)
+        self.page.click(".ask .primary")
+        self.page.wait(f"document.querySelectorAll('.turn.assistant').length === {before + 1} && {TEXT}.length > 30")
+
+    def answer(self) -> str:
+        """The whole answer as the page shows it, and that it equals what the API says, read anew."""
+        self.page.wait(f"document.querySelector('{LAST} .badge.good')")
+        shown = str(self.page.run(TEXT))
+        path = str(self.page.run(f"document.querySelector('{LAST} .meta a').pathname"))
+        result = json.loads(self.house.get(f"/v1/jobs/{path.rpartition('/')[2]}/result")[1])
+        assert shown == result["choices"][0]["message"]["content"]
+        return path
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with redis_process(tmp_path, None, "--appendonly", "yes") as url, browsing(tmp_path) as browser:
+        house = House(url, tmp_path)
+        house.environ |= {"PENSTOCK_SIM_FAULTS": "true", "PENSTOCK_SIM_STEP_MS": "25"}
+        house.environ["PENSTOCK_FILES_DIR"] = str(tmp_path / "files")
+        try:
+            house.start("scheduler")
+            house.start_api()
+            stage = Stage(house, browser.page())
+            stage.start_worker("worker-1")
+            house.wait_ready()
+            link = json.loads(house.post("/admin/console/links", {})[2])["path"]
+            stage.page.show(1280, 800)
+            stage.page.goto(house.url + link)
+            stage.page.wait("document.querySelector('.verdict')")
+            assert "link" not in stage.page.run("location.href")
+            yield stage
+        finally:
+            house.close()
+
+
+def test_a_chat_goes_on_through_a_cut_a_reload_and_the_death_of_its_worker(stage: Stage) -> None:
+    stage.open("/chat")
+    stage.ask("Name some rivers.")
+    stage.page.click(".ask .actions button:first-child")  # cuts the connection
+    stage.page.wait(f"document.querySelector('{LAST} .joint')?.textContent === 'reconnected'")
+    stage.answer()
+
+    stage.ask("And some lakes.")
+    stage.open("/chat")  # a reload
+    stage.page.wait(f"{TEXT}.length > 30")
+    stage.answer()
+
+    stage.start_worker("worker-2")
+    eventually(lambda: b"worker-2" in stage.house.get("/admin/pools/sim")[1])
+    stage.ask("And some seas.")
+    meta = f"document.querySelector('{LAST} .meta').textContent"
+    first = str(stage.page.wait(f"{meta}.match(/worker-./)?.[0]"))
+    other = "worker-2" if first == "worker-1" else "worker-1"
+    stage.workers[first].kill()
+    stage.page.wait(
+        f"[...document.querySelectorAll('{LAST} .joint')].some((one) => one.textContent === 'continued on {other}')"
+    )
+    path = stage.answer()
+
+    stage.open(path.removeprefix("/console"))
+    stage.page.wait("document.querySelector('.timeline')")
+    steps = str(stage.page.run("document.querySelector('.timeline').innerText"))
+    story = ("Queued", f"Claimed by {first}", f"{first} was lost", f"Continued on {other}", "Completed")
+    places = [steps.find(words) for words in story]
+    assert -1 not in places and places == sorted(places), steps
+    assert not stage.page.errors, stage.page.errors
+
+
+def test_a_dead_letter_is_replayed_and_another_dropped(stage: Stage) -> None:
+    body = {"model": "sim", "messages": [{"role": "user", "content": "[[crash@4]]"}], "max_tokens": 9}
+    jobs = []
+    for number in range(2):
+        jobs.append(json.loads(stage.house.post("/v1/jobs", body)[2])["id"])
+        while json.loads(stage.house.get(f"/v1/jobs/{jobs[-1]}")[1])["status"] in ("queued", "in_progress"):
+            name = f"worker-{len(stage.workers)}" if stage.workers else "worker-1"
+            if all(worker.poll() is not None for worker in stage.workers.values()):
+                stage.start_worker(f"{name}-{number}")
+            stage.page.wait("new Promise((done) => setTimeout(() => done(true), 50))")
+    stage.open("/dead-letters")
+    stage.page.wait("document.querySelectorAll('tbody tr').length === 2")
+    stage.page.click("button[aria-label^='Replay job_']")
+    stage.page.wait("document.querySelectorAll('tbody tr').length === 1")
+    stage.page.click("button[aria-label^='Drop job_']")
+    stage.page.wait("document.querySelector('dialog[open]')?.innerText.includes('Drop 1')")
+    stage.page.press("Escape")
+    stage.page.wait("!document.querySelector('dialog')")
+    assert stage.page.run("document.querySelectorAll('tbody tr').length") == 1, "Escape keeps it"
+    stage.page.click("button[aria-label^='Drop job_']")
+    stage.page.click("dialog .danger")
+    stage.page.wait("document.body.innerText.includes('No dead letters.')")
+    known = {job["id"] for job in json.loads(stage.house.get("/v1/jobs?limit=100")[1])["data"]}
+    assert len(known) == 3, "the replay made one new job"
+
+
+def test_a_batch_is_uploaded_and_its_output_is_what_the_api_gives(stage: Stage, tmp_path: Path) -> None:
+    stage.house.start("offline")
+    line = {"method": "POST", "url": "/v1/chat/completions"}
+    bodies = [{"model": "sim", "max_tokens": 5, "messages": [{"role": "user", "content": f"n {n}"}]} for n in range(6)]
+    file = tmp_path / "input.jsonl"
+    file.write_text("".join(json.dumps(line | {"custom_id": str(n), "body": b}) + "\n" for n, b in enumerate(bodies)))
+    stage.open("/batches")
+    stage.page.click("button.primary")
+    stage.page.wait("document.querySelector('#upload-error').textContent.includes('Choose a file')")
+    stage.page.choose_file("input[type=file]", file)
+    stage.page.click("button.primary")
+    stage.page.wait("document.querySelector('tbody .badge.good') && document.body.innerText.includes('6 of 6')", 60)
+    keep = "(blob) => { window.saved = blob.text(); return make(blob); }"
+    stage.page.run(f"const make = URL.createObjectURL.bind(URL); URL.createObjectURL = {keep}")
+    stage.page.click("button[aria-label^='Answers of']")
+    stage.page.wait("window.saved !== undefined")
+    saved = str(stage.page.run("window.saved"))
+    batch = json.loads(stage.house.get("/v1/batches")[1])["data"][0]["id"]
+    assert saved == stage.house.get(f"/v1/batches/{batch}/output")[1].decode()
+    assert [json.loads(each)["custom_id"] for each in saved.splitlines()] == [str(n) for n in range(6)]
+
+
+def test_it_says_when_the_server_is_gone_and_when_it_is_back(stage: Stage) -> None:
+    stage.open("")
+    api = stage.house._processes[1]
+    api.kill()
+    api.wait()
+    stage.page.wait("document.querySelector('.verdict').innerText.includes('Unknown')")
+    assert not stage.page.run("document.querySelector('.problems')"), "advice of old data"
+    stage.page.wait("document.querySelector('.fresh.stale')?.innerText.includes('Data of')")
+    stage.house.start_api()
+    stage.page.wait("document.querySelector('.verdict').innerText.includes('Flowing')")
+
+
+def test_the_keyboard_is_enough(stage: Stage) -> None:
+    for _ in range(3):
+        stage.house.post("/v1/jobs", {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
+    stage.open("/jobs")
+    stage.page.wait("document.querySelectorAll('[data-row]').length === 3")
+    stage.page.press("j")
+    stage.page.press("j")
+    assert stage.page.run("[...document.querySelectorAll('[data-row]')].indexOf(document.activeElement)") == 1
+    stage.page.press("k")
+    stage.page.press("Enter")
+    stage.page.wait("document.querySelector('.timeline')")
+    stage.page.run("history.back()")
+    stage.page.wait("document.querySelector('input[type=search]')")
+    stage.page.press("/")
+    assert stage.page.run("document.activeElement.type") == "search"
+    stage.page.press("j")
+    assert stage.page.run("document.activeElement.value") == "j", "a field takes every key"
+    stage.page.press("Escape")
+    stage.page.press("?")
+    stage.page.wait("document.querySelector('dialog[open]')")
+    stage.page.press("Escape")
+    stage.page.press("g")
+    stage.page.press("c")
+    stage.page.wait("location.pathname === '/console/chat'")
+
+
+def found_by_axe(page: Page) -> list[str]:
+    """Violations that are serious or worse."""
+    page.run(Path(AXE).read_text(encoding="utf-8") + "; true")
+    result: dict[str, Any] = json.loads(
+        page.run("axe.run().then((found) => JSON.stringify({ violations: found.violations }))")
+    )
+    return [
+        f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}"
+        for rule in result["violations"]
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.mark.skipif(not AXE, reason="PENSTOCK_TEST_AXE names no axe.min.js")
+def test_no_page_has_a_serious_fault_of_accessibility(stage: Stage) -> None:
+    stage.open("/chat")
+    stage.ask("Name some rivers.")
+    job = stage.answer().removeprefix("/console")
+    for dark in (False, True):
+        for path in (*PAGES, job):
+            stage.page.show(1280, 800, dark=dark)
+            stage.open(path)
+            assert found_by_axe(stage.page) == [], (path, dark)
+
+
+def test_every_page_fits_every_width_and_comes_at_once(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing scrolls sideways, nothing moves after it was painted; the time of the first paint is printed."""
+    times = {}
+    for width, height in SIZES:
+        stage.page.show(width, height)
+        for path in PAGES:
+            stage.open(path)
+            assert stage.page.run("document.documentElement.scrollWidth <= innerWidth"), (path, width)
+            assert float(stage.page.run(SHIFT)) < 0.1, (path, width)
+            paints = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+            times[f"{path or '/'} at {width}"] = round(float(stage.page.wait(paints)))
+    with capsys.disabled():
+        print("\nfirst paint, ms:", times)
+    assert not stage.page.errors, stage.page.errors
