@@ -89,6 +89,7 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def test_a_chat_goes_on_through_a_cut_a_reload_and_the_death_of_its_worker(stage: Stage) -> None:
     stage.open("/chat")
+    stage.page.wait("document.querySelector('select[name=model]').value === 'sim'")
     stage.ask("Name some rivers.")
     stage.page.click(".ask .actions button:first-child")  # cuts the connection
     stage.page.wait(f"document.querySelector('{LAST} .joint')?.textContent === 'reconnected'")

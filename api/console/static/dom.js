@@ -77,6 +77,7 @@ function change(now, to) {
   for (const name of Object.keys(now.listeners ?? {})) if (!to.listeners?.[name]) now[name] = null;
   for (const [name, listener] of Object.entries(to.listeners ?? {})) listen(now, name, listener);
   if (now.owned) return;
+  const chosen = to.value; // before its options move
   reconcile(now, [...to.childNodes]);
-  if (now.nodeName === "SELECT" && now !== document.activeElement) now.value = to.value;
+  if (now.nodeName === "SELECT" && now !== document.activeElement) now.value = chosen;
 }
