@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from bench.browser import Page, browsing, missing
+from bench.browser import BrowserPage, browsing, missing
 from bench.penstock import own_environ
 from bench.ports import free_port
 
@@ -43,7 +43,7 @@ WIDE, NARROW = (1280, 800), (390, 844)
 PENSTOCK = (sys.executable, "-m", "penstock")
 
 
-class Instance:
+class PicturedInstance:
     """A running `penstock up` with its data in a folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -91,16 +91,16 @@ class Instance:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Instance]:
+def running(folder: Path) -> Iterator[PicturedInstance]:
     """An instance, stopped at the end of the block."""
-    instance = Instance(folder)
+    instance = PicturedInstance(folder)
     try:
         yield instance
     finally:
         instance.command("down", "--now")
 
 
-def take(instance: Instance, page: Page, out: Path) -> None:
+def take(instance: PicturedInstance, page: BrowserPage, out: Path) -> None:
     """Take every picture."""
     base = f"http://127.0.0.1:{instance.port}/console"
     page.show(*WIDE)
@@ -119,7 +119,7 @@ def take(instance: Instance, page: Page, out: Path) -> None:
     page.screenshot(out / "console-job.png")
 
 
-def _interrupted_chat(instance: Instance, page: Page, base: str, file: Path) -> str:
+def _interrupted_chat(instance: PicturedInstance, page: BrowserPage, base: str, file: Path) -> str:
     """Kill the worker that answers a chat, and take a picture once another went on. Returns the path of its job."""
     page.goto(f"{base}/chat")
     page.wait("document.querySelector('select[name=model]').value === 'sim'")

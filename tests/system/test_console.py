@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from house import House, eventually, redis_process
 
-from bench.browser import Page, browsing, missing
+from bench.browser import BrowserPage, browsing, missing
 
 pytestmark = [
     pytest.mark.skipif("PENSTOCK_TEST_BROWSER" not in os.environ, reason="needs a browser: make test-browser"),
@@ -37,7 +37,7 @@ SHIFT = """new Promise((done) => { let sum = 0;
 class Stage:
     """Processes whose workers the test starts and kills, and a page of the console that is logged in."""
 
-    def __init__(self, house: House, page: Page) -> None:
+    def __init__(self, house: House, page: BrowserPage) -> None:
         self.house, self.page = house, page
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -207,7 +207,7 @@ def test_the_keyboard_is_enough(stage: Stage) -> None:
     stage.page.wait("location.pathname === '/console/chat'")
 
 
-def found_by_axe(page: Page) -> list[str]:
+def found_by_axe(page: BrowserPage) -> list[str]:
     """Violations that are serious or worse."""
     page.run(Path(AXE).read_text(encoding="utf-8") + "; true")
     result: dict[str, Any] = json.loads(
