@@ -30,6 +30,7 @@ from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
+from telemetry.records.writer import NO_RECORDS
 
 RUN = Run("w", 1)
 BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -78,6 +79,8 @@ class Exchange:
             settings=ApiSettings(**settings),
             cards={},
             metrics=self.metrics,
+            records=NO_RECORDS,
+            name="api",
             relay=SimpleNamespace(close=lambda _buffer: None),
             store_client=SimpleNamespace(turns=Turns()),
             waits=SimpleNamespace(completions=SimpleNamespace(ended=lambda _model: None)),
