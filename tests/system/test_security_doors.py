@@ -426,10 +426,11 @@ def test_an_admin_sees_anothers_job_without_its_words(house: House, blue: Belong
     """Its state and its labels, not its request and not its answer; tenants' keys are told the same of every id."""
     (name,) = operation.params
     for theirs in blue.ids[name]:
-        status, _, body = ask(house, operation, operation.at(**{name: theirs}), bearer("root"))
-        shown = json.loads(body or b"{}")
-        shown.pop("metadata", None)
-        assert status in (200, 409) and CANARY not in json.dumps(shown)
+        if operation.method != "POST":  # an admin may cancel it, and others of this file need it
+            status, _, body = ask(house, operation, operation.at(**{name: theirs}), bearer("root"))
+            shown = json.loads(body or b"{}")
+            shown.pop("metadata", None)
+            assert status == 200 and CANARY not in json.dumps(shown)
         for key in ("red", "weak", "blue"):
             never = ask(house, operation, operation.at(**UNKNOWN), bearer(key))
             assert never[0] == 403
