@@ -9,13 +9,13 @@ ACCESS = "tests/streaming/store/test_acl.py::test_"
 
 STORE_ACCESS = (
     Bug(
-        "the intake may not ask for quotas",
-        "With several partitions and quotas the messages of a broker are refused for want of a right.",
+        "the intake may not put jobs",
+        "The messages of a broker are refused for want of a right.",
         (
             Edit(
                 "streaming/store/acl.py",
                 '"put", "cancel", "record", "salvage", "usage", "ended"',
-                '"put", "cancel", "record", "salvage", "ended"',
+                '"cancel", "record", "salvage", "usage", "ended"',
             ),
         ),
         (ACCESS + "jobs_are_put_under_a_quota",),
