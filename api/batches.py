@@ -70,7 +70,7 @@ async def create(request: Request) -> Response:
         if key:  # it may have been accepted: the client's retry finds it
             raise errors.acceptance_unknown() from None
         # Without a key no client could find it.
-        services.spawn(withdraw(partial(services.batches.steer, batch.id, "cancel")))
+        services.spawn(withdraw(partial(services.batches.request, batch.id, "cancel")))
         raise errors.not_accepted() from None
     except asyncio.CancelledError:  # drain_s is over
         raise errors.put_cut_off() from None
@@ -158,11 +158,11 @@ async def resume(request: Request) -> Response:
 
 async def _command(request: Request, command: BatchCommand) -> Response:
     services, record = services_of(request), await own_batch(request)
-    before = await services.batches.steer(record.batch.id, command)
+    before = await services.batches.request(record.batch.id, command)
     applied = before in (BatchState.VALIDATING, BatchState.IN_PROGRESS)
     already_cancelled = command == "cancel" and before in (BatchState.CANCELLING, BatchState.CANCELLED)
     if not applied and not already_cancelled:
-        raise errors.batch_not_steered(command, before.value)
+        raise errors.batch_not_commanded(command, before.value)
     return as_json(batch_object(await services.batches.get(record.batch.id, record.batch.tenant)))
 
 

@@ -211,8 +211,8 @@ def batch_not_found() -> ApiError:
     return ApiError(404, "batch_not_found", "There is no such batch.")
 
 
-def batch_not_steered(wish: str, status: str) -> ApiError:
-    message = f"A batch with status {status!r} cannot be told to {wish}."
+def batch_not_commanded(command: str, status: str) -> ApiError:
+    message = f"A batch with status {status!r} cannot be told to {command}."
     return ApiError(409, "batch_not_steerable", message, headers=FINAL)
 
 

@@ -130,7 +130,7 @@ class Batches:
         ids = [name for name, _ in await page(self._client, key, behind, limit) if self._is_ours(name)]
         return [record for record in await self._records(ids) if record is not None]
 
-    async def steer(self, batch_id: str, command: BatchCommand) -> BatchState:
+    async def request(self, batch_id: str, command: BatchCommand) -> BatchState:
         """Cancel, pause or resume a batch; returns the state it was found in. Raises UnknownBatch."""
         answer = await self._client.call("steer", self._partition(batch_id), batch_id, command)
         if answer == b"unknown":

@@ -140,8 +140,8 @@ def test_it_can_be_read_while_it_runs_paused_and_resumed(house: House, openai: O
     assert done.status == "completed"
     answers_are_right(content(openai, done.output_file_id), lines)
     assert house.get(f"/v1/batches/{batch.id}/output")[1] == openai.files.content(done.output_file_id or "").content
-    for wish in ("pause", "resume", "cancel"):
-        assert house.post(f"/v1/batches/{batch.id}/{wish}", {})[0] == 409
+    for command in ("pause", "resume", "cancel"):
+        assert house.post(f"/v1/batches/{batch.id}/{command}", {})[0] == 409
 
 
 def test_cancelling_keeps_what_is_finished(openai: OpenAI) -> None:

@@ -184,8 +184,8 @@ def test_an_interrupted_run_goes_on(here: Path, house: House, capsys: pytest.Cap
     _, said_by_it = process.communicate(timeout=30)
     assert process.returncode == 130 and "the same command takes it up again" in said_by_it
     batch_id = json.loads(note.read_bytes())["batch"]
-    for wish, words_of_it in (("pause", "paused"), ("resume", "")):
-        assert main(["batch", wish, batch_id]) == 0
+    for command, words_of_it in (("pause", "paused"), ("resume", "")):
+        assert main(["batch", command, batch_id]) == 0
         assert words_of_it in capsys.readouterr().out
     assert main(words) == 0
     assert f"going on with {batch_id}" in capsys.readouterr().err

@@ -72,7 +72,7 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "deadline_exceeded": (job_errors.deadline_exceeded(), 408, "deadline_exceeded"),
     "idempotency_in_progress": (errors.idempotency_in_progress(), 409, "idempotency_in_progress"),
     "job_cancelled": (job_errors.job_cancelled(), 409, "job_cancelled"),
-    "batch_not_steered": (errors.batch_not_steered("pause", "failed"), 409, "batch_not_steerable"),
+    "batch_not_commanded": (errors.batch_not_commanded("pause", "failed"), 409, "batch_not_steerable"),
     "nothing_to_replay": (errors.nothing_to_replay("j1", "no map"), 409, "malformed_job"),
     "result_expired": (errors.result_expired("j1"), 410, "result_expired"),
     "offset_gone": (errors.offset_gone(), 410, "offset_gone"),
@@ -102,7 +102,7 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "wait_cut_off": (job_errors.wait_cut_off("j1", repeatable=False), 503, "draining"),
 }
 NOT_TO_BE_RETRIED = {
-    "deadline_exceeded_in_queue", "deadline_exceeded", "job_cancelled", "batch_not_steered", "nothing_to_replay",
+    "deadline_exceeded_in_queue", "deadline_exceeded", "job_cancelled", "batch_not_commanded", "nothing_to_replay",
     "quota_exceeded", "cursor_lost", "stream_reset", "resume_impossible", "wait_timeout", "wait_cut_off",
 }  # fmt: skip
 

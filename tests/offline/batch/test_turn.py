@@ -121,7 +121,7 @@ async def test_a_cancelled_batch_ends_once_its_lines_have_stopped_or_had_their_t
     turn, lease = asyncio.create_task((await desk.turn(0.05)).run()), Lease(wire, "sim")
     await lease.register()
     claimed = await until(lambda: claims_of(lease))
-    await desk.batches.steer(desk.batch.id, "cancel")
+    await desk.batches.request(desk.batch.id, "cancel")
     if stops:
         await until(lambda: is_cancelled(lease))
         end = Terminal(claimed.job.id, JobState.CANCELLED, 0)
@@ -143,7 +143,7 @@ async def is_cancelled(lease: Lease) -> bool:
 
 async def test_a_turn_that_was_overtaken_leaves_no_files(desk: Desk) -> None:
     """It was held up until another had the batch, and hears so at its last word: its files are in nobody's record."""
-    await desk.batches.steer(desk.batch.id, "cancel")
+    await desk.batches.request(desk.batch.id, "cancel")
     overtaken, last = await desk.turn(600), await desk.turn(600)
     with pytest.raises(Fenced):
         await overtaken.run()
@@ -170,7 +170,7 @@ async def test_a_paused_batch_rests_no_longer_than_its_window(
 async def test_a_batch_that_is_cancelled_before_it_began_has_lost_nothing(desk: Desk) -> None:
     """Its lines were never read, so none of its work can be missing."""
     (desk.file_store.work(desk.batch.id) / PLAN).unlink()
-    await desk.batches.steer(desk.batch.id, "cancel")
+    await desk.batches.request(desk.batch.id, "cancel")
     await (await desk.turn(600)).run()
     record = await desk.batches.get(desk.batch.id, "t")
     assert (record.state, record.progress.faults) == (BatchState.CANCELLED, ())

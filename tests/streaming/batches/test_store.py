@@ -97,23 +97,23 @@ async def test_a_turn_that_ends_hands_it_on_when_it_says(batches: Batches) -> No
     batch = await made(batches)
     first = await held(batches)
     await batches.save(first, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=0)
-    await batches.steer(batch.id, "pause")
+    await batches.request(batch.id, "pause")
     second = await held(batches)
     await batches.save(second, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)
     await asyncio.sleep(LEASES_UNTIL_NEXT_NOTICE * LEASE_MS / 1000)
     assert await batches.due(10) == []
 
 
-@pytest.mark.parametrize("wish", ["resume", "cancel"])
+@pytest.mark.parametrize("command", ["resume", "cancel"])
 async def test_a_wish_that_comes_as_a_paused_turn_ends_is_not_slept_through(
-    batches: Batches, wish: BatchCommand
+    batches: Batches, command: BatchCommand
 ) -> None:
     """Whoever works on it has heard of the pause and not of this yet when it lays it aside for long."""
     batch = await made(batches)
     hold = await held(batches)
-    await batches.steer(batch.id, "pause")
+    await batches.request(batch.id, "pause")
     assert (await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress())).paused
-    await batches.steer(batch.id, wish)
+    await batches.request(batch.id, command)
     assert not (await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)).paused
     assert [notice.batch_id for notice in await batches.due(10)] == [batch.id]
 
@@ -146,24 +146,24 @@ async def test_the_end_is_the_end(batches: Batches, wire: RedisClient) -> None:
         await batches.save(hold, BatchState.FINALIZING, BatchProgress())
     assert await Files(wire).get(file.id, "t") == file
     assert (await batches.get(batch.id, "t")).state is BatchState.COMPLETED
-    assert await batches.steer(batch.id, "cancel") is BatchState.COMPLETED
+    assert await batches.request(batch.id, "cancel") is BatchState.COMPLETED
     assert await batches.due(10) == []
     other = await made(batches, token_limit=10)
     assert await batches.reserve(await held(batches), 10) == (True, 0), other  # its tokens are given back
 
 
 async def test_what_the_owner_wants_is_heard(batches: Batches) -> None:
-    """Cancelling is not undone by a word about progress; a wish makes it due at once."""
+    """Cancelling is not undone by a word about progress; a command makes it due at once."""
     batch = await made(batches)
     hold = await held(batches)
-    assert await batches.steer(batch.id, "pause") is BatchState.VALIDATING
+    assert await batches.request(batch.id, "pause") is BatchState.VALIDATING
     verdict = await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress())
     assert verdict.paused and verdict.state is BatchState.IN_PROGRESS
     await batches.save(hold, BatchState.IN_PROGRESS, BatchProgress(), rest_ms=3_600_000)
-    await batches.steer(batch.id, "resume")
+    await batches.request(batch.id, "resume")
     hold = await held(batches)
     assert not hold.paused
-    await batches.steer(batch.id, "cancel")
+    await batches.request(batch.id, "cancel")
     for state in (BatchState.IN_PROGRESS, BatchState.FINALIZING):
         assert (await batches.save(hold, state, BatchProgress())).state is BatchState.CANCELLING
     record = await batches.get(batch.id, "t")
@@ -192,7 +192,7 @@ async def test_the_quota_counts_all_batches_of_a_tenant(batches: Batches) -> Non
 async def test_the_same_key_is_the_same_batch(batches: Batches) -> None:
     """For the same tenant and the same body."""
     batch = await made(batches, key="k")
-    await batches.steer(batch.id, "pause")
+    await batches.request(batch.id, "pause")
     assert await batches.create(batch, "digest") == await batches.get(batch.id, "t")
     with pytest.raises(KeyReused):
         await batches.create(replace(batch, tenant="other"), "digest")
