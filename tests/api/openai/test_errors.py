@@ -53,6 +53,7 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "wrong_admin_token": (access_errors.wrong_admin_token(), 401, "admin_token_required"),
     "admin_not_configured": (access_errors.admin_not_configured(), 403, "admin_not_configured"),
     "invalid_api_key": (access_errors.invalid_api_key("No key."), 401, "invalid_api_key"),
+    "used_link": (access_errors.used_link(), 401, "invalid_api_key"),
     "permission_denied": (access_errors.permission_denied("Not this model.", "model"), 403, "permission_denied"),
     "model_not_found": (errors.model_not_found("gpt", ["b", "a"]), 404, "model_not_found"),
     "job_not_found": (errors.job_not_found(), 404, "job_not_found"),

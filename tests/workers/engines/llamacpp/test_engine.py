@@ -567,7 +567,7 @@ async def test_a_forced_call_is_held_to_its_function(desk: Desk, named: str) -> 
     tools = Tools(offered=OFFERED, choice="required", named=named)
     request = desk.send(STORY, tools=tools, max_tokens=60, **GREEDY)
     answer = await desk.result(request)
-    said, calls = read_answer(piece.text for piece in desk.pieces(request))
+    said, calls, _ = read_answer(piece.text for piece in desk.pieces(request))
     assert (answer.failure, answer.finish, said) == (None, "stop", "") and len(calls) == 1
     name, arguments = calls[0].name, json.loads(calls[0].arguments)
     assert name in ((named,) if named else ("visit", "wait"))
