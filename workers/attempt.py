@@ -28,6 +28,9 @@ from workers.prompts import prompt_of
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
+MAX_COUNT = 2**40
+"""The largest token count that a piece may give, far above any model's: sums of them fit into 64 bits."""
+
 ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORITY, Priority.BATCH: 0.2}
 """The priority inside an engine of each lane's requests; between two lanes there is room for a resumed request."""
 
@@ -233,7 +236,8 @@ class Attempt:
     def take(self, index: int, piece: Piece, now: float) -> bytes | None:
         """Turn one piece of a choice into a numbered delta, encoded; None if it has no content or the job was stopped.
 
-        `now` is when the piece came, in monotonic seconds. Hot path: called once a token.
+        `now` is when the piece came, in monotonic seconds. Hot path: called once a token. Raises (OverflowError,
+        ValueError, TypeError) if the piece cannot be encoded: the deltas are then as they were before.
         """
         finish = piece.finish
         if piece.prompt_tokens:
@@ -245,26 +249,28 @@ class Attempt:
         if not self._begun:
             self._begun = True
             self.stamps.begin(now)
-        self.seq += 1
-        n = piece.n
+        seq, n = self.seq + 1, piece.n
+        if n > MAX_COUNT:
+            raise OverflowError(f"{n} tokens in a piece")
         if piece.served_by or (self._unlogged_prompts and index in self._unlogged_prompts):
-            delta = self._first_delta(index, piece)
+            delta = self._first_delta(index, piece, seq)
         else:
-            delta = encode_plain(
-                PlainDelta(self.number, self.seq, index, piece.text, piece.ids, n, finish, piece.logprobs)
-            )
+            delta = encode_plain(PlainDelta(self.number, seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
         self._counts[index] += n
         self._record += delta
+        self.seq = seq
         return delta
 
     def _count_prompt(self, index: int, piece: Piece) -> None:
-        """Record a prompt's size. The first count stands, whatever a later attempt counts."""
+        """Record a prompt's size. The first count stands, whatever a later attempt counts. Raises OverflowError."""
+        if max(piece.prompt_tokens, piece.cached_tokens) > MAX_COUNT:
+            raise OverflowError(f"more than {MAX_COUNT} prompt tokens")
         if index not in self._prompts:
             self._prompts[index] = self._unlogged_prompts[index] = piece.prompt_tokens, piece.cached_tokens
 
-    def _first_delta(self, index: int, piece: Piece) -> bytes:
+    def _first_delta(self, index: int, piece: Piece, seq: int) -> bytes:
         """Encode a delta that also carries the size of its choice's prompt, and the model that gives the choice."""
-        prompt, stream, seq, model = self._unlogged_prompts.pop(index, None), self.number, self.seq, piece.served_by
+        prompt, stream, model = self._unlogged_prompts.pop(index, None), self.number, piece.served_by
         if model:
             self._servers[index] = model
         return encode_delta(
@@ -341,13 +347,29 @@ class Attempt:
             failure,
             worker,
             self._first_ms or generated.first // 1000,
-            (*self._sections, Section(self.opening.first, Run(worker, self.number))),
+            self._all_sections(worker),
             packed(self.seq, self._record),
             generated,
             (*self.past_tokens, sum(self._counts) - sum(self.past_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
             served_by(self._choices, self._servers, self.job.model),
         )
+
+    def failed_terminal(self, worker: str, failure: Failure) -> Terminal:
+        """Build the terminal record of a job whose counts or times cannot be stored: without them."""
+        return Terminal(
+            self.job.id,
+            JobState.FAILED,
+            self.seq,
+            tuple(self._finishes),
+            failure=failure,
+            worker=worker,
+            sections=self._all_sections(worker),
+            rows=packed(self.seq, self._record),
+        )
+
+    def _all_sections(self, worker: str) -> tuple[Section, ...]:
+        return (*self._sections, Section(self.opening.first, Run(worker, self.number)))
 
     def usage_by_model(self) -> dict[str, Usage]:
         """The usage, by the model that gave it. Each prompt counts once, for the model of its first choice."""

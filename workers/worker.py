@@ -39,6 +39,7 @@ from workers.heartbeat import Heartbeat
 from workers.held_jobs import HeldJobs
 from workers.length_keeper import LengthKeeper
 from workers.listeners import ListenerWatch
+from workers.output_bounds import terminal_of, unusable_piece
 from workers.preemption import Preemption
 from workers.record import Recorder
 from workers.settings import WorkerSettings
@@ -274,7 +275,10 @@ class Worker:
             if piece.finish == RETURNED and self._preemption.hand_back(attempt):
                 freed = True
                 continue
-            delta = attempt.take(index, piece, now)
+            try:
+                delta = attempt.take(index, piece, now)
+            except Exception as error:  # noqa: BLE001 - boundary: whatever the engine gave fails its own job, no other
+                delta, piece = None, unusable_piece(attempt, index, piece, error, self._starter.stop)  # noqa: PLW2901
             if delta is not None:
                 if attempt.unnamed:
                     self._name(attempt)
@@ -291,8 +295,7 @@ class Worker:
             self._starter.refill()
             self._preemption.make_way_again(now)
         self._gate.note_step(len(pieces), now)
-        for writer in writers:
-            writer.send()
+        self._send_all()
 
     def _name(self, attempt: Attempt) -> None:
         attempt.unnamed = False
@@ -320,10 +323,9 @@ class Worker:
     def _end(self, attempt: Attempt) -> None:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
-        end = attempt.terminal(self.lease.id, attempt.stamps.generated(self._clock, attempt.partition))
+        end = terminal_of(attempt, self.lease.id, self._clock)
         self._recorder.ended(attempt, end, self._now_us(attempt.partition))
-        prompt = attempt.job.sampling.n * end.usage.prompt
-        finish = Finish(end, attempt.number, not attempt.job.stream, prompt=prompt)
+        finish = Finish(end, attempt.number, not attempt.job.stream, prompt=attempt.job.sampling.n * end.usage.prompt)
         self._writers[attempt.partition].finish(finish)
 
     def _now_us(self, partition: int) -> int:

@@ -139,7 +139,12 @@ class Writer:
         step, self.step = self.step, StepWrite()
         finishes, self._finishes = self._finishes, []
         checkpoints, self._checkpoints = self._checkpoints, []
-        write = Write(step, checkpoints, finishes, self._calls(step, checkpoints, finishes))
+        try:
+            calls = self._calls(step, checkpoints, finishes)
+        except Exception as error:  # noqa: BLE001 - what was to be written would be lost in silence: `run` raises it
+            self._failed.put_nowait(error)
+            return
+        write = Write(step, checkpoints, finishes, calls)
         if not self._lease.send_nowait(write.calls, partial(self._on_reply, write)):
             self._failed.put_nowait(write)
 

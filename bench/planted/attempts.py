@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit, lua
 
+BOUNDS = "tests/workers/test_output_bounds.py::test_"
 JOBS = "tests/streaming/jobs/test_attempts.py::test_"
 
 ATTEMPTS = (
@@ -54,6 +55,36 @@ ATTEMPTS = (
         "Whoever looks at the new job does not see that three workers died of it.",
         (Edit("streaming/jobs/dead_letters.py", "        past=record.attempts,\n", ""),),
         (JOBS + "a_replay_keeps_the_attempts_at_the_job_that_was_given_up",),
+    ),
+    Bug(
+        "a piece that cannot be encoded is everybody's",
+        "An engine that gives one huge number for one job ends the other jobs of its step, or all of its worker.",
+        (
+            Edit(
+                "workers/worker.py",
+                "except Exception as error:",
+                "except KeyError as error:",
+            ),
+        ),
+        (BOUNDS + "it_fails_its_own_job_and_the_others_go_on",),
+    ),
+    Bug(
+        "an end that cannot be encoded",
+        "It stays in the worker's writer, and no later job of the partition ever ends.",
+        (Edit("workers/output_bounds.py", "        _check(end)\n", ""),),
+        (BOUNDS + "it_fails_its_own_job_and_the_others_go_on",),
+    ),
+    Bug(
+        "a write that cannot be encoded is lost in silence",
+        "The worker stays ready, claims, computes, and ends no job of that partition.",
+        (
+            Edit(
+                "workers/writer.py",
+                "            self._failed.put_nowait(error)\n            return\n        write = ",
+                "            raise error\n        write = ",
+            ),
+        ),
+        ("tests/workers/test_writer.py::test_what_cannot_be_encoded_ends_the_run",),
     ),
     Bug(
         "a request id that shows a secret",

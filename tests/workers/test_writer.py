@@ -13,8 +13,10 @@ from streaming.errors import Unavailable
 from streaming.jobs.codec import encode_delta
 from streaming.jobs.frames import Opening
 from streaming.jobs.history import LogName
+from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.jobs.reader import JobReader
+from streaming.jobs.terminal import Terminal, Usage
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.settings import RedisSettings
@@ -140,6 +142,16 @@ async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
     running = asyncio.create_task(writing.writer.run())
     writing.step()
     with pytest.raises(RuntimeError, match="broken"):
+        async with asyncio.timeout(20):
+            await running
+
+
+async def test_what_cannot_be_encoded_ends_the_run(writing: Writing) -> None:
+    """It is out of the writer then: a run that went on would lose it in silence, and never write again."""
+    running = asyncio.create_task(writing.writer.run())
+    writing.writer.finish(Finish(Terminal("job", JobState.COMPLETED, 0, usage=Usage(10**30)), 1, True))
+    writing.writer.send()
+    with pytest.raises(OverflowError):
         async with asyncio.timeout(20):
             await running
 
