@@ -7,8 +7,33 @@ from bench.planted.bug import Bug, Edit
 ENGINE = "workers/engines/upstream/"
 TESTS = "tests/workers/engines/upstream/"
 FAILOVER, FAKES, FALLBACK = (f"{TESTS}test_{name}.py::test_" for name in ("failover", "engine", "fallback"))
+CONNECTION = f"{TESTS}http/test_connection.py::test_"
 
 UPSTREAM = (
+    Bug(
+        "an interim reply that ends its request",
+        "A 103 counts as the reply, so the next request, of any tenant, gets the answer of this one.",
+        (
+            Edit(
+                ENGINE + "http/connection.py",
+                "if self._parser.get_status_code() >= FIRST_FINAL_STATUS:",
+                "if True:",
+            ),
+        ),
+        (f"{CONNECTION}an_interim_reply_ends_nothing",),
+    ),
+    Bug(
+        "two replies to one request",
+        "A connection goes back into the pool although more than its reply has come.",
+        (Edit(ENGINE + "http/connection.py", 'raise ValueError("a second reply to one request")', "return"),),
+        (f"{CONNECTION}a_connection_on_which_more_than_the_reply_came_is_closed",),
+    ),
+    Bug(
+        "bytes that nobody has read yet",
+        "An idle connection is used again while bytes that nobody asked for wait on it.",
+        (Edit(ENGINE + "http/client.py", " and connection.quiet", ""),),
+        (f"{CONNECTION}a_byte_that_nobody_has_read_yet_closes_an_idle_connection",),
+    ),
     Bug(
         "an end without a reason",
         "A stream that ends with [DONE] alone counts as complete, so a cut answer does.",

@@ -81,7 +81,7 @@ class UpstreamClient:
         """An idle connection, or a new one. `fresh`: a new one in any case. Raises ConnectError."""
         while self._idle and not fresh:
             connection = self._idle.pop()
-            if connection.alive and time.monotonic() - connection.idle_since < KEEP_IDLE_S:
+            if connection.alive and time.monotonic() - connection.idle_since < KEEP_IDLE_S and connection.quiet:
                 return connection
             connection.close()
         loop, address = asyncio.get_running_loop(), self.address

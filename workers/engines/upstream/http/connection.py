@@ -7,6 +7,7 @@ one read brings is handled at once. The parser is httptools, which the API's ser
 from __future__ import annotations
 
 import asyncio
+import select
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
@@ -17,6 +18,7 @@ MAX_HEAD_BYTES = 64 << 10
 MAX_REPLY_BYTES = 8 << 20
 """Of a reply that is read as a whole."""
 CLOSED = "the server closed the connection"
+SWITCHING_PROTOCOLS, FIRST_FINAL_STATUS = 101, 200
 
 
 class Sink(Protocol):
@@ -41,8 +43,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser: Any = None
         self._sink: Sink | None = None
         self._headers: dict[str, str] = {}
-        self._head_bytes = 0
+        self._head_bytes = self._header_bytes = 0
         self._headed = False
+        """Whether the head of the final reply has come."""
+        self._complete = self._reusable = False
+        """Whether the final reply has come to its end, and whether the server then keeps the connection."""
         self._on_free: Any = None
         self.idle_since = 0.0
         self.used = 0
@@ -52,11 +57,21 @@ class UpstreamConnection(asyncio.Protocol):
     def alive(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing waits to be read: neither bytes that nobody asked for, nor the end of the connection."""
+        assert self._transport is not None
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not poll.poll(0)
+
     def send(self, data: bytes, sink: Sink, on_free: Any) -> None:
         """Write a request. `on_free` is called with this connection once it can carry another."""
         assert self._transport is not None
         self._sink, self._on_free = sink, on_free
-        self._parser, self._headers, self._head_bytes, self._headed = httptools.HttpResponseParser(self), {}, 0, False
+        self._parser, self._headers = httptools.HttpResponseParser(self), {}
+        self._head_bytes = self._header_bytes = 0
+        self._headed = self._complete = self._reusable = False
         self.used += 1
         self._transport.write(data)
 
@@ -86,6 +101,9 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(str(error.__context__ or error))
         except httptools.HttpParserError as error:
             self._fail(f"no valid HTTP reply: {error}")
+        else:
+            if self._complete:
+                self._release()
 
     def connection_lost(self, exc: Exception | None) -> None:
         length_known = "content-length" in self._headers or "chunked" in self._headers.get("transfer-encoding", "")
@@ -96,34 +114,48 @@ class UpstreamConnection(asyncio.Protocol):
 
     # --- the parser's callbacks ----------------------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise ValueError("a second reply to one request")
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        if sum(map(len, self._headers)) > MAX_HEAD_BYTES:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes > MAX_HEAD_BYTES:
             raise ValueError("its header is too long")
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        if self._sink is not None:
+        status = self._parser.get_status_code()
+        if status == SWITCHING_PROTOCOLS:
+            raise ValueError("it switches to another protocol")
+        if status < FIRST_FINAL_STATUS:  # an interim reply: the final one follows
+            self._headers = {}
+        elif self._sink is not None:
             self._headed = True
-            self._sink.on_head(self._parser.get_status_code(), self._headers)
+            self._sink.on_head(status, self._headers)
 
     def on_body(self, data: bytes) -> None:
         if self._sink is not None:
             self._sink.on_body(data)
 
     def on_message_complete(self) -> None:
-        reusable = self.alive and self._parser.should_keep_alive()
-        if not reusable:
+        if self._parser.get_status_code() >= FIRST_FINAL_STATUS:
+            self._complete, self._reusable = True, self._parser.should_keep_alive()
+
+    def _release(self) -> None:
+        """The final reply is whole, and what was read ends with it."""
+        if self._reusable and self.alive:
+            self.idle_since = time.monotonic()
+            sink, self._sink = self._sink, None
+            self._on_free(self)
+            if sink is not None:
+                sink.on_end("")
+        else:
             self._finish("")
             self.close()
-            return
-        self.idle_since = time.monotonic()
-        sink, self._sink = self._sink, None
-        self._on_free(self)
-        if sink is not None:
-            sink.on_end("")
 
     def _fail(self, problem: str) -> None:
-        self._finish(problem)
+        self._finish("" if self._complete else problem)
         self.close()
 
     def _finish(self, problem: str) -> None:

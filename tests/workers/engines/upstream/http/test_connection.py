@@ -1,0 +1,148 @@
+"""A connection to a server carries one request and one reply at a time: no request gets another one's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from workers.engines.upstream.http.address import ServerAddress
+from workers.engines.upstream.http.client import BrokenReply, UpstreamClient
+
+HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
+
+
+def reply(text: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text)
+
+
+class Server:
+    """Writes for each request the parts of the next reply, each of which the client reads by itself."""
+
+    def __init__(self, replies: list[list[bytes]]) -> None:
+        self.replies = replies
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                for part in self.replies.pop(0):
+                    writer.write(part)
+                    await asyncio.sleep(0.05)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def talking(*replies: list[bytes]) -> AsyncIterator[tuple[Server, UpstreamClient]]:
+    server = Server(list(replies))
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    client = UpstreamClient(ServerAddress.of(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"), 5.0)
+    try:
+        yield server, client
+    finally:
+        client.close()
+        listening.close()
+
+
+INTERIM: dict[str, list[bytes]] = {
+    "in one read": [HINTS + reply(b"alice")],
+    "in reads of their own": [PROCESSING, HINTS, PROCESSING, reply(b"alice")],
+    "cut anywhere": [HINTS[:20], HINTS[20:] + PROCESSING[:5], PROCESSING[5:] + reply(b"alice")[:-2], b"ce"],
+    "with a length": [b"HTTP/1.1 103 X\r\nContent-Length: 9\r\n\r\n", reply(b"alice")],
+}
+
+
+@pytest.mark.parametrize("parts", INTERIM.values(), ids=INTERIM)
+async def test_an_interim_reply_ends_nothing(parts: list[bytes]) -> None:
+    """The final reply goes to the request that it answers, and the next request gets its own."""
+    async with talking(parts, [reply(b"bob")]) as (server, client):
+        first = await client.ask("POST", "/a", {})
+        second = await client.ask("POST", "/b", {})
+    assert [(found.status, found.body) for found in (first, second)] == [(200, b"alice"), (200, b"bob")]
+    assert "link" not in first.headers and server.connections == 1
+
+
+async def test_two_requests_during_an_interim_reply_get_their_own_answers() -> None:
+    """The connection is not free while its final reply has not come."""
+    async with talking([HINTS, b"", reply(b"alice")], [reply(b"bob")]) as (server, client):
+        alice = asyncio.create_task(client.ask("POST", "/a", {}))
+        await asyncio.sleep(0.02)
+        bob = await client.ask("POST", "/b", {})
+        assert (bob.body, (await alice).body) == (b"bob", b"alice")
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("parts", [[b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"]])
+async def test_a_server_that_switches_protocols_is_left(parts: list[bytes]) -> None:
+    async with talking(parts, [reply(b"bob")]) as (server, client):
+        with pytest.raises(BrokenReply, match="switches to another protocol"):
+            await client.ask("POST", "/a", {})
+        assert (await client.ask("POST", "/b", {})).body == b"bob"
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("tail", [reply(b"bob's?"), b"HTTP/1.1", b"x", b"\0"])
+async def test_a_connection_on_which_more_than_the_reply_came_is_closed(tail: bytes) -> None:
+    """In the same read: it enters the pool neither twice nor once, so two requests never share it."""
+    async with talking([reply(b"alice") + tail], [reply(b"bob")], [reply(b"carol")]) as (server, client):
+        assert (await client.ask("POST", "/a", {})).body == b"alice"
+        bob, carol = await asyncio.gather(client.ask("POST", "/b", {}), client.ask("POST", "/c", {}))
+    assert {bob.body, carol.body} == {b"bob", b"carol"} and server.connections == 3
+
+
+async def test_a_byte_on_an_idle_connection_closes_it() -> None:
+    async with talking([reply(b"alice"), reply(b"whose?")], [reply(b"bob")]) as (server, client):
+        assert (await client.ask("POST", "/a", {})).body == b"alice"
+        await asyncio.sleep(0.1)
+        assert (await client.ask("POST", "/b", {})).body == b"bob"
+    assert server.connections == 2
+
+
+async def test_a_byte_that_nobody_has_read_yet_closes_an_idle_connection() -> None:
+    """The event loop has had no turn since it came."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    more, accepted = threading.Event(), list[socket.socket]()
+
+    def serve() -> None:
+        for text in (b"alice", b"bob"):
+            connection, _ = listening.accept()
+            accepted.append(connection)
+            connection.recv(1 << 16)
+            connection.sendall(reply(text))
+            if text == b"alice":
+                more.wait()
+                connection.sendall(reply(b"whose?"))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    client = UpstreamClient(ServerAddress.of(f"http://127.0.0.1:{listening.getsockname()[1]}"), 5.0)
+    assert (await client.ask("POST", "/a", {})).body == b"alice"
+    held = client._idle[0]._transport
+    assert held is not None
+    more.set()
+    select.select([held.get_extra_info("socket").fileno()], [], [])  # blocks the loop until the bytes are there
+    assert (await client.ask("POST", "/b", {})).body == b"bob"
+    thread.join()
+    client.close()
+    for each in (*accepted, listening):
+        each.close()
+
+
+async def test_a_header_without_end_is_refused() -> None:
+    """Names that repeat and values count as well."""
+    for line in (b"x: " + b"y" * 900 + b"\r\n", b"x%d: y\r\n"):
+        lines = b"".join(line % number if b"%d" in line else line for number in range(20_000))
+        async with talking([b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n"]) as (_, client):
+            with pytest.raises(BrokenReply, match="its header is too long"):
+                await client.ask("GET", "/")
