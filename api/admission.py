@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope
 
 from api.auth.keys import Caller
 from api.openai import errors, job_errors
+from api.openai.errors import ApiError
 from api.openai.json_weight import Weighed, weighed
 from api.openai.schemas import Kind, Request, check_choices, ignored_fields, parse, to_job
 from api.openai.wait import Wait
@@ -137,13 +138,22 @@ async def read_request(services: Services, scope: Scope, receive: Receive, kind:
     return asked, body
 
 
-async def accept(services: Services, scope: Scope, asked: Request, body: bytes, *, waits: bool) -> Admitted:
-    """Put the job of a valid request in the queue; `waits` and errors as in `admit`."""
+async def accept(
+    services: Services,
+    scope: Scope,
+    asked: Request,
+    body: bytes,
+    *,
+    waits: bool,
+    refusal: ApiError | None = None,
+) -> Admitted:
+    """Put the job of a valid request in the queue; `waits` and errors as in `admit`. `refusal`: why no new job is
+    accepted; only the existing one of its idempotency key is returned then."""
     caller: Caller = scope["state"]["caller"]
     key = idempotency_key(scope)
     # A full store accepts no new job, but a repeated request with its key may still fetch its answer.
-    if refusal := services.durability_error if key else services.refusal:
-        raise errors.store_full(refusal)
+    if full := services.durability_error if key else services.refusal:
+        raise errors.store_full(full)
     state = scope["state"]
     state["model"] = asked.model
     job_id = services.queue.new_id(caller.tenant, key)
@@ -165,7 +175,7 @@ async def accept(services: Services, scope: Scope, asked: Request, body: bytes, 
         raise job_errors.from_failure(failure)
     must_run = bool(asked.queue.do_not_queue)
     quota = services.quotas(caller)
-    put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card)
+    put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card, refused=refusal)
     accepted, buffer = await _accept(services, job, put, waits=waits)
     state["job"] = accepted.id
     wait = None if accepted.joined else _expected_wait(services, job, accepted)
@@ -219,11 +229,12 @@ async def _put(
     *,
     must_run: bool,
     card: ModelCard | None,
+    refused: ApiError | None,
 ) -> Accepted:
     digest = hashlib.sha256(body).hexdigest() if key else ""
     reason = services.headroom.reason
     try:
-        refusal = StoreFull(reason) if reason else await out_of_reach(services, job)
+        refusal = refused or (StoreFull(reason) if reason else await out_of_reach(services, job))
         return await services.queue.put(
             job,
             idempotency_key=key,

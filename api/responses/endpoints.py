@@ -9,16 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from api.admission import Admitted, accept, caller_of, read_request, services_of
+from api.admission import Admitted, accept, caller_of, idempotency_key, read_request, services_of
 from api.auth.keys import Caller
 from api.jobs import as_json, job_headers, wait_for_end
 from api.openai import errors
+from api.openai.errors import ApiError
 from api.openai.responses.answer_items import given_up
 from api.openai.responses.events import START
-from api.openai.responses.ids import response_id
+from api.openai.responses.ids import job_of, response_id
 from api.openai.responses.items import input_items
 from api.openai.responses.object import RUNNING, ended_response
-from api.openai.responses.request import INCLUDED, LOGPROBS, InputFields, ResponseRequest
+from api.openai.responses.request import INCLUDED, LOGPROBS, Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
 from api.query import MAX_PER_PAGE, page_limit, whole_number
 from api.responses.follower import Follower
@@ -46,10 +47,18 @@ class Responses:
         services: Services = scope["app"].state.services
         caller: Caller = scope["state"]["caller"]
         asked, body = await read_request(services, scope, receive, self._kind)
+        refusal: ApiError | None = None
         assert isinstance(asked, InputFields)
-        asked.within(await context_of(services, caller, asked))
+        try:
+            asked.within(await context_of(services, caller, asked))
+        except ApiError as error:
+            if not idempotency_key(scope):
+                raise
+            # A repeated request gets its response, also if what it refers to was deleted meanwhile.
+            refusal = error
+            asked.within(Context(previous=job_of(asked.previous_response_id or "")))
         queued = isinstance(asked, ResponseRequest) and bool(asked.background) and not asked.stream
-        admitted = await accept(services, scope, asked, body, waits=not queued)
+        admitted = await accept(services, scope, asked, body, waits=not queued, refusal=refusal)
         await _reply(services, admitted, asked, queued=queued)(scope, receive, send)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 
 from api.auth.keys import Caller
 from api.openai import errors
@@ -18,6 +19,7 @@ from api.services import Services
 from penstock.engine import ChatTurn
 from streaming.errors import UnknownJob
 from streaming.ids import partition_of
+from streaming.jobs.codec import encode
 from streaming.jobs.job import Chat
 from streaming.jobs.records import NEWER, JobRecord
 from streaming.jobs.response_form import ResponseForm
@@ -61,25 +63,21 @@ async def _record(services: Services, tenant: str, job_id: str) -> JobRecord | N
 
 
 async def context_of(services: Services, caller: Caller, asked: InputFields) -> Context:
-    """Read what a request refers to. Raises ApiError (400)."""
-    turns: tuple[ChatTurn, ...] = ()
-    previous = ""
+    """Read what a request refers to, as far as its job is then no larger than a body may be. Raises ApiError (400)."""
+    if asked.previous_response_id is None and not asked.references:
+        return Context()
+    limit, turns, previous = services.settings.body_limit, tuple[ChatTurn, ...](), ""
+    left = limit - len(encode(asked.prompt_asked)) - (len(encode(asked.tools_asked)) if asked.tools_asked else 0)
     if asked.previous_response_id is not None:
         record = await find(services, caller.tenant, asked.previous_response_id)
         if record is None:
             raise errors.previous_response_not_found(asked.previous_response_id)
         turns, previous = await _conversation(services, record), record.job.id
-    referenced = await _referenced(services, caller, asked)
-    context = Context(turns, previous, referenced)
-    _check_size((*turns, *referenced.values()), len(asked.own_turns), services.settings.body_limit)
-    return context
-
-
-def _check_size(turns: Sequence[ChatTurn], own: int, body_limit: int) -> None:
-    """Bound what a request refers to as what it sends is bounded: a chain could grow without end. Raises ApiError."""
-    if len(turns) + own > MAX_MESSAGES or sum([len(turn.content) for turn in turns]) > body_limit:
-        message = f"The conversation has more than {MAX_MESSAGES} turns or {body_limit} characters: begin another."
-        raise errors.invalid_request(message, "previous_response_id")
+        left -= sum([len(encode(turn)) for turn in turns])
+    if left < 0 or len(turns) + len(asked.own_turns) + len(asked.references) > MAX_MESSAGES:
+        message = f"The conversation has more than {MAX_MESSAGES} turns or {limit} bytes ([api] body_limit)"
+        raise errors.invalid_request(f"{message}: begin another.", "previous_response_id" if turns else "input")
+    return Context(turns, previous, await _referenced(services, caller, asked, left))
 
 
 async def _conversation(services: Services, record: JobRecord) -> tuple[ChatTurn, ...]:
@@ -101,13 +99,17 @@ async def _answer(services: Services, record: JobRecord) -> ChatTurn:
     return answer_turn(record.job.id, texts) if record.job.parted else ChatTurn("assistant", "".join(texts))
 
 
-async def _referenced(services: Services, caller: Caller, asked: InputFields) -> Mapping[str, ChatTurn]:
-    """Return the turns of the items that the input refers to. Raises ApiError (400)."""
+async def _referenced(services: Services, caller: Caller, asked: InputFields, left: int) -> Mapping[str, ChatTurn]:
+    """Return the turns of the items that the input refers to. `left`: bytes that they may have, an item that is
+    referred to twice counting twice. Raises ApiError (400)."""
     found: dict[str, ChatTurn] = {}
-    for item_id in dict.fromkeys(asked.references):
+    for item_id, uses in Counter(asked.references).items():
         turn = await _item(services, caller, item_id)
         if turn is None:
             raise _unknown_item(item_id)
+        left -= uses * len(encode(turn))
+        if left < 0:
+            raise _items_too_large(services.settings.body_limit)
         found[item_id] = turn
     return found
 
@@ -133,3 +135,8 @@ async def _item(services: Services, caller: Caller, item_id: str) -> ChatTurn | 
 
 def _unknown_item(item_id: str) -> ApiError:
     return errors.invalid_request(f"input refers to the item {item_id[:80]}, which no stored response has.", "input")
+
+
+def _items_too_large(limit: int) -> ApiError:
+    message = f"With the items that input refers to, the request is larger than {limit} bytes ([api] body_limit)."
+    return errors.invalid_request(f"{message} Refer to fewer or shorter items, and to each once.", "input")

@@ -12,6 +12,12 @@ EVENTS = "api/openai/responses/events.py"
 
 RESPONSES = (
     Bug(
+        "an item counts once however often it is named",
+        "A body of 25 KB becomes a job of 250 MB.",
+        (Edit("api/responses/stored.py", "left -= uses * len(", "left -= len("),),
+        (LIFECYCLE + "what_a_request_refers_to_counts_each_time",),
+    ),
+    Bug(
         "numbers that begin anew with the item",
         "After an answer began again, a reader who resumes gets events twice, or others in their place.",
         (

@@ -87,7 +87,7 @@ class Queue:
         digest: str = "",
         must_run: bool = False,
         card: ModelCard | None = None,
-        refusal: StreamingError | None = None,
+        refusal: Exception | None = None,
         quota: QuotaSettings = UNLIMITED,
     ) -> Accepted:
         """Accept a job.
@@ -126,7 +126,7 @@ class Queue:
         answer: Sequence[Any] = await retry(call, expected, (PUT_RETRY_DELAY_S,))
         return answer
 
-    async def _existing(self, job: Job, key: str, digest: str, refusal: StreamingError) -> Accepted:
+    async def _existing(self, job: Job, key: str, digest: str, refusal: Exception) -> Accepted:
         """Return the job that a key belongs to. Raises `refusal` if there is none, KeyReused, Unavailable."""
         found = await self._join(job, key, digest) if key else None
         if found is None:

@@ -247,6 +247,30 @@ def test_a_conversation_does_not_grow_without_end(tmp_path: Path) -> None:
         assert refused.value.param == "previous_response_id" and last.previous_response_id is not None
 
 
+def test_what_a_request_refers_to_counts_each_time(tmp_path: Path) -> None:
+    """An item that is named often would make a small body a job of any size; so would the calls of a chain."""
+    with serving(tmp_path, "workers", PENSTOCK_API_BODY_LIMIT="6000") as house:
+        responses, brief = client_of(house, "none").responses, {"model": "sim", "max_output_tokens": 1}
+        first = responses.create(input=[{"role": "user", "content": "x" * 1500}], **brief)  # type: ignore[call-overload]
+        item: Any = {"type": "item_reference", "id": responses.input_items.list(first.id).data[0].id}
+        assert responses.create(input=[item] * 3, **brief).status == "incomplete"  # type: ignore[call-overload]
+        with pytest.raises(BadRequestError, match=r"6000 bytes \(\[api\] body_limit\). Refer to fewer") as refused:
+            responses.create(input=[item] * 4, **brief)  # type: ignore[call-overload]
+        assert refused.value.param == "input"
+        function = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+        arguments = json.dumps({"a": "x" * 1500})
+        calls: Any = [
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
+            {"type": "function_call_output", "call_id": "c", "output": "o"},
+        ]
+        fields: Any = {**brief, "input": calls, "tools": [function], "tool_choice": "none"}
+        last = responses.create(**fields)
+        with pytest.raises(BadRequestError, match="begin another") as refused:
+            for _ in range(5):
+                last = responses.create(**fields, previous_response_id=last.id)
+        assert refused.value.param == "previous_response_id" and last.previous_response_id is not None
+
+
 def test_input_items_are_listed_in_pages(client: OpenAI) -> None:
     first = client.responses.create(model="sim", input="zero", max_output_tokens=1)
     items: Any = [{"role": "user", "content": f"turn {number}"} for number in range(5)]
@@ -348,6 +372,20 @@ def test_an_idempotency_key_gives_the_same_response(client: OpenAI) -> None:
         client.responses.create(model="sim", input="once", extra_headers={"Idempotency-Key": "k1"}).id for _ in range(2)
     ]
     assert made[0] == made[1]
+
+
+def test_a_repeated_request_outlives_what_it_refers_to(client: OpenAI) -> None:
+    """The first one was accepted: its retry gets that response. Without a response, it is refused."""
+    first = client.responses.create(model="sim", input="once", max_output_tokens=1)
+    asked: Any = {"model": "sim", "input": "more", "max_output_tokens": 1, "previous_response_id": first.id}
+    made = client.responses.create(**asked, extra_headers={"Idempotency-Key": "k2"})
+    client.responses.delete(first.id)
+    again = client.responses.create(**asked, extra_headers={"Idempotency-Key": "k2"})
+    assert (again.id, again.previous_response_id) == (made.id, first.id) and again.output_text == made.output_text
+    for headers in ({}, {"Idempotency-Key": "k3"}):
+        with pytest.raises(BadRequestError) as refused:
+            client.responses.create(**asked, extra_headers=headers)
+        assert refused.value.param == "previous_response_id"
 
 
 def test_a_response_whose_deadline_passes_has_failed(client: OpenAI) -> None:
