@@ -19,15 +19,16 @@ from click.core import ParameterSource
 COMMAND = re.compile(r"(?<![\w/.-])penstock (?P<words>[a-z]+(?: [a-z]+)?)(?P<rest>[^,;]*)")
 """A command and its arguments, as far as a comma or semicolon tells where they end."""
 TAKEN: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("down", "logs"), ("data_dir",)),
+    **dict.fromkeys(("down", "logs", "probe"), ("data_dir",)),
     **dict.fromkeys(("ps", "store"), ("data_dir", "redis_url")),
-    **dict.fromkeys(("up", "doctor"), ("data_dir", "redis_url", "config")),
+    **dict.fromkeys(("up", "doctor", "records", "report"), ("data_dir", "redis_url", "config")),
     **dict.fromkeys(
-        ("chat", "submit", "jobs", "batch", "dlq", "webhooks", "tenants", "scale"), ("data_dir", "redis_url", "url")
+        ("chat", "submit", "jobs", "batch", "dlq", "webhooks", "tenants", "scale", "console"),
+        ("data_dir", "redis_url", "url"),
     ),
 }
 """By command or group, its parameters that choose the deployment. A table, because an import of the command is slow."""
-GROUPS = ("jobs", "batch", "dlq", "webhooks", "scale", "store")
+GROUPS = ("records", "jobs", "batch", "dlq", "webhooks", "scale", "store")
 PASSWORD = re.compile(r"[a-z+]+://[^/@]*:[^/@]+@")
 
 

@@ -13,7 +13,7 @@ from bench.diagnosis.cost import record_cost_us
 from bench.diagnosis.load import Received
 from telemetry.records.schema import ENCODER
 from telemetry.report.advice import Advice
-from telemetry.report.report import Report, Scope, report_of
+from telemetry.report.report import RequestReport, Scope, report_of
 
 
 def advice(kind: str, title: str) -> Advice:
@@ -35,7 +35,7 @@ def test_what_counts_as_named() -> None:
 def test_a_number_that_differs_is_named(tmp_path: Path) -> None:
     rows = [request(number, 100.0 * number) for number in range(3)]
     (tmp_path / "20270115T080000.000-worker-1.jsonl").write_bytes(b"\n".join(map(ENCODER.encode, rows)) + b"\n")
-    found: Report = report_of(tmp_path, Scope(0.0, float("inf")), {})
+    found: RequestReport = report_of(tmp_path, Scope(0.0, float("inf")), {})
     lines = [
         {"id": row.id, "state": "completed", "completion_tokens": 11, "started_us": row.started_us,
          "accepted_us": row.accepted_us}

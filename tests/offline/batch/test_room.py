@@ -313,7 +313,7 @@ async def test_lines_that_wait_are_not_read_again(
     lines: Lines = await begin(15, *[15] * 70, *[0.01] * 8, window=2)
     read: list[int] = []
     jobs = lines._jobs
-    monkeypatch.setattr(lines, "_jobs", lambda some, left_ms: read.extend(some) or jobs(some, left_ms))
+    monkeypatch.setattr(lines, "_jobs", lambda some, *rest: read.extend(some) or jobs(some, *rest))
     for _ in range(5):
         await lines.feed()
     assert queued(lines) == [0]

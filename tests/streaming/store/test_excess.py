@@ -20,6 +20,7 @@ from streaming.catalogue import CATALOGUE, FLEET
 from streaming.errors import UnknownFile, UnknownJob
 from streaming.events.redeliveries import Redeliveries
 from streaming.events.webhooks import Webhooks
+from streaming.fleet.console_sessions import ConsoleSessions
 from streaming.fleet.lengths import LengthStore
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
@@ -51,7 +52,7 @@ SENT: Mapping[str, Calls] = {
         DeadLetters(wire).recent(5), DeadLetters(wire).get(LETTER), DeadLetters(wire).drop(LETTER),
         Plans(wire).actions(5), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
-        Queue(wire, Headroom(wire)).shorten_retention([JOB], 5),
+        Queue(wire, Headroom(wire)).shorten_retention([JOB], 5), ConsoleSessions(wire).find("x"),
     ],
     "worker": lambda wire: [
         Fleet(wire).cards(), LengthStore(wire).read("m"), drained(read_log(wire, 0, LOG, 1)),

@@ -225,9 +225,13 @@ def test_a_disk_that_does_not_answer_holds_up_no_writer(tmp_path: Path) -> None:
     caller.join(20)
     assert not caller.is_alive(), "who writes a record waits for the disk"
     left = bytearray()
-    while stuck.is_alive() or not left.endswith(b"\n"):
+    while left.count(b"\n") < 2000:
         left += os.read(reading, 1 << 16)
-    assert left.count(b"\n") == 2000
+    stuck.join(20)
+    assert not stuck.is_alive() and left.endswith(b"\n")
+    os.set_blocking(reading, False)
+    with pytest.raises(BlockingIOError):
+        os.read(reading, 1)
     os.close(reading)
 
 

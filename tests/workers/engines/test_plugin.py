@@ -64,7 +64,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("echo_engine:Ehco", "echo_engine has no 'Ehco' (did you mean 'Echo'?)"),
         ("some_engines:Outer.Iner", "some_engines has no 'Outer.Iner'"),
         ("some_engines:number", "is no engine: a int, not a class"),
-        ("echo_engine:Answer", "is no engine: it has no start, check, stop, submit, cancel, fits, stats, health"),
+        ("echo_engine:Answer", "is no engine: it has no start, check, stop, submit, cancel, stats, health"),
         ("some_engines:nothing", "is no engine: it has no start"),
         ("some_engines:NotAsync", "is no engine: check must be `async def`"),
         ("some_engines:NoStruct", "its Settings is no msgspec.Struct"),
