@@ -29,6 +29,33 @@ UPSTREAM = (
         (f"{CONNECTION}a_connection_on_which_more_than_the_reply_came_is_closed",),
     ),
     Bug(
+        "a number as large as a server likes",
+        "A server's count of tokens goes unchecked into the log and onto bills, or stops the writer of all tenants.",
+        (Edit(ENGINE + "reply/chunks.py", "MAX_COUNT = 1 << 24", "MAX_COUNT = (1 << 63) - 2"),),
+        (f"{TESTS}reply/test_chunks.py::test_a_number_that_cannot_be_true_makes_a_chunk_malformed",),
+    ),
+    Bug(
+        "a probe that is the last one",
+        "A page that cannot be read leaves its probe running for ever, and the server gets no request again.",
+        (Edit(ENGINE + "places/endpoint.py", "except Exception as error:", "except ProbeFailed as error:"),),
+        (f"{FAKES}a_probe_that_cannot_be_read_is_a_failed_probe",),
+    ),
+    Bug(
+        "the operator's key in an error",
+        "A server repeats the key that it was sent, and the tenant whose request it refuses reads it.",
+        (Edit(ENGINE + "exchange.py", ".without(endpoint.keys.secrets)", ""),),
+        (f"{FAKES}the_key_reaches_nobody",),
+    ),
+    Bug(
+        "text that counts no token",
+        "An answer whose chunks name no tokens is read without end, whatever max_tokens says.",
+        (
+            Edit(ENGINE + "reply/generation.py", "count = int(self._uncounted > MAX_UNCOUNTED)", "pass"),
+            Edit(ENGINE + "reply/generation.py", " or self._characters > self._max_characters", ""),
+        ),
+        (f"{FAKES}text_without_tokens_is_bounded",),
+    ),
+    Bug(
         "bytes that nobody has read yet",
         "An idle connection is used again while bytes that nobody asked for wait on it.",
         (Edit(ENGINE + "http/client.py", " and connection.quiet", ""),),

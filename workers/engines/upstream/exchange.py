@@ -21,6 +21,7 @@ from workers.engines.upstream.http.client import BrokenReply, BufferedReply, Con
 from workers.engines.upstream.http.connection import CLOSED
 from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
 from workers.engines.upstream.places.limits import retry_after_s
+from workers.engines.upstream.reply.chunks import TokenId
 from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_status
 from workers.engines.upstream.reply.generation import UpstreamGeneration
 from workers.engines.upstream.reply.stream import StreamReader
@@ -68,7 +69,7 @@ class UpstreamExchange:
                     by=way.rung.value,
                     reason=way.reason,
                 )
-            outcome = await self._send(generation, place, facts, way)
+            outcome = (await self._send(generation, place, facts, way)).without(endpoint.keys.secrets)
             refused = outcome.end is End.FAILED and 400 <= outcome.status < 500
             if not (refused and way.rung in (Rung.IDS, Rung.TEXT, Rung.PREFILL)):
                 return outcome
@@ -202,9 +203,10 @@ class UpstreamExchange:
             body |= {"messages": [turn.shown for turn in prompt]}
             body["add_generation_prompt"] = True
         found = (await self._ask(place, "/tokenize", body)).get("tokens")
-        if not isinstance(found, list) or not all(isinstance(each, int) for each in found):
-            raise Unprepared(by_cut("/tokenize gave no token ids"))
-        return found
+        try:
+            return msgspec.convert(found, list[TokenId])
+        except msgspec.ValidationError:
+            raise Unprepared(by_cut("/tokenize gave no token ids")) from None
 
     async def _check_alignment(self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts) -> None:
         """Where chunks held several tokens, the last ids may be ahead of the text. Raises Unprepared: the ids are then

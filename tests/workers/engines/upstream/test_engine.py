@@ -591,3 +591,61 @@ async def test_a_whole_reply_is_bounded() -> None:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await desk.engine.stop()
+
+
+# --- servers that lie ------------------------------------------------------------------------------------------------
+
+
+async def test_a_probe_that_cannot_be_read_is_a_failed_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start, and after the server was away: the next one finds it well."""
+    fake, page, phases = FakeUpstream("vllm"), FakeUpstream._page, list[str]()
+
+    def strange(path: str, body: Any) -> Any:
+        raise_deep = "[" * 100_000
+        return raise_deep if path == "/v1/models" else page(fake, path, body)
+
+    monkeypatch.setattr(fake, "_page", strange)
+    async with serving(fake):
+        desk = Bench(_settings(fake.url))
+        starting = asyncio.create_task(desk.engine.start(desk._on_step, phases.append))
+        await until(lambda: any("cannot be read (RecursionError)" in phase for phase in phases))
+        monkeypatch.setattr(fake, "_page", lambda path, body: page(fake, path, body))
+        await starting
+        (endpoint,) = desk.engine._own.endpoints
+        monkeypatch.setattr(fake, "_page", strange)
+        endpoint.fail("away", down=True)
+        await until(lambda: "cannot be read" in endpoint.breaker.reason)
+        monkeypatch.setattr(fake, "_page", lambda path, body: page(fake, path, body))
+        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
+        await desk.engine.stop()
+
+
+async def test_an_error_that_cannot_be_read_ends_its_request() -> None:
+    """Its code is a digit, and no number."""
+    body = json.dumps({"error": {"message": "m", "code": "\u00b2"}}).encode()
+    async with bench(FakeUpstream("vllm", [Fault(status=500, body=body)])) as desk:
+        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
+
+
+async def test_the_key_reaches_nobody(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A server repeats it in its errors."""
+    monkeypatch.setenv("K", "sk-operator-42")
+    said = json.dumps({"error": {"message": "headers: Bearer sk-operator-42", "param": "sk-operator-42"}}).encode()
+    faults = [Fault(status=400, body=said), Fault(data=b"data: " + said.replace(b"{", b'{"code":400,', 1) + b"\n\n")]
+    faults.append(Fault(finish="sk-operator-42"))
+    caplog.set_level(logging.DEBUG)
+    async with bench(FakeUpstream("vllm", faults, key="sk-operator-42"), key_env=("K",)) as desk:
+        answers = [await desk.ask(HELLO, max_tokens=5) for _ in range(3)]
+    assert answers[0].failure is not None and answers[0].failure.status == 400
+    assert "sk-operator" not in str([answer.failure for answer in answers]) + caplog.text
+
+
+@pytest.mark.parametrize("text", ["z", "z" * 60_000])
+async def test_text_without_tokens_is_bounded(text: str) -> None:
+    """A server may count wrongly, for itself or for us."""
+    chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "token_ids": []}]}).encode()
+    fake = FakeUpstream("vllm", [Fault(data=(b"data: " + chunk + b"\n\n") * 300)])
+    async with bench(fake) as desk:
+        answer = await asyncio.wait_for(desk.ask(HELLO, max_tokens=4), 10)
+    assert answer.finish == "length" and len(fake.sent) == 1
+    assert len(answer.text) <= max(300, (64 << 10) + 2 * len(text))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from workers.engines.upstream.http.address import ServerAddress
 from workers.engines.upstream.http.client import UpstreamClient
+from workers.engines.upstream.http.errors import without
 from workers.engines.upstream.places.breaker import Breaker
 from workers.engines.upstream.places.budget import InFlightBudget
 from workers.engines.upstream.places.limits import KeyPool, UpstreamKey
@@ -20,6 +21,8 @@ from workers.engines.upstream.settings import UpstreamSettings
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 60.0
+MAX_PROBE_WORDS = 1000
+"""Characters of a failed probe's reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +85,22 @@ class ServerEndpoint:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 facts = await ServerProbe(self.client, self._settings, self._model, key).facts()
-        except (ProbeFailed, TimeoutError) as error:
-            reason = str(error) or f"no answer within {PROBE_TIMEOUT_S:g} s"
-            lasting = isinstance(error, ProbeFailed) and error.lasting
-            self.breaker.fail_probe(reason, time.monotonic(), lasting=lasting)
-            raise error if isinstance(error, ProbeFailed) else ProbeFailed(reason) from None
+        except Exception as error:  # noqa: BLE001 - the boundary of a probe: it must not be the last one
+            failed = self._failed_probe(error)
+            self.breaker.fail_probe(str(failed), time.monotonic(), lasting=failed.lasting)
+            raise failed from None
         self.facts = facts
         if before is None or before.slots != facts.slots or not self.breaker.closed:
             self.budget.reset(facts.slots)
         self.breaker.half_open()
+
+    def _failed_probe(self, error: Exception) -> ProbeFailed:
+        if isinstance(error, TimeoutError):
+            return ProbeFailed(f"no answer within {PROBE_TIMEOUT_S:g} s")
+        if isinstance(error, ProbeFailed):
+            return ProbeFailed(without(self.keys.secrets, str(error))[:MAX_PROBE_WORDS], lasting=error.lasting)
+        log.exception("%s: a probe cannot read what it says", self.url, exc_info=error)
+        return ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
 
     def fail(self, reason: str, *, down: bool = False) -> None:
         """A request failed by this server's fault."""

@@ -35,7 +35,7 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float | None:
         return _bounded(seconds)
     try:
         return None if not value else _bounded(parsedate_to_datetime(value).timestamp() - wall_s)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -50,7 +50,7 @@ def reset_s(value: str | None, wall_s: float) -> float | None:
         return _bounded(sum(float(number) * UNITS_S[unit] for number, unit in parts))
     try:
         return _bounded(datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp() - wall_s)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -154,6 +154,7 @@ class KeyPool:
 
     def __init__(self, keys: Sequence[UpstreamKey]) -> None:
         self.keys = list(keys) or [UpstreamKey("", "")]
+        self.secrets = [key.secret for key in self.keys if key.secret]
 
     def choose(self, cost: int, now: float) -> tuple[UpstreamKey, float]:
         """The key that may be used first, and in how many seconds; among equals the one with the most left."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -10,20 +10,27 @@ from penstock.engine import Logprob
 
 MAX_TEXT = 1 << 16
 """Characters of one token's text that are taken from log-probabilities."""
+MAX_TOKEN_ID = 2**31 - 1
+MAX_COUNT = 1 << 24
+"""Tokens of a prompt or an answer at most: more than any model's context. A server's numbers go into the log and onto
+bills, so a chunk with one that cannot be true is malformed."""
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 
 
 class Verbose(msgspec.Struct, gc=False):
     """llama-server's own fields, with `verbose`."""
 
-    tokens: list[int] = []
-    tokens_predicted: int = 0
+    tokens: list[TokenId] = []
+    tokens_predicted: Count = 0
 
 
 class Progress(msgspec.Struct, gc=False):
     """llama-server's progress of a prompt."""
 
-    total: int = 0
-    cache: int = 0
+    total: Count = 0
+    cache: Count = 0
 
 
 class ChatDelta(msgspec.Struct, gc=False):
@@ -40,17 +47,17 @@ class Choice(msgspec.Struct, gc=False):
     delta: ChatDelta | None = None
     finish_reason: str | None = None
     logprobs: msgspec.Raw = msgspec.Raw(b"null")
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: list[TokenId] | None = None
 
 
 class PromptDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = 0
+    cached_tokens: Count | None = 0
 
 
 class ChunkUsage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = 0
-    completion_tokens: int | None = 0
+    prompt_tokens: Count | None = 0
+    completion_tokens: Count | None = 0
     prompt_tokens_details: PromptDetails | None = None
 
 
@@ -59,7 +66,7 @@ class Chunk(msgspec.Struct, gc=False):
 
     choices: list[Choice] | None = None
     usage: ChunkUsage | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     prompt_progress: Progress | None = None
     verbose: Verbose | None = msgspec.field(default=None, name="__verbose")
     error: Any = None
@@ -67,7 +74,7 @@ class Chunk(msgspec.Struct, gc=False):
 
 
 decode = msgspec.json.Decoder(Chunk).decode
-"""Raises msgspec.DecodeError, also for values of wrong types."""
+"""Raises msgspec.DecodeError, also for values of wrong types and numbers out of bounds."""
 
 
 def is_error(chunk: Chunk) -> bool:

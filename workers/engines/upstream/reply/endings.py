@@ -6,12 +6,13 @@ errors too, and its absence after a finish reason is harmless.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from penstock.engine import Failure
-from workers.engines.upstream.http.errors import KEY_REFUSED, MAX_WORDS, error_of
+from workers.engines.upstream.http.errors import KEY_REFUSED, MAX_PARAM, MAX_WORDS, error_of, plain, without
 
 GOOD = {
     "stop": "stop",
@@ -24,10 +25,14 @@ GOOD = {
     "max_tokens": "length",
 }
 """Finish reasons that complete an answer, and ours."""
+MAX_REASON = 64
+"""Characters of a finish reason."""
 FILTERED = ("content_filter", "safety", "refusal")
 
 BUSY = (429, 503, 529)
 RETRIED = (408, 409, 425, 500, 502, 504)
+PASSED_ON = (400, 403, 404, 405, 406, 413, 414, 415, 422, 431, 451)
+"""Statuses that a client gets as they are: it may do something about them. Other ones of 4xx become 400."""
 
 
 class End(Enum):
@@ -55,7 +60,8 @@ class ReplyOutcome:
     reason: str = ""
     finish: str = ""
     words: str = ""
-    """The server's own words, which may repeat the prompt: for the job's owner, and never logged."""
+    """The server's own words, which may repeat the prompt: for the job's owner, and never logged. Those of an error by
+    the server's fault are for nobody: they may tell of its inside."""
     status: int = 0
     sent: bool = True
     """Whether the server may have begun to compute it."""
@@ -66,13 +72,22 @@ class ReplyOutcome:
     @property
     def failure(self) -> Failure:
         """The failure of a job that ends with this outcome."""
-        said = self.words or self.reason
         if self.end is End.FAILED and self.status and self.status < 500:
             code = "context_length_exceeded" if _is_too_long(self.words) else "invalid_request_error"
-            return Failure(code, f"the upstream server refused the request: {said}", self.status, self.param)
+            said, status = self.words[:MAX_WORDS] or self.reason, self.status if self.status in PASSED_ON else 400
+            param = None if self.param is None else self.param[:MAX_PARAM]
+            return Failure(code, f"the upstream server refused the request: {said}", status, param)
         if self.end is End.FAILED:
-            return Failure("content_filter", f"the upstream server ended the answer: {said}", 502)
-        return Failure("upstream_error", f"the upstream server failed: {said}", 502)
+            return Failure("content_filter", f"the upstream server ended the answer: {self.reason}", 502)
+        return Failure("upstream_error", f"the upstream server failed: {self.reason}", 502)
+
+    def without(self, secrets: Iterable[str]) -> ReplyOutcome:
+        """The same, with no key that the server repeats."""
+        keys = [each for each in secrets if each]
+        if not keys or not (self.words or self.reason or self.param):
+            return self
+        param = None if self.param is None else without(keys, self.param)
+        return replace(self, reason=without(keys, self.reason), words=without(keys, self.words), param=param)
 
 
 def by_finish(reason: str) -> ReplyOutcome:
@@ -81,12 +96,12 @@ def by_finish(reason: str) -> ReplyOutcome:
         return ReplyOutcome(End.DONE, finish=GOOD[reason])
     if reason in FILTERED:
         return ReplyOutcome(End.FAILED, f"finish reason {reason}")
-    return ReplyOutcome(End.BROKEN, f"finish reason {reason[:64]!r}")
+    return ReplyOutcome(End.BROKEN, f"finish reason {reason!r}" if len(reason) <= MAX_REASON else "no finish reason")
 
 
 def by_status(status: int, body: bytes, decoded: Any) -> ReplyOutcome:
     """A reply with an error status. `decoded`: its body as JSON, or None."""
-    words, _, param = error_of(decoded) or (body[:MAX_WORDS].decode(errors="replace").strip(), 0, None)
+    words, _, param = error_of(decoded) or (plain(body.decode(errors="replace")), 0, None)
     return _by_code(status, f"HTTP {status}", words, param)
 
 

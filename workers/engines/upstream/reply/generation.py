@@ -24,6 +24,11 @@ from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 
 MAX_EXCESS_TOKENS = 64
 """Beyond its limit (the last chunk may hold several tokens) an answer is cut."""
+MAX_UNCOUNTED = 64
+"""Chunks with text and no tokens in one reply, such as the rest of what a detokeniser held; further ones count one."""
+MAX_CHARACTERS_PER_TOKEN, MIN_CHARACTERS = 256, 64 << 10
+"""An answer is cut beyond so many characters per token of its limit, or beyond the second, if that is more: a server
+may count wrongly. The longest tokens are runs of one character; few answers have a tenth of this on average."""
 DONE = b"[DONE]"
 MISMATCH = "the replay differs from what was shown"
 
@@ -63,6 +68,10 @@ class UpstreamGeneration:
         """Tokens that have come out, also by earlier attempts."""
         self.received = 0
         """Tokens of this reply."""
+        self._uncounted = 0
+        """Chunks of this reply with text and no tokens."""
+        self._characters = self._max_characters = 0
+        """Of the answer so far, and at most."""
         self._facts, self._rung = ServerFacts(), Rung.FRESH
         self._expected = ""
         """What a replay must still repeat."""
@@ -86,7 +95,7 @@ class UpstreamGeneration:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is wanted of a reply that is not at its end."""
-        return self._gate.hit or self.out > self._cap
+        return self._gate.hit or self.out > self._cap or self._characters > self._max_characters
 
     @property
     def text(self) -> str:
@@ -154,6 +163,8 @@ class UpstreamGeneration:
         self._reasoning = ReasoningWriter() if self.request.reasoning and not tagged else None
         limit = self.request.sampling.max_tokens
         self._cap = (facts.context or DEFAULT_CONTEXT if limit is None else limit) + MAX_EXCESS_TOKENS
+        self._characters, self._uncounted = 0 if self._began == 0 else len(shown), 0
+        self._max_characters = max(MIN_CHARACTERS, self._cap * MAX_CHARACTERS_PER_TOKEN)
 
     # --- a chunk -------------------------------------------------------------------------------------------------
 
@@ -189,7 +200,11 @@ class UpstreamGeneration:
             content = without_marks(text) if self._calls is None else text
             text = self._reasoning.write(choice.delta.reasoning or choice.delta.reasoning_content or "", content)
             hidden = hidden and not text
+        if text and not count:
+            self._uncounted += 1
+            count = int(self._uncounted > MAX_UNCOUNTED)
         self.received += count
+        self._characters += len(text)
         if not (count or text):
             return None
         self.progress_at, self.breaks, self.refusals = now, 0, 0
@@ -290,7 +305,7 @@ class UpstreamGeneration:
         self.out += piece.n
         if self._unsaid:
             piece, self._unsaid = replace(piece, served_by=self._unsaid), ""
-        if self.out > self._cap and self.outcome is None:
+        if self.is_over and self.outcome is None:
             self.outcome = ReplyOutcome(End.DONE, finish="length")
         if not self._told_prompt and self._prompt_tokens:
             self._told_prompt = True
@@ -349,5 +364,5 @@ def decoded(data: bytes) -> Any:
     """The JSON of these bytes; None if they are none."""
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None

@@ -82,11 +82,17 @@ class StreamReader:
         self._ended = True
         if self.done.done():
             return
-        if self.status not in (0, 200):
-            self.settle(by_status(self.status, self._error, decoded(self._error)), keep=True)
+        try:
+            outcome = self._outcome(problem)
+        except Exception as error:  # noqa: BLE001 - the boundary of a reply: its request must end
+            self.settle(by_cut(f"a malformed end ({type(error).__name__})"))
             return
-        outcome = self.generation.outcome
-        self.settle(outcome or by_cut(problem or "the stream ended without a finish reason"), keep=not problem)
+        self.settle(outcome, keep=not problem)
+
+    def _outcome(self, problem: str) -> ReplyOutcome:
+        if self.status not in (0, 200):
+            return by_status(self.status, self._error, decoded(self._error))
+        return self.generation.outcome or by_cut(problem or "the stream ended without a finish reason")
 
     def settle(self, outcome: ReplyOutcome, *, keep: bool = False) -> None:
         """Note how the reply ended. `keep`: the connection need not be closed; otherwise the server notices that

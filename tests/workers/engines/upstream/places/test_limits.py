@@ -17,6 +17,8 @@ from workers.engines.upstream.places.limits import KeyPool, UpstreamKey, reset_s
         ({"retry-after": "Thu, 01 Jan 1970 00:00:10 GMT"}, 10.0),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "nan"}, None),
+        ({"retry-after": "Mon, 01 Jan 99999999999999999999 00:00:00 GMT"}, None),
+        ({"retry-after": "Mon, 01 Jan 2024 00:00:00 +9999999999"}, None),
         ({"retry-after": "-5"}, 0.0),
         ({}, None),
     ],
@@ -27,7 +29,15 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("value", "seconds"),
-    [("12ms", 0.012), ("6m0s", 360.0), ("1h2m3.5s", 3600.0), ("1.5", 1.5), ("1970-01-01T00:00:07Z", 7.0), ("x", None)],
+    [
+        ("12ms", 0.012),
+        ("6m0s", 360.0),
+        ("1h2m3.5s", 3600.0),
+        ("1.5", 1.5),
+        ("1970-01-01T00:00:07Z", 7.0),
+        ("x", None),
+        ("0001-01-01T00:00:00", None),
+    ],
 )
 def test_reset_times(value: str, seconds: float | None) -> None:
     """Both families' forms; nothing is longer than an hour."""

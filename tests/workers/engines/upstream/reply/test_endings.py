@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from workers.engines.upstream.http.errors import MAX_WORDS, error_of
 from workers.engines.upstream.reply.endings import End, by_error, by_finish, by_status
+
+SECRET = "sk-operator-42"
 
 
 @pytest.mark.parametrize(
@@ -61,3 +64,51 @@ def test_words_of_a_server_are_bounded() -> None:
 def test_a_prompt_that_is_too_long_has_the_code_of_that() -> None:
     said = "request (3001 tokens) exceeds the available context size (2048 tokens), try increasing it"
     assert by_status(400, b"", {"error": {"message": said}}).failure.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("status", [402, 411, 418, 421, 426, 499])
+def test_a_status_that_means_nothing_to_a_client_becomes_400(status: int) -> None:
+    outcome = by_status(status, b"", {"error": "no"})
+    assert outcome.end is End.KEY or outcome.failure.status == 400
+
+
+CODES = [
+    "\u00b2",
+    "\u0664\u0660\u0664",
+    "9" * 5000,
+    "1e3",
+    "-404",
+    " 404",
+    10**40,
+    -404,
+    99,
+    600,
+    True,
+    404.0,
+    None,
+    [404],
+]
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: str(code)[:20])
+def test_a_strange_code_is_no_status(code: Any) -> None:
+    found = error_of({"error": {"message": "m", "code": code}})
+    assert found == ("m", 0, None)
+    assert by_error({"error": {"message": "m", "code": code}}).end is End.BROKEN
+
+
+def test_no_key_and_no_control_character_is_passed_on() -> None:
+    """Nor half a key, where the words are cut."""
+    said = "\x1b[31m" + "y" * (MAX_WORDS - 10) + SECRET
+    error = {"error": {"message": said, "param": "p" + SECRET + "q" * 5000}}
+    for outcome in (by_status(400, b"", error), by_status(400, said.encode(), None), by_error({"error": said})):
+        hidden = outcome.without(["", SECRET])
+        failure = hidden.failure
+        for text in (hidden.words, hidden.reason, failure.message, failure.param or ""):
+            assert SECRET[:6] not in text and text.isprintable()
+        assert len(failure.message) < MAX_WORDS + 100 and len(failure.param or "") <= 128
+
+
+def test_a_servers_words_about_its_own_fault_are_for_no_client() -> None:
+    outcome = by_status(500, b"", {"error": {"message": "trace of 10.1.2.3:9000"}})
+    assert (outcome.failure.message, outcome.failure.status) == ("the upstream server failed: HTTP 500", 502)

@@ -90,3 +90,13 @@ async def test_a_finished_stream_waits_a_moment_for_its_counts(monkeypatch: pyte
     assert not reader.done.done()
     reader.check_time(clock.now + 3, FIRST_S, BETWEEN_S)
     assert (await reader.done).finish == "stop" and connection.closed
+
+
+async def test_an_end_that_cannot_be_read_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is wrong with it, the server is to blame."""
+    reader, connection = a_reader(Clock(monkeypatch), [])
+    monkeypatch.setattr("workers.engines.upstream.reply.stream.by_status", {}.__getitem__)
+    reader.on_head(500, {})
+    reader.on_end("")
+    outcome = await reader.done
+    assert outcome.end is End.BROKEN and outcome.reason == "a malformed end (TypeError)" and connection.closed
