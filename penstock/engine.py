@@ -168,6 +168,8 @@ class Request(msgspec.Struct, frozen=True):
     reasoning: str = ""
     """Not empty: the engine marks reasoning as penstock/tools.py describes. How much the model shall reason, in the
     words of OpenAI's reasoning_effort, or "default"."""
+    text_id: str = ""
+    """The same each time this text is submitted, where `id` is another one; "": not told. Opaque to the engine."""
 
     @property
     def past_tokens(self) -> int:

@@ -223,6 +223,7 @@ class Attempt:
             self.job.tools,
             self._servers.get(index, ""),
             self.job.reasoning,
+            text_id=f"{self.job.id}/{index}",
         )
 
     def _request_id(self, index: int) -> str:

@@ -56,6 +56,22 @@ UPSTREAM = (
         (f"{FAKES}text_without_tokens_is_bounded",),
     ),
     Bug(
+        "a poison that begins anew",
+        "How often servers broke a request is forgotten when it goes back to the queue, so it never ends.",
+        (Edit(ENGINE + "engine.py", "self._broken.keep(generation.request.text_id, generation.counts)", "pass"),),
+        (f"{TESTS}test_poison.py::test_a_request_that_one_server_always_fails_ends",),
+    ),
+    Bug(
+        "one tenant's poison for all",
+        "Requests that a server fails take it away from others, to whom it gives tokens meanwhile.",
+        (
+            Edit(
+                ENGINE + "places/breaker.py", "if answered_at > min(self._failing_since, now - ANSWERS_S):", "if False:"
+            ),
+        ),
+        (f"{TESTS}test_poison.py::test_requests_of_another_tenant_are_served_beside_it",),
+    ),
+    Bug(
         "bytes that nobody has read yet",
         "An idle connection is used again while bytes that nobody asked for wait on it.",
         (Edit(ENGINE + "http/client.py", " and connection.quiet", ""),),

@@ -73,12 +73,12 @@ class Bench:
         self, prompt: Any = HELLO, tools: Tools | None = None, reasoning: str = "", **sampling: Any
     ) -> Answer:
         """The whole answer, over any number of returns."""
-        answer, past = Answer(), list[Any]()
+        answer, past, text_id = Answer(), list[Any](), f"t{next(self._numbers)}"
         while True:
             request = Request(
                 f"r{next(self._numbers)}", prompt, Sampling(**sampling), past, tools=tools, reasoning=reasoning
             )
-            request = replace(request, served_by="".join(answer.served_by))
+            request = replace(request, served_by="".join(answer.served_by), text_id=text_id)
             if past and self.engine.restart_reason(request):
                 answer = Answer(restarts=answer.restarts + 1, returns=answer.returns)
                 request = replace(request, past=(), served_by="")

@@ -33,6 +33,7 @@ from penstock.engine import (
 from telemetry.logs import EventLog
 from workers.engines.upstream import fallback
 from workers.engines.upstream.continuation import ladder
+from workers.engines.upstream.continuation.breaks import BrokenTexts
 from workers.engines.upstream.continuation.ladder import Rung
 from workers.engines.upstream.continuation.refusals import RefusedRungs
 from workers.engines.upstream.model import OtherModels, UpstreamModel, checked_models
@@ -49,7 +50,11 @@ events = EventLog(__name__)
 TICK_S = 0.25
 """How often timers, probes and gauges are looked at."""
 MAX_BREAKS = 5
-"""A request that servers fail so often in a row, without a token between, fails: it may be its own fault."""
+"""A request that servers fail so often in a row, without a token between, fails: it may be its own fault. Returns to
+the queue between them change nothing, and a server that takes no connection does not count."""
+MAX_RESTARTS = 10
+"""An answer that no server could continue so often, and that began again each time, fails when servers fail it once
+more."""
 MAX_HELD = 256
 """Requests that wait in the engine for the servers of one model while those of another are there."""
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 5.0
@@ -84,7 +89,7 @@ class UpstreamEngine:
         self._pending: list[Piece] = []
         self._steps = 0
         self._card: ModelCard | None = None
-        self._refused = RefusedRungs()
+        self._refused, self._broken = RefusedRungs(), BrokenTexts()
 
     # --- the engine protocol -------------------------------------------------------------------------------------
 
@@ -117,7 +122,9 @@ class UpstreamEngine:
         if self._ticker is None:
             raise EngineDead("the engine is not running")
         self._refuse(request)
-        generation = UpstreamGeneration(request, time.monotonic())
+        generation = UpstreamGeneration(
+            request, time.monotonic(), self._broken.take(request.text_id, begins=not request.past)
+        )
         if request.past:
             generation.tried |= self._refused.of(request, generation.text)
         self._live[request.id] = Running(generation, asyncio.create_task(self._run(generation)))
@@ -278,7 +285,7 @@ class UpstreamEngine:
         while not generation.cancelled:
             pool = await self._pool_for(generation)
             if pool is None:
-                return generation.last("cancelled" if generation.cancelled else RETURNED)
+                return generation.last("cancelled") if generation.cancelled else self._returned(generation)
             outcome = await pool.run(generation, patience_s)
             if outcome is None:
                 continue
@@ -298,16 +305,23 @@ class UpstreamEngine:
         if outcome.end is End.RESTART:
             log.warning("no server can continue an answer: %s", outcome.reason, extra={"request": generation.id})
             self._refused.note(generation.request, generation.text, generation.tried)
-            return generation.last(RETURNED)
-        if generation.breaks >= MAX_BREAKS:
+            return self._returned(generation)
+        counts = generation.counts
+        if counts.breaks >= MAX_BREAKS or (counts.restarts >= MAX_RESTARTS and outcome.sent):
             return generation.last(failure=outcome.failure)
         return None
 
+    def _returned(self, generation: UpstreamGeneration) -> Piece:
+        """The last piece of a request that goes back to the queue."""
+        generation.counts.shown = bool(generation.rows)
+        self._broken.keep(generation.request.text_id, generation.counts)
+        return generation.last(RETURNED)
+
     def _delay(self, generation: UpstreamGeneration, outcome: ReplyOutcome) -> float:
         """Seconds before a request is sent again; a busy server's own delay is kept by its place."""
-        if outcome.end is not End.BROKEN or generation.breaks <= 1:
+        if outcome.end is not End.BROKEN or generation.counts.breaks <= 1:
             return 0.0
-        return min(MIN_RETRY_S * 2.0**generation.breaks, MAX_RETRY_S)
+        return min(MIN_RETRY_S * 2.0**generation.counts.breaks, MAX_RETRY_S)
 
     # --- steps and time ------------------------------------------------------------------------------------------
 

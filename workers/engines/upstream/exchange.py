@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -51,6 +52,11 @@ class UpstreamExchange:
         self.readers: dict[str, StreamReader] = {}
         """By request id, the replies that are being read."""
         self._aborts: set[asyncio.Future[None]] = set()
+
+    def answered_at(self, server: str) -> float:
+        """When the last token of the replies came that this server is giving (monotonic); -inf: none came."""
+        replies = [each.generation for each in self.readers.values() if each.server == server]
+        return max([each.progress_at for each in replies if each.received], default=-math.inf)
 
     async def run(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
         """Send the request and read the reply. A rung that the server refuses is followed by the next one."""
@@ -129,7 +135,7 @@ class UpstreamExchange:
         was_used = connection.used > 0
         now = time.monotonic()
         generation.begin(facts, rung, now)
-        self.readers[generation.id] = reader
+        reader.server, self.readers[generation.id] = endpoint.url, reader
         try:
             path = endpoint.client.address.base + path
             endpoint.client.send(connection, "POST", path, data, place.key.secret, reader, stream=True)

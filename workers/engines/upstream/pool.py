@@ -63,7 +63,7 @@ class ServerPool:
     def state(self, generation: UpstreamGeneration) -> PoolState:
         """What counts of it for one request."""
         wait_s = self.wait_s(self._cost(generation), time.monotonic()) if self.ready else 0.0
-        return PoolState(self.model, self.ready, wait_s, generation.broken.get(self.model, 0), self.card)
+        return PoolState(self.model, self.ready, wait_s, generation.counts.by_model.get(self.model, 0), self.card)
 
     def slots(self, now: float) -> int:
         """The budgets of the servers that are there; while a rate limit holds, no more than what runs."""
@@ -171,9 +171,11 @@ class ServerPool:
             endpoint.breaker.succeed()
             endpoint.budget.note_success()
         elif outcome.end is End.BROKEN:
-            generation.note_break(self.model)
+            if outcome.sent:
+                generation.note_break(self.model)
             log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
-            endpoint.fail(outcome.reason, down=not outcome.sent)
+            answered_at = self._exchange.answered_at(endpoint.url)
+            endpoint.fail(outcome.reason, down=not outcome.sent, answered_at=answered_at)
         elif outcome.end is End.BUSY:
             generation.refusals += 1
             self._hold(generation, place, outcome, now)

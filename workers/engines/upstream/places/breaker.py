@@ -4,15 +4,21 @@ It opens at once when no connection can be opened, and otherwise after MAX_FAILU
 does not answer probes, one is due about every second: each costs it one connection, and its return is seen soon. If a
 probe succeeds, the breaker is half-open: requests are sent, and the first that fails opens it again, for twice as long
 each time until an answer is completed. So a server that answers probes and fails requests is left alone.
+
+Failures while the server gives tokens to other requests are not in a row: they may be the requests' own fault, and one
+tenant's bad requests must not keep a server from the others.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
 MAX_FAILURES = 3
 MIN_OPEN_S, MAX_OPEN_S = 0.5, 15.0
+ANSWERS_S = 1.0
+"""So long after its last token a server counts as one that answers, also if it fails several requests at once."""
 PROBE_INTERVAL_S = 1.0
 """Between two probes of a server that does not answer them, give or take a quarter: workers do not ask together."""
 
@@ -26,6 +32,7 @@ class Breaker:
         """Why it is open; "" while it is closed."""
         self._draw = draw
         self._failures = 0
+        self._failing_since = -math.inf
         self._delay_s = self._lasting_delay_s = MIN_OPEN_S
         self._probe_at = 0.0
         self._probing = False
@@ -46,8 +53,12 @@ class Breaker:
             self._failures = MAX_FAILURES - 1
         self.reason, self._probing, self._lasting_delay_s = "", False, MIN_OPEN_S
 
-    def fail(self, reason: str, now: float, *, down: bool = False) -> None:
-        """A request failed by the server's fault. `down`: it took no connection."""
+    def fail(self, reason: str, now: float, *, down: bool = False, answered_at: float = -math.inf) -> None:
+        """A request failed by the server's fault. `down`: it took no connection. `answered_at`: when another request
+        last got a token."""
+        if answered_at > min(self._failing_since, now - ANSWERS_S):
+            self._failures = 0
+        self._failing_since = self._failing_since if self._failures else now
         self._failures += 1
         if self.closed and (down or self._failures >= MAX_FAILURES):
             self.reason, self._probe_at = reason, now + self._delay_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,10 +103,10 @@ class ServerEndpoint:
         log.exception("%s: a probe cannot read what it says", self.url, exc_info=error)
         return ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
 
-    def fail(self, reason: str, *, down: bool = False) -> None:
-        """A request failed by this server's fault."""
+    def fail(self, reason: str, *, down: bool = False, answered_at: float = -math.inf) -> None:
+        """A request failed by this server's fault. `answered_at`: when it last gave another one a token."""
         was_closed = self.breaker.closed
-        self.breaker.fail(reason, time.monotonic(), down=down)
+        self.breaker.fail(reason, time.monotonic(), down=down, answered_at=answered_at)
         if was_closed and not self.breaker.closed:
             log.warning("%s gets no requests until it is back: %s", self.url, reason)
 

@@ -16,6 +16,7 @@ from penstock.tools import without_marks
 from workers.engines.call_writer import DeltaWriter
 from workers.engines.reasoning import BEGIN, ReasoningGate, ReasoningWriter, as_written
 from workers.engines.stops import TokenGate, joined
+from workers.engines.upstream.continuation.breaks import BreakCounts
 from workers.engines.upstream.continuation.ladder import Row, Rung
 from workers.engines.upstream.reply import chunks
 from workers.engines.upstream.reply.chunks import Choice, Chunk
@@ -36,18 +37,15 @@ MISMATCH = "the replay differs from what was shown"
 class UpstreamGeneration:
     """See the module. `take` is called once for each chunk."""
 
-    def __init__(self, request: Request, now: float) -> None:
-        """`now`: monotonic seconds of its submission."""
+    def __init__(self, request: Request, now: float, counts: BreakCounts | None = None) -> None:
+        """`now`: monotonic seconds of its submission; `counts`: of earlier submissions."""
         self.request, self.id = request, request.id
         self.rows: list[Row] = list(request.past)
         """All of the answer so far, also by earlier attempts."""
         self.cancelled = False
         self.tried: set[Rung] = set()
         """Rungs that were refused for this request."""
-        self.breaks = 0
-        """How often a server failed it since its last progress."""
-        self.broken: dict[str, int] = {}
-        """By model: how often its servers failed the request before its first token."""
+        self.counts = BreakCounts() if counts is None else counts
         self.refusals = 0
         """How often no server had room for it since its last progress."""
         self.progress_at = now
@@ -109,14 +107,15 @@ class UpstreamGeneration:
 
     def note_break(self, model: str) -> None:
         """A server of this model has failed the request."""
-        self.breaks += 1
+        self.counts.breaks += 1
         if not self.rows:
-            self.broken[model] = self.broken.get(model, 0) + 1
+            self.counts.by_model[model] = self.counts.by_model.get(model, 0) + 1
 
     def move_to(self, model: str) -> None:
         """The servers of another model get the request, before its first token. "": those of the model asked for."""
+        if model != self._model:
+            self.prompt, self.counts.breaks, self.refusals = None, 0, 0
         self._model = self._unsaid = model
-        self.prompt, self.breaks, self.refusals = None, 0, 0
 
     def written_rows(self, facts: ServerFacts) -> list[Row]:
         """The rows as a server gives them."""
@@ -207,7 +206,7 @@ class UpstreamGeneration:
         self._characters += len(text)
         if not (count or text):
             return None
-        self.progress_at, self.breaks, self.refusals = now, 0, 0
+        self.progress_at, self.counts.breaks, self.refusals = now, 0, 0
         self._first = self._first or now
         return self._emitted(text, self._ids(chunk, choice), count, self._logprobs(choice, text), hidden=hidden)
 

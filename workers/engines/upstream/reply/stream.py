@@ -26,6 +26,8 @@ class StreamReader:
     ) -> None:
         self.generation, self._connection, self._emit = generation, connection, emit
         self.done: asyncio.Future[ReplyOutcome] = asyncio.get_running_loop().create_future()
+        self.server = ""
+        """Address of the server that replies."""
         self.status, self.headers = 0, dict[str, str]()
         self._splitter = EventSplitter()
         self._error = b""

@@ -82,3 +82,17 @@ def test_requests_of_before_that_fail_during_a_probe_do_not_end_it() -> None:
     assert not breaker.may_probe(99.0), "the probe still runs"
     breaker.half_open()
     assert breaker.closed
+
+
+def test_failures_while_the_server_answers_others_do_not_open_it() -> None:
+    """Neither before it has opened nor half-open; failures after its last token do."""
+    breaker = Breaker()
+    for now in range(20):
+        breaker.fail("500", float(now), answered_at=now - 0.5)
+    assert breaker.closed
+    breaker.fail("500", 20.0, answered_at=18.5)
+    breaker.fail("500", 21.0, answered_at=18.5)
+    assert not breaker.closed
+    breaker.half_open()
+    breaker.fail("500", 30.0, answered_at=29.0)
+    assert breaker.closed

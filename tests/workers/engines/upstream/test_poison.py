@@ -1,0 +1,101 @@
+"""Requests that break servers by their own fault: they end, and keep nobody from a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_upstream import ANSWER, FakeUpstream, Fault
+from upstream_bench import HELLO, bench
+
+from penstock.engine import ChatTurn
+from workers.engines.upstream.continuation.breaks import MAX_KNOWN, BreakCounts, BrokenTexts
+from workers.engines.upstream.engine import MAX_BREAKS, MAX_RESTARTS
+from workers.engines.upstream.places import breaker
+
+POISON = (ChatTurn("user", "poison"),)
+
+
+class Poisoned(FakeUpstream):
+    """Has one fault for one prompt, and serves all others."""
+
+    def __init__(self, fault: Fault, kind: str = "vllm", **more: Any) -> None:
+        super().__init__(kind, **more)
+        self.fault = fault
+        self.poisons = 0
+
+    def _fault(self, body: dict[str, Any]) -> Fault:
+        if any("poison" in str(each["content"]) for each in body.get("messages", ())):
+            self.poisons += 1
+            return self.fault
+        return super()._fault(body)
+
+
+@pytest.fixture(autouse=True)
+def _opens_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(breaker, "MAX_OPEN_S", 1.0)
+    monkeypatch.setattr(breaker, "MIN_OPEN_S", 1.0)
+    yield
+
+
+async def test_a_request_that_one_server_always_fails_ends() -> None:
+    """Alone at the only server, over returns to the queue."""
+    fake = Poisoned(Fault(status=500))
+    async with bench(fake) as desk:
+        answer = await asyncio.wait_for(desk.ask(POISON, max_tokens=5), 15)
+    assert answer.failure is not None and (answer.failure.code, answer.failure.status) == ("upstream_error", 502)
+    assert answer.returns > 0 and fake.poisons == MAX_BREAKS
+
+
+async def test_requests_of_another_tenant_are_served_beside_it() -> None:
+    """While the server gives tokens to others, no failure of one prompt takes it away from them."""
+    fake = Poisoned(Fault(status=500), step_s=0.02)
+    async with bench(fake) as desk:
+        bob = asyncio.create_task(desk.ask(HELLO, max_tokens=70))
+        while not desk.steps:
+            await asyncio.sleep(0.01)
+        poisons = [desk.ask((ChatTurn("user", f"poison {number}"),), max_tokens=5) for number in range(3)]
+        for poison in await asyncio.wait_for(asyncio.gather(*poisons), 15):
+            assert poison.failure is not None and poison.failure.status == 502 and poison.returns == 0
+        assert (await bob).text == "".join(ANSWER[:70])
+    assert fake.poisons == 3 * MAX_BREAKS
+
+
+async def test_an_answer_that_must_always_begin_again_ends() -> None:
+    """No server continues JSON, and the only one cuts each answer."""
+    fake = Poisoned(Fault(after=3, data=b"data: ?\n\n"))
+    async with bench(fake) as desk:
+        answer = await asyncio.wait_for(desk.ask(POISON, max_tokens=50, json_schema={"type": "object"}), 15)
+    assert answer.failure is not None and answer.failure.status == 502
+    assert MAX_RESTARTS < fake.poisons <= MAX_RESTARTS + 2
+
+
+async def test_a_server_that_takes_no_connection_costs_a_request_nothing() -> None:
+    """However often it is away."""
+    fake = FakeUpstream("vllm", [Fault(reset=True)] * (MAX_BREAKS - 1))
+    async with bench(fake) as desk:
+        asking = asyncio.create_task(desk.ask(HELLO, max_tokens=5))
+        for _ in range(MAX_BREAKS):
+            await fake.stop()
+            (endpoint,) = desk.engine._own.endpoints
+            endpoint.breaker.succeed()  # it is sent there, and finds no server
+            await asyncio.sleep(0.1)
+            await fake.start()
+        answer = await asking
+    assert answer.failure is None and answer.text == "".join(ANSWER[:5])
+
+
+def test_counts_are_of_texts_that_wait() -> None:
+    texts = BrokenTexts()
+    texts.keep("a", BreakCounts(3))
+    assert texts.take("a", begins=True) == BreakCounts(3) and texts.take("a", begins=True) == BreakCounts()
+    for begins in (True, False):
+        texts.keep("a", BreakCounts(1, shown=True))
+        assert texts.take("a", begins=begins).restarts == begins
+    texts.keep("", BreakCounts(3))
+    assert texts.take("", begins=True) == BreakCounts()
+    for number in range(2 * MAX_KNOWN):
+        texts.keep(str(number), BreakCounts(1))
+    assert len(texts._known) == MAX_KNOWN and texts.take(str(2 * MAX_KNOWN - 1), begins=True).breaks == 1
