@@ -110,7 +110,7 @@ def test_every_request_has_one_record_whatever_ends_it(house: House) -> None:
         stamps = (*stamps, record.scheduled_us, record.first_us, record.last_us, record.ended_us)
         slack_us = 1000 + 2 * record.clock_us
         assert all(one <= two + slack_us for one, two in pairwise(stamps)) and all(stamps)
-        assert record.attempts == 1 and record.model == "sim"
+        assert record.attempts == 1 + record.preempted + record.lost and record.model == "sim"
     assert (found[streamed].choices, found[streamed].completion_tokens) == (3, 15)
     deliveries = {record.id: record for record in kept(house) if isinstance(record, DeliveryRecord)}
     assert not deliveries[streamed].whole and deliveries[whole].whole

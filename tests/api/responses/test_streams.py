@@ -335,7 +335,7 @@ def test_a_reader_of_a_stored_response_hears_of_a_silent_one(tmp_path: Path) -> 
     environ = {"PENSTOCK_SIM_STEP_MS": "300", "PENSTOCK_API_KEEP_ALIVE_S": "0.05"}
     with serving(tmp_path, **environ) as house:
         made = json.loads(house.post("/v1/responses", {"model": "sim", "input": "x", "background": True,
-                                                       "max_output_tokens": 4})[2])  # fmt: skip
+                                                       "max_output_tokens": 12})[2])  # fmt: skip
         with ThreadPoolExecutor() as pool:
             reader = pool.submit(house.get, f"/v1/responses/{made['id']}?stream=true")
             house.start("workers")

@@ -147,7 +147,7 @@ async def test_at_d3_nothing_is_promised_without_a_replica(redis_url: str) -> No
         )  # fmt: skip
         await Batches(careless).create(batch, "digest")
         with pytest.raises(Unavailable, match="no replica has it yet"):
-            await Batches(careful).steer(batch.id, "cancel")
+            await Batches(careful).request(batch.id, "cancel")
         assert (await Batches(careless).get(batch.id, "t")).state is BatchState.CANCELLING
 
 
