@@ -29,8 +29,8 @@ class ReasoningGate:
             opened: the prompt ends with the first tag, so that the answer begins inside.
         """
         self._inside = REASONING in past and TEXT not in past.partition(REASONING)[2]
-        self._settled = not self._inside and bool(past.strip())
-        """The answer is text from here on."""
+        self._settled = not self._inside and (REASONING in past or bool(past.strip()))
+        """The answer is text from here on. Python takes the marks for white space."""
         self._opens = opened and not past
         self._held = ""
         self._kept: list[Piece] = []

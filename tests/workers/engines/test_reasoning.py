@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.engine import Piece
@@ -65,6 +65,7 @@ def test_an_answer_may_begin_inside() -> None:
     st.lists(st.sampled_from(["<think>", "</think>", "<", "think", ">", "</", " ", "\n", "a", "\x1c", "\x1d"])),
     st.booleans(),
 )
+@example(texts=["</think>", "<think>"], opened=True)
 def test_another_attempt_continues_after_any_piece(texts: list[str], opened: bool) -> None:
     """Tokens that have passed are a prefix of those generated, and what comes after them is split as without a cut."""
     pieces = passed(texts, opened=opened)
