@@ -174,8 +174,11 @@ class ServerPool:
             if outcome.sent:
                 generation.note_break(self.model)
             log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
-            answered_at = self._exchange.answered_at(endpoint.url)
-            endpoint.fail(outcome.reason, down=not outcome.sent, answered_at=answered_at)
+            if not outcome.malformed:
+                answered_at = self._exchange.answered_at(endpoint.url)
+                endpoint.fail(outcome.reason, down=not outcome.sent, answered_at=answered_at)
+        elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
+            endpoint.breaker.succeed()
         elif outcome.end is End.BUSY:
             generation.refusals += 1
             self._hold(generation, place, outcome, now)

@@ -63,6 +63,29 @@ async def test_requests_of_another_tenant_are_served_beside_it() -> None:
     assert fake.poisons == 3 * MAX_BREAKS
 
 
+@pytest.mark.parametrize("after", [0, 3])
+async def test_a_reply_that_cannot_be_read_takes_no_server_away(after: int) -> None:
+    """Nor does it end in a wait: the server is there."""
+    fake = Poisoned(Fault(after=after, data=b"data: ?\n\n"))
+    async with bench(fake) as desk:
+        (endpoint,) = desk.engine._own.endpoints
+        poison = asyncio.create_task(desk.ask(POISON, max_tokens=20))
+        while not poison.done():
+            assert endpoint.breaker.closed
+            await asyncio.sleep(0)
+        answer = await poison
+    assert answer.returns == 0 and bool(answer.failure) == (after == 0)
+
+
+async def test_a_refusal_shows_that_a_server_is_there() -> None:
+    """Failures around it are not in a row."""
+    faults = [Fault(status=500), Fault(status=500), Fault(status=400), Fault(status=500), Fault(status=500)]
+    async with bench(FakeUpstream("vllm", faults)) as desk:
+        answers = [await desk.ask(HELLO, max_tokens=5) for _ in range(2)]
+    assert [bool(answer.failure) for answer in answers] == [True, False]
+    assert [answer.returns for answer in answers] == [0, 0]
+
+
 async def test_an_answer_that_must_always_begin_again_ends() -> None:
     """No server continues JSON, and the only one cuts each answer."""
     fake = Poisoned(Fault(after=3, data=b"data: ?\n\n"))

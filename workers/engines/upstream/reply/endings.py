@@ -65,6 +65,8 @@ class ReplyOutcome:
     status: int = 0
     sent: bool = True
     """Whether the server may have begun to compute it."""
+    malformed: bool = False
+    """Whether it broke by what it says, which shows that the server is there."""
     param: str | None = None
     retry_s: float | None = None
     """Seconds that a busy server asks to wait."""
@@ -115,6 +117,11 @@ def by_error(decoded: Any) -> ReplyOutcome:
 def by_cut(reason: str, *, sent: bool = True) -> ReplyOutcome:
     """A stream that ended without a finish reason."""
     return ReplyOutcome(End.BROKEN, reason, sent=sent)
+
+
+def by_malformed(what: str) -> ReplyOutcome:
+    """A reply that cannot be read."""
+    return ReplyOutcome(End.BROKEN, f"a malformed {what}", malformed=True)
 
 
 def _by_code(code: int, reason: str, words: str, param: str | None) -> ReplyOutcome:

@@ -20,7 +20,7 @@ from workers.engines.upstream.continuation.breaks import BreakCounts
 from workers.engines.upstream.continuation.ladder import Row, Rung
 from workers.engines.upstream.reply import chunks
 from workers.engines.upstream.reply.chunks import Choice, Chunk
-from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_error, by_finish
+from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_error, by_finish, by_malformed
 from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 
 MAX_EXCESS_TOKENS = 64
@@ -179,7 +179,7 @@ class UpstreamGeneration:
                 return None
             return self._piece(chunk, now)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, OverflowError) as error:
-            self.outcome = by_cut(f"a malformed chunk ({type(error).__name__})")
+            self.outcome = by_malformed(f"chunk ({type(error).__name__})")
             return None
 
     def _piece(self, chunk: Chunk, now: float) -> Piece | None:

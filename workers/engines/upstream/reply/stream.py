@@ -10,7 +10,7 @@ from penstock.engine import Piece
 from workers.engines.stops import joined
 from workers.engines.upstream.http.connection import UpstreamConnection
 from workers.engines.upstream.http.sse import EventSplitter, LineTooLongError
-from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_status
+from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_malformed, by_status
 from workers.engines.upstream.reply.generation import DONE, UpstreamGeneration, decoded
 
 MAX_ERROR_BYTES = 64 << 10
@@ -58,7 +58,7 @@ class StreamReader:
         try:
             events = self._splitter.feed(data)
         except LineTooLongError:
-            self.settle(by_cut("a line without an end"))
+            self.settle(by_malformed("line, which has no end"))
             return
         ended = False
         for event in events:
@@ -87,7 +87,7 @@ class StreamReader:
         try:
             outcome = self._outcome(problem)
         except Exception as error:  # noqa: BLE001 - the boundary of a reply: its request must end
-            self.settle(by_cut(f"a malformed end ({type(error).__name__})"))
+            self.settle(by_malformed(f"end ({type(error).__name__})"))
             return
         self.settle(outcome, keep=not problem)
 
