@@ -19,6 +19,7 @@ PROGRAMS = {
     "whole": "Answers in one piece: how long after the engine's last token they are delivered.",
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
     "growth": "How the cost grows: tokens, streams, partitions, API processes.",
+    "gpu": "Small models on a GPU: throughput and energy by batch size, copies, decode steps and their bound.",
     "engine": "Tokens per second through Penstock over those of the bare engine.",
     "scale": "The scheduler on a simulated clock: a bursty day, beside other rules.",
     "order": "Order, gate and co-location of batches beside other rules, simulated and on real processes.",
