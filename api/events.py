@@ -120,36 +120,46 @@ async def _encoded(stream: AsyncIterator[Iterable[JobEvent]]) -> AsyncIterator[b
         yield broken.event.encode()
 
 
-async def job_log(services: Services, record: JobRecord, seen: Cursor | None) -> AsyncIterator[Iterable[JobEvent]]:
-    """Yield every event after a cursor; if the store lost some that the reader has, a reset and all events. Raises
-    LogBroken."""
+async def job_log(
+    services: Services, record: JobRecord, seen: Cursor | None, *, shown: bool = False
+) -> AsyncIterator[Iterable[JobEvent]]:
+    """Yield every event after a cursor; if the store has not those that the reader has, a reset and all events.
+
+    Only the loss of events that this process has shown begins a new epoch of the job. A cursor may be forged, so what
+    a reader says that it has changes nothing: no event of the new text has the id of one of the old text, because
+    another run wrote it. Raises LogBroken.
+
+    Args:
+        shown: This process has read the events up to `seen` from the log.
+    """
     place = cursor.resume(seen, record) if seen else Place()
     while True:
         if place is None:
-            record = await _new_epoch(services, record, seen)
+            record = await (_new_epoch if shown else _read_again)(services, record)
             yield [reset_event(record.epoch)]
-            seen, place = Cursor(record.epoch, cursor.START), Place()
+            place, shown = Place(), True
         try:
             async for rendered in EventReader(services, record, place).events():
                 yield rendered
+                shown = shown or any(event.id is not None for event in rendered)
             return
         except HistoryChanged:
-            seen, place = Cursor(record.epoch, cursor.START), None
+            place = None
             await asyncio.sleep(RESET_DELAY_S)
 
 
-async def _new_epoch(services: Services, record: JobRecord, seen: Cursor | None) -> JobRecord:
-    """Return the job's record in a later epoch than the reader's, so that no event id names two events.
+async def _read_again(services: Services, record: JobRecord) -> JobRecord:
+    """Return the job's record as it is now."""
+    return await patiently(lambda: services.job_reader.outline(record.job.id))
 
-    A cursor without a run (an earlier version wrote it) was never an id of this log, so no new epoch is begun for it.
-    """
-    job_id = record.job.id
-    record = await patiently(lambda: services.job_reader.outline(job_id))
-    if seen is None or (seen.run and seen.epoch == record.epoch):
-        resets = record.resets
-        await patiently(lambda: services.queue.reset(job_id, resets))
-        record = await patiently(lambda: services.job_reader.outline(job_id))
-    return record
+
+async def _new_epoch(services: Services, record: JobRecord) -> JobRecord:
+    """Return the job's record in a later epoch than `record`, in which no event id names an event of this one."""
+    known = await _read_again(services, record)
+    if known.epoch != record.epoch:
+        return known
+    await patiently(lambda: services.queue.reset(known.job.id, known.resets))
+    return await _read_again(services, known)
 
 
 class EventReader:

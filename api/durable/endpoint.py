@@ -135,7 +135,7 @@ async def _batches(services: Services, record: JobRecord, seen: Cursor) -> Async
     """Yield the messages after a position as they come, to the end of the stream, or until it cannot be read here: the
     reader comes back and is told why."""
     try:
-        async for events in job_log(services, record, seen):
+        async for events in job_log(services, record, seen, shown=True):
             if (batch := _batch(events)) is not None:
                 yield batch
     except LogBroken:

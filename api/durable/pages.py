@@ -52,10 +52,11 @@ def message(event: JobEvent) -> bytes:
 
 
 async def page_after(services: Services, record: JobRecord, offset: StreamOffset | None) -> Page:
-    """Read the messages after `offset`; None: from the first one that is kept. If the store has lost messages that the
-    reader has, a reset and those of the new epoch.
+    """Read the messages after `offset`; None: from the first one that is kept. If the job is in a later epoch, a reset
+    and the messages of that one.
 
-    Raises ApiError (410 for an epoch that the store does not know, 503), UnknownJob, Unavailable.
+    Raises ApiError (410 if the log has no such offset; an offset may be forged, so a read never begins an epoch; 503),
+    UnknownJob, Unavailable.
     """
     log = await _StoredLog.read(services, record)
     if offset is None:
@@ -67,8 +68,7 @@ async def page_after(services: Services, record: JobRecord, offset: StreamOffset
     if place is not None:
         return await log.page(place, seen)
     if seen.epoch == log.record.epoch:
-        await services.queue.reset(record.job.id, log.record.resets)
-        log = await _StoredLog.read(services, await services.job_reader.outline(record.job.id))
+        raise errors.offset_gone()
     reset = reset_event(log.record.epoch)
     return await log.page(Place(), Cursor(log.record.epoch, cursor.START), [message(reset)])
 
@@ -122,8 +122,10 @@ class _StoredLog:
     def place(self, seen: Cursor) -> Place | None:
         """Return the position after a cursor; None if the log does not have the messages up to it."""
         place = cursor.resume(seen, self.record)
-        if place is None or not 0 < place.after <= len(self.rows):
+        if place is None or place.over or not place.runs:
             return place
+        if not 0 < place.after <= len(self.rows):
+            return None
         return place if author(self.sections, place.after) == place.runs[-1] else None
 
     async def page(self, place: Place, seen: Cursor, before: Sequence[bytes] = ()) -> Page:

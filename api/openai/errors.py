@@ -187,7 +187,7 @@ def response_still_ends() -> ApiError:
 
 
 def offset_gone() -> ApiError:
-    """A later epoch than the store knows, for instance: it was restored from an older copy."""
+    """The log has no such offset: the store was restored from an older copy, or the offset was made up."""
     message = "The stream no longer has this offset. Read it again from its beginning: offset=-1."
     return ApiError(410, "offset_gone", message, param="offset")
 

@@ -33,6 +33,29 @@ DURABLE = (
         (STREAMS + "a_reader_that_comes_back_to_a_running_job_is_told_that_its_text_was_lost",),
     ),
     Bug(
+        "an offset that changes the job",
+        "A reader with a made-up offset makes all readers of the job begin again.",
+        (
+            Edit(
+                "api/durable/pages.py",
+                "    if seen.epoch == log.record.epoch:\n        raise errors.offset_gone()\n",
+                "    if seen.epoch == log.record.epoch:\n"
+                "        await services.queue.reset(record.job.id, log.record.resets)\n"
+                "        log = await _StoredLog.read(services, await services.job_reader.outline(record.job.id))\n",
+            ),
+        ),
+        (STREAMS + "a_made_up_offset_is_refused_and_changes_nothing",),
+    ),
+    Bug(
+        "an event id that changes the job",
+        "A reader with a made-up event id makes all readers of the job begin again.",
+        (Edit("api/events.py", "(_new_epoch if shown else _read_again)", "_new_epoch"),),
+        (
+            "tests/api/test_events.py::test_a_made_up_id_gets_a_reset_and_makes_no_other_reader_begin_anew",
+            "tests/api/test_events.py::test_a_two_part_id_makes_no_other_reader_begin_anew",
+        ),
+    ),
+    Bug(
         "a cursor that stands still",
         "A cache answers a live reader with the same bytes again and again.",
         (Edit("api/durable/offsets.py", "seen < current", "seen <= current"),),

@@ -48,12 +48,6 @@ READERS = (
         (EVENTS + "the_end_of_another_epoch_is_not_told_as_the_end",),
     ),
     Bug(
-        "an old id resets every reader",
-        "A client with an id of an earlier version has all other readers of its job begin anew.",
-        (Edit("api/events.py", "(seen.run and seen.epoch == record.epoch)", "seen.epoch == record.epoch"),),
-        (EVENTS + "a_two_part_id_makes_no_other_reader_begin_anew",),
-    ),
-    Bug(
         "half a frame is held",
         "A job with more deltas in a step than are held has its log read again with every step.",
         (Edit("streaming/jobs/reorder_buffer.py", "(not self.full or 0 < number == self.number)", "not self.full"),),

@@ -227,7 +227,7 @@ TOKENS = (
     Bug(
         "a reset within its epoch",
         "After a loss the ids that a reader has seen stand for other deltas.",
-        (Edit("api/events.py", "if seen is None or (seen.run and seen.epoch == record.epoch):", "if seen is None:"),),
+        (Edit("api/events.py", "(_new_epoch if shown else _read_again)", "_read_again"),),
         (EVENTS + "a_store_that_lost_what_was_shown_resets_its_readers",),
     ),
     Bug(

@@ -332,6 +332,27 @@ async def test_a_two_part_id_makes_no_other_reader_begin_anew(door: House, door_
     assert "stream.reset" not in [event.name for event in await live.ended()]
 
 
+@pytest.mark.parametrize("forged", ["{epoch}:3:nobody-1", "{epoch}:40:-", "{epoch}:40", "0:3:{run}"])
+async def test_a_made_up_id_gets_a_reset_and_makes_no_other_reader_begin_anew(
+    door: House, door_wire: RedisClient, forged: str
+) -> None:
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    worker = await Hand.claiming(door_wire)
+    await worker.write("ab")
+    await live.until("delta", 2)
+    epoch, _, run = live.events[-1].id.split(":")
+    other = Resumed(door, job_id, forged.format(epoch=epoch, run=run))
+    await other.until("delta", 2)
+    assert (await JobReader(door_wire).record(job_id)).resets == 0
+    await worker.write("c")
+    await worker.finish()
+    told = await other.ended()
+    assert told[0].name == "stream.reset" and text_of(told) == "abc"
+    assert "stream.reset" not in [event.name for event in await live.ended()]
+    assert (await JobReader(door_wire).record(job_id)).resets == 0
+
+
 async def test_a_job_ended_by_a_script_ends_behind_all_its_deltas(door: House, door_wire: RedisClient) -> None:
     """Cancelled while it waited for its next worker: the end is no earlier than what was shown, and has one id."""
     job_id = await put(door)
@@ -639,16 +660,19 @@ async def a_waiting_job(wire: RedisClient) -> JobRecord:
     return await JobReader(wire).outline(job.id)
 
 
-@pytest.mark.parametrize("seen", [None, Cursor(1, 3, "nobody-1")])
+@pytest.mark.parametrize(
+    ("seen", "shown"), [(None, False), (Cursor(1, 3, "nobody-1"), False), (Cursor(1, 3, "nobody-1"), True)]
+)
 async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
-    door_wire: RedisClient, monkeypatch: pytest.MonkeyPatch, seen: Cursor | None
+    door_wire: RedisClient, monkeypatch: pytest.MonkeyPatch, seen: Cursor | None, shown: bool
 ) -> None:
+    """Only the loss of what this process has shown begins a new epoch."""
     monkeypatch.setattr(events_endpoint, "STORE_RETRY_DELAY_S", 0.0)
     relay, queue, reader = (Absent(client) for client in (Relay(door_wire), Queue(door_wire), JobReader(door_wire)))
     await relay.start()
     services, record = services_of(door_wire, relay, queue, reader), await a_waiting_job(door_wire)
     names = []
-    async for rendered in events_endpoint.job_log(services, record, seen):
+    async for rendered in events_endpoint.job_log(services, record, seen, shown=shown):
         names += [event.name for event in rendered]
         if names[-1] == "queued":
             hand = await Hand.claiming(door_wire)
@@ -657,7 +681,7 @@ async def test_each_read_of_a_stream_that_has_begun_is_tried_again(
     await relay.stop()
     assert names == [*(["stream.reset"] if seen else []), "queued", "started", "delta", "completed"]
     assert relay.refused == {"follow"} and reader.refused >= {"outline", "place"}
-    assert queue.refused == ({"reset"} if seen else set())
+    assert queue.refused == ({"reset"} if shown else set())
 
 
 async def test_a_job_that_begins_in_another_epoch_is_told_with_a_reset_after_a_pause(

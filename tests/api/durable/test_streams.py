@@ -20,6 +20,7 @@ from house import House, redis_process
 from api.durable import endpoint
 from bench.ports import free_port
 from streaming.ids import new_job_id
+from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -330,7 +331,8 @@ async def test_a_new_epoch_is_a_message_and_changes_nothing_before_it(door: Door
 async def test_a_reader_that_comes_back_to_a_running_job_is_told_that_its_text_was_lost(
     door: Door, wire: RedisClient
 ) -> None:
-    """The next worker has written others in the place of the messages that it has, and as many."""
+    """The next worker has written others in the place of the messages that it has, and as many. The reader is told to
+    begin again; only a process that has shown lost messages itself begins a new epoch."""
     job_id = await door.put()
     first = await Hand.claiming(wire)
     await first.write("abc")
@@ -339,11 +341,45 @@ async def test_a_reader_that_comes_back_to_a_running_job_is_told_that_its_text_w
     await lapse(wire, first.lease)
     second = await Hand.claiming(wire)
     await second.write("ABCDE")
-    back = await door.read(job_id, before.next)
-    assert [each["event"] for each in back.messages] == ["stream.reset"] + ["delta"] * 5
-    assert (back.text, back.up_to_date, back.closed) == ("ABCDE", True, False) and back.next > before.next
+    refused = await door.read(job_id, before.next)
+    assert (refused.status, json.loads(refused.body)["error"]["code"]) == (410, "offset_gone")
+    back = await door.read(job_id)
+    assert (back.text, back.up_to_date, back.closed) == ("ABCDE", True, False)
     await second.finish()
     assert [each["event"] for each in (await door.read(job_id, back.next)).messages] == ["completed"]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("live", ["", "long-poll", "sse"])
+async def test_a_made_up_offset_is_refused_and_changes_nothing(
+    door: Door, wire: RedisClient, ended: bool, live: str
+) -> None:
+    """Beyond the tail, before the run's first message, of another run, and of none."""
+    job_id = await door.put()
+    hand = await Hand.claiming(wire)
+    await hand.write("abc")
+    reader = SseReader(door, job_id, "-1")
+    await reader.until(3)
+    true = (await door.read(job_id)).next
+    if ended:
+        await hand.finish()
+        await reader.ended()
+    epoch, number, run = true.split("_")
+    made_up = [
+        f"{epoch}_{int(number) + 40:015d}_{run}",
+        f"{epoch}_{2:015d}_{run}",
+        f"{epoch}_{number}_{'f' * 12}",
+        f"{epoch}_{number}_{'0' * 12}",
+    ]
+    for offset in made_up:
+        refused = await door.read(job_id, offset, live)
+        assert (refused.status, json.loads(refused.body)["error"]["code"]) == (410, "offset_gone"), offset
+    assert (await JobReader(wire).record(job_id)).resets == 0
+    assert (await door.read(job_id, true)).status == 200
+    if not ended:
+        await hand.finish()
+        await reader.ended()
+    assert [each["event"] for each in reader.messages] == ["delta"] * 3 + ["completed"]
 
 
 async def test_an_offset_of_a_store_that_is_gone_is_refused(door: Door, wire: RedisClient) -> None:
