@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from bench.gpu.attention import attend
-from bench.gpu.shapes import HEAD, Shape
+from bench.gpu.shapes import HEAD, DecoderShape
 
 PREFILL_ROWS = 16
 """Sequences of one prefill pass: it bounds the memory of their activations."""
@@ -17,7 +17,7 @@ PREFILL_ROWS = 16
 class Layer:
     """One block's weights, biases left out, and its keys and values: batch x heads x length x head."""
 
-    def __init__(self, shape: Shape, batch: int, length: int, make: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, shape: DecoderShape, batch: int, length: int, make: Callable[..., torch.Tensor]) -> None:
         hidden = shape.hidden
         self.qkv, self.out = make(hidden, 3 * hidden), make(hidden, hidden)
         self.up, self.down = make(hidden, 4 * hidden), make(4 * hidden, hidden)
@@ -29,7 +29,7 @@ class Decoder:
     """`length`: most tokens of a sequence, prompt and answer. All sequences stand at the same place."""
 
     def __init__(
-        self, shape: Shape, batch: int, length: int, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16
+        self, shape: DecoderShape, batch: int, length: int, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16
     ) -> None:
         self.shape, self.batch, self.length = shape, batch, length
         dice = torch.Generator(device="cuda").manual_seed(seed)
@@ -55,11 +55,8 @@ class Decoder:
         """One token for each; returns the logits, batch x vocabulary."""
         state = self.embedding[self.tokens] + self.positions[self.place]
         for layer in self.layers:
-            query, key, value = (layer_norm(state) @ layer.qkv).view(self.batch, 3, self.shape.heads, HEAD).unbind(1)
-            layer.keys.index_copy_(2, self.place, key.unsqueeze(2))
-            layer.values.index_copy_(2, self.place, value.unsqueeze(2))
-            seen = attend(query.contiguous(), layer.keys, layer.values, self.place)
-            state = torch.addmm(state, seen.view(self.batch, -1), layer.out)
+            seen = attend(layer_norm(state) @ layer.qkv, layer.keys, layer.values, self.place)
+            state = torch.addmm(state, seen, layer.out)
             state = torch.addmm(state, torch.relu(layer_norm(state) @ layer.up), layer.down)
         logits = self._logits(state)
         self.tokens.copy_(logits.argmax(-1))
@@ -105,7 +102,7 @@ def layer_norm(state: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(state, state.shape[-1:])
 
 
-def wrong_by(shape: Shape) -> float:
+def wrong_by(shape: DecoderShape) -> float:
     """How far the logits of eight steps after a prefill are from those of one pass over the same tokens in float32:
     norm of the difference over the norm. bfloat16 gives 0.001 to 0.03."""
     dice = torch.Generator(device="cuda").manual_seed(1)

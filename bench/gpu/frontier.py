@@ -8,20 +8,20 @@ import torch
 
 from bench.gpu.decoder import Decoder
 from bench.gpu.device import Device, seconds_of
-from bench.gpu.shapes import Shape, bound
+from bench.gpu.shapes import DecoderShape, bound
 from bench.gpu.waves import ANSWER, PROMPT, Waves
 
 USABLE = 0.9
 """Of the memory; the rest is for activations and the library."""
 
 
-def fits(shape: Shape, batch: int, length: int, memory: int) -> bool:
+def fits(shape: DecoderShape, batch: int, length: int, memory: int) -> bool:
     """Whether weights, keys and values do."""
     return shape.parameters * 2 + batch * length * shape.kv_token < USABLE * memory
 
 
 def frontier(
-    device: Device, shape: Shape, batches: list[int], seconds: float, idle_w: float | None
+    device: Device, shape: DecoderShape, batches: list[int], seconds: float, idle_w: float | None
 ) -> list[dict[str, Any]]:
     """A row for each batch size that fits."""
     rows = []
@@ -54,7 +54,7 @@ def frontier(
 
 
 def decode_bounds(
-    device: Device, shape: Shape, at: list[tuple[int, int]], flops: float, bandwidth: float
+    device: Device, shape: DecoderShape, at: list[tuple[int, int]], flops: float, bandwidth: float
 ) -> list[dict[str, Any]]:
     """A row for each batch and context: seconds of a step, and the bound's share of them."""
     rows = []

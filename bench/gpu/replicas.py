@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import msgspec
 
-from bench.gpu.waves import ANSWER, Served
+from bench.gpu.waves import ANSWER, ServedWaves
 
 
 class ReplicaFailed(RuntimeError):
@@ -25,7 +25,7 @@ def side_by_side(shape: str, batch: int, copies: int, seconds: float, kind: str)
         for process in running:
             _pipe(process.stdin).write(b"go\n")
             _pipe(process.stdin).flush()
-        found = [msgspec.json.decode(_line(process), type=Served) for process in running]
+        found = [msgspec.json.decode(_line(process), type=ServedWaves) for process in running]
     finally:
         for process in running:
             process.kill()

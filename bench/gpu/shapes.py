@@ -14,7 +14,7 @@ HEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DecoderShape:
     """A decoder: `layers` blocks of `hidden` with `heads` heads, a feed-forward of 4 x hidden, tied embeddings."""
 
     name: str
@@ -47,7 +47,7 @@ class Work:
         return max(self.operations / flops, self.moved_bytes / bandwidth)
 
 
-def decode_step(shape: Shape, batch: int, context: int) -> list[Work]:
+def decode_step(shape: DecoderShape, batch: int, context: int) -> list[Work]:
     """One token for each of `batch` sequences that have `context` tokens: the linear parts, then the attention."""
     linear = shape.layers * 12 * shape.hidden**2 + shape.vocabulary * shape.hidden
     activations = shape.layers * 18 * shape.hidden * batch * BYTES + shape.vocabulary * batch * BYTES
@@ -57,12 +57,12 @@ def decode_step(shape: Shape, batch: int, context: int) -> list[Work]:
     ]
 
 
-def bound(shape: Shape, batch: int, context: int, flops: float, bandwidth: float) -> float:
+def bound(shape: DecoderShape, batch: int, context: int, flops: float, bandwidth: float) -> float:
     """Seconds below which no step can be, its parts being one after the other."""
     return sum(part.seconds(flops, bandwidth) for part in decode_step(shape, batch, context))
 
 
 SHAPES = {
-    "125m": Shape("opt-125m", layers=12, hidden=768, heads=12),
-    "1.3b": Shape("opt-1.3b", layers=24, hidden=2048, heads=32),
+    "125m": DecoderShape("opt-125m", layers=12, hidden=768, heads=12),
+    "1.3b": DecoderShape("opt-1.3b", layers=24, hidden=2048, heads=32),
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.gpu.decoder import Decoder
-from bench.gpu.shapes import Shape
+from bench.gpu.shapes import DecoderShape
 
 PROMPT, ANSWER = 512, 256
 """Tokens, as in SLM-Pareto."""
@@ -17,7 +17,7 @@ REQUESTS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedWaves:
     """`waves` of `batch` requests each."""
 
     batch: int
@@ -43,12 +43,12 @@ class Served:
 class Waves:
     """One decoder that serves waves; with `graphs`, its step is a captured graph."""
 
-    def __init__(self, shape: Shape, batch: int, *, graphs: bool = True) -> None:
+    def __init__(self, shape: DecoderShape, batch: int, *, graphs: bool = True) -> None:
         self.decoder = Decoder(shape, batch, PROMPT + ANSWER)
         self._step: Callable[[], object] = self.decoder.graph() if graphs else self.decoder.step
         self._prompts = torch.randint(shape.vocabulary, (batch, PROMPT), device="cuda")
 
-    def serve(self, at_least_s: float, at_most_requests: int | None = REQUESTS) -> Served:
+    def serve(self, at_least_s: float, at_most_requests: int | None = REQUESTS) -> ServedWaves:
         """Waves until so many seconds have passed, or so many requests have been served."""
         batch, waves, prefill_s = self.decoder.batch, 0, 0.0
         torch.cuda.synchronize()
@@ -63,4 +63,4 @@ class Waves:
                 self._step()
             torch.cuda.synchronize()
             waves += 1
-        return Served(batch, waves, time.perf_counter() - begin, prefill_s / waves)
+        return ServedWaves(batch, waves, time.perf_counter() - begin, prefill_s / waves)
