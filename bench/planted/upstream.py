@@ -168,6 +168,12 @@ UPSTREAM = (
         ("tests/api/test_served_by.py::test_every_form_of_an_answer_says_who_gave_it",),
     ),
     Bug(
+        "a limit that holds a request for ever",
+        "A request that is always refused with 429 is sent again and again, and no reader hears why.",
+        (Edit(ENGINE + "engine.py", "is not None and left_s <= 0:", "is not None and left_s < -MAX_HELD:"),),
+        (f"{TESTS}test_poison.py::test_a_request_that_is_always_refused_because_of_a_limit_ends",),
+    ),
+    Bug(
         "a return that is seen late",
         "A server that was away for a minute is asked again only after many seconds.",
         (Edit(ENGINE + "places/breaker.py", "PROBE_INTERVAL_S * (0.75", "MAX_OPEN_S * (0.75"),),

@@ -281,12 +281,14 @@ class UpstreamEngine:
     async def _last(self, generation: UpstreamGeneration) -> Piece:
         if generation.is_stopped:  # the worker was lost after the stop string and before its end
             return generation.last("stop")
-        patience_s = self._patience_s if self._fallbacks else None
         while not generation.cancelled:
+            if (left_s := self._left_s(generation)) is not None and left_s <= 0:
+                return generation.last(failure=self._refused_failure(generation))
             pool = await self._pool_for(generation)
             if pool is None:
                 return generation.last("cancelled") if generation.cancelled else self._returned(generation)
-            outcome = await pool.run(generation, patience_s)
+            waits = [left_s, self._patience_s if self._fallbacks else None]
+            outcome = await pool.run(generation, min((each for each in waits if each is not None), default=None))
             if outcome is None:
                 continue
             if (last := self._ending(generation, outcome)) is not None:
@@ -310,6 +312,15 @@ class UpstreamEngine:
         if counts.breaks >= MAX_BREAKS or (counts.restarts >= MAX_RESTARTS and outcome.sent):
             return generation.last(failure=outcome.failure)
         return None
+
+    def _left_s(self, generation: UpstreamGeneration) -> float | None:
+        """Seconds until a request that limits of servers hold fails; None: none has refused it since its last token."""
+        refused_at = generation.counts.refused_at
+        return None if refused_at is None else refused_at + self._own.settings.refused_s - time.monotonic()
+
+    def _refused_failure(self, generation: UpstreamGeneration) -> Failure:
+        waited_s, said = self._own.settings.refused_s, generation.counts.refusal
+        return Failure("upstream_busy", f"the upstream server refused the request for {waited_s:g} s: {said}", 503)
 
     def _returned(self, generation: UpstreamGeneration) -> Piece:
         """The last piece of a request that goes back to the queue."""

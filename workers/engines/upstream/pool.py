@@ -180,7 +180,7 @@ class ServerPool:
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             endpoint.breaker.succeed()
         elif outcome.end is End.BUSY:
-            generation.refusals += 1
+            generation.note_busy(outcome, now)
             self._hold(generation, place, outcome, now)
             if outcome.status != 429 and generation.refusals >= MAX_REFUSALS:  # a gateway without a server, perhaps
                 endpoint.fail(outcome.reason, down=True)
@@ -191,11 +191,11 @@ class ServerPool:
                 endpoint.fail("it takes none of the keys", down=True)
 
     def _hold(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome, now: float) -> None:
-        wait = outcome.retry_s
+        wait = (
+            min(HOLD_S * 2.0 ** (generation.refusals - 1), MAX_RETRY_S) if outcome.retry_s is None else outcome.retry_s
+        )
         if outcome.status == 429:
-            place.key.block(HOLD_S if wait is None else wait, now)
+            place.key.block(wait, now)
         else:
-            place.endpoint.held_until = now + (
-                min(HOLD_S * 2**generation.refusals, MAX_RETRY_S) if wait is None else wait
-            )
+            place.endpoint.held_until = now + wait
         place.endpoint.budget.note_busy(now)

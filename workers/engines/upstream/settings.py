@@ -55,6 +55,9 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     fallback_after_s: Seconds = 10.0
     """A rate limit that holds a request longer leads to a fallback; so long a worker that starts waits for a server of
     its own model before it begins with a fallback alone."""
+    refused_s: Seconds = 600.0
+    """A request that servers refuse for so long because of a limit (429), without a token between, fails with what they
+    said; its own deadline may end it before."""
     connect_s: Seconds = 5.0
     """Time limit for a connection."""
     first_token_s: Seconds = 300.0

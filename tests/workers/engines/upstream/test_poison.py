@@ -122,3 +122,50 @@ def test_counts_are_of_texts_that_wait() -> None:
     for number in range(2 * MAX_KNOWN):
         texts.keep(str(number), BreakCounts(1))
     assert len(texts._known) == MAX_KNOWN and texts.take(str(2 * MAX_KNOWN - 1), begins=True).breaks == 1
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+WORDS = b'{"error": {"message": "tokens per day are used up", "type": "rate_limit_error"}}'
+
+
+@pytest.mark.parametrize("headers", [(), (("Retry-After", "3000"),)])
+async def test_a_request_that_is_always_refused_because_of_a_limit_ends(headers: tuple[tuple[str, str], ...]) -> None:
+    """After refused_s, with what the server said, also if it asks to wait for longer; and without a flood of tries."""
+    fake = Poisoned(Fault(status=429, headers=headers, body=WORDS))
+    async with bench(fake, refused_s=0.8) as desk:
+        answer = await asyncio.wait_for(desk.ask(POISON, max_tokens=5), 15)
+    assert answer.failure is not None and answer.returns == 0
+    assert (answer.failure.code, answer.failure.status) == ("upstream_busy", 503)
+    assert "HTTP 429: tokens per day are used up" in answer.failure.message
+    assert fake.poisons <= 3
+
+
+async def test_the_time_of_refusals_goes_on_over_returns_to_the_queue() -> None:
+    """The server goes away and comes back meanwhile, so that the request is submitted again."""
+    fake = Poisoned(Fault(status=429, body=WORDS))
+    async with bench(fake, refused_s=1.5) as desk:
+        asking = asyncio.create_task(desk.ask(POISON, max_tokens=5))
+        while not fake.poisons:
+            await asyncio.sleep(0.01)
+        (endpoint,) = desk.engine._own.endpoints
+        endpoint.fail("it went away", down=True)
+        answer = await asyncio.wait_for(asking, 15)
+    assert answer.failure is not None and answer.failure.code == "upstream_busy" and answer.returns > 0
+
+
+async def test_a_token_between_two_refusals_begins_their_time_anew() -> None:
+    """Each is shorter than refused_s, and the answer is whole."""
+    limited = Fault(status=429, headers=(("Retry-After", "0.6"),))
+    fake = FakeUpstream("vllm", [limited, Fault(after=5, cut=True), limited, Fault(after=5, cut=True), limited])
+    async with bench(fake, refused_s=1.0) as desk:
+        answer = await asyncio.wait_for(desk.ask(HELLO, max_tokens=40), 15)
+    assert answer.failure is None and answer.text == "".join(ANSWER[:40]) and not fake.faults
+
+
+async def test_a_server_without_room_is_waited_for_as_one_that_is_away() -> None:
+    """503 is no limit: refused_s does not end the request."""
+    fake = FakeUpstream("vllm", [Fault(status=503)] * 3)
+    async with bench(fake, refused_s=0.2) as desk:
+        answer = await asyncio.wait_for(desk.ask(HELLO, max_tokens=5), 15)
+    assert answer.failure is None and answer.text == "".join(ANSWER[:5])

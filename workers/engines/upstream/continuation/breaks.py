@@ -21,6 +21,10 @@ class BreakCounts:
     """How often its answer had to begin again, because no server could continue it."""
     shown: bool = False
     """Whether a part of the answer had come out when the text was given back."""
+    refused_at: float | None = None
+    """When a server first refused it because of a limit (429) since its last progress, in monotonic seconds."""
+    refusal: str = ""
+    """What the last of these servers said."""
     by_model: dict[str, int] = field(default_factory=dict)
     """How often each model's servers failed it before its first token."""
 

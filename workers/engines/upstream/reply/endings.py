@@ -30,6 +30,8 @@ MAX_REASON = 64
 FILTERED = ("content_filter", "safety", "refusal")
 
 BUSY = (429, 503, 529)
+LIMITED = (429, 529)
+"""Of these, the ones that a server gives while it is there: others are waited for as for one that is away."""
 RETRIED = (408, 409, 425, 500, 502, 504)
 PASSED_ON = (400, 403, 404, 405, 406, 413, 414, 415, 422, 431, 451)
 """Statuses that a client gets as they are: it may do something about them. Other ones of 4xx become 400."""

@@ -18,9 +18,18 @@ from workers.engines.reasoning import BEGIN, ReasoningGate, ReasoningWriter, as_
 from workers.engines.stops import TokenGate, joined
 from workers.engines.upstream.continuation.breaks import BreakCounts
 from workers.engines.upstream.continuation.ladder import Row, Rung
+from workers.engines.upstream.http.errors import MAX_WORDS
 from workers.engines.upstream.reply import chunks
 from workers.engines.upstream.reply.chunks import Choice, Chunk
-from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_error, by_finish, by_malformed
+from workers.engines.upstream.reply.endings import (
+    LIMITED,
+    End,
+    ReplyOutcome,
+    by_cut,
+    by_error,
+    by_finish,
+    by_malformed,
+)
 from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 
 MAX_EXCESS_TOKENS = 64
@@ -111,10 +120,19 @@ class UpstreamGeneration:
         if not self.rows:
             self.counts.by_model[model] = self.counts.by_model.get(model, 0) + 1
 
+    def note_busy(self, outcome: ReplyOutcome, now: float) -> None:
+        """A server had no room for the request, or a limit held it."""
+        self.refusals += 1
+        if outcome.status in LIMITED:
+            words = f": {outcome.words[:MAX_WORDS]}" if outcome.words else ""
+            self.counts.refused_at = now if self.counts.refused_at is None else self.counts.refused_at
+            self.counts.refusal = outcome.reason + words
+
     def move_to(self, model: str) -> None:
         """The servers of another model get the request, before its first token. "": those of the model asked for."""
         if model != self._model:
             self.prompt, self.counts.breaks, self.refusals = None, 0, 0
+            self.counts.refused_at = None
         self._model = self._unsaid = model
 
     def written_rows(self, facts: ServerFacts) -> list[Row]:
@@ -207,6 +225,7 @@ class UpstreamGeneration:
         if not (count or text):
             return None
         self.progress_at, self.counts.breaks, self.refusals = now, 0, 0
+        self.counts.refused_at = None
         self._first = self._first or now
         return self._emitted(text, self._ids(chunk, choice), count, self._logprobs(choice, text), hidden=hidden)
 
