@@ -235,7 +235,7 @@ def batch_object(record: BatchRecord) -> dict[str, Any]:
             "input_tokens": usage.prompt,
             "input_tokens_details": tokens["prompt_tokens_details"],
             "output_tokens": usage.completion,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.completion,
         },
         "metadata": dict(batch.metadata) or None,

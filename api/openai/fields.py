@@ -27,7 +27,8 @@ from pydantic_core import PydanticCustomError
 
 MAX_MESSAGES = 1024
 MAX_PROMPTS = 128
-MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_BYTES = 512 * 1024
+"""OpenAI takes 5,000 properties and 120,000 characters of names and values, which is about 400 KiB of JSON."""
 MAX_SCHEMA_DEPTH = 16
 WEEK_MS = 7 * 24 * 3600 * 1000
 
@@ -77,7 +78,6 @@ LogitBias: TypeAlias = Annotated[
 ]
 
 _CONTAINERS = (dict, list)
-_PARTS = ("image_url", "input_audio", "file", "image", "audio", "video_url", "refusal")
 _DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600)")
 
 
@@ -121,43 +121,23 @@ def _nested(values: Iterable[Any]) -> list[Any]:
 # brackets are internal to the validator and never shown.
 
 
-def _shape(value: Any) -> str:
+def shape(value: Any) -> str:
     return f"<{type(value).__name__}>"
 
 
 def _prompt_shape(value: Any) -> str:
     first = value[0] if isinstance(value, list) and value else None
-    return _shape(value) if first is None else f"<list of {type(first).__name__}>"
+    return shape(value) if first is None else f"<list of {type(first).__name__}>"
 
 
-def _by_shape(shape: Callable[[Any], str], expected: str) -> Discriminator:
+def by_shape(shape: Callable[[Any], str], expected: str) -> Discriminator:
     return Discriminator(shape, custom_error_type="shape", custom_error_message=f"must be {expected}")
 
-
-class TextPart(StrictBody):
-    """One part of a message's content."""
-
-    type: Literal["text"] = Field(description="Other kinds of parts are refused.")
-    text: str = Field(description="Parts are joined without anything between them.")
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _only_text(cls, kind: Any) -> Any:
-        if kind != "text" and kind in _PARTS:
-            raise refusal(f"is {kind!r}, but only parts of type 'text' are supported")
-        return kind
-
-
-Content: TypeAlias = Annotated[
-    Annotated[str, Tag("<str>")]
-    | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("<list>")],
-    _by_shape(_shape, "a string or a list of text parts"),
-]
 
 StopText: TypeAlias = Annotated[str, Field(max_length=256)]
 Stop: TypeAlias = Annotated[
     Annotated[StopText, Tag("<str>")] | Annotated[list[StopText], Field(max_length=4, fail_fast=True), Tag("<list>")],
-    _by_shape(_shape, "a string or a list of strings"),
+    by_shape(shape, "a string or a list of strings"),
 ]
 
 PromptText: TypeAlias = Annotated[str, Field(min_length=1)]
@@ -168,7 +148,7 @@ Prompt: TypeAlias = Annotated[
     | Annotated[list[PromptText], _SEVERAL, Tag("<list of str>")]
     | Annotated[PromptIds, Tag("<list of int>")]
     | Annotated[list[PromptIds], _SEVERAL, Tag("<list of list>")],
-    _by_shape(_prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"),
+    by_shape(_prompt_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"),
 ]
 
 
@@ -196,7 +176,7 @@ class JsonSchema(StrictBody):
 
     name: str | None = Field(None, description="Without effect.")
     schema_: SchemaObject = Field(
-        alias="schema", description="At most 64 KiB, and 16 levels deep. The answer is checked against it."
+        alias="schema", description="At most 512 KiB, and 16 levels deep. The answer is checked against it."
     )
     description: str | None = Field(None, description="Without effect.")
     strict: bool | None = Field(None, description="Without effect: every schema is strict.")

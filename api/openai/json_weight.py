@@ -3,7 +3,7 @@
 The parser holds the GIL, so a thread would not help: a 2 MB body of nothing but `[]` blocked all streams for 200 ms.
 The cost depends on the number of values, not of bytes. Measured with
 pydantic-core 2.50 on one core, parsing and checking took about 80 ns for each unit of the weights below, so that
-MAX_JSON_WEIGHT units are about 5 ms. The weight is counted in slices, with other tasks in between.
+MAX_JSON_WEIGHT units are about 10 ms. The weight is counted in slices, with other tasks in between.
 
 Every parser calls `check_weight`, so that no body is parsed unchecked (api/openai/json_body.py, read_object). Code that
 receives a body on the event loop calls `weighed` first, which counts it in slices, once.
@@ -17,8 +17,8 @@ from itertools import accumulate
 
 from api.openai import errors
 
-MAX_JSON_WEIGHT = 65_536
-"""Units of one body. 65,000 token ids, 1,024 messages of one part each, or 2 MB of text weigh less."""
+MAX_JSON_WEIGHT = 131_072
+"""Units of one body. 130,000 token ids, a schema of 5,000 described properties, or 2 MB of text weigh less."""
 CONTAINER_WEIGHT = 8
 """Weight of a list or object: the largest weight of one byte."""
 KEY_WEIGHT = 4

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, Tag, ValidationInfo, field_validator
 
-from api.openai.fields import Content, StrictBody, refusal
+from api.openai.fields import MAX_MESSAGES, StrictBody, by_shape, refusal, shape
+from api.openai.other_parts import refuse_others
 from api.openai.tool_fields import MAX_TOOLS, MessageCall
 from penstock.engine import ChatTurn
+
+
+class TextPart(StrictBody):
+    """One part of a message's content."""
+
+    type: Literal["text"] = Field(description="Images, files, audio and videos are refused.")
+    text: str = Field(description="Parts are joined without anything between them.")
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _only_text(cls, kind: Any) -> Any:
+        return refuse_others(kind, "text")
+
+
+Content: TypeAlias = Annotated[
+    Annotated[str, Tag("<str>")]
+    | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES, fail_fast=True), Tag("<list>")],
+    by_shape(shape, "a string or a list of text parts"),
+]
 
 
 class ChatMessage(StrictBody):

@@ -72,6 +72,12 @@ CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {
 REMEDIES: Mapping[str, str] = {
     "functions": "Use tools, its newer name.",
     "function_call": "Use tool_choice, its newer name.",
+    "modalities": "Answers are text.",
+    "audio": "Answers are text.",
+    "suffix": "Put it into the prompt, between the fill-in-the-middle tokens of the model, if it has any.",
+    "echo": "Put the prompt in front of the answer yourself.",
+    "best_of": "Ask for n answers and choose among them.",
+    "webhook": "Webhooks are settings of the server, in [webhooks].",
 }
 """What to do instead of using a field; for all others, leave it out."""
 
@@ -93,6 +99,11 @@ CONSTRAINTS: Mapping[str, str] = {
     "ebnf": _AS_SCHEMA + "a schema instead of a grammar.",
 }
 """Fields by which other servers constrain the output, with the supported alternative. Null is accepted."""
+
+_ONE = "Leave one of them out."
+_AS_TOOL = "Offer a function whose parameters are that schema, and force its call with tool_choice."
+_WITH_TOOLS = {"response_format": _AS_TOOL, "text.format": _AS_TOOL}
+"""What to do where both are wanted."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 """Types without fields of their own: most values, skipped because isinstance on a pydantic model is slow."""
@@ -283,7 +294,7 @@ def _check_tools(request: Request) -> None:
         ("ignore_eos", sampling.ignore_eos or None),
     ):
         if asked is not None:
-            raise invalid_request(f"{name} cannot be combined with tools here. Leave one of them out.", name)
+            raise invalid_request(f"{name} cannot be combined with tools here. {_WITH_TOOLS.get(name, _ONE)}", name)
 
 
 def check_choices(request: Request, max_choices: int) -> None:

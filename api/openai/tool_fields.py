@@ -34,7 +34,7 @@ class Function(StrictBody):
         None, description="What it does, for the model."
     )
     parameters: Parameters | None = Field(
-        None, description="JSON schema of its arguments, an object; at most 64 KiB, and 16 levels deep."
+        None, description="JSON schema of its arguments, an object; at most 512 KiB, and 16 levels deep."
     )
     strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
 

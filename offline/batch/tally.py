@@ -26,7 +26,7 @@ class Tally:
         """Count these ended lines and their duplicates, and return how many lines that makes. `copies`: how many lines
         are the same as each line, with it."""
         ended, used = 0, self.usage
-        prompt, completion, cached = used.prompt, used.completion, used.cached
+        prompt, completion, cached, reasoning = used.prompt, used.completion, used.cached, used.reasoning
         for row in rows:
             lines = copies[row.line]
             ended += lines
@@ -35,8 +35,8 @@ class Tally:
             else:
                 self.failed += lines
             prompt, completion = prompt + row.usage.prompt, completion + row.usage.completion
-            cached += row.usage.cached
-        self.usage = Usage(prompt, completion, cached)
+            cached, reasoning = cached + row.usage.cached, reasoning + row.usage.reasoning
+        self.usage = Usage(prompt, completion, cached, reasoning)
         return ended
 
     def note(self, ended: int) -> None:

@@ -23,8 +23,12 @@ import msgspec
 from runtime.files import write_file
 from streaming.jobs.terminal import Usage
 
-ROW = struct.Struct("<IBxHQIIII")
-ROW_BYTES = ROW.size + 4
+ROW = struct.Struct("<IBBHQIIII")
+REASONING = struct.Struct("<I")
+CHECK_BYTES = 4
+ROW_BYTES = ROW.size + CHECK_BYTES
+"""Of a row without tokens of reasoning. One with them says so in its second byte of flags, and has their number behind
+its other counts; rows of earlier versions have none."""
 PLAN = "plan"
 NO_TOKENS = Usage()
 
@@ -167,20 +171,28 @@ def _write(file: BinaryIO, data: bytes) -> None:
 
 
 def _packed(row: AnswerRow) -> bytes:
-    data = ROW.pack(*row[:3], row.offset, row.length, row.usage.prompt, row.usage.completion, row.usage.cached)
-    return data + zlib.crc32(data).to_bytes(4, "little")
+    used = row.usage
+    counts = row.offset, row.length, used.prompt, used.completion, used.cached
+    data = ROW.pack(row.line, row.outcome, used.reasoning > 0, row.attempt, *counts)
+    if used.reasoning:
+        data += REASONING.pack(used.reasoning)
+    return data + zlib.crc32(data).to_bytes(CHECK_BYTES, "little")
 
 
 def rows_of(folder: Path, epoch: int) -> list[AnswerRow]:
     """Read the complete rows of one segment; stops at a row that a killed process left incomplete."""
     data = (folder / f"{epoch:08d}.index").read_bytes()
     rows = []
-    for at in range(0, len(data) - ROW_BYTES + 1, ROW_BYTES):
-        packed, check = data[at : at + ROW.size], data[at + ROW.size : at + ROW_BYTES]
-        if zlib.crc32(packed).to_bytes(4, "little") != check:
+    at = 0
+    while at + ROW_BYTES <= len(data):
+        line, outcome, reasoned, attempt, offset, length, *tokens = ROW.unpack_from(data, at)
+        end = at + ROW.size + (REASONING.size if reasoned else 0)
+        check = data[end : end + CHECK_BYTES]
+        if zlib.crc32(data[at:end]).to_bytes(CHECK_BYTES, "little") != check:
             break
-        line, outcome, attempt, offset, length, *tokens = ROW.unpack(packed)
+        tokens += REASONING.unpack_from(data, at + ROW.size) if reasoned else ()
         rows.append(AnswerRow(line, LineOutcome(outcome), attempt, epoch, offset, length, Usage(*tokens)))
+        at = end + CHECK_BYTES
     return rows
 
 

@@ -74,6 +74,19 @@ def test_plain_completions_too(openai: OpenAI) -> None:
     assert output["response"]["body"]["choices"][0]["text"] == "".join(token_text("hello", index) for index in range(3))
 
 
+def test_tokens_of_reasoning_are_counted(openai: OpenAI) -> None:
+    """The sum of the lines, which say it each."""
+    lines = [
+        line(number, max_tokens=30, reasoning_effort=effort) for number, effort in enumerate(("low", "none", "high"))
+    ]
+    done = ended(openai, begin(openai, lines))
+    answers = [each["response"]["body"]["usage"] for each in content(openai, done.output_file_id)]
+    reasoned = [each.get("completion_tokens_details", {}).get("reasoning_tokens", 0) for each in answers]
+    assert reasoned[0] > 0 and reasoned[1] == 0 and reasoned[2] > reasoned[0]
+    assert done.usage and done.usage.output_tokens_details.reasoning_tokens == sum(reasoned)
+    assert done.usage.output_tokens == sum(each["completion_tokens"] for each in answers)
+
+
 def test_a_bad_file_fails_with_its_lines(openai: OpenAI) -> None:
     """Nothing is run; each bad line has its number, code and words."""
     done = ended(openai, begin(openai, [line(0), line(1) | {"method": "GET"}, line(0), "no object"]))

@@ -60,14 +60,14 @@ HEAVY = {
     "ids": ids(300_000),
     "strings": body_of(x=["x"] * 500_000),
     "parts": body_of(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}] * 20}] * 1000),
-    "escapes": body_of(user="\n" * 300_000),
-    "digits": body_of(x=[int("7" * 4_300)] * 60),
-    "behind a long text": body_of(user="," * 500_000 + '"' * 100_000, x=[[]] * 10_000),
+    "escapes": body_of(user="\n" * 600_000),
+    "digits": body_of(x=[int("7" * 4_300)] * 120),
+    "behind a long text": body_of(user="," * 500_000 + '"' * 100_000, x=[[]] * 20_000),
 }
 LIGHT = {
     "text": body_of(messages=[{"role": "user", "content": 'He said: "[1, 2, {3: 4}]", and left.\\n' * 45_000}]),
     "messages": body_of(messages=[{"role": "user", "content": [{"type": "text", "text": "x"}]}] * 1024),
-    "ids": ids(65_000),
+    "ids": ids(130_000),
     "digits of a text": body_of(messages=[{"role": "user", "content": "3141592653589793" * 100_000}]),
     "prompts": json.dumps({"model": "sim", "prompt": [[7] * 256] * 128}).encode(),
 }

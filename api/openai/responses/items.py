@@ -6,24 +6,17 @@ earlier answers is taken and left out: models do not see it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, refusal
+from api.openai.other_parts import refuse_others
 from api.openai.responses.ids import CALL, OUTPUT, input_item_id
 from api.openai.tool_fields import FunctionName
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
-
-_OTHER_PARTS: Mapping[str, str] = {
-    "input_image": "but images are not supported here: describe the image in a part of type 'input_text'",
-    "input_file": "but files are not supported here: send the file's text in a part of type 'input_text'",
-    "input_audio": "but audio is not supported here: send its transcript in a part of type 'input_text'",
-}
-"""Kinds of parts that are refused, with the remedy."""
-
 
 ItemId: TypeAlias = Annotated[str, Field(max_length=128)]
 
@@ -42,9 +35,7 @@ class Part(StrictBody):
     @field_validator("type", mode="before")
     @classmethod
     def _only_text(cls, kind: Any) -> Any:
-        if isinstance(kind, str) and kind in _OTHER_PARTS:
-            raise refusal(f"is {kind!r}, {_OTHER_PARTS[kind]}")
-        return kind
+        return refuse_others(kind, "input_text")
 
     @field_validator("text")
     @classmethod

@@ -66,7 +66,7 @@ class Format(ClosedBody):
         Field(
             alias="schema",
             validate_default=True,
-            description="Required with type `json_schema`: at most 64 KiB, and 16 levels deep. The answer is checked.",
+            description="Required with type `json_schema`: at most 512 KiB, and 16 levels deep. The answer is checked.",
         ),
     ] = None
     description: Annotated[str, Field(max_length=4096)] | None = Field(None, description="Without effect.")

@@ -26,7 +26,7 @@ class FlatTool(StrictBody):
     name: FunctionName = Field(description="Letters, digits, `_`, `-` and `.`; at most 128 characters.")
     description: Annotated[str, Field(max_length=16_384)] | None = Field(None, description="What it does.")
     parameters: Parameters | None = Field(
-        None, description="JSON schema of its arguments, an object; at most 64 KiB, and 16 levels deep."
+        None, description="JSON schema of its arguments, an object; at most 512 KiB, and 16 levels deep."
     )
     strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
 

@@ -33,7 +33,7 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "invalid_request": (errors.invalid_request("n must be at most 8.", "n"), 400, "invalid_request_error"),
     "context_length_exceeded": (errors.context_length_exceeded(9000, 8192), 400, "context_length_exceeded"),
     "too_large_for_store": (errors.too_large_for_store(JOB, 9 << 20, 8 << 20), 400, "too_large_for_store"),
-    "body_too_complex": (errors.body_too_complex(65_536), 400, "body_too_complex"),
+    "body_too_complex": (errors.body_too_complex(131_072), 400, "body_too_complex"),
     "invalid_http": (connection_errors.invalid_http("no version"), 400, "invalid_http"),
     "headers_too_large": (connection_errors.headers_too_large(16_384, 100), 431, "headers_too_large"),
     "request_timeout": (connection_errors.request_timeout("body", "body_timeout_s"), 408, "request_timeout"),

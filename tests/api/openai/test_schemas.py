@@ -222,9 +222,13 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "is required"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "must be a string or a list of text parts"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
-     "messages[0].content[1].type", "is 'image_url', but only parts of type 'text' are supported"),
+     "messages[0].content[1].type", "describe the image in a part of type 'text'"),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type",
-     "input_audio"),
+     "is 'input_audio', but audio is not supported here: send its transcript in a part of type 'text'"),
+    ({"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}]},
+     "messages[0].content[0].type", "is 'file', but files are not supported here: send the file's text"),
+    ({"messages": [{"role": "user", "content": [{"type": "video_url"}]}]}, "messages[0].content[0].type",
+     "describe the video"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text",
      "must be a string"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id", "is required"),
@@ -351,7 +355,7 @@ def test_the_deepest_json_that_is_allowed_passes() -> None:
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        ('{"enum": ["' + "x" * 65536 + '"]}', "at most 65536 bytes"),
+        ('{"enum": ["' + "x" * 2**19 + '"]}', "at most 524288 bytes"),
         ('{"a":' * 17 + "1" + "}" * 17, "nested at most 16"),
         ('{"maximum": 1e999}', "finite numbers of at most 64 bits"),
         (f'{{"maximum": {2**64}}}', "finite numbers of at most 64 bits"),
@@ -367,11 +371,44 @@ def test_a_schema_is_bounded(schema: str, words: str) -> None:
 
 
 def test_a_schema_may_be_as_large_as_the_bound() -> None:
-    """In MessagePack, which takes ten bytes for what is around the text."""
-    schema = {"enum": ["x" * 65526]}
-    assert len(msgspec.msgpack.encode(schema)) == 65536
+    """In MessagePack, which takes twelve bytes for what is around the text."""
+    schema = {"enum": ["x" * (2**19 - 12)]}
+    assert len(msgspec.msgpack.encode(schema)) == 2**19
     wrapped = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
     assert chat(response_format=wrapped).sampling.json_schema == schema
+
+
+def large_schema(properties: int, characters: int, values: int, levels: int) -> dict[str, Any]:
+    """A strict schema with so many properties, characters of names and values, values of enums, and levels."""
+    size = characters // (properties + values)
+    names = [f"{number:0{size}d}" for number in range(properties)]
+    schema: dict[str, Any] = {"type": "string", "enum": [f"v{number:0{size - 1}d}" for number in range(values)]}
+    for level in range(levels, 0, -1):
+        rest = {each: {"type": "string", "description": "A name."} for each in names[levels:]} if level == 1 else {}
+        fields = {names[level - 1]: schema} | rest
+        schema = {"type": "object", "properties": fields, "required": [*fields], "additionalProperties": False}
+    return schema
+
+
+def test_the_largest_schema_that_openai_takes_is_taken() -> None:
+    """5,000 properties, 120,000 characters of names and values, 1,000 values of enums, 10 levels: as output format and
+    as a tool's arguments, chat and response. Of the levels there are only 7, for each takes two here."""
+    schema = large_schema(5000, 120_000, 1000, 7)
+    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
+    assert chat(response_format=wrapped).sampling.json_schema == schema
+    function = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+    tools = chat(tools=[function]).tools_asked
+    assert tools is not None and tools.offered[0].parameters == schema
+    form = {"format": {"type": "json_schema", "name": "x", "strict": True, "schema": schema}}
+    body = {"model": "m", "input": "hi", "text": form}
+    assert parse("response", json.dumps(body).encode()).sampling.json_schema == schema
+
+
+def test_what_excludes_tools_is_refused_with_what_to_do_instead() -> None:
+    """A function can hold the answer to a schema."""
+    format = {"type": "json_object"}  # noqa: A001
+    error = refused("chat", {"model": "m", "messages": MESSAGES, "tools": [TOOL], "response_format": format})
+    assert error.param == "response_format" and "Offer a function whose parameters are that schema" in error.message
 
 
 # --- what is not honoured --------------------------------------------------------------------------------------------
@@ -393,7 +430,8 @@ def test_known_fields_nobody_honours_are_refused(name: str, value: Any) -> None:
         ("completion", {"prompt": "a"}),
         ("job", {"messages": MESSAGES}),
     ):
-        assert refused(kind, {"model": "m", name: value} | body).param == name  # type: ignore[arg-type]
+        error = refused(kind, {"model": "m", name: value} | body)  # type: ignore[arg-type]
+        assert error.param == name and error.message.rstrip(".") != f"{name} is not supported here"
 
 
 @pytest.mark.parametrize(
