@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 from api.auth.access import Access
+from api.openai.refused_fields import CHAT_ONLY, CONSTRAINTS, REMEDIES, UNSUPPORTED
 from api.openai.responses import request as responses
-from api.openai.schemas import CHAT_ONLY, CONSTRAINTS, REMEDIES, UNSUPPORTED
 from api.openapi import document
 from api.routes import ROUTES
 

@@ -19,7 +19,6 @@ from api.openai.errors import invalid_request
 from api.openai.fields import (
     MAX_MESSAGES,
     Prompt,
-    QueueOptions,
     ResponseFormat,
     Stop,
     StreamOptions,
@@ -30,6 +29,7 @@ from api.openai.fields import (
 from api.openai.generation import Effort, GenerationRequest, reasoning_of
 from api.openai.json_body import read_object
 from api.openai.messages import ChatMessage
+from api.openai.refused_fields import CONSTRAINTS, UNSUPPORTED, refuse_fields
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
 from api.openai.tool_fields import ToolFields
@@ -46,59 +46,6 @@ MAX_IGNORED = 20
 
 MAX_EXTRAS = 1000
 """Unknown fields examined for X-Ignored-Fields."""
-
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "moderation": (),
-    "suffix": ("",),
-    "echo": (False,),
-    "best_of": (),
-    "webhook": (),
-}
-"""Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
-
-CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "reasoning_effort": ("none",),
-}
-"""Fields of a chat that have no place in a completion, with their neutral values."""
-
-REMEDIES: Mapping[str, str] = {
-    "functions": "Use tools, its newer name.",
-    "function_call": "Use tool_choice, its newer name.",
-    "modalities": "Answers are text.",
-    "audio": "Answers are text.",
-    "suffix": "Put it into the prompt, between the fill-in-the-middle tokens of the model, if it has any.",
-    "echo": "Put the prompt in front of the answer yourself.",
-    "best_of": "Ask for n answers and choose among them.",
-    "webhook": "Webhooks are settings of the server, in [webhooks].",
-}
-"""What to do instead of using a field; for all others, leave it out."""
-
-OTHERS_PRIORITY = 0
-"""The value that other servers' own `priority` has by default: a client that sends it asks for nothing."""
-
-_AS_SCHEMA = "Use response_format with type 'json_schema' and "
-
-CONSTRAINTS: Mapping[str, str] = {
-    "guided_json": _AS_SCHEMA + "the schema in json_schema.schema.",
-    "guided_regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
-    "guided_choice": _AS_SCHEMA + 'the schema {"enum": [...]}.',
-    "guided_grammar": _AS_SCHEMA + "a schema instead of a grammar.",
-    "structured_outputs": _AS_SCHEMA + "the schema in json_schema.schema.",
-    "structural_tag": _AS_SCHEMA + "a schema instead of tags.",
-    "json_schema": _AS_SCHEMA + "the schema in json_schema.schema.",
-    "regex": _AS_SCHEMA + 'the schema {"type": "string", "pattern": ...}.',
-    "grammar": _AS_SCHEMA + "a schema instead of a grammar.",
-    "ebnf": _AS_SCHEMA + "a schema instead of a grammar.",
-}
-"""Fields by which other servers constrain the output, with the supported alternative. Null is accepted."""
 
 _ONE = "Leave one of them out."
 _AS_TOOL = "Offer a function whose parameters are that schema, and force its call with tool_choice."
@@ -272,7 +219,7 @@ def parse(kind: Kind, body: bytes) -> Request:
     if issubclass(model, InputFields):
         refuse_unsupported(fields, CONSTRAINTS)
     else:
-        _refuse_unsupported(fields, UNSUPPORTED if issubclass(model, ToolFields) else {**UNSUPPORTED, **CHAT_ONLY})
+        refuse_fields(fields, chat=issubclass(model, ToolFields))
     try:
         request = model.model_validate(fields)
     except ValidationError as error:
@@ -392,18 +339,3 @@ def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
             raise invalid_request("endpoint must be '/v1/chat/completions' or '/v1/completions'.", "endpoint")
         return ChatJobRequest
     return MODELS[kind]
-
-
-def _refuse_unsupported(fields: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]]) -> None:
-    for name, value in fields.items():
-        if value is None:
-            continue
-        if name in CONSTRAINTS:
-            raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
-        if name in QueueOptions.model_fields and value != OTHERS_PRIORITY:
-            raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
-        if name not in unsupported:
-            continue
-        neutral = (fields.get("n") or 1,) if name == "best_of" else unsupported[name]
-        if value not in neutral:
-            raise invalid_request(f"{name} is not supported here. {REMEDIES.get(name, 'Leave it out.')}", name)

@@ -237,7 +237,7 @@ CALLERS = (
     Bug(
         "a constraint that has no effect",
         "A field by which other servers constrain an answer is ignored, and the answer is taken for a constrained one.",
-        (Edit("api/openai/schemas.py", "if name in CONSTRAINTS:", "if False:"),),
+        (Edit("api/openai/refused_fields.py", "if name in CONSTRAINTS:", "if False:"),),
         ("tests/api/openai/test_schemas.py::test_constraints_of_other_servers_are_refused_with_what_to_use_instead",),
     ),
     Bug(

@@ -53,7 +53,9 @@ LINES = (
         "A process killed while it wrote leaves a line with an answer of something else.",
         (
             Edit(
-                "streaming/batches/ledger.py", 'if zlib.crc32(packed).to_bytes(4, "little") != check:', "if not check:"
+                "streaming/batches/ledger.py",
+                'if zlib.crc32(data[at:end]).to_bytes(CHECK_BYTES, "little") != check:',
+                "if not check:",
             ),
         ),
         (LEDGER + "a_spoilt_row_and_what_follows_do_not_count",),
