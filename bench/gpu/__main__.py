@@ -75,18 +75,22 @@ def _frontier(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Repo
     for name, found in each.items():
         joules = [row["joules_per_token"] for row in found]
         if None not in joules:
-            what = f"{name}: J/token at the knee ({knees[name]}) / at batch 1"
+            what = f"{name}: J/token at the knee, or the largest batch / at batch 1"
             at_knee = next((row["joules_per_token"] for row in found if row["batch"] == knees[name]), joules[-1])
             ratios.append(Ratio.held("gpu.energy", what, at_knee / joules[0], digits=3))
-    notes = [
-        f"{name}: knee at batch {at}, the first whose double gives less than 10 % more." for name, at in knees.items()
-    ]
+    notes = [_words(name, at) for name, at in knees.items()]
     notes.append(f"Idle, with memory taken: {idle:.0f} W." if idle is not None else "The driver tells no energy.")
     result = run.result(
         "gpu-frontier", "Throughput and energy by batch size: 512 tokens in, 256 out", FRONTIER, rows, ratios, notes,
         **settings, knees=knees, idle_watts=idle,
     )  # fmt: skip
     return run.keep(result, _draw)
+
+
+def _words(name: str, at: int | None) -> str:
+    if at is None:
+        return f"{name}: no knee up to batch {BATCHES[-1]}; each double gives at least 10 % more."
+    return f"{name}: knee at batch {at}, the first whose double gives less than 10 % more."
 
 
 def _draw(found: Report, folder: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """Attention of one new token to itself and all tokens before it.
 
 The kernels read from the device how many there are, so that one captured graph serves every length. Few sequences would
-leave most of the GPU idle: each one's tokens are split between programs, and the parts are joined (as in flash-decoding).
+leave most of the GPU idle: each one's tokens are split between programs and joined (as in flash-decoding).
 """
 
 from __future__ import annotations
