@@ -31,6 +31,7 @@ class LazyGroup(Group):
         "store": ("cli.store:store", "Show what the store is, adopt its files, or delete everything."),
         "report": ("cli.report:report", "Say what happened, where time went, and what to change first."),
         "records": ("cli.records:records", "Export the records on the local disk."),
+        "plan": ("cli.plan.group:plan", "Plan before you buy: which GPU, how many, what batch, what price."),
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),
         "probe": ("cli.probe:probe", "Say by exit code whether one process here is ready."),
         "doctor": ("cli.doctor:doctor", "Say what is wrong with this machine, and the fix."),

@@ -95,6 +95,23 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock store adopt": ("penstock store adopt", "penstock store adopt --yes"),
     "penstock store reset": ("penstock store reset", "penstock store reset --yes"),
     "penstock store acl": ("penstock store acl > users.acl",),
+    "penstock plan": (
+        "penstock plan memory --model llama-3.1-8b --gpu h200",
+        "penstock plan cost --model llama-3.1-8b --gpu l4 --gpu h200",
+    ),
+    "penstock plan memory": (
+        "penstock plan memory --model opt-13b --gpu a100-80gb --in 512 --out 256",
+        "penstock plan memory --model llama-3.1-70b --gpu h200 --tp 2 --kv-bits 8",
+        "penstock plan memory --config my-model/config.json --gpu l40s",
+    ),
+    "penstock plan roofline": (
+        "penstock plan roofline --model mixtral-8x7b --gpu h200 --batch 32",
+        "penstock plan roofline --model llama-3.1-8b --gpu l4 --w-bits 4",
+    ),
+    "penstock plan cost": (
+        "penstock plan cost --model llama-3.1-8b --gpu l4 --gpu h200",
+        "penstock plan cost --model opt-13b --gpu h200 --price h200=3.80",
+    ),
     "penstock bench": ("penstock bench table1 --quick", "penstock bench gateway --help"),
     "penstock bench gateway": ("penstock bench gateway --quick", "penstock bench gateway --base main"),
     "penstock bench table1": (

@@ -5,7 +5,7 @@ Each test is chosen to show its bug in seconds; the whole suite has slower ones 
 
 from __future__ import annotations
 
-from bench.planted import order, tenants
+from bench.planted import order, planner, tenants
 from bench.planted.attempts import ATTEMPTS
 from bench.planted.channels import CALLERS, CHANNELS, LOOKS
 from bench.planted.clients import CLIENTS
@@ -59,6 +59,7 @@ BUGS = (
     *STORE_ACCESS,
     *tenants.BUGS,
     *order.BUGS,
+    *planner.BUGS,
     *UNREADABLE,
     *ROOM_BUGS,
     *PREEMPTIONS,

@@ -9,7 +9,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-PACKAGES = ("penstock", "api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli", "bench")
+PACKAGES = (
+    "penstock",
+    "api",
+    "workers",
+    "scheduler",
+    "offline",
+    "planner",
+    "streaming",
+    "telemetry",
+    "runtime",
+    "cli",
+    "bench",
+)
 ORIGINS = "import importlib; print(*(importlib.import_module(name).__file__ for name in {!r}), sep='\\n')"
 
 

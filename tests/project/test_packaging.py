@@ -11,7 +11,19 @@ from pathlib import Path
 
 import pytest
 
-NAMES = ["penstock", "api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli", "bench"]
+NAMES = [
+    "penstock",
+    "api",
+    "workers",
+    "scheduler",
+    "offline",
+    "planner",
+    "streaming",
+    "telemetry",
+    "runtime",
+    "cli",
+    "bench",
+]
 ROOT = Path(__file__).parents[2]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("penstock", "api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli")
+PRODUCT = ("penstock", "api", "workers", "scheduler", "offline", "planner", "streaming", "telemetry", "runtime", "cli")
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 WITHOUT_LAYERS = {"penstock", "cli", "runtime", "telemetry"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench.document import summary
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("penstock", "api", "workers", "scheduler", "offline", "streaming", "telemetry", "runtime", "cli")
+PACKAGES = ("penstock", "api", "workers", "scheduler", "offline", "planner", "streaming", "telemetry", "runtime", "cli")
 
 
 def test_the_walk_lists_every_folder_of_the_source() -> None:

@@ -1,0 +1,1 @@
+"""`penstock plan`: commands that answer planning questions by the arithmetic of `planner/`."""

@@ -1,0 +1,168 @@
+"""Plan command: adds the options that all plans share, and prints a plan as tables and advice, or as JSON."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import click
+
+from cli.errors import DONE, USAGE, Problem
+from cli.options import Command, json_option
+from cli.output import emit, fitted, print_json, print_table
+from cli.plan.inputs import device_named, model_named
+from planner.facts.catalogue import PlanError
+from planner.facts.model import ModelShape
+from planner.load import KvReads, Precision, RequestLengths
+
+Rows: TypeAlias = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """A table of a plan; its header names the units."""
+
+    header: Sequence[str]
+    rows: Rows
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    """What a plan command has found."""
+
+    value: Mapping[str, Any]
+    """For --json; `advice` is added."""
+    tables: Sequence[PlanTable]
+    advice: str
+    """A sentence with its reason."""
+    plot: str = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def print(self, *, as_json: bool) -> None:
+        if as_json:
+            print_json({**self.value, "advice": self.advice})
+            return
+        for table in self.tables:
+            if table.title:
+                emit(f"{table.title}\n")
+            print_table(table.header, table.rows)
+            emit("\n")
+        if self.plot:
+            emit(f"{self.plot}\n\n")
+        for line in (self.advice, *self.notes):
+            emit("\n".join(fitted(sys.stdout, line)) + "\n")
+
+
+def plan_command(name: str) -> Callable[[Callable[..., PlanAnswer]], click.Command]:
+    """Make a command of a function that returns a PlanAnswer. A PlanError becomes one line and exit code 2."""
+
+    def decorate(function: Callable[..., PlanAnswer]) -> click.Command:
+        def call(as_json: bool, **arguments: Any) -> int:
+            try:
+                function(**arguments).print(as_json=as_json)
+            except PlanError as error:
+                raise Problem(str(error), exit_code=USAGE, code="plan") from None
+            return DONE
+
+        command = click.command(name, cls=Command, help=function.__doc__)(json_option(call))
+        command.params[:0] = reversed(getattr(function, "__click_params__", []))
+        return command
+
+    return decorate
+
+
+def model_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+    """Add --model and --config; the function gets `model`."""
+
+    @functools.wraps(function)
+    def call(model: str | None, config: Path | None, **arguments: Any) -> PlanAnswer:
+        return function(model=model_named(model, config), **arguments)
+
+    text = "A model's own config.json, or its GGUF file."
+    call = click.option("--config", type=click.Path(path_type=Path), help=text)(call)
+    return click.option("--model", metavar="NAME", help="Model, such as llama-3.1-8b.")(call)
+
+
+def gpu_option(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+    """Add --gpu; the function gets `device`."""
+
+    @functools.wraps(function)
+    def call(gpu: str, **arguments: Any) -> PlanAnswer:
+        return function(device=device_named(gpu), **arguments)
+
+    return click.option("--gpu", metavar="NAME", required=True, help="GPU, such as h200; cpu: this machine's.")(call)
+
+
+def length_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+    """Add --in and --out; the function gets `lengths`."""
+
+    @functools.wraps(function)
+    def call(prompt: int, answer: int, **arguments: Any) -> PlanAnswer:
+        return function(lengths=RequestLengths(prompt, answer), **arguments)
+
+    call = click.option("--out", "answer", type=int, default=256, show_default=True, help="Tokens of an answer.")(call)
+    return click.option("--in", "prompt", type=int, default=512, show_default=True, help="Tokens of a prompt.")(call)
+
+
+def bits_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+    """Add --w-bits, --a-bits and --kv-bits; the function gets `precision`, a function of the model."""
+
+    @functools.wraps(function)
+    def call(w_bits: float | None, a_bits: float, kv_bits: float, model: ModelShape, **arguments: Any) -> PlanAnswer:
+        return function(model=model, precision=Precision.stored(model, w_bits, a_bits, kv_bits), **arguments)
+
+    call = click.option("--kv-bits", type=float, default=16, show_default=True, help="Bits of the KV cache.")(call)
+    call = click.option("--a-bits", type=float, default=16, show_default=True, help="Bits of activations.")(call)
+    return click.option("--w-bits", type=float, help="Bits of a weight, 1 to 8 or 16 [as the file has them].")(call)
+
+
+def reads_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+    """Add the options of sparse cache reads; the function gets `reads`."""
+
+    @functools.wraps(function)
+    def call(kv_budget: int, streaming_heads: float, stream_window: int, **arguments: Any) -> PlanAnswer:
+        return function(reads=KvReads(kv_budget, streaming_heads, stream_window), **arguments)
+
+    text = "Tokens of sink and window of a streaming head."
+    call = click.option("--stream-window", type=int, default=256, show_default=True, help=text)(call)
+    text = "Share of the heads that stream."
+    call = click.option("--streaming-heads", type=float, default=0.0, help=f"{text} [0].")(call)
+    text = "Tokens of the cache that a step reads at most [all]."
+    return click.option("--kv-budget", type=int, default=0, help=text)(call)
+
+
+def tp_option(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+    """Add --tp; the function gets `tp`, which divides the model's heads."""
+
+    @functools.wraps(function)
+    def call(tp: int, model: ModelShape, **arguments: Any) -> PlanAnswer:
+        check_tp(model, tp)
+        return function(tp=tp, model=model, **arguments)
+
+    text = "GPUs that share every layer (tensor parallelism)."
+    return click.option("--tp", type=int, default=1, show_default=True, help=text)(call)
+
+
+def check_tp(model: ModelShape, tp: int) -> None:
+    """Raises PlanError unless each device gets as many heads."""
+    if tp < 1 or model.heads % tp:
+        fitting = [each for each in (1, 2, 4, 8, 16, 32) if model.heads % each == 0]
+        raise PlanError(f"--tp {tp}: it must divide the {model.heads} heads of {model.name}; {fitting} would")
+
+
+def efficiency_option(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+    """Add --efficiency; the function gets `efficiency`."""
+
+    @functools.wraps(function)
+    def call(efficiency: float, **arguments: Any) -> PlanAnswer:
+        if not 0 < efficiency <= 1:
+            raise PlanError(f"--efficiency {efficiency:g}: a share of the roofline is more than 0 and at most 1")
+        return function(efficiency=efficiency, **arguments)
+
+    text = "Share of the roofline that the engine reaches; 1: the bound itself."
+    return click.option("--efficiency", type=float, default=0.7, show_default=True, help=text)(call)

@@ -1,0 +1,105 @@
+"""`penstock plan cost`: what a million tokens cost on each of several GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cli.plan.command import (
+    PlanAnswer,
+    PlanTable,
+    bits_options,
+    efficiency_option,
+    length_options,
+    model_options,
+    plan_command,
+    tp_option,
+)
+from cli.plan.figures import given, seconds, three
+from cli.plan.inputs import device_named
+from planner.cost import DeviceCost, cost_advice, cost_of
+from planner.facts.catalogue import PlanError
+from planner.facts.model import ModelShape
+from planner.load import Precision, RequestLengths
+
+
+def prices_of(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
+    """Prices by device of texts such as h200=3.80. Raises PlanError."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, equals, number = text.partition("=")
+        try:
+            price = float(number)
+        except ValueError:
+            price = -1.0
+        if not equals or not price > 0 or name not in names:
+            raise PlanError(
+                f"--price {text}: write NAME=PRICE for a --gpu that is given ({', '.join(names)}), as {names[0]}=2.50"
+            )
+        found[name] = price
+    return found
+
+
+@plan_command("cost")
+@model_options
+@click.option("--gpu", "gpus", metavar="NAME", multiple=True, required=True, help="GPU; give it again for others.")
+@click.option("--price", "prices", metavar="NAME=PRICE", multiple=True, help="Of an hour of one such GPU.")
+@length_options
+@bits_options
+@tp_option
+@efficiency_option
+def cost(
+    model: ModelShape,
+    gpus: tuple[str, ...],
+    prices: tuple[str, ...],
+    lengths: RequestLengths,
+    precision: Precision,
+    tp: int,
+    efficiency: float,
+) -> PlanAnswer:
+    """Compare what a million tokens cost on several GPUs, each at the knee of its throughput.
+
+    Without prices, it says how many times the price of one GPU another may cost.
+    """
+    known = prices_of(prices, gpus)
+    found = [cost_of(model, device_named(name), lengths, precision, tp, efficiency, known.get(name)) for name in gpus]
+    value = {
+        **{key: each for key, each in given(model, found[0].device, lengths, precision).items() if "gpu" not in key},
+        "tp": tp,
+        "efficiency": efficiency,
+        "gpus": [_as_json(each) for each in found],
+    }
+    return PlanAnswer(value, [_table(found)], cost_advice(found))
+
+
+def _as_json(each: DeviceCost) -> dict[str, Any]:
+    return {
+        "gpu": each.device.name,
+        "gpu_source": each.device.source,
+        "price_per_hour": each.price_per_hour,
+        "batch_at_knee": each.point.batch,
+        "tokens_s": each.point.tokens_s,
+        "latency_s": each.point.latency_s,
+        "price_per_million_tokens": each.per_million,
+        "joules_per_token": each.point.joules_token,
+        "limit": each.limit,
+    }
+
+
+def _table(found: list[DeviceCost]) -> PlanTable:
+    rows = [
+        (
+            each.device.name,
+            f"{each.point.batch}",
+            each.limit,
+            three(each.point.tokens_s),
+            seconds(each.point.latency_s),
+            "-" if each.point.joules_token is None else three(each.point.joules_token),
+            "-" if each.price_per_hour is None else three(each.price_per_hour),
+            "-" if each.per_million is None else three(each.per_million),
+        )
+        for each in found
+    ]
+    header = ("gpu", "batch", "ends at", "tokens/s", "request", "J/token", "price/h", "price/1M tokens")
+    return PlanTable(header, rows)

@@ -1,0 +1,4 @@
+"""The planner: arithmetic and a simulator that say which GPU, how many, which batch and which parallelism a load needs.
+
+Pure: no Redis, no HTTP, no clock. Sizes are bytes, times seconds, rates per second.
+"""

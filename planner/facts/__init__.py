@@ -1,0 +1,1 @@
+"""Facts as data: shapes of models and figures of devices, each with its source."""

@@ -1,0 +1,64 @@
+"""Catalogue: finds a model or a device by its name, and names the nearest ones to a name that is unknown."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planner.facts.device import Accelerator
+from planner.facts.model import ModelShape
+
+MAX_NEAREST = 3
+
+
+class PlanError(ValueError):
+    """Raised when no plan can be made: the message says in one line what is wrong, and what would do."""
+
+
+class UnknownName(PlanError):
+    """Raised for a name that the catalogue has not got."""
+
+
+@cache
+def models() -> dict[str, ModelShape]:
+    """All models, by name."""
+    return {name: msgspec.convert({"name": name, **row}, ModelShape, strict=False) for name, row in _rows("models")}
+
+
+@cache
+def devices() -> dict[str, Accelerator]:
+    """All devices, by name."""
+    return {name: msgspec.convert({"name": name, **row}, Accelerator, strict=False) for name, row in _rows("devices")}
+
+
+def model(name: str) -> ModelShape:
+    """Raises UnknownName."""
+    return models().get(name.lower()) or _unknown("model", name, models(), "or give its --config config.json")
+
+
+def device(name: str) -> Accelerator:
+    """Raises UnknownName."""
+    return devices().get(name.lower()) or _unknown("GPU", name, [*devices(), "cpu"], "")
+
+
+def _unknown(what: str, name: str, known: Iterable[str], otherwise: str) -> Any:
+    near = nearest(name, known)
+    raise UnknownName(f"no {what} {name!r} is known: {near}" + (f", {otherwise}" if otherwise else ""))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known names closest to an unknown one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name.lower(), known, n=MAX_NEAREST, cutoff=0.5)
+    return f"nearest are {', '.join(close)}" if close else f"known are {', '.join(known)}"
+
+
+def _rows(name: str) -> Iterable[tuple[str, dict[str, Any]]]:
+    text = (Path(__file__).parent / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text).items()

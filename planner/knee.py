@@ -1,0 +1,115 @@
+"""Knee of a throughput frontier: the batch size from which doubling it gains less than a tenth of throughput.
+
+After SLM-Pareto: throughput stops growing with the batch, for arithmetic becomes the limit. The curve of such an engine
+is thr(B) = B / (t_mem + t_comp B), so B / thr is a straight line. The finder fits that line to all measurements, which
+averages their noise out, and asks the doubling rule of it. Where measurements are not such a curve, it asks the rule of
+their medians.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import fmean, median
+
+GAIN = 0.10
+"""Least gain of doubling the batch that is worth it."""
+MAX_MISFIT = 0.10
+"""Mean relative distance of the medians from the fitted curve from which the measurements are no such curve."""
+RESAMPLED = 200
+"""Draws of the measurements for the confidence."""
+
+Samples = Mapping[int, Sequence[float]]
+"""Measured throughput by batch size, of one or several repeats; batch sizes double."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The knee, and how sure it is."""
+
+    batch: int
+    gain: float
+    """What twice the batch would gain, as a share."""
+    confidence: float
+    """Share of the measurements, drawn again with the noise that they showed, that have the same knee. With one repeat
+    no noise is known, and it is 1."""
+    is_fitted: bool
+    """Whether the curve was fitted; else the rule saw the medians themselves."""
+    is_beyond: bool
+    """Whether throughput still rose at the largest batch: the knee is there or beyond."""
+    reason: str
+
+
+def knee(samples: Samples, random: Random, gain: float = GAIN) -> Knee:
+    """Find the knee. Raises ValueError for fewer than two batch sizes."""
+    if len(samples) < 2:
+        raise ValueError(f"{len(samples)} batch sizes: a knee needs two or more")
+    found = _found(samples, gain)
+    noise = _noise(samples)
+    again = [_found(_drawn(samples, noise, random), gain)[0] for _ in range(RESAMPLED)]
+    batch, more, is_fitted = found
+    is_beyond = more >= gain
+    share = sum(each == batch for each in again) / RESAMPLED
+    if is_beyond:
+        reason = f"throughput still rises at {batch}, the largest that was measured: the knee is there or beyond"
+    else:
+        reason = f"twice {batch} would gain {100 * more:.0f} %, less than {100 * gain:.0f} %"
+    return Knee(batch, more, share, is_fitted, is_beyond, reason)
+
+
+def analytic_knee(t_mem: float, t_comp: float, gain: float = GAIN) -> float:
+    """The batch size B* of thr(B) = B / (t_mem + t_comp B) where doubling gains exactly `gain`.
+
+    2 (r + B) / (r + 2 B) = 1 + gain with r = t_mem / t_comp, so B* = r (1 - gain) / (2 gain).
+    """
+    return t_mem / t_comp * (1 - gain) / (2 * gain)
+
+
+def _found(samples: Samples, gain: float) -> tuple[int, float, bool]:
+    """Batch, gain of doubling it, and whether the curve was fitted."""
+    medians = {batch: median(samples[batch]) for batch in sorted(samples)}
+    line = fitted(samples)
+    is_fitted = line is not None and _misfit(medians, *line) <= MAX_MISFIT
+    if is_fitted and line is not None:
+        t_mem, t_comp = line
+        curve = {batch: batch / (t_mem + t_comp * batch) for batch in (*medians, 2 * max(medians))}
+    else:
+        curve = medians
+    for batch in medians:
+        if 2 * batch in curve and (more := curve[2 * batch] / curve[batch] - 1) < gain:
+            return batch, more, is_fitted
+    return max(medians), gain, is_fitted
+
+
+def fitted(samples: Samples) -> tuple[float, float] | None:
+    """t_mem and t_comp by least squares of B / thr = t_mem + t_comp B, where noise is a share of the value. None: the
+    measurements have no such curve, for one of the two would be negative."""
+    # Weighted by 1 / y^2, the sums of w, w x, w y, w x^2 and w x y are those of z^2, z^2 x, z, z^2 x^2 and z x.
+    points = [(batch, rate / batch) for batch, rates in samples.items() for rate in rates if rate > 0]
+    whole = sum([z * z for _, z in points])
+    x0 = sum([z * z * x for x, z in points]) / whole
+    y0 = sum([z for _, z in points]) / whole
+    spread = sum([z * z * x * x for x, z in points]) / whole - x0 * x0
+    t_comp = (sum([z * x for x, z in points]) / whole - x0 * y0) / spread
+    t_mem = y0 - t_comp * x0
+    return (t_mem, t_comp) if t_mem > 0 and t_comp > 0 else None
+
+
+def _misfit(medians: Mapping[int, float], t_mem: float, t_comp: float) -> float:
+    return fmean(abs(batch / (t_mem + t_comp * batch) / rate - 1) for batch, rate in medians.items())
+
+
+def _noise(samples: Samples) -> float:
+    """Relative standard deviation of one measurement, pooled over all batch sizes: a few repeats of one say little."""
+    means = {batch: fmean(rates) for batch, rates in samples.items()}
+    squares = sum((rate / means[batch] - 1) ** 2 for batch, rates in samples.items() for rate in rates)
+    return math.sqrt(squares / max(1, sum(len(rates) - 1 for rates in samples.values())))
+
+
+def _drawn(samples: Samples, noise: float, random: Random) -> Samples:
+    """The measurements as they might have been: as many, with the same means and noise."""
+    return {
+        batch: [fmean(rates) * max(0.01, random.gauss(1, noise)) for _ in rates] for batch, rates in samples.items()
+    }

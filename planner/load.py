@@ -1,0 +1,103 @@
+"""Load of a plan: lengths of prompts and answers, and the precision and cache reads that they are computed with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.facts.catalogue import PlanError
+from planner.facts.model import ModelShape
+
+BITS = (1.0, 8.0)
+"""Bits of a quantised weight or cache entry, at least and at most (Tilus: any width; FlexQ: 6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLengths:
+    """Tokens of a typical request."""
+
+    prompt: int = 512
+    answer: int = 256
+
+    def __post_init__(self) -> None:
+        if self.prompt < 1 or self.answer < 1:
+            raise PlanError(
+                f"a request of {self.prompt} + {self.answer} tokens: both lengths are whole numbers from 1, "
+                "such as --in 512 --out 256"
+            )
+
+    @property
+    def mean(self) -> float:
+        """Tokens that a request holds in the cache on average while it runs: L + G / 2."""
+        return self.prompt + self.answer / 2
+
+    @property
+    def whole(self) -> int:
+        """Tokens that it holds at its end."""
+        return self.prompt + self.answer
+
+    def check(self, model: ModelShape) -> None:
+        """Raises PlanError if the model's context does not hold the request."""
+        if self.whole > model.context:
+            raise PlanError(
+                f"{self.prompt} + {self.answer} tokens are more than the {model.context} of {model.name}'s context; "
+                f"--out {max(1, model.context - self.prompt)} would fit"
+                if self.prompt < model.context
+                else f"a prompt of {self.prompt} tokens is more than {model.name}'s context of {model.context} holds"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bits of weights, of activations and of the KV cache."""
+
+    w: float = 16
+    a: float = 16
+    kv: float = 16
+
+    def __post_init__(self) -> None:
+        for flag, bits in (("--w-bits", self.w), ("--a-bits", self.a), ("--kv-bits", self.kv)):
+            if not (BITS[0] <= bits <= BITS[1] or bits in (16, 32)):
+                raise PlanError(f"{flag} {bits:g}: 1 to 8, 16 or 32 bits can be planned with")
+
+    @classmethod
+    def stored(cls, model: ModelShape, w: float | None = None, a: float = 16, kv: float = 16) -> Precision:
+        """With the weights as the model's file has them, unless `w` says otherwise."""
+        bits = model.stored_bits if w is None else w
+        return cls(bits if w is not None else _planned(bits), a, kv)
+
+
+def _planned(bits: float) -> float:
+    """A file's mean bits, which may lie between 8 and 16, rounded up to a width that is computed with."""
+    return bits if bits <= BITS[1] else 16.0 if bits <= 16 else 32.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvReads:
+    """Which part of the cache a decode step reads (LServe): all of it, unless pages are capped or heads stream.
+
+    A streaming head reads its sink and its window alone; the other heads read the most relevant pages, up to a budget.
+    """
+
+    budget: int = 0
+    """Tokens of the pages that a head reads at most; 0: all."""
+    streaming: float = 0.0
+    """Share of the heads that stream."""
+    window: int = 256
+    """Tokens of sink and window of a streaming head."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.streaming <= 1 or self.budget < 0 or self.window < 1:
+            raise PlanError(
+                f"cache reads of {self.budget} tokens, {self.streaming:g} of the heads streaming over {self.window}: "
+                "give --kv-budget from 0, --streaming-heads from 0 to 1, --stream-window from 1"
+            )
+
+    def tokens(self, context: float) -> float:
+        """Tokens that are read of `context`: min(ctx, pages * page) * (1 - s) + min(ctx, window) * s."""
+        dense = min(context, self.budget) if self.budget else context
+        return dense * (1 - self.streaming) + min(context, self.window) * self.streaming
+
+
+DENSE = KvReads()
+HALF = Precision()
+"""16 bits for all."""

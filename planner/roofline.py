@@ -1,0 +1,205 @@
+"""Roofline of a model on a device: operations and bytes of each part of a layer, the time they take, and the limit.
+
+After LLM-Viewer: a part takes max(operations / peak, bytes / bandwidth) seconds. Linear parts of ic inputs and oc
+outputs have 2 ic oc operations a token, and move w ic oc bytes of weights and a (ic + oc) bytes a token. Attention of a
+decode step has 4 B ctx heads hd operations and reads 2 B ctx kv_heads hd bytes of cache; softmax has 5 operations for
+each score, a norm 7 for each element. Two corrections: attention stores B heads hd outputs, not one for each position,
+and a fused kernel reads the cache once for each head of keys, not for each query head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal, TypeAlias
+
+from planner.facts.device import Accelerator
+from planner.facts.model import ModelShape
+from planner.load import DENSE, HALF, KvReads, Precision
+from planner.moe import distinct_experts
+
+Bound: TypeAlias = Literal["memory", "compute"]
+SOFTMAX_OPS = 5
+NORM_OPS = 7
+MAX_BATCH = 1 << 16
+"""A batch beyond it is not looked for."""
+ATTENTION_SHARE = 40
+"""Percent of a step from which the advice is about the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class RooflinePart:
+    """One part of all layers of a step (or the head), on one of the devices."""
+
+    name: str
+    flops: float
+    bytes: float
+    seconds: float
+    bound: Bound
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return self.flops / self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """One step: all its parts."""
+
+    parts: tuple[RooflinePart, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(part.seconds for part in self.parts)
+
+    @property
+    def flops(self) -> float:
+        return sum(part.flops for part in self.parts)
+
+    @property
+    def bytes(self) -> float:
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def bound(self) -> Bound:
+        """What takes most of the time."""
+        memory = sum(part.seconds for part in self.parts if part.bound == "memory")
+        return "memory" if 2 * memory >= self.seconds else "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineInput:
+    """What a roofline is drawn of: a model, a device (one of `tp`), bits and cache reads."""
+
+    model: ModelShape
+    device: Accelerator
+    precision: Precision = HALF
+    reads: KvReads = DENSE
+    tp: int = 1
+
+    def part(self, name: str, count: int, flops: float, size: float, peak: float) -> RooflinePart:
+        """`count` times so many operations and bytes, at a rate of operations."""
+        compute, memory = flops / peak, size / self.device.bytes_s
+        bound: Bound = "compute" if compute > memory else "memory"
+        return RooflinePart(name, count * flops, count * size, count * max(compute, memory), bound)
+
+    def linear(self, name: str, count: int, inputs: int, outputs: int, tokens: float) -> RooflinePart:
+        """A matrix whose columns or rows the devices share."""
+        weights = inputs * outputs / self.tp
+        moved = weights * self.precision.w / 8 + self.precision.a / 8 * (inputs + outputs / self.tp) * tokens
+        return self.part(name, count, 2 * weights * tokens, moved, self.peak)
+
+    @property
+    def peak(self) -> float:
+        """Of products of weights and activations."""
+        return self.device.peak_for(self.precision.w, self.precision.a)
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values on one device."""
+        return -(-self.model.kv_heads // self.tp)
+
+
+def decode(given: RooflineInput, batch: int, context: float) -> Roofline:
+    """A decode step of `batch` requests that hold `context` tokens each."""
+    read = given.reads.tokens(context)
+    heads, hd = given.model.heads / given.tp, given.model.head_dim
+    flops = batch * read * heads * (4 * hd + SOFTMAX_OPS)
+    moved = (
+        2 * batch * read * given.kv_heads * hd * given.precision.kv / 8 + 2 * given.precision.a / 8 * batch * heads * hd
+    )
+    attention = given.part("attention", given.model.layers, flops, moved, given.device.peak[16])
+    return Roofline((*_linears(given, batch), attention, _norms(given, batch), _head(given, batch)))
+
+
+def prefill(given: RooflineInput, batch: int, prompt: int) -> Roofline:
+    """The prefill of `batch` prompts of `prompt` tokens, in one step; each token sees those before it."""
+    tokens = batch * prompt
+    heads, hd = given.model.heads / given.tp, given.model.head_dim
+    flops = batch * prompt * (prompt + 1) / 2 * heads * (4 * hd + SOFTMAX_OPS)
+    moved = 2 * tokens * given.kv_heads * hd * given.precision.kv / 8 + 2 * given.precision.a / 8 * tokens * heads * hd
+    attention = given.part("attention", given.model.layers, flops, moved, given.device.peak[16])
+    return Roofline((*_linears(given, tokens), attention, _norms(given, tokens), _head(given, batch)))
+
+
+def _linears(given: RooflineInput, tokens: float) -> Iterator[RooflinePart]:
+    """The matrices of all layers: attention's, then the feed-forward network or its experts."""
+    model, layers = given.model, given.model.layers
+    hidden, width = model.hidden, model.heads * model.head_dim
+    yield given.linear("qkv", layers, hidden, width + 2 * model.kv_heads * model.head_dim, tokens)
+    yield given.linear("output", layers, width, hidden, tokens)
+    if model.experts > 1:
+        yield _experts(given, tokens)
+        return
+    rising = model.ffn_matrices - 1
+    yield given.linear("ffn up", layers, hidden, rising * model.ffn, tokens)
+    yield given.linear("ffn down", layers, model.ffn, hidden, tokens)
+
+
+def _experts(given: RooflineInput, tokens: float) -> RooflinePart:
+    """All distinct experts that the tokens reach; each token is multiplied with its own."""
+    model, bits = given.model, given.precision
+    read = distinct_experts(model.experts, model.experts_per_token, tokens) * model.expert_weights / given.tp
+    used = model.experts_per_token * model.expert_weights / given.tp
+    width = model.experts_per_token * (2 * model.hidden + model.ffn_matrices * model.ffn / given.tp)
+    moved = read * bits.w / 8 + tokens * width * bits.a / 8
+    return given.part("experts", model.layers, 2 * used * tokens, moved, given.peak)
+
+
+def _norms(given: RooflineInput, tokens: float) -> RooflinePart:
+    """Two norms a layer: each reads and writes the hidden state."""
+    elements = 2 * tokens * given.model.hidden
+    moved = 2 * elements * given.precision.a / 8
+    return given.part("norms", given.model.layers, NORM_OPS * elements, moved, given.device.peak[16])
+
+
+def _head(given: RooflineInput, rows: int) -> RooflinePart:
+    """The logits of the rows that get a token."""
+    return given.linear("head", 1, given.model.hidden, given.model.vocab, rows)
+
+
+def ridge_batch(given: RooflineInput, context: float) -> int | None:
+    """The smallest batch (a power of two, then by halves) whose decode step is bound by arithmetic in its matrices.
+
+    None: there is none, for reading the activations keeps them bound by memory. Attention, whose cache grows with the
+    batch, never leaves the memory bound, and is not asked.
+    """
+
+    def bound(batch: int) -> bool:
+        parts = [
+            part for part in decode(given, batch, context).parts if part.name not in ("attention", "norms", "head")
+        ]
+        return sum(part.seconds for part in parts if part.bound == "compute") * 2 > sum(part.seconds for part in parts)
+
+    doubling = takewhile(lambda batch: batch <= MAX_BATCH, (1 << power for power in range(64)))
+    high = next((batch for batch in doubling if bound(batch)), None)
+    if high is None:
+        return None
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bound(middle) else (middle, high)
+    return high
+
+
+def roofline_advice(given: RooflineInput, context: float, step: Roofline, ridge: int | None, most: int) -> str:
+    """What limits the step, and what that means for the batch."""
+    attention = next(part for part in step.parts if part.name == "attention")
+    share = 100 * attention.seconds / step.seconds
+    said = f"The decode step is bound by {'memory' if step.bound == 'memory' else 'arithmetic'}"
+    if ridge is None:
+        said += ", at every batch"
+    elif most < ridge:
+        said += (
+            f": its matrices reach the ridge at a batch of {ridge}, and {most} fit, so more memory means more tokens"
+        )
+    else:
+        said += f": its matrices reach the ridge at a batch of {ridge}, beyond which a larger batch only adds latency"
+    if share >= ATTENTION_SHARE:
+        said += (
+            f". Reading the cache takes {share:.0f} % of the step, which grows with the batch: "
+            "fewer --kv-bits or a --kv-budget help more than fewer --w-bits"
+        )
+    return said + "."

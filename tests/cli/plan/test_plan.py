@@ -1,0 +1,131 @@
+"""`penstock plan`: tables, JSON and one line for bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.__main__ import main
+from cli.plan.cost import prices_of
+from cli.plan.cpu import measured_cpu
+from cli.plan.figures import seconds, three
+from cli.plan.plot import HEIGHT, plot
+from planner.facts.catalogue import PlanError
+
+CONFIG = {
+    "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "hidden_act": "silu",
+    "max_position_embeddings": 1024, "intermediate_size": 256,
+}  # fmt: skip
+
+
+def asked(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, Any]:
+    assert main(["plan", *line.split(), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_memory_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(capsys, "memory --model opt-13b --gpu a100-80gb --in 512 --out 256")
+    assert (found["max_batch"], found["max_batch_power_of_two"], found["max_batch_worst"]) == (88, 64, 73)
+    assert found["gpu_source"] and found["model_source"] and found["advice"].endswith(".")
+
+
+def test_memory_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "memory", "--model", "opt-13b", "--gpu", "a100-40gb"]) == 0
+    page = capsys.readouterr().out
+    assert "requests at once, in the mean" in page and "GB" in page and "runs 19 requests" in page
+
+
+def test_roofline_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(capsys, "roofline --model mixtral-8x7b --gpu h200 --batch 16")
+    assert found["ridge_flop_per_byte"] == pytest.approx(206.04, abs=0.01)
+    assert found["batch"] == 16 and {part["bound"] for part in found["decode"]["parts"]} == {"memory"}
+    assert found["moe"]["distinct_experts"] == pytest.approx(8 * (1 - 0.75**16))
+    assert sum(part["seconds"] for part in found["decode"]["parts"]) == pytest.approx(found["decode"]["seconds"])
+    assert asked(capsys, "roofline --model opt-13b --gpu h200")["moe"] is None
+
+
+def test_roofline_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "roofline", "--model", "mixtral-8x7b", "--gpu", "h200", "--in", "4096", "--chunk", "512"]) == 0
+    page = capsys.readouterr().out
+    assert "bound by" in page.lower() and "tokens/s over batch" in page and "all experts 8 times" in page
+
+
+def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "cost --model opt-1.3b --gpu l4 --gpu a100-80gb --price l4=0.8 --price a100-80gb=2.5"
+    found = asked(capsys, line)
+    each = found["gpus"][0]
+    assert each["price_per_million_tokens"] == pytest.approx(1e6 * 0.8 / (3600 * each["tokens_s"]))
+    assert main(["plan", *line.split()]) == 0
+    assert "price/1M tokens" in capsys.readouterr().out.lower().replace("price/1m", "price/1M")
+
+
+def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    found = asked(capsys, f"memory --config {folder}/config.json --gpu l4")
+    assert found["model"] == "mine" and found["kv_token_bytes"] == 2 * 2 * 4 * 16 * 2
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("memory --model opt-13c --gpu l4", "nearest are opt-13b"),
+        ("memory --model opt-13b --gpu h20", "nearest are h200"),
+        ("memory --model opt-13b --gpu l4", "--tp 2 or --w-bits 8"),
+        ("memory --model opt-13b --gpu h200 --in -5", "whole numbers from 1"),
+        ("memory --model opt-13b --gpu h200 --in 2000", "--out 48 would fit"),
+        ("memory --model opt-13b --gpu h200 --tp 3", "it must divide the 40 heads"),
+        ("memory --model opt-13b --gpu h200 --w-bits 12", "1 to 8, 16 or 32 bits"),
+        ("memory --model opt-13b --gpu h200 --activation-gb -1", "a number from 0"),
+        ("memory --gpu h200", "give --model NAME"),
+        ("memory --model opt-13b --config x.json --gpu h200", "leave one out"),
+        ("memory --config nowhere.json --gpu h200", "nowhere.json is no config.json"),
+        ("memory --config nowhere.gguf --gpu h200", "nowhere.gguf"),
+        ("roofline --model opt-13b --gpu h200 --batch 0", "whole numbers from 1"),
+        ("cost --model opt-13b --gpu h200 --price h100=2", "--price h100=2"),
+        ("cost --model opt-13b --gpu h200 --efficiency 2", "--efficiency 2"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_would_do(
+    line: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *line.split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and says in said.err
+
+
+@pytest.mark.parametrize("text", ["h200", "h200=", "h200=-1", "h200=nan", "l4=1"])
+def test_prices_that_are_none(text: str) -> None:
+    with pytest.raises(PlanError, match="write NAME=PRICE"):
+        prices_of((text,), ("h200",))
+
+
+def test_this_machines_cpu() -> None:
+    """Within what any machine can have."""
+    pytest.importorskip("numpy")
+    cpu = measured_cpu()
+    assert (
+        1e8 < cpu.bytes_s < 1e13 and 1e8 < cpu.peak[16] < 1e15 and cpu.memory_bytes > 1e8 and "measured" in cpu.source
+    )
+
+
+def test_figures_have_three_digits_and_a_unit() -> None:
+    assert [seconds(value) for value in (12.34, 0.01234, 1.2e-5, 1e-9)] == ["12.3 s", "12.3 ms", "12.0 us", "0.001 us"]
+    assert [three(value) for value in (1234567, 12.345, 0.5, 0, 0.001234)] == [
+        "1,234,567",
+        "12.3",
+        "0.500",
+        "0",
+        "0.0012",
+    ]
+
+
+def test_a_plot_has_every_point_and_the_mark() -> None:
+    drawn = plot([(1, 10), (2, 20), (4, 30)], "x", "y", (2, 20), "the knee")
+    assert drawn.count("*") == 2 and drawn.splitlines()[0].endswith("O: the knee")
+    assert sum("O" in line for line in drawn.splitlines()[1:]) == 1 and len(drawn.splitlines()) == HEIGHT + 3

@@ -1,0 +1,52 @@
+"""Models and devices: their figures agree with themselves and with what is published; unknown names name near ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner.facts import catalogue
+from planner.facts.catalogue import UnknownName, device, devices, model, models
+from planner.facts.model import ModelShape
+
+
+@pytest.mark.parametrize("shape", models().values(), ids=lambda shape: shape.name)
+def test_the_weights_of_a_shape_are_the_published_number(shape: ModelShape) -> None:
+    """Biases and norms, which are left out, are less than a thousandth."""
+    assert shape.weights == pytest.approx(shape.parameters, rel=1e-3)
+    assert shape.source and shape.heads % shape.kv_heads == 0 and shape.active_weights <= shape.weights
+
+
+def test_ridge_points_are_those_of_the_data_sheets() -> None:
+    """Operations per byte."""
+    found = {name: round(device(name).ridge()) for name in ("a100-40gb", "h100", "h200")}
+    assert found == {"a100-40gb": 201, "h100": 295, "h200": 206}
+    assert all(each.source and 16 in each.peak for each in devices().values())
+
+
+def test_a_product_runs_at_the_narrowest_type_that_holds_both_operands() -> None:
+    h200, b200 = device("h200"), device("b200")
+    assert h200.peak_for(4, 16) == h200.peak[16]  # weights alone are narrow: they are widened first
+    assert h200.peak_for(6, 8) == h200.peak_for(8, 8) == h200.peak[8]
+    assert b200.peak_for(4, 4) == b200.peak[4] and h200.peak_for(4, 4) == h200.peak[8]
+    assert device("a100-40gb").peak_for(32, 32) == device("a100-40gb").peak[16]
+
+
+def test_a_key_of_grouped_queries_is_kept_once_for_its_group() -> None:
+    """2 * layers * kv heads * head size * bytes; a device holds one head at least."""
+    llama = model("llama-3.1-8b")
+    assert llama.kv_token_bytes() == 2 * 32 * 8 * 128 * 2
+    assert llama.kv_token_bytes(8) == llama.kv_token_bytes() / 2
+    assert llama.kv_token_bytes(tp=8) == llama.kv_token_bytes(tp=16) == llama.kv_token_bytes() / 8
+    assert model("opt-1.3b").kv_token_bytes() == 196_608  # the paper's 2 * 2 * h * L
+
+
+@pytest.mark.parametrize(("name", "near"), [("opt-13c", "opt-13b"), ("LLAMA3.1-8b", "llama-3.1-8b")])
+def test_an_unknown_model_names_near_ones(name: str, near: str) -> None:
+    with pytest.raises(UnknownName, match=near):
+        model(name)
+
+
+def test_a_name_like_no_other_names_all() -> None:
+    with pytest.raises(UnknownName, match=r"known are .*h200.*mi300x"):
+        device("toaster")
+    assert device("H200") is device("h200") and catalogue.nearest("h20", ["h200"]) == "nearest are h200"

@@ -1,0 +1,122 @@
+"""A model's own config.json or GGUF: the same shape as the catalogue's, or a message that names what is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from planner.facts.catalogue import PlanError, model
+from planner.facts.model_config import from_config, from_gguf
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "hidden_act": "silu",
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": LLAMA,
+    "opt-1.3b": {
+        "model_type": "opt",
+        "num_hidden_layers": 24,
+        "hidden_size": 2048,
+        "num_attention_heads": 32,
+        "ffn_dim": 8192,
+        "activation_function": "relu",
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+    },
+    "gpt-j-6b": {
+        "model_type": "gptj",
+        "n_layer": 28,
+        "n_embd": 4096,
+        "n_head": 16,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "vocab_size": 50400,
+        "n_positions": 2048,
+        "tie_word_embeddings": False,
+    },
+    "mpt-7b": {
+        "model_type": "mpt",
+        "n_layers": 32,
+        "d_model": 4096,
+        "n_heads": 32,
+        "expansion_ratio": 4,
+        "vocab_size": 50432,
+        "max_seq_len": 2048,
+    },
+    "mixtral-8x7b": {
+        **LLAMA,
+        "model_type": "mixtral",
+        "vocab_size": 32000,
+        "max_position_embeddings": 32768,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+}
+SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "ffn_matrices", "experts", "experts_per_token")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_gives_the_shape_of_the_catalogue(name: str) -> None:
+    """Families name their fields differently."""
+    found, known = from_config(CONFIGS[name], "mine"), model(name)
+    assert {key: getattr(found, key) for key in SHAPE} == {key: getattr(known, key) for key in SHAPE}
+    assert (found.weights, found.context, found.name) == (known.weights, known.context, "mine")
+
+
+def test_a_model_with_pictures_is_its_text_part() -> None:
+    assert from_config({"model_type": "llava", "text_config": LLAMA}, "m").layers == 32
+
+
+@pytest.mark.parametrize(
+    ("quantised", "bits"), [({"bits": 4, "quant_method": "awq"}, 4), ({"quant_method": "fp8"}, 8), ({}, 16)]
+)
+def test_a_quantised_config_says_its_bits(quantised: dict[str, Any], bits: int) -> None:
+    assert from_config({**LLAMA, "quantization_config": quantised}, "m").stored_bits == bits
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"])
+def test_a_missing_field_is_named(key: str) -> None:
+    without = {name: value for name, value in LLAMA.items() if name != key}
+    with pytest.raises(PlanError, match=key):
+        from_config(without, "m")
+
+
+def test_an_attention_that_is_not_modelled_is_refused() -> None:
+    """Its cache is another one: a plan would be wrong by an order of magnitude."""
+    with pytest.raises(PlanError, match="kv_lora_rank"):
+        from_config({**LLAMA, "kv_lora_rank": 512}, "m")
+
+
+GGUF = {
+    "general.architecture": "llama",
+    "llama.block_count": 30,
+    "llama.embedding_length": 576,
+    "llama.attention.head_count": 9,
+    "llama.attention.head_count_kv": 3,
+    "llama.feed_forward_length": 1536,
+    "llama.context_length": 8192,
+}
+
+
+def test_a_gguf_gives_the_shape_of_the_catalogue() -> None:
+    """Its bits are those of the file: here 8.5, of blocks of 34 bytes for 32 weights."""
+    known = model("smollm2-135m")
+    tensors = {"blk.0.ffn_gate.weight": known.weights // 32 * 34}
+    found = from_gguf(GGUF, tensors, 49152, "mine")
+    assert {key: getattr(found, key) for key in SHAPE} == {key: getattr(known, key) for key in SHAPE}
+    assert found.weights == known.weights and found.stored_bits == pytest.approx(8.5)
+
+
+def test_a_gguf_without_a_number_names_it() -> None:
+    with pytest.raises(PlanError, match=r"llama\.block_count"):
+        from_gguf({**GGUF, "llama.block_count": 0}, {}, 49152, "mine")

@@ -1,0 +1,49 @@
+"""Frontier: dominated points go, and the roofline's frontier rises with the batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.facts.catalogue import device, model
+from planner.frontier import FrontierPoint, batches, modelled, undominated
+from planner.load import Precision, RequestLengths
+from planner.memory import memory_plan
+from planner.roofline import RooflineInput, decode, prefill
+
+
+def test_points_that_another_beats_are_dropped() -> None:
+    """Less latency and at least as many tokens."""
+    points = [
+        FrontierPoint(b, t, t / 10, s) for b, t, s in ((1, 10, 1), (2, 19, 1.1), (4, 18, 2), (8, 30, 3), (16, 30, 4))
+    ]
+    assert [point.batch for point in undominated(points)] == [1, 2, 8]
+    assert undominated(reversed(points)) == undominated(points)  # type: ignore[arg-type]
+
+
+def test_doubling_batches() -> None:
+    assert list(batches(20)) == [1, 2, 4, 8, 16] and list(batches(0)) == []
+
+
+def test_the_modelled_frontier_by_hand() -> None:
+    """A request takes the prefills of its batch and its own steps."""
+    given, lengths = RooflineInput(model("opt-13b"), device("h200")), RequestLengths()
+    points = modelled(given, lengths, 1.0)
+    assert (
+        points[-1].batch
+        <= memory_plan(given.model, given.device, lengths, Precision()).max_batch
+        < 2 * points[-1].batch
+    )
+    four = points[2]
+    by_hand = 4 * prefill(given, 1, 512).seconds + 256 * decode(given, 4, 640).seconds
+    assert four.latency_s == pytest.approx(by_hand) and four.tokens_s == pytest.approx(4 * 256 / by_hand)
+    assert four.joules_token == pytest.approx(700 / four.tokens_s)
+    assert [point.tokens_s for point in points] == sorted(point.tokens_s for point in points)
+
+
+def test_half_the_efficiency_is_half_the_tokens() -> None:
+    given = RooflineInput(model("opt-13b"), device("h200"))
+    whole, half = modelled(given, RequestLengths(), 1.0), modelled(given, RequestLengths(), 0.5)
+    assert [2 * point.tokens_s for point in half] == pytest.approx([point.tokens_s for point in whole])
+    assert replace(half[0], batch=1) == half[0]

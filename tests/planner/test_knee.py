@@ -1,0 +1,89 @@
+"""Knee finder: the analytic knee of every curve, exact and with noise; dominated points go."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+
+import pytest
+
+from planner.knee import GAIN, Knee, analytic_knee, fitted, knee
+
+BATCHES = tuple(2**power for power in range(11))
+NOISE = 0.03
+
+
+def curve(random: Random) -> tuple[float, float, int]:
+    """t_mem, t_comp, and the first power of two at or beyond the analytic knee, from 2 to 512."""
+    t_comp = random.uniform(1e-5, 1e-3)
+    t_mem = t_comp * 2 ** random.uniform(0, 9) / analytic_knee(1, 1)
+    return t_mem, t_comp, 1 << max(0, math.ceil(math.log2(analytic_knee(t_mem, t_comp))))
+
+
+def measured(random: Random, t_mem: float, t_comp: float, repeats: int, noise: float) -> dict[int, list[float]]:
+    return {
+        batch: [batch / (t_mem + t_comp * batch) * random.gauss(1, noise) for _ in range(repeats)] for batch in BATCHES
+    }
+
+
+def test_the_analytic_knee_is_where_doubling_gains_the_share() -> None:
+    batch = analytic_knee(2.0, 0.01)
+    gain = (2 * batch / (2.0 + 0.01 * 2 * batch)) / (batch / (2.0 + 0.01 * batch)) - 1
+    assert gain == pytest.approx(GAIN)
+
+
+def test_a_hundred_exact_curves() -> None:
+    for seed in range(100):
+        t_mem, t_comp, wanted = curve(Random(seed))
+        found = knee(measured(Random(0), t_mem, t_comp, 1, 0.0), Random(0))
+        assert (found.batch, found.confidence, found.is_beyond) == (wanted, 1.0, False)
+
+
+def settled(random: Random, t_mem: float, t_comp: float) -> tuple[Knee, int]:
+    """Measure three times, and again while the knee is unsure, as `penstock tune frontier` does."""
+    samples = measured(random, t_mem, t_comp, 3, NOISE)
+    while (found := knee(samples, random)).confidence < 0.99 and len(samples[1]) < 192:
+        for batch, more in measured(random, t_mem, t_comp, len(samples[1]), NOISE).items():
+            samples[batch] += more
+    return found, len(samples[1])
+
+
+def test_a_hundred_curves_with_noise_of_three_percent() -> None:
+    """Three repeats suffice for most; a knee just beside a power of two takes more, for then both are nearly right."""
+    repeats = []
+    for seed in range(100):
+        t_mem, t_comp, wanted = curve(Random(seed))
+        found, count = settled(Random(1000 + seed), t_mem, t_comp)
+        assert found.batch == wanted and found.is_fitted, seed
+        repeats.append(count)
+    assert sorted(repeats)[80] == 3
+
+
+def test_a_fit_recovers_the_curve() -> None:
+    t_mem, t_comp = fitted(measured(Random(5), 2e-2, 1e-4, 5, NOISE)) or (0, 0)
+    assert t_mem == pytest.approx(2e-2, rel=0.05) and t_comp == pytest.approx(1e-4, rel=0.05)
+
+
+def test_a_curve_that_falls_is_asked_itself() -> None:
+    """An engine that thrashes beyond 8 has no hyperbola."""
+    found = knee({1: [10], 2: [20], 4: [39], 8: [75], 16: [60], 32: [30]}, Random(0))
+    assert (found.batch, found.is_fitted, found.gain) == (8, False, pytest.approx(-0.2))
+
+
+def test_a_curve_that_rises_to_the_end_says_so() -> None:
+    found = knee({1: [10], 2: [20], 4: [40], 8: [80]}, Random(0))
+    assert found.batch == 8 and found.is_beyond and "still rises at 8" in found.reason
+
+
+def test_one_point_has_no_knee() -> None:
+    with pytest.raises(ValueError, match="two or more"):
+        knee({1: [10.0]}, Random(0))
+
+
+def test_a_knee_at_a_power_of_two_is_unsure() -> None:
+    """Noise alone decides between it and the next power: over many runs, the confidence is low."""
+    t_comp = 1e-4
+    t_mem = t_comp * 64 / analytic_knee(1, 1)
+    found = [knee(measured(Random(seed), t_mem, t_comp, 3, NOISE), Random(0)) for seed in range(20)]
+    assert {each.batch for each in found} == {64, 128}
+    assert sum(each.confidence < 0.95 for each in found) >= 10
