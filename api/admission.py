@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,8 @@ from streaming.jobs.job import Job
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.settings import QuotaSettings
+from telemetry import conventions as names
+from telemetry.tracing import Attributes, is_sampled
 
 log = logging.getLogger(__name__)
 
@@ -176,8 +179,12 @@ async def accept(
     must_run = bool(asked.queue.do_not_queue)
     quota = services.quotas(caller)
     put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card, refused=refusal)
+    began_ns = time.time_ns()
     accepted, buffer = await _accept(services, job, put, waits=waits)
     state["job"] = accepted.id
+    if is_sampled(job.trace) and not accepted.joined:
+        about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
+        services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
     wait = None if accepted.joined else _expected_wait(services, job, accepted)
     return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, wait), bool(key), wait)
 

@@ -42,7 +42,8 @@ async def create(request: Request) -> Response:
     if services.refusal:
         raise errors.store_full(services.refusal)
     key = idempotency_key(request.scope)
-    batch = _batch(services, caller, asked, services.batches.new_id(caller.tenant, key))
+    batch_id, trace = services.batches.new_id(caller.tenant, key), request.scope["state"]["trace"]
+    batch = _batch(services, caller, asked, batch_id, trace)
     limit_bytes = services.quotas(caller).file_bytes
     used = 0 if limit_bytes is None else await services.quota_usage.file_bytes(caller.tenant)
     if limit_bytes is not None and used >= limit_bytes and not (key and await _is_known(services, batch)):
@@ -97,7 +98,7 @@ def _asked(body: bytes) -> BatchRequest:
         raise explained(error) from None
 
 
-def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: str) -> Batch:
+def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: str, trace: dict[str, str]) -> Batch:
     window = asked.completion_window or "none"
     expiry = asked.output_expires_after
     tokens = caller.batch_tokens
@@ -113,6 +114,7 @@ def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: st
         metadata=asked.metadata or {},
         events=services.subscriptions.of_batches(caller.tenant),
         token_limit=tokens if tokens is not None else services.batch_settings.enqueued_tokens,
+        trace=trace,
     )
 
 

@@ -18,10 +18,11 @@ from api.auth.hosts import PROBES
 from api.error_answers import error_response
 from api.openai import errors
 from api.services import Services
+from telemetry import conventions as names
 from telemetry.logs import EventLog
 from telemetry.records.schema import REFUSED, RequestRecord
 from telemetry.redaction import redact
-from telemetry.tracing import TRACEPARENT, TRACESTATE, Attributes, extract
+from telemetry.tracing import NO_TRACING, TRACEPARENT, TRACESTATE, Attributes, extract, trace_id_of
 
 ACCESS = EventLog("api.access")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -64,7 +65,8 @@ class Observed:
             reversed(scope["headers"])
         )  # the first of several headers with one name counts
         request_id = _request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
-        span = self._services.tracing.span(scope["method"], _trace_context(headers), "server")
+        tracing = NO_TRACING if scope["path"] in PROBES else self._services.tracing
+        span = tracing.enter(scope["method"], _trace_context(headers))
         # Token streams write their body straight to the server (`server_send`), past every middleware.
         scope.setdefault("state", {}).update(
             request_id=request_id, headers=headers, trace=span.carrier(), server_send=send, received=received
@@ -91,9 +93,9 @@ class Observed:
         finally:
             del state["server_send"]  # it refers to the scope: break the cycle
             status, route = state.get("status", 500), state.get("route", UNLISTED)
-            attributes: Attributes = {"http.response.status_code": status, "http.route": route}
-            error = f"HTTP {status}" if status >= 500 else None
-            span.end(error=error, attributes=attributes, name=f"{scope['method']} {route}")
+            if span.recorded:
+                error = f"HTTP {status}" if status >= 500 else None
+                span.end(error=error, attributes=_described(scope, status, state), name=f"{scope['method']} {route}")
             self._services.metrics.requests.labels(state.get("model", ""), route, str(status)).inc()
             if status >= 400 and scope["method"] == "POST" and route in SUBMITTING and "job" not in state:
                 self._services.records.write(refusal(state, status, self._services.name))
@@ -114,7 +116,23 @@ class Observed:
             request_id=request_id if OWN_ID.fullmatch(request_id) else redact(request_id),
             tenant=caller.tenant if caller is not None else None,
             job=state.get("job"),
+            trace_id=trace_id_of(state["trace"]),
         )
+
+
+def _described(scope: Scope, status: int, state: Mapping[str, Any]) -> Attributes:
+    """Attributes of the span of a request: nothing that its client wrote, but for what the server checked."""
+    caller = state.get("caller")
+    known = {
+        names.METHOD: scope["method"],
+        names.STATUS_CODE: status,
+        names.ROUTE: state.get("route", UNLISTED),
+        names.REQUEST_MODEL: state.get("model"),
+        names.JOB_ID: state.get("job"),
+        names.TENANT: caller.tenant if caller is not None else None,
+        names.ERROR_TYPE: (state.get("code") or str(status)) if status >= 400 else None,
+    }
+    return {name: value for name, value in known.items() if value}
 
 
 def refusal(state: Mapping[str, Any], status: int, process: str) -> RequestRecord:

@@ -168,7 +168,13 @@ class Services:
     async def _sweep(self) -> None:
         """Sweep expired leases, once the store is known to be this deployment's."""
         await self.store.entered.wait()
-        reaper = Reaper(self.store_client, self.metrics, salvager=self.job_reader, on_end=self._record_end)
+        reaper = Reaper(
+            self.store_client,
+            self.metrics,
+            salvager=self.job_reader,
+            on_end=self._record_end,
+            tracing=self.tracing,
+        )
         await reaper.keep_sweeping(SWEEP_INTERVAL_S)
 
     def _record_end(self, record: JobRecord) -> None:

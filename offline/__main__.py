@@ -55,6 +55,7 @@ from telemetry.records.sampler import Facts, Sampler
 from telemetry.records.settings import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
+from telemetry.tracing import NO_TRACING, Tracing
 
 log = logging.getLogger("offline")
 
@@ -89,7 +90,8 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     logging.getLogger("celery").setLevel("WARNING")  # each task twice at info level
     with needed_to_start(OSError, exit_code=2):
         me = this_process("offline", launch.options.id)
-        process = OfflineProcess(me, launch.config, telemetry.metrics, launch.lifeline, telemetry.keep_records())
+        records, tracing = telemetry.keep_records(), telemetry.trace()
+        process = OfflineProcess(me, launch.config, telemetry.metrics, launch.lifeline, records, tracing)
     telemetry.serve_metrics()
     os.nice(process.settings.nice)  # before there are threads: they have what the process has
     return process.run()
@@ -99,7 +101,13 @@ class OfflineProcess:
     """The process around the batch runner. Raises ConfigError, or OSError when the folder of files cannot be used."""
 
     def __init__(
-        self, me: Process, config: Config, metrics: Metrics, lifeline: Lifeline, records: RecordSink = NO_RECORDS
+        self,
+        me: Process,
+        config: Config,
+        metrics: Metrics,
+        lifeline: Lifeline,
+        records: RecordSink = NO_RECORDS,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         files = config.section("files", FilesSettings)
         self.settings = config.section("offline", OfflineSettings)
@@ -114,7 +122,7 @@ class OfflineProcess:
         self._endpoints = [Endpoint(name, row) for name, row in self._webhooks.items()]
         check_broker("events.publish_url", self._events.publish_url)
         check_broker("events.take_url", self._events.take_url)
-        self._me, self._metrics, self._lifeline = me, metrics, lifeline
+        self._me, self._metrics, self._lifeline, self._tracing = me, metrics, lifeline, tracing
         sample_s = config.section("records", RecordSettings).sample_s
         self._sampler = Sampler(records, "offline", me.id, facts=self._facts, interval_s=sample_s)
         self._file_store = FileStore(files.dir)
@@ -131,7 +139,9 @@ class OfflineProcess:
         store_client = RedisClient.open(self._redis)
         headroom, store = Headroom(store_client), StoreMonitor(store_client)
         served = tuple(self._served)
-        tools = BatchTools(store_client, headroom, store, served, self._batch, self._max_choices, self._weights)
+        tools = BatchTools(
+            store_client, headroom, store, served, self._batch, self._max_choices, self._weights, self._tracing
+        )
         say_s = min(1.0, self._redis.lease_ms / 2000)
         context = TurnContext(tools, self._file_store, self._metrics, self._keep_s, self.settings.turn_s, say_s)
         self._runner = runner = BatchRunner(context, self._quarantine_s)
@@ -177,7 +187,9 @@ class OfflineProcess:
         """Loops that pass events on: to webhooks and to the broker."""
         loops = []
         if self._endpoints:
-            loops.append(WebhookDispatcher(store_client, self._me.id, self._endpoints, self._metrics).keep_going())
+            loops.append(
+                WebhookDispatcher(store_client, self._me.id, self._endpoints, self._metrics, self._tracing).keep_going()
+            )
         if self._events.publish_url:
             loops.append(Publisher(store_client, self._me.id, self._events, self._metrics).keep_publishing())
         return loops
@@ -196,6 +208,7 @@ class OfflineProcess:
             self._max_choices,
             quota=self._quotas,
             weights=self._weights,
+            tracing=self._tracing,
         )
         return Consumer(intake, self._events, self._metrics)
 

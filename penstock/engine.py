@@ -170,6 +170,8 @@ class Request(msgspec.Struct, frozen=True):
     words of OpenAI's reasoning_effort, or "default"."""
     text_id: str = ""
     """The same each time this text is submitted, where `id` is another one; "": not told. Opaque to the engine."""
+    trace: str = ""
+    """W3C `traceparent` of the request, for calls that the engine makes to other servers; "": it has none."""
 
     @property
     def past_tokens(self) -> int:

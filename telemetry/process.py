@@ -49,6 +49,6 @@ class Telemetry:
     def trace(self) -> Tracing:
         """Start recording spans, if a collector is set."""
         with needed_to_start(MissingExporterError):
-            tracing = Tracing.start(f"penstock-{self._role}", self._settings.otlp_endpoint)
+            tracing = Tracing.start(f"penstock-{self._role}", self._settings.otlp_endpoint, self._settings.trace_ratio)
         self._launch.on_exit.callback(tracing.close)
         return tracing

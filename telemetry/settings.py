@@ -14,6 +14,8 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     """The least level that is logged."""
     otlp_endpoint: str = ""
     """Base URL of an OTLP/HTTP collector, e.g. http://127.0.0.1:4318."""
+    trace_ratio: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    """Share of the requests whose spans are recorded; the API decides it for each, whatever its client says."""
     metrics_dir: str = ""
     """Folder where the processes of one machine share their counters; `penstock up` sets it."""
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0

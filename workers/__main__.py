@@ -37,6 +37,7 @@ from telemetry.records.settings import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
+from workers.attempt_traces import CallTracer
 from workers.engines.registry import build, sections
 from workers.peers import keep_counting
 from workers.record import Recorder, WorkCounters
@@ -164,7 +165,7 @@ class WorkerProcess:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
             records = RequestRecords(self._me.model, self._records, self._me.id)
             note = self._lifeline.note_completed
-            recorder = Recorder(self._me.model, self._metrics, self._tracing, self._tally, note, records)
+            recorder = Recorder(self._me.model, self._metrics, self._tracing, self._tally, note, records, self._me.id)
             return await self._serve(client, recorder)
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
@@ -176,6 +177,8 @@ class WorkerProcess:
 
     async def _serve(self, client: RedisClient, recorder: Recorder) -> int:
         fleet = Fleet(client)
+        if isinstance(self._engine, CallTracer):
+            self._engine.trace_calls(self._tracing)
         async with present(fleet, self._describe) as self._changed:
             card = await self._load()
             if card is None:

@@ -61,6 +61,8 @@ class Attempt:
         self.checkpointing = False
         """Whether a checkpoint of its deltas is being written."""
         self.stamps = AttemptStamps()
+        self.trace = ""
+        """As in the engine's requests."""
         self._begun = False
         self.deadline: asyncio.TimerHandle | None = None
         """The worker's timer, kept here so that it ends with the attempt."""
@@ -224,6 +226,7 @@ class Attempt:
             self._servers.get(index, ""),
             self.job.reasoning,
             text_id=f"{self.job.id}/{index}",
+            trace=self.trace,
         )
 
     def _request_id(self, index: int) -> str:

@@ -101,8 +101,8 @@ def draft_of(job: Job, history: History) -> Draft | None:
 
 def with_earlier(claim: Claim, record: JobRecord) -> Claim:
     """The claim with what the job's record says of its earlier attempts."""
-    outcomes = tuple([attempt.outcome for attempt in record.attempts if attempt.outcome])
-    known: Claim = replace(claim, started_us=record.stamps.started or 0, outcomes=outcomes)
+    earlier = tuple([attempt for attempt in record.attempts if attempt.outcome])
+    known: Claim = replace(claim, started_us=record.stamps.started or 0, earlier=earlier)
     return known
 
 

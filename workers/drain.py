@@ -56,7 +56,7 @@ class Drain:
         self._lost.add(partition)
         for attempt in self._held.of(partition):
             self._starter.let_go(self._held.attempts.pop(attempt.job.id))
-            self._recorder.released(attempt.job.id)
+            self._recorder.lost(attempt.job.id)
         self._losing.set()
         self._room.set()
         if self._has_leases:
@@ -105,6 +105,7 @@ class Drain:
                 await self._lease.release(attempt.job.id, attempt.number, self._held.parked_frames(attempt))
             except Fenced:
                 self.lose(attempt.partition)  # others have it already
+                self._recorder.lost(attempt.job.id)
             except Unavailable as error:
                 log.warning("a job is left to lapse with its lease: %s", error, extra={"job": attempt.job.id})
             self._recorder.released(attempt.job.id)

@@ -96,7 +96,7 @@ class Preemption:
         if attempt.deadline is not None:
             attempt.deadline.cancel()
         self._starter.let_go(attempt)
-        self._recorder.released(job_id)
+        self._recorder.released(job_id, outcome)
         task = asyncio.create_task(self._put_back(attempt, outcome))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

@@ -1,5 +1,4 @@
-"""Telemetry recorder of a worker: work counters, job metrics, the log line of each job's end, and the queue and
-generate spans of each trace."""
+"""Telemetry recorder of a worker: work counters, job metrics, and of each job its log lines, record and spans."""
 
 from __future__ import annotations
 
@@ -7,13 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from streaming.fleet.process import Served
-from streaming.jobs.job import Job, JobState
+from streaming.jobs.job import JobState
+from streaming.jobs.lease import HANDED_BACK
 from streaming.jobs.terminal import Terminal
-from telemetry import tracing
 from telemetry.logs import EventLog
 from telemetry.metrics import Metrics
-from telemetry.tracing import Attributes, RecordedTracing, Span, Tracing
+from telemetry.tracing import Tracing
 from workers.attempt import Attempt
+from workers.attempt_traces import AttemptTraces
 from workers.gate.decision import GateReason
 from workers.request_records import RequestRecords
 
@@ -66,16 +66,17 @@ class Recorder:
         tally: WorkCounters | None = None,
         on_completed: Callable[[], None] = lambda: None,
         records: RequestRecords | None = None,
+        worker: str = "",
     ) -> None:
-        """`on_completed`: called whenever jobs have completed."""
+        """`on_completed`: called whenever jobs have completed. `worker`: its name in `penstock ps`."""
         self.records = records or RequestRecords(model)
         self._model, self.metrics, self._on_completed = model, metrics, on_completed
-        self._tracer = tracer if isinstance(tracer, RecordedTracing) else None
-        """None if spans are not exported: then none are made."""
+        self.traces = AttemptTraces(tracer, worker)
+        self._trace_ids: dict[str, str] = {}
+        """Of jobs that are over, by job, until the store has their ends."""
         kinds = ("prompt", "completion", "cached")
         self._prompt, self._completion, self._cached = (metrics.tokens.labels(model, kind) for kind in kinds)
         self._tally = tally or WorkCounters()
-        self._spans: dict[str, Span] = {}
         self._cancelled: dict[str, float] = {}
 
     def claimed(self, attempt: Attempt) -> None:
@@ -87,26 +88,7 @@ class Recorder:
         self.metrics.attempts.labels(self._model, number).inc()
         if claim.attempt == 1:
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
-        if self._tracer is not None:
-            self._spans[job.id] = self._begin_spans(self._tracer, job, claim.attempt, waited_s)
-
-    def _begin_spans(self, tracer: Tracing, job: Job, number: int, waited_s: float) -> Span:
-        """Write the queue span, which ends now, and begin the generate span."""
-        now_ns = time.time_ns()
-        queue = tracer.span(
-            "queue",
-            job.trace or None,
-            "consumer",
-            now_ns - int(waited_s * 1e9),
-            {tracing.JOB_ID: job.id, tracing.PRIORITY: str(job.priority), tracing.ATTEMPT: number},
-        )
-        queue.end(now_ns)
-        attributes: Attributes = {
-            tracing.JOB_ID: job.id,
-            tracing.REQUEST_MODEL: self._model,
-            tracing.ATTEMPT: number,
-        }
-        return tracer.span("generate", queue.carrier(), "internal", now_ns, attributes)
+        self.traces.claimed(attempt)
 
     def cancelled(self, job_id: str) -> None:
         """Record that a cancel arrived."""
@@ -130,15 +112,8 @@ class Recorder:
             metrics.deadline_misses.labels("running").inc()
         if end.state is JobState.FAILED:
             self.failed(end)
-        if span := self._spans.pop(attempt.job.id, None):
-            span.end(
-                error=end.failure.code if end.failure else None,
-                attributes={
-                    tracing.JOB_STATE: str(end.state),
-                    tracing.INPUT_TOKENS: end.usage.prompt,
-                    tracing.OUTPUT_TOKENS: end.usage.completion,
-                },
-            )
+        self.traces.over(attempt, end)
+        self._trace_ids[end.job] = attempt.trace[3:35]
 
     def _served_by_others(self, attempt: Attempt) -> None:
         """Count the tokens of a job whose answer, or a part of it, another model gave."""
@@ -151,10 +126,19 @@ class Recorder:
     def written(self, ends: Sequence[Terminal], worker: str) -> None:
         """Log the ends of jobs that the store has, one line for each state, and write their records."""
         self.records.written(ends)
+        self.traces.written(ends)
         for state in dict.fromkeys(end.state for end in ends):
-            events.write(f"jobs {state}", jobs=[end.job for end in ends if end.state is state], worker=worker)
+            jobs = [end.job for end in ends if end.state is state]
+            events.write(
+                f"jobs {state}", jobs=jobs, worker=worker, trace_ids=[self._trace_ids.pop(job, "") for job in jobs]
+            )
             if state is JobState.COMPLETED:
                 self._on_completed()
+
+    def refused_ends(self, ends: Sequence[Terminal]) -> None:
+        """Record that others had ended these jobs, or had them."""
+        for end in ends:
+            self.lost(end.job)
 
     def unreadable(self, end: Terminal, ended_us: int) -> None:
         """Record the end of a job that cannot be read."""
@@ -178,12 +162,17 @@ class Recorder:
         """Record that a job gave up its place for one of lane interactive."""
         self.metrics.preemptions.labels(self._model).inc()
 
-    def released(self, job_id: str) -> None:
-        """Record that the worker put a job back unfinished."""
+    def released(self, job_id: str, outcome: str = HANDED_BACK) -> None:
+        """Record that the worker put a job back unfinished. `outcome`: of its attempt, HANDED_BACK or PREEMPTED."""
+        self.traces.put_back(job_id, outcome)
+        self.lost(job_id)
+
+    def lost(self, job_id: str) -> None:
+        """Record that a job is no longer this worker's: another one runs it, or has ended it."""
+        self.traces.forget(job_id)
         self._cancelled.pop(job_id, None)
+        self._trace_ids.pop(job_id, None)
         self.records.released(job_id)
-        if span := self._spans.pop(job_id, None):
-            span.end(attributes={tracing.JOB_STATE: "released"})
 
     def load(self, slots: int, running: int, reserved: int = 0) -> None:
         """Set the gauges of the engine's slots."""

@@ -66,6 +66,7 @@ def wall_us() -> int:
 def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, process: str) -> RequestRecord:
     """The record of a job that this worker ends."""
     job, claim, generated, usage = attempt.job, attempt.claim, end.generated, end.usage
+    outcomes = [each.outcome for each in claim.earlier]
     return RequestRecord(
         id=job.id,
         ended_us=ended_us,
@@ -91,7 +92,7 @@ def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, proces
         choices=job.choices,
         stream=job.stream,
         attempts=claim.attempt,
-        lost=claim.outcomes.count("lost"),
-        handed_back=claim.outcomes.count(HANDED_BACK),
-        preempted=claim.outcomes.count(PREEMPTED),
+        lost=outcomes.count("lost"),
+        handed_back=outcomes.count(HANDED_BACK),
+        preempted=outcomes.count(PREEMPTED),
     )

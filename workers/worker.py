@@ -154,8 +154,8 @@ class Worker:
         if not await self._registered(stop):
             return
         claiming = asyncio.create_task(self._claimer.run(self._client.partitions))
-        records = self._recorder.records
-        reaper = Reaper(self._client, self._recorder.metrics, salvager=self._reader, on_end=records.ended_by_script)
+        on_end, tracing = self._recorder.records.ended_by_script, self._recorder.traces.tracing
+        reaper = Reaper(self._client, self._recorder.metrics, salvager=self._reader, on_end=on_end, tracing=tracing)
         sweeping = reaper.keep_sweeping(SWEEP_INTERVAL_S)
         interval_s = self._client.settings.lease_ms / 3000
         checking = run_periodically(
@@ -340,6 +340,7 @@ class Worker:
         if finishes:
             taken = [finish for finish in finishes if finish not in refused] if refused else finishes
             self._recorder.written([finish.terminal for finish in taken], self.lease.name)
+            self._recorder.refused_ends([finish.terminal for finish in refused])
             self._room.set()
 
     def _checkpoint(self, partition: int) -> None:
@@ -378,7 +379,7 @@ class Worker:
             if attempt.deadline is not None:
                 attempt.deadline.cancel()
             self._starter.let_go(attempt)
-            self._recorder.released(job_id)
+            self._recorder.lost(job_id)
 
 
 async def _until_one_ends(tasks: set[asyncio.Task[None]], claiming: asyncio.Task[None]) -> None:

@@ -14,6 +14,8 @@ from streaming.batches.files import Files
 from streaming.batches.store import Batches
 from streaming.errors import DecodeError, Fenced, Superseded, Unavailable
 from streaming.store.identity import check_identity, disagreement, read_identity
+from telemetry import conventions as names
+from telemetry.tracing import Attributes
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +44,11 @@ class BatchRunner:
         try:
             lease = await self._batches.hold(batch_id, notice)
             log.info("turn %d at a batch", lease.epoch, extra={"batch": batch_id, "state": lease.state})
-            await BatchTurn(self._context, lease, self.stop).run()
+            about: Attributes = {names.BATCH_ID: batch_id, names.TENANT: lease.batch.tenant}
+            span = self._context.tools.tracing.span("batch turn", lease.batch.trace, "consumer", attributes=about)
+            with span.active():
+                await BatchTurn(self._context, lease, self.stop).run()
+            span.end()
             turns.labels("done").inc()
         except Superseded as error:
             log.debug("nothing to do: %s", error)

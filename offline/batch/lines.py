@@ -35,6 +35,8 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
+from telemetry import conventions as names
+from telemetry.tracing import NO_TRACING, Attributes, Span, Tracing
 
 JOBS_PER_CALL = 64
 """Jobs enqueued, or records read, in one round trip."""
@@ -63,6 +65,7 @@ class BatchTools:
     """Largest `n` of one line."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """By tenant, see TenantSettings."""
+    tracing: Tracing = NO_TRACING
 
 
 class Lines:
@@ -252,9 +255,10 @@ class Lines:
         if cards != self._cards:  # with a model card, a waiting line may need fewer bytes
             self._cards = cards
             self._needs.clear()
+        spans = self._begin_traces(jobs)
         answers = await self._queue.put_parts(jobs, cards)
         lane_full = False
-        for line, job, accepted in zip(lines, jobs, answers, strict=True):
+        for line, job, accepted, span in zip(lines, jobs, answers, spans, strict=True):
             match accepted:
                 case LaneFull():
                     lane_full = True
@@ -266,12 +270,30 @@ class Lines:
                     continue
                 case _:
                     self._queued[job.id] = line
+                    if not accepted.joined:
+                        span.end()
             self._needs.pop(line, None)
             self._overtaking = self._overtaking + 1 if self._needs else 0
             settled.add(line)
         if failed:
             await self._commit()
         return lane_full, failed
+
+    def _begin_traces(self, jobs: list[Job]) -> list[Span]:
+        """Give each job a trace of its own, which links to the request that created the batch, if traces are recorded.
+        Those spans are sent that have ended: of jobs that the queue accepts."""
+        tracing, batch = self._tools.tracing, self._lease.batch
+        if not tracing.recording:
+            return [NO_TRACING.span("batch line")] * len(jobs)
+        spans = []
+        for place, job in enumerate(jobs):
+            about: Attributes = {names.JOB_ID: job.id, names.BATCH_ID: batch.id, names.PRIORITY: str(job.priority)}
+            about = {**about, names.BATCH_LINE: int(job.metadata["line"]), names.TENANT: job.tenant}
+            span = tracing.enter("batch line", None, "producer", about, [batch.trace])
+            if span.recorded:
+                jobs[place] = msgspec.structs.replace(job, trace=span.carrier())
+            spans.append(span)
+        return spans
 
     def _refuse(self, line: int, error: ApiError, settled: set[int]) -> bool:
         """End the line with this error."""

@@ -21,6 +21,7 @@ from runtime.loops import ExpectedErrors
 from streaming.errors import LaneFull, StoreFull, Unavailable
 from streaming.events.settings import EventSettings
 from telemetry.metrics import Metrics
+from telemetry.tracing import extract
 
 log = logging.getLogger(__name__)
 
@@ -81,10 +82,10 @@ class Consumer:
         # The brokers that kombu emulates give every message a delivery tag of its own.
         name = str(properties.get("message_id") or properties.get("delivery_tag") or "")
         body, redelivered = _bytes(message.body), bool((message.delivery_info or {}).get("redelivered"))
-        full = False
+        trace, full = extract(_texts(message.headers)), False
         while not self._stop.is_set():
             try:
-                accepting = self._intake.accept(body, name, redelivered=redelivered)
+                accepting = self._intake.accept(body, name, redelivered=redelivered, trace=trace)
                 job_id = asyncio.run_coroutine_threadsafe(accepting, loop).result()
             except Rejected as error:
                 queue = f"{self._settings.take_queue}.rejected"
@@ -105,6 +106,12 @@ class Consumer:
                 self._metrics.taken.labels("accepted").inc()
                 log.debug("taken from the broker", extra={"job_id": job_id})
                 return
+
+
+def _texts(headers: object) -> dict[str, str]:
+    """The headers of a message that are texts; a sender may write anything."""
+    found = headers if isinstance(headers, dict) else {}
+    return {str(name).lower(): value for name, value in found.items() if isinstance(value, str)}
 
 
 def _bytes(body: object) -> bytes:

@@ -21,11 +21,14 @@ from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
+from telemetry import conventions as names
+from telemetry.tracing import NO_TRACING, Attributes, Tracing
 
 MAX_REDELIVERIES = 5
 """Redeliveries without an outcome (each crashed its process) before a message is rejected."""
 MAX_BYTES = 2 * 1024 * 1024
 MAX_MESSAGE_ID = 200
+NO_CONTEXT: Mapping[str, str] = {}
 
 
 class Rejected(Exception):
@@ -46,13 +49,16 @@ class Intake:
         max_choices: int,
         quota: QuotaSettings = UNLIMITED,
         weights: Mapping[str, float] = NO_WEIGHTS,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         self._queue, self._fleet = Queue(store_client, headroom, weights), Fleet(store_client)
         self._headroom, self._store, self._redeliveries = headroom, store, Redeliveries(store_client)
         self._models, self._settings, self._subscriptions = models, settings, subscriptions
-        self._max_choices, self._quota = max_choices, quota
+        self._max_choices, self._quota, self._tracing = max_choices, quota, tracing
 
-    async def accept(self, body: bytes, message_id: str, *, redelivered: bool = False) -> str:
+    async def accept(
+        self, body: bytes, message_id: str, *, redelivered: bool = False, trace: Mapping[str, str] = NO_CONTEXT
+    ) -> str:
         """Accept the message as a job and return the job's id. The same message again returns the same job.
 
         Args:
@@ -63,7 +69,7 @@ class Intake:
             LaneFull, StoreFull, Unavailable: there is no room now (StoreFull: in the store or the tenant's quota).
         """
         if not redelivered:
-            return await self._accept(body, message_id)
+            return await self._accept(body, message_id, trace)
         queue = self._settings.take_queue
         count = await self._redeliveries.begin(queue, message_id)
         try:
@@ -71,14 +77,14 @@ class Intake:
                 raise Rejected(
                     f"The message was taken up {count} times and each time the process failed without an answer."
                 )
-            job_id = await self._accept(body, message_id)
+            job_id = await self._accept(body, message_id, trace)
         except (Rejected, LaneFull, StoreFull, Unavailable):
             await self._redeliveries.settle(queue, message_id)
             raise
         await self._redeliveries.settle(queue, message_id)
         return job_id
 
-    async def _accept(self, body: bytes, message_id: str) -> str:
+    async def _accept(self, body: bytes, message_id: str, trace: Mapping[str, str]) -> str:
         if not message_id or len(message_id) > MAX_MESSAGE_ID:
             raise Rejected(
                 f"A message needs a message_id of 1 to {MAX_MESSAGE_ID} characters: "
@@ -98,13 +104,15 @@ class Intake:
         except ApiError as error:
             raise Rejected(error.message) from None
         card = (await self._fleet.cards()).get(asked.model)
+        about: Attributes = {names.REQUEST_MODEL: asked.model, names.TENANT: tenant}
+        span = self._tracing.enter(f"take {self._settings.take_queue}", trace, "consumer", about)
         job = to_job(
             asked,
             job_id=self._queue.new_id(tenant, key),
             tenant=tenant,
             ceiling=self._settings.take_priority,
             reply_to="",
-            trace={},
+            trace=span.carrier(),
             events=self._subscriptions.of_jobs(tenant),
             card=card,
         )
@@ -116,6 +124,8 @@ class Intake:
             accepted = await self._queue.put(
                 job, idempotency_key=key, digest=digest, must_run=must_run, card=card, quota=self._quota
             )
+            if not accepted.joined:
+                span.end(attributes={names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)})
             return accepted.id
         except NeverFits as error:
             raise Rejected(too_large_for_store(job, error.needed, error.most).message) from None

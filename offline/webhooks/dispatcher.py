@@ -12,7 +12,7 @@ import hmac
 import logging
 import random
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -25,18 +25,22 @@ from httpcore2 import (
     default_ssl_context,
 )
 
+from api.openai.responses.ids import job_of
 from offline.webhooks.backoff import after_failure
 from offline.webhooks.guard import Forbidden, GuardedBackend, networks_of
 from offline.webhooks.response_events import as_told
 from runtime.config import ConfigError
 from runtime.loops import ExpectedErrors, run_periodically
-from streaming.errors import Unavailable
+from streaming.batches.store import Batches
+from streaming.errors import Unavailable, UnknownBatch, UnknownJob
 from streaming.events.outbox import Outbox, endpoints_for
 from streaming.events.settings import WebhookSettings, signing_key
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
+from telemetry import conventions as names
 from telemetry.metrics import Metrics
+from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -78,11 +82,13 @@ class Endpoint:
         """Lease of one attempt: covers the request and saving its outcome."""
         return int(2000 * self.settings.timeout_s)
 
-    async def send(self, attempt: DeliveryAttempt) -> tuple[int, str]:
-        """Make one attempt. Returns the answer's status (0: none) and the problem ("": delivered). No redirects."""
+    async def send(self, attempt: DeliveryAttempt, trace: str = "") -> tuple[int, str]:
+        """Make one attempt. Returns the answer's status (0: none) and the problem ("": delivered). No redirects.
+        `trace`: the `traceparent` that it carries; "": none."""
         body = body_of(attempt)
         headers = signed_headers(self.settings.secret, attempt.id, attempt.now_ms // 1000, body)
         headers |= {"content-type": "application/json", "user-agent": "penstock"}
+        headers |= {TRACEPARENT: trace} if trace else {}
         try:
             async with asyncio.timeout(self.settings.timeout_s):
                 status = await self._post(list(headers.items()), body)
@@ -119,10 +125,18 @@ def _tls_context(name: str, settings: WebhookSettings) -> ssl.SSLContext:
 class WebhookDispatcher:
     """Delivers webhooks; one per process, and any number of processes share the work."""
 
-    def __init__(self, store_client: RedisClient, name: str, endpoints: Sequence[Endpoint], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        store_client: RedisClient,
+        name: str,
+        endpoints: Sequence[Endpoint],
+        metrics: Metrics,
+        tracing: Tracing = NO_TRACING,
+    ) -> None:
         self._outbox, self._webhooks = Outbox(store_client, "webhooks"), Webhooks(store_client)
         self._job_reader = JobReader(store_client)
         self._name, self._endpoints, self._metrics = name, endpoints, metrics
+        self._batches, self._tracing = Batches(store_client), tracing
         self._rows = {endpoint.name: endpoint.settings for endpoint in endpoints}
 
     async def keep_going(self) -> None:
@@ -167,7 +181,9 @@ class WebhookDispatcher:
 
     async def _attempt(self, endpoint: Endpoint, attempt: DeliveryAttempt) -> None:
         """Send the message once and save the outcome. Raises Unavailable."""
-        status, problem = await endpoint.send(attempt)
+        span = await self._begin_span(endpoint, attempt)
+        status, problem = await endpoint.send(attempt, span.carrier()[TRACEPARENT] if span.recorded else "")
+        span.end(error=problem or None, attributes={names.STATUS_CODE: status} if status else None)
         about = {"endpoint": endpoint.name, "message_id": attempt.id, "type": attempt.type}
         if not problem:
             await self._webhooks.settle(attempt, "delivered", status, "")
@@ -185,6 +201,26 @@ class WebhookDispatcher:
         await self._webhooks.settle(attempt, "pending", status, problem, int(1000 * decision.wait_s))
         self._metrics.webhooks.labels("retried").inc()
         log.warning("webhook not delivered: %s; %s", problem, decision.reason, extra=about)
+
+    async def _begin_span(self, endpoint: Endpoint, attempt: DeliveryAttempt) -> Span:
+        """Begin the span of an attempt, in the trace of the job or batch that it tells of. Raises Unavailable."""
+        parent = await self._context_of(attempt.subject, endpoint.settings.tenant) if self._tracing.recording else {}
+        about: Attributes = {
+            names.METHOD: "POST",
+            names.ENDPOINT: endpoint.name,
+            names.EVENT_TYPE: attempt.type,
+            names.TRY: attempt.tries,
+        }
+        return self._tracing.span(f"webhook {attempt.type}", parent, "client", attributes=about)
+
+    async def _context_of(self, subject: str, tenant: str) -> Mapping[str, str]:
+        """The context of a job, of a response or of a batch; {} once it is no longer kept. Raises Unavailable."""
+        try:
+            if subject.startswith("batch_"):
+                return (await self._batches.get(subject, tenant)).batch.trace
+            return (await self._job_reader.outline(job_of(subject) or subject, tenant)).job.trace
+        except (UnknownJob, UnknownBatch):
+            return {}
 
 
 def signed_headers(secret: str, message: str, timestamp: int, body: bytes) -> dict[str, str]:

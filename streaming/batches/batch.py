@@ -47,6 +47,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that its tenant may have waiting, including this batch's."""
     events: str = ""
     """Recipients of the event of its end, as letters: "b" the broker, "w" webhooks; "": none."""
+    trace: dict[str, str] = {}
+    """W3C trace context of the request that created it."""
 
 
 class LineFault(msgspec.Struct, frozen=True):

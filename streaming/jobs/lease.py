@@ -23,7 +23,7 @@ from streaming.jobs.control import Control
 from streaming.jobs.drafts import Draft
 from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.job import Job
+from streaming.jobs.job import Job, PastAttempt
 from streaming.jobs.records import parse_runs
 from streaming.jobs.terminal import Terminal, without_rows
 from streaming.keys import channel
@@ -76,8 +76,8 @@ class Claim(msgspec.Struct, frozen=True):
     """The two times again, to the microsecond."""
     started_us: int = 0
     """Redis time of the job's first claim; 0: this one, or not known."""
-    outcomes: tuple[str, ...] = ()
-    """What became of earlier attempts, as in PastAttempt; where its record was read."""
+    earlier: tuple[PastAttempt, ...] = ()
+    """What became of earlier attempts, oldest first, the newest of them; where its record was read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ from runtime.loops import ExpectedErrors, run_periodically
 from runtime.plurals import counted
 from streaming.errors import Unavailable
 from streaming.ids import partition_of
+from streaming.jobs.attempt_spans import ended_by_script
 from streaming.jobs.lease import LOG_KEEP_S
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.jobs.salvage import was_cut_short
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
+from telemetry.tracing import NO_TRACING, Tracing
 
 log = logging.getLogger(__name__)
 
@@ -77,14 +79,16 @@ class Reaper:
         *,
         salvager: JobReader | None = None,
         on_end: Callable[[JobRecord], object] | None = None,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
         """`salvager`: stores the tokens of jobs that scripts ended; None in a process that may not read them.
-        `on_end`: told each job that a script ended, in one process only; with a `salvager`."""
+        `on_end`: told each job that a script ended, in one process only; with a `salvager`.
+        `tracing`: gets the spans of these jobs."""
         self._client, self._metrics, self._salvager = client, metrics, salvager
         self._ticks = dict.fromkeys(client.partitions, 0)
         self._cut_short = list[str]()
         """Jobs that a script ended, whose tokens this process is to store."""
-        self._on_end, self._script_ends = on_end, list[str]()
+        self._on_end, self._script_ends, self._tracing = on_end, list[str](), tracing
         """Jobs that a script ended, whose requests this process is to record."""
 
     async def sweep(self, *, ended: str = "") -> Swept:
@@ -131,9 +135,10 @@ class Reaper:
         out. Raises Unavailable: then the next call tells of them."""
         if self._salvager is None or self._on_end is None or not self._script_ends:
             return
-        for record in await self._salvager.records(self._script_ends, bodies=False):
+        for record in await self._salvager.records(self._script_ends, bodies=self._tracing.recording):
             if record is not None and record.state.final:
                 self._on_end(record)
+                ended_by_script(self._tracing, record)
         self._script_ends.clear()
 
     def _report(self, swept: Swept) -> None:

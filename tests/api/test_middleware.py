@@ -84,11 +84,13 @@ async def test_a_request_is_told_by_its_route_and_status(path: str, route: str, 
             scope["state"]["route"] = route  # as the guard does
         await send({"type": "http.response.start", "status": status, "headers": []})
 
-    tracing = SimpleNamespace(span=Mock(return_value=span))
+    tracing = SimpleNamespace(enter=Mock(return_value=span))
     services = cast(Services, SimpleNamespace(tracing=tracing, metrics=metrics))
     await Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
-    tracing.span.assert_called_once_with("GET", {}, "server")
-    attributes = {"http.response.status_code": status, "http.route": route}
+    tracing.enter.assert_called_once_with("GET", {})
+    attributes = {"http.request.method": "GET", "http.response.status_code": status, "http.route": route}
+    if status >= 400:
+        attributes["error.type"] = str(status)
     span.end.assert_called_once_with(error=error, attributes=attributes, name=f"GET {route}")
     metrics.requests.labels.assert_called_once_with("", route, str(status))
 

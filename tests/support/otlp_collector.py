@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from http_serving import serving_http
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 
 
@@ -19,6 +20,7 @@ class Collector(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Receive)
         self.spans: dict[str, tuple[str, SentSpan]] = {}
+        self.sent: list[SentSpan] = []
         self.paths: list[str] = []
         self.received: list[bytes] = []
         self.answers = threading.Event()
@@ -41,6 +43,7 @@ class Receive(BaseHTTPRequestHandler):
             for scope in resource.scope_spans:
                 for span in scope.spans:
                     self.server.spans[span.name] = (names["service.name"], span)
+                    self.server.sent.append(span)
         self.server.answers.wait()
         self.send_response(200)
         self.end_headers()
@@ -56,4 +59,9 @@ def collector() -> Iterator[Collector]:
 
 
 def attributes_of(span: SentSpan) -> dict[str, Any]:
-    return {each.key: getattr(each.value, str(each.value.WhichOneof("value"))) for each in span.attributes}
+    return {each.key: _value(each.value) for each in span.attributes}
+
+
+def _value(value: AnyValue) -> Any:
+    found = getattr(value, str(value.WhichOneof("value")))
+    return [_value(each) for each in found.values] if isinstance(found, ArrayValue) else found

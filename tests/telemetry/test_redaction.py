@@ -309,11 +309,11 @@ def test_spans_are_redacted(collector: Collector) -> None:
     """Attributes, the status and the exception with its traceback."""
     tracing = Tracing.start("api", collector.url)
     secret = SHAPES[0]
-    span = tracing.span("work", attributes={"at.start": secret, "password": "hunter2-0x", "said": f"token={secret}"})
+    span = tracing.enter("work", attributes={"at.start": secret, "password": "hunter2-0x", "said": f"token={secret}"})
     try:
         raise ConnectionError(f"cannot reach redis://:hunter2-0x@db with {secret}")
     except ConnectionError as error:
-        span.end(error=error, attributes={"at.end": [secret]})  # type: ignore[dict-item]
+        span.end(error=error, attributes={"at.end": [secret]})
     tracing.close()
     _, sent = collector.spans["work"]
     assert attributes_of(sent)["at.start"] == f"sk-{HIDDEN}"

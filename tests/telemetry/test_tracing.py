@@ -15,7 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from otlp_collector import Collector, attributes_of, collector
 
-from telemetry import tracing
+from telemetry import conventions, recorded_spans, tracing
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing, current, extract
 
@@ -31,13 +31,13 @@ def test_one_trace_crosses_the_queue(collector: Collector) -> None:
     api, worker = Tracing.start("api", collector.url), Tracing.start("worker", collector.url + "/")
     accepted, claimed = 1_763_689_596_000_000_000, 1_763_689_597_500_000_000
 
-    door = api.span("chat", extract(INCOMING), "server", attributes={tracing.REQUEST_MODEL: "m"})
+    door = api.enter("chat", extract(INCOMING), "server", {conventions.REQUEST_MODEL: "m"})
     job = door.carrier()
-    queue = worker.span("queue", job, "consumer", accepted, {tracing.PRIORITY: "standard"})
+    queue = worker.span("queue", job, "consumer", accepted, {conventions.PRIORITY: "standard"})
     queue.end(claimed)
     work = worker.span("generate", queue.carrier(), start_ns=claimed)
-    work.end(attributes={tracing.OUTPUT_TOKENS: 7})
-    door.end(attributes={tracing.JOB_ID: "j1"})
+    work.end(attributes={conventions.OUTPUT_TOKENS: 7})
+    door.end(attributes={conventions.JOB_ID: "j1"})
     api.close()
     worker.close()
 
@@ -62,10 +62,10 @@ def test_one_trace_crosses_the_queue(collector: Collector) -> None:
 def test_a_failure_is_told_and_an_end_counts_once(collector: Collector) -> None:
     """Status and message of the first end stay; an exception is recorded as one."""
     tracer = Tracing.start("worker", collector.url)
-    span = tracer.span("generate")
+    span = tracer.enter("generate")
     span.end(error="worker_lost")
     span.end(error="never seen", attributes={"late": True})
-    tracer.span("submit").end(error=ValueError("too long"))
+    tracer.enter("submit").end(error=ValueError("too long"))
     tracer.close()
     _, sent = collector.spans["generate"]
     assert (sent.status.code, sent.status.message) == (Status.STATUS_CODE_ERROR, "worker_lost")
@@ -73,14 +73,57 @@ def test_a_failure_is_told_and_an_end_counts_once(collector: Collector) -> None:
     assert [event.name for event in collector.spans["submit"][1].events] == ["exception"]
 
 
-def test_a_trace_the_caller_does_not_sample_is_not_recorded(collector: Collector) -> None:
-    """The unsampled flag is obeyed here and carried on."""
-    tracer = Tracing.start("api", collector.url)
-    span = tracer.span("chat", {"traceparent": f"00-{TRACE}-{PARENT}-00"})
-    assert re.fullmatch(rf"00-{TRACE}-[0-9a-f]{{16}}-00", span.carrier()["traceparent"])
-    span.end()
+@pytest.mark.parametrize("flags", ["00", "01"])
+def test_the_ratio_decides_and_not_the_caller(collector: Collector, flags: str) -> None:
+    """At 1 a trace is recorded although its caller does not sample it, at 0 none is although the caller does. The
+    caller's trace id stays, and every span below follows the decision."""
+    incoming = {"traceparent": f"00-{TRACE}-{PARENT}-{flags}", "tracestate": "vendor=1"}
+    for ratio, sampled in ((1.0, "01"), (0.0, "00")):
+        tracer = Tracing.start("api", collector.url, ratio)
+        span = tracer.enter("chat", incoming)
+        assert re.fullmatch(rf"00-{TRACE}-[0-9a-f]{{16}}-{sampled}", span.carrier()["traceparent"])
+        assert span.span_id != PARENT and span.carrier()["tracestate"] == "vendor=1"
+        below = tracer.span("queue", span.carrier())
+        assert below.recorded is span.recorded is bool(ratio)
+        below.end()
+        span.end()
+        tracer.close()
+    assert {name: span.parent_span_id.hex() for name, (_, span) in collector.spans.items()} == {
+        "chat": PARENT,
+        "queue": collector.spans["chat"][1].span_id.hex(),
+    }
+    assert len(collector.sent) == 2
+
+
+def test_a_share_of_the_traces_is_recorded_whatever_ids_clients_choose(collector: Collector) -> None:
+    """A client that sends one trace id again and again is sampled like any other."""
+    tracer = Tracing.start("api", collector.url, 0.5)
+    recorded = sum(tracer.enter("chat", INCOMING).recorded for _ in range(400))
     tracer.close()
-    assert collector.spans == {}
+    assert 100 < recorded < 300  # a fair coin leaves these bounds once in 10^23 runs
+
+
+def test_a_span_has_the_id_and_the_links_that_it_is_given(collector: Collector) -> None:
+    """The id follows from the trace and from names alone, so another process finds it; the next span has its own."""
+    tracer = Tracing.start("worker", collector.url)
+    root = tracer.enter("chat")
+    own = tracing.derived_id(root.carrier(), "job", 7)
+    assert own == tracing.derived_id({"traceparent": root.carrier()["traceparent"]}, "job", "7") != root.span_id
+    first = tracer.span("first", root.carrier(), span_id=own)
+    second = tracer.span("second", root.carrier(), links=[tracing.sibling(root.carrier(), own), {}])
+    for span in (first, second, root):
+        span.end()
+    tracer.close()
+    sent = {name: span for name, (_, span) in collector.spans.items()}
+    assert sent["first"].span_id.hex() == own != sent["second"].span_id.hex()
+    assert [(link.trace_id.hex(), link.span_id.hex()) for link in sent["second"].links] == [(root.trace_id, own)]
+
+
+def test_a_context_that_is_malformed_is_not_sampled() -> None:
+    """What comes out of the store is checked like what comes from a client."""
+    for broken in ({}, {"traceparent": "x"}, {"traceparent": f"00-{TRACE}-{PARENT}-zz"}):
+        assert not tracing.is_sampled(broken) and tracing.trace_id_of(broken) == ""
+        assert tracing.sibling(broken, PARENT) == {}
 
 
 def test_without_a_collector_nothing_is_imported_or_sent() -> None:
@@ -151,11 +194,11 @@ def test_the_active_span_is_the_innermost() -> None:
 
 def test_a_collector_that_hangs_does_not_hold_up_the_end(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing gives up on the last spans after its own time, however long the exporter would go on."""
-    monkeypatch.setattr(tracing, "CLOSE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(tracing, "EXPORT_TIMEOUT_S", 60)
+    monkeypatch.setattr(recorded_spans, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(recorded_spans, "EXPORT_TIMEOUT_S", 60)
     collector.answers.clear()
     tracer = Tracing.start("api", collector.url)
-    tracer.span("chat").end()
+    tracer.enter("chat").end()
     began = time.monotonic()
     tracer.close()
     assert time.monotonic() - began < 15
@@ -176,7 +219,7 @@ def test_an_endpoint_without_a_scheme_is_refused() -> None:
 
 
 def test_a_request_through_real_processes_is_one_trace(collector: Collector, empty_house: House) -> None:
-    """API, queue and generate spans of two processes, under the caller's own traceparent."""
+    """API, queue and attempt spans of two processes, under the caller's own traceparent; none of health probes."""
     house = empty_house
     house.environ["PENSTOCK_TELEMETRY_OTLP_ENDPOINT"] = collector.url
     house.environ["OTEL_BSP_SCHEDULE_DELAY"] = "100"  # the exporter's own: ms between two batches of spans
@@ -185,12 +228,13 @@ def test_a_request_through_real_processes_is_one_trace(collector: Collector, emp
     house.wait_ready()
     body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
     assert house.post("/v1/chat/completions", body, INCOMING)[0] == 200
-    wanted = {"POST /v1/chat/completions", "queue", "generate"}
+    wanted = {"POST /v1/chat/completions", "queue", "chat sim"}
     eventually(lambda: wanted <= set(collector.spans))
     door, server = collector.spans["POST /v1/chat/completions"]
     role, queue = collector.spans["queue"]
-    generate = collector.spans["generate"][1]
+    attempt = collector.spans["chat sim"][1]
     assert (door, role) == ("penstock-api", "penstock-worker")
-    assert {span.trace_id.hex() for span in (server, queue, generate)} == {TRACE}
-    parents = [span.parent_span_id.hex() for span in (server, queue, generate)]
-    assert parents == [PARENT, server.span_id.hex(), queue.span_id.hex()]
+    assert {span.trace_id.hex() for span in (server, queue, attempt)} == {TRACE}
+    parents = [span.parent_span_id.hex() for span in (server, queue, attempt)]
+    assert parents == [PARENT, server.span_id.hex(), server.span_id.hex()]
+    assert not [name for name in collector.spans if "healthz" in name or "readyz" in name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,7 +13,7 @@ from streaming.jobs.lease import Claim
 from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
-from telemetry.tracing import Attributes, Kind, RecordedTracing, Span, Tracing
+from telemetry.tracing import Tracing
 from workers.attempt import Attempt
 from workers.record import MANY_ATTEMPTS, Recorder
 
@@ -44,24 +43,6 @@ def attempt(number: int) -> Attempt:
             first_frame=1,
         )
     )
-
-
-class NotedTracing(RecordedTracing):
-    """Notes when each span began, and exports nothing."""
-
-    def __init__(self) -> None:
-        self.begun: dict[str, int | None] = {}
-
-    def span(
-        self,
-        name: str,
-        parent: Mapping[str, str] | None = None,
-        kind: Kind = "internal",
-        start_ns: int | None = None,
-        attributes: Attributes | None = None,
-    ) -> Span:
-        self.begun[name] = start_ns
-        return Span({})
 
 
 @pytest.fixture
@@ -95,14 +76,6 @@ def test_failed_jobs_alone_are_counted_as_failures(metrics: Metrics) -> None:
     recorder.ended(attempt(1), Terminal(JOB.id, JobState.COMPLETED, 0))
     assert shown(metrics, "penstock_job_failures_total") == {("engine_error",): 1}
     assert shown(metrics, "penstock_jobs_total").keys() == {("m", str(state)) for state in JobState if state.final}
-
-
-def test_the_queue_span_is_as_long_as_the_job_has_waited(metrics: Metrics) -> None:
-    """It ends, and the generate span begins, when the job is claimed."""
-    tracing = NotedTracing()
-    Recorder("m", metrics, tracing).claimed(attempt(1))
-    queue_ns, generate_ns = tracing.begun["queue"], tracing.begun["generate"]
-    assert queue_ns is not None and generate_ns is not None and generate_ns - queue_ns == 2_000_000_000
 
 
 def test_the_slots_of_the_engine_are_shown(metrics: Metrics) -> None:

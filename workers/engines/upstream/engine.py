@@ -31,6 +31,7 @@ from penstock.engine import (
     task_health,
 )
 from telemetry.logs import EventLog
+from telemetry.tracing import Tracing
 from workers.engines.upstream import fallback
 from workers.engines.upstream.continuation import ladder
 from workers.engines.upstream.continuation.breaks import BrokenTexts
@@ -155,6 +156,11 @@ class UpstreamEngine:
     def health(self) -> EngineHealth:
         """Well while its own task runs: a server that is away is no reason to end the worker."""
         return EngineHealth(False, "not started") if self._ticker is None else task_health(self._ticker)
+
+    def trace_calls(self, tracing: Tracing) -> None:
+        """As CallTracer says."""
+        for pool in self._pools:
+            pool.exchange.tracing = tracing
 
     def share(self, workers: int) -> None:
         """Budgets and rate limits are divided by the number of workers. Those of a fallback's servers are halved too:

@@ -7,7 +7,7 @@ import hmac
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,9 @@ from typing import Any
 import msgspec
 
 from penstock.engine import ChatTurn, Piece
+from telemetry import conventions as names
 from telemetry.logs import EventLog
+from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span
 from workers.engines.upstream.continuation import bodies, ladder
 from workers.engines.upstream.continuation.ladder import Continuation, Rung
 from workers.engines.upstream.http.client import BrokenReply, BufferedReply, ConnectError
@@ -32,6 +34,8 @@ from workers.engines.upstream.settings import UpstreamSettings
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
 
+BROKEN = (End.FAILED, End.BROKEN, End.KEY)
+"""Ends of replies that are errors in a trace; a busy server and a cancel are none."""
 LIMITED = ("vllm", "sglang")
 """Kinds whose completions end after 16 tokens unless they are told a limit."""
 
@@ -52,6 +56,8 @@ class UpstreamExchange:
         self.readers: dict[str, StreamReader] = {}
         """By request id, the replies that are being read."""
         self._aborts: set[asyncio.Future[None]] = set()
+        self.tracing = NO_TRACING
+        """Gets a span for each request that is sent."""
 
     def answered_at(self, server: str) -> float:
         """When the last token of the replies came that this server is giving (monotonic); -inf: none came."""
@@ -133,14 +139,18 @@ class UpstreamExchange:
             return ReplyOutcome(End.CANCELLED), False
         reader = StreamReader(generation, connection, self._emit)
         was_used = connection.used > 0
-        now = time.monotonic()
+        now, span = time.monotonic(), self._span(generation, endpoint, facts)
         generation.begin(facts, rung, now)
         reader.server, self.readers[generation.id] = endpoint.url, reader
         try:
             path = endpoint.client.address.base + path
-            endpoint.client.send(connection, "POST", path, data, place.key.secret, reader, stream=True)
+            trace = span.carrier()[TRACEPARENT] if generation.request.trace else ""
+            client, secret = endpoint.client, place.key.secret
+            client.send(connection, "POST", path, data, secret, reader, stream=True, trace=trace)
             outcome = await reader.done
+            span.end(error=outcome.end.value if outcome.end in BROKEN else None, attributes=_answered(outcome))
         finally:
+            span.end(error="cancelled")  # unless it has ended
             del self.readers[generation.id]
             if not reader.done.done():
                 connection.close()
@@ -151,6 +161,20 @@ class UpstreamExchange:
             if outcome.end is End.BUSY:
                 outcome = replace(outcome, retry_s=retry_after_s(reader.headers, time.time()))
         return outcome, was_used and reader.silent and outcome.reason == CLOSED
+
+    def _span(self, generation: UpstreamGeneration, endpoint: ServerEndpoint, facts: ServerFacts) -> Span:
+        """Begin the span of one request to a server, which the server continues."""
+        request, address = generation.request, endpoint.client.address
+        operation = "text_completion" if isinstance(request.prompt, str) else "chat"
+        attributes: Attributes = {
+            names.OPERATION: operation,
+            names.PROVIDER: facts.kind,
+            names.REQUEST_MODEL: facts.model,
+            names.SERVER_ADDRESS: address.host,
+            names.SERVER_PORT: address.port,
+        }
+        parent = {TRACEPARENT: request.trace} if request.trace else None
+        return self.tracing.span(f"{operation} {facts.model}", parent, "client", attributes=attributes)
 
     def _abort(self, request_id: str, place: ServerPlace) -> None:
         """Have the server stop a request that nobody reads on, sooner than it would notice."""
@@ -241,6 +265,18 @@ class UpstreamExchange:
         if not isinstance(found, Mapping):
             raise Unprepared(by_cut(f"{path} gave no object"))
         return found
+
+
+def _answered(outcome: ReplyOutcome) -> Attributes:
+    """Attributes of a reply: no words of the server, which may repeat the prompt."""
+    found: dict[str, str | int | float | bool | Sequence[str]] = {}
+    if outcome.status:
+        found[names.STATUS_CODE] = outcome.status
+    if outcome.finish:
+        found[names.FINISH_REASONS] = [outcome.finish]
+    if outcome.end in BROKEN:
+        found[names.ERROR_TYPE] = str(outcome.status or outcome.end.value)
+    return found
 
 
 async def _quietly(call: Coroutine[Any, Any, BufferedReply]) -> None:

@@ -44,7 +44,7 @@ class ServerPool:
         self.places = ServerPlaces(self.endpoints)
         self.card: ModelCard | None = None
         """What all of its servers can do; None before one has answered."""
-        self._exchange = UpstreamExchange(model.settings, emit)
+        self.exchange = UpstreamExchange(model.settings, emit)
 
     @property
     def ready(self) -> bool:
@@ -107,7 +107,7 @@ class ServerPool:
 
     def tick(self, now: float) -> None:
         """Look at the timers of replies, at servers that are away, and at the gauges of those that are there."""
-        for reader in list(self._exchange.readers.values()):
+        for reader in list(self.exchange.readers.values()):
             reader.check_time(now, self.settings.first_token_s, self.settings.between_tokens_s)
         for endpoint in self.endpoints:
             if endpoint.breaker.may_probe(now):
@@ -146,7 +146,7 @@ class ServerPool:
             return None
         outcome = ReplyOutcome(End.CANCELLED)
         try:
-            outcome = await self._exchange.run(generation, place)
+            outcome = await self.exchange.run(generation, place)
         finally:
             self._learn(generation, place, outcome)
             self.places.leave(place, generation.spent())
@@ -154,7 +154,7 @@ class ServerPool:
 
     def cancel(self, request_id: str) -> bool:
         """Close the connection of a request; False if it has none here."""
-        reader = self._exchange.readers.get(request_id)
+        reader = self.exchange.readers.get(request_id)
         if reader is not None:
             reader.settle(ReplyOutcome(End.CANCELLED))
         return reader is not None
@@ -175,7 +175,7 @@ class ServerPool:
                 generation.note_break(self.model)
             log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
             if not outcome.malformed:
-                answered_at = self._exchange.answered_at(endpoint.url)
+                answered_at = self.exchange.answered_at(endpoint.url)
                 endpoint.fail(outcome.reason, down=not outcome.sent, answered_at=answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             endpoint.breaker.succeed()

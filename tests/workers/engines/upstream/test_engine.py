@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault, serving
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
+from otlp_collector import Collector, attributes_of, collector
 from upstream_bench import FAST, HELLO, Bench, bench
 
 from penstock.engine import EngineDead, Request, Sampling
@@ -20,9 +22,12 @@ from runtime.config import ConfigError
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.priority import Priority
+from telemetry.tracing import Tracing
 from workers.engines.upstream.http.connection import MAX_REPLY_BYTES
 from workers.engines.upstream.http.sse import MAX_LINE_BYTES
 from workers.engines.upstream.reply.generation import MAX_EXCESS_TOKENS
+
+__all__ = ["collector"]  # a fixture
 
 WHOLE = "".join(ANSWER)
 
@@ -649,3 +654,44 @@ async def test_text_without_tokens_is_bounded(text: str) -> None:
         answer = await asyncio.wait_for(desk.ask(HELLO, max_tokens=4), 10)
     assert answer.finish == "length" and len(fake.sent) == 1
     assert len(answer.text) <= max(300, (64 << 10) + 2 * len(text))
+
+
+# --- traces ----------------------------------------------------------------------------------------------------------
+
+
+async def test_each_call_is_a_span_and_carries_it_on(collector: Collector) -> None:
+    """One for each request to a server, under the attempt's; a server that fails has one that says so. Nothing that the
+    server said is in a span, and no tracestate leaves the deployment."""
+    tracing = Tracing.start("worker", collector.url)
+    attempt = tracing.enter("chat m", {"traceparent": "00-" + "4b" * 16 + "-" + "f0" * 8 + "-01", "tracestate": "a=b"})
+    words = json.dumps({"error": {"message": "words of the server"}}).encode()
+    fake = FakeUpstream("vllm", [Fault(status=500, body=words)])
+    async with bench(fake) as desk:
+        desk.engine.trace_calls(tracing)
+        queue = desk.begin(Request("r", HELLO, Sampling(max_tokens=3), trace=attempt.carrier()["traceparent"]))
+        while not (await asyncio.wait_for(queue.get(), 20)).last:
+            pass
+    attempt.end()
+    tracing.close()
+    calls = [span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT]
+    assert [attributes_of(call).get("error.type") for call in calls] == ["500", None]
+    assert {call.parent_span_id.hex() for call in calls} == {attempt.span_id}
+    assert [sent.headers.get("traceparent") for sent in fake.sent] == [
+        f"00-{attempt.trace_id}-{call.span_id.hex()}-01" for call in calls
+    ]
+    assert not any("tracestate" in sent.headers for sent in fake.sent)
+    known = attributes_of(calls[1])
+    assert known["gen_ai.provider.name"] == "vllm" and known["server.address"] == "127.0.0.1"
+    assert known["gen_ai.response.finish_reasons"] == ["length"]
+    assert b"words of the server" not in b"".join(collector.received)
+
+
+async def test_a_trace_that_is_not_recorded_is_passed_on_as_it_is() -> None:
+    """So that a server that records it is not cut off; a request without one has no header."""
+    fake, known = FakeUpstream("vllm"), "00-" + "4b" * 16 + "-" + "f0" * 8 + "-00"
+    async with bench(fake) as desk:
+        for number, trace in enumerate((known, "")):
+            queue = desk.begin(Request(f"r{number}", HELLO, Sampling(max_tokens=2), trace=trace))
+            while not (await asyncio.wait_for(queue.get(), 20)).last:
+                pass
+    assert [sent.headers.get("traceparent") for sent in fake.sent] == [known, None]

@@ -106,9 +106,11 @@ class UpstreamClient:
         sink: Sink,
         *,
         stream: bool = False,
+        trace: str = "",
     ) -> None:
-        """Write one request on a connection; `path` with the base. The key goes into the header alone."""
-        connection.send(self._head(method, path, body, key, stream=stream) + body, sink, self._free)
+        """Write one request on a connection; `path` with the base. The key goes into the header alone. `trace`: its
+        `traceparent`."""
+        connection.send(self._head(method, path, body, key, stream=stream, trace=trace) + body, sink, self._free)
 
     async def ask(
         self, method: str, path: str, body: Any = None, key: str = "", timeout_s: float = 10.0
@@ -163,7 +165,7 @@ class UpstreamClient:
         else:
             self._idle.append(connection)
 
-    def _head(self, method: str, path: str, body: bytes, key: str, *, stream: bool) -> bytes:
+    def _head(self, method: str, path: str, body: bytes, key: str, *, stream: bool, trace: str) -> bytes:
         address = self.address
         host = f"[{address.host}]" if ":" in address.host else address.host
         lines = [
@@ -177,6 +179,8 @@ class UpstreamClient:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         elif method != "GET":
             lines.append("Content-Length: 0")
+        if trace:
+            lines.append(f"traceparent: {trace}")
         if key:
             lines.append(f"Authorization: Bearer {key}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
