@@ -53,7 +53,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock jobs show job_0074d316 --input",
         "penstock jobs show job_0074d316 --json",
     ),
-    "penstock logs": ("penstock logs -f", "penstock logs --job job_0074d316", "penstock logs --role worker -n 100"),
+    "penstock logs": (
+        "penstock logs -f",
+        "penstock logs --job job_0074d316",
+        "penstock logs --role worker -n 100",
+        "penstock logs --pretty --trace 4bf92f35",
+    ),
     "penstock jobs result": ("penstock jobs result job_0074d316",),
     "penstock jobs events": (
         "penstock jobs events job_0074d316",

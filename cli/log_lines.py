@@ -22,8 +22,11 @@ START = "penstock %s starts"
 """The first record of each run of `penstock up` in its own log."""
 STARTER = "cli.up"
 """The logger that writes START."""
-HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exception", "stack")
+HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exception", "stack", "trace_ids", "span_id")
 """Fields of a record that `pretty` does not show as `name=value`."""
+
+
+SHORT_TRACE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +83,21 @@ def _moment(text: str) -> datetime | None:
         return None
 
 
-def concerns(line: LogLine, raw: str, *, job: str, role: str, process: str) -> bool:
+def concerns(line: LogLine, raw: str, *, job: str, trace: str, role: str, process: str) -> bool:
     """Whether a line passes the filters; "": any. A line concerns a job if it names it anywhere."""
-    return job in raw and role in ("", line.role) and process in ("", line.process)
+    return (
+        job in raw
+        and (not trace or _is_of_trace(line, trace))
+        and role in ("", line.role)
+        and process in ("", line.process)
+    )
+
+
+def _is_of_trace(line: LogLine, trace: str) -> bool:
+    """Whether a line names a trace whose id begins so."""
+    several = line.fields.get("trace_ids")
+    named = [line.fields.get("trace_id"), *(several if isinstance(several, list) else ())]
+    return any(isinstance(each, str) and each.startswith(trace) for each in named)
 
 
 def starts_run(line: LogLine) -> bool:
@@ -131,7 +146,7 @@ def pretty(line: LogLine) -> str:
     added = (
         (name, value) for name, value in fields.items() if value != line.process and _adds(name, value, said, fields)
     )
-    shown = [said, *(f"{name}={_value(value)}" for name, value in added)]
+    shown = [said, *(f"{name}={_value(value, name)}" for name, value in added)]
     text = "  ".join(part for part in (" ".join(shown), *_traces(fields)) if part)
     level = str(fields.get("level", ""))
     if level in ("warning", "error", "critical"):
@@ -146,7 +161,10 @@ def _adds(name: str, value: Any, said: str, fields: dict[str, Any]) -> bool:
     return name not in HEAD and value not in (None, "", [], {}) and _value(value) not in said
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, name: str = "") -> str:
+    """`trace_id` as short as an id in a table."""
+    if name == "trace_id":
+        return str(value)[:SHORT_TRACE]
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

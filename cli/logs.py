@@ -36,6 +36,7 @@ class Filters:
     """Which lines to show; "": any."""
 
     job: str = ""
+    trace: str = ""
     role: str = ""
     process: str = ""
     since: str = ""
@@ -44,7 +45,7 @@ class Filters:
 
     def passes(self, line: LogLine, raw: str) -> bool:
         in_time = self.since <= line.time and (not self.until or line.time < self.until)
-        return in_time and concerns(line, raw, job=self.job, role=self.role, process=self.process)
+        return in_time and concerns(line, raw, job=self.job, trace=self.trace, role=self.role, process=self.process)
 
 
 @dataclass(slots=True)
@@ -96,29 +97,36 @@ def process_of(path: Path) -> str:
 @click.command(cls=Command)
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines, until Ctrl-C.")
 @click.option("--job", default="", help="Only lines that name this job.")
+@click.option("--trace", default="", help="Only lines that name this trace, by its id or the beginning of it.")
 @click.option("--role", type=click.Choice((*ORDER, "up")), default=None, help="Only processes of this role.")
 @click.option("--process", default="", help="Only this process, as `penstock ps` names it.")
 @click.option("-n", "--lines", "count", type=click.IntRange(0), help="Only the newest N lines [all].")
 @click.option("--previous", is_flag=True, help="Only the run of `penstock up` before the newest one.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
+@click.option("--pretty", "for_people", is_flag=True, help="Lines for people, also into a pipe.")
 @json_option
 def logs(
     follow: bool,
     job: str,
+    trace: str,
     role: str | None,
     process: str,
     count: int | None,
     previous: bool,
     data_dir: Path | None,
+    for_people: bool,
     as_json: bool,
 ) -> int:
     """Show what the processes of a data folder have logged, in the order of time, also in earlier runs.
 
     On a terminal in the time zone of this machine; into a pipe as JSON lines, in UTC.
     """
+    if for_people and as_json:
+        raise click.UsageError("--pretty and --json exclude each other")
     folder = Where(data_dir).home().logs
     files: dict[Path, LogFile] = {}
-    filters, as_json = Filters(job, role or "", process), as_json or not sys.stdout.isatty()
+    filters = Filters(job, trace.lower(), role or "", process)
+    as_json = as_json or not (for_people or sys.stdout.isatty())
     if not any(folder.glob("*.log*")):
         raise Problem(
             f"there are no logs in {folder}",
@@ -161,7 +169,7 @@ def _merged(folder: Path, files: dict[Path, LogFile], filters: Filters) -> Itera
 
 def _nothing(filters: Filters, folder: Path, files: Iterable[Path]) -> Problem:
     """Why no line was shown."""
-    given = [("job", filters.job), ("role", filters.role), ("process", filters.process)]
+    given = [("job", filters.job), ("trace", filters.trace), ("role", filters.role), ("process", filters.process)]
     wanted = ", ".join(f"{name} {value}" for name, value in given if value)
     return Problem(
         f"no line of the logs in {folder} is of {wanted}" if wanted else f"the logs in {folder} are empty",

@@ -32,6 +32,7 @@ from bench.planted.survivors import SURVIVORS
 from bench.planted.terminal import TERMINAL
 from bench.planted.tokens import TOKENS
 from bench.planted.tools import TOOLS
+from bench.planted.traces import TRACES
 from bench.planted.unreadable import UNREADABLE
 from bench.planted.upkeep import LINES, STORE
 from bench.planted.upstream import UPSTREAM
@@ -72,6 +73,7 @@ BUGS = (
     *PROMISES,
     *LEAVINGS,
     *RECORDS,
+    *TRACES,
     *RESPONSES,
     *UPSTREAM,
     *TOOLS,

@@ -154,7 +154,7 @@ REDACTION = (
         "The text of an error, with the password of a URL in it, goes to the collector.",
         (
             Edit(
-                "telemetry/tracing.py",
+                "telemetry/recorded_spans.py",
                 "Status(StatusCode.ERROR, redact(str(error)))",
                 "Status(StatusCode.ERROR, str(error))",
             ),

@@ -22,6 +22,7 @@ from cli.errors import FAILED, INTERRUPTED, UNREACHABLE
 from cli.log_lines import CLAIMER, START, STARTER, message_of, parse_line, pretty, ran_alone
 
 JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 STARTED = START % "0.1.0"
 STARTS = ("00.000", "01.500", "04.500")
 """Of three runs."""
@@ -40,13 +41,14 @@ def home(tmp_path: Path) -> Path:
     folder = tmp_path / "data" / "logs"
     folder.mkdir(parents=True)
     (folder / "worker-1.log").write_text(
-        record("01.000", "one", jobs=[JOB])
+        record("01.000", "one", jobs=[JOB], trace_ids=[TRACE])
         + "Traceback: not JSON\n"
         + record("05.000", "five", level="error", exception="Boom\n  at x")
         + record("06.000", "not yet whole")[:-1]
     )
     (folder / "api-1.log").write_text(
-        record("02.000", "two", "api", job=JOB) + record("04.000", "four\u001b[2J", "api", level="warning")
+        record("02.000", "two", "api", job=JOB, trace_id=TRACE)
+        + record("04.000", "four\u001b[2J", "api", level="warning")
     )
     (folder / "redis-1.log").write_text("12:M 24 Nov 2026 02:00:03.000 # three\n")
     (folder / "worker-1.log.1").write_text(record("00.000", "zero", jobs=[JOB]))
@@ -80,6 +82,8 @@ def test_all_files_are_merged_in_the_order_of_time(logs: Logs) -> None:
     [
         (["--job", JOB], ["zero", "one", "two"]),
         (["--job", JOB[:12]], ["zero", "one", "two"]),
+        (["--trace", TRACE], ["one", "two"]),
+        (["--trace", TRACE[:9].upper(), "--role", "api"], ["two"]),
         (["--role", "redis"], ["three"]),
         (["--role", "worker", "-n", "1"], ["five"]),
         (["--process", "api-1"], ["two", "four\u001b[2J"]),
@@ -97,6 +101,7 @@ def test_what_is_asked_for_is_shown(logs: Logs, words: list[str], said: list[str
     [
         (["--job", "job_none"], "is of job job_none"),
         (["--process", "api-9"], "is of process api-9"),
+        (["--trace", JOB], "is of trace job_"),
         (["--role", "offline"], "is of role offline"),
     ],
 )
@@ -134,6 +139,19 @@ def test_a_terminal_is_shown_lines_for_people(home: Path) -> None:
         assert wanted in shown and "error: five  \r\nBoom\r\n  at x" in shown
         for handle in (ours, theirs):
             os.close(handle)
+
+
+def test_a_pipe_is_shown_lines_for_people_if_it_is_asked_to(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a terminal, without colour; a trace is named as briefly as a job. Not together with --json."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    assert main(["logs", "--data-dir", str(home), "--pretty", "--process", "api-1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("02:00:02.000 api-1        two job=job_00b24cb7 trace_id=4bf92f35")
+    assert main(["logs", "--data-dir", str(home), "--pretty", "--json"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
 
 
 def test_lines_wrap_between_words_and_have_short_ids(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ async def test_a_message_that_has_to_wait_is_held_until_there_is_room() -> None:
     metrics = Metrics.start("", "offline")
     intake: Any = SimpleNamespace(accept=accept)
     broker: Any = SimpleNamespace(hold=done.append, ack=done.append)
-    message: Any = SimpleNamespace(body=b"{}", properties={}, delivery_info={})
+    message: Any = SimpleNamespace(body=b"{}", properties={}, delivery_info={}, headers={})
     taker = Consumer(intake, EventSettings(take_url="memory://"), metrics)
     await asyncio.to_thread(taker._take, broker, message, asyncio.get_running_loop())
     metrics.close()

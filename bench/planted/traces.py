@@ -1,0 +1,66 @@
+"""Planted bugs of traces: a trace that is cut where a worker dies, and clients that decide what is recorded."""
+
+from __future__ import annotations
+
+from bench.planted.bug import Bug, Edit
+
+TRACING = "tests/telemetry/test_tracing.py::test_"
+ATTEMPTS = "tests/workers/test_attempt_traces.py::test_"
+SPANS = "telemetry/recorded_spans.py"
+
+TRACES = (
+    Bug(
+        "a lost attempt without a span",
+        "The trace of a request whose worker was killed links to a span that nobody ever sees.",
+        (
+            Edit(
+                "streaming/jobs/attempt_spans.py",
+                "        if past.outcome != LOST:\n",
+                "        if past.outcome == LOST:\n",
+            ),
+        ),
+        (ATTEMPTS + "an_attempt_that_others_have_now_is_not_written_here",),
+    ),
+    Bug(
+        "an attempt without a link",
+        "Two attempts stand beside each other in a trace, and nothing says which came first.",
+        (Edit("workers/attempt_traces.py", "            link_before(job, earlier),\n", "            [],\n"),),
+        (ATTEMPTS + "a_preempted_attempt_and_the_next_one_are_linked",),
+    ),
+    Bug(
+        "a client that decides what is recorded",
+        "Clients that sample all of their own traces fill the collector, whatever the ratio is.",
+        (
+            Edit(
+                SPANS,
+                "if random.random() >= self._ratio:",
+                "if not is_sampled(carried) and random.random() >= self._ratio:",
+            ),
+        ),
+        (TRACING + "the_ratio_decides_and_not_the_caller",),
+    ),
+    Bug(
+        "sampling by the caller's trace id",
+        "A client that sends an id which is in the sample has all of its requests recorded.",
+        (
+            Edit(
+                SPANS,
+                "if random.random() >= self._ratio:",
+                'if int((trace_id_of(carried) or "0")[:16], 16) / 2**64 >= self._ratio:',
+            ),
+        ),
+        (TRACING + "a_share_of_the_traces_is_recorded_whatever_ids_clients_choose",),
+    ),
+    Bug(
+        "tracestate for upstream servers",
+        "What a client writes into its tracestate reaches hosted servers.",
+        (
+            Edit(
+                "workers/engines/upstream/http/client.py",
+                '            lines.append(f"traceparent: {trace}")\n',
+                '            lines += [f"traceparent: {trace}", "tracestate: a=b"]\n',
+            ),
+        ),
+        ("tests/workers/engines/upstream/test_engine.py::test_each_call_is_a_span_and_carries_it_on",),
+    ),
+)
