@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,10 +94,10 @@ async def test_a_message_that_has_to_wait_is_held_until_there_is_room() -> None:
     answers: list[StoreFull | str] = [StoreFull("no room"), StoreFull("no room"), "job_1"]
     done: list[object] = []
 
-    async def accept(_body: bytes, _name: str, *, redelivered: bool) -> str:
+    async def accept(_body: bytes, _name: str, *, redelivered: bool, trace: Mapping[str, str]) -> str:
         if isinstance(answer := answers.pop(0), StoreFull):
             raise answer
-        assert not redelivered
+        assert not redelivered and not trace
         return answer
 
     metrics = Metrics.start("", "offline")
