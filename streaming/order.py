@@ -14,7 +14,7 @@ holds both equal. The rule, in this order:
    estimated, or shorter, but never less than nothing: so counters never go down. A tenant
    that returns from idle starts at the lane's virtual time at least, so that it cannot save up turns (VTC, Sheng et
    al. 2024). A worker keeps its last places from tenants that hold more than their share of it: there, their jobs are
-   passed over.
+   passed over. While they wait, a lower lane gets such a place only when its credit pays for it.
 4. Urgency: the earliest latest start. A job without a deadline has the patience of its lane.
 5. Arrival.
 """
@@ -92,7 +92,13 @@ class LaneQueue:
     """Tenants whose new jobs are not claimed now, as the worker has only the places left that it keeps for others."""
 
     def __bool__(self) -> bool:
+        """Whether it has a job that may be claimed now."""
         return bool(self.requeued or self.candidates)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no job waits, also none that is passed over."""
+        return not (self.requeued or self.waiting)
 
     @property
     def candidates(self) -> Sequence[WaitingJob]:
@@ -134,16 +140,18 @@ class Pick:
 
 
 def next_job(snapshot: Snapshot, now_ms: int) -> Pick | None:
-    """Choose the job that a worker gets next; None if none waits."""
-    lanes = [priority for priority in Priority if snapshot.get(priority)]
+    """Choose the job that a worker gets next; None if none waits, or if all places left are kept from those that do."""
+    lanes = [priority for priority in Priority if priority in snapshot and not snapshot[priority].is_empty]
     if not lanes:
         return None
     lane, turn = lanes[0], Turn.LANE
     for lower in lanes[1:]:
-        if is_owed(snapshot[lower]):
+        if snapshot[lower] and is_owed(snapshot[lower]):
             lane, turn = lower, Turn.AGE if is_aged(snapshot[lower], lower, now_ms) else Turn.FLOOR
             break
     queue = snapshot[lane]
+    if not queue:
+        return None
     if queue.requeued:
         return Pick(queue.requeued[0], lane, turn, f"lane {lane}: {turn}; a worker had begun the job")
     job = queue.fairest

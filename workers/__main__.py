@@ -26,6 +26,7 @@ from streaming.errors import Fenced, Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process
 from streaming.fleet.settings import NO_TARGETS, LaneTargets, ModelSettings, served_models
+from streaming.jobs.settings import TenantSettings, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
@@ -62,6 +63,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "records": RecordSettings,
     **sections(),
     "models": ModelSettings,
+    "tenants": TenantSettings,
 }
 
 
@@ -146,6 +148,7 @@ class WorkerProcess:
         records: RecordSink = NO_RECORDS,
     ) -> None:
         self._me, self._config, self._engine, self._targets = me, config, engine, targets
+        self._weights = weights_of(config.table("tenants", TenantSettings))
         self._metrics, self._tracing, self._records, self._lifeline = metrics, tracing, records, lifeline
         self._worker: Worker | None = None
         self._tally = WorkCounters()
@@ -206,7 +209,7 @@ class WorkerProcess:
         settings = self._config.section("worker", WorkerSettings)
         collect_rarely()
         self._worker = Worker(
-            client, self._engine, card, settings, recorder, self._on_cordon, self._me.id, self._targets
+            client, self._engine, card, settings, recorder, self._on_cordon, self._me.id, self._targets, self._weights
         )
         run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
         watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))

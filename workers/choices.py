@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock.engine import ContinuationJudge, Engine, EngineDead, Failure, ModelCard, Piece, Refused, Stats
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Job, prompt_count
+from streaming.jobs.settings import NO_WEIGHTS
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
 from workers.attempt import Attempt
@@ -48,6 +49,7 @@ class ChoiceStarter:
         is_full: Callable[[], bool],
         on_stopped: Callable[[Attempt], None],
         on_started: Callable[[], None],
+        weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> None:
         """
         Args:
@@ -56,6 +58,7 @@ class ChoiceStarter:
             is_full: whether the claimer found no room when it last looked.
             on_stopped: called with an attempt whose choice the engine refused after others had started.
             on_started: called once choices that waited have been started.
+            weights: of tenants, for their shares of the slots.
         """
         self._engine, self.card, self._settings, self._room = engine, card, settings, room
         self._is_full, self._on_stopped, self._on_started = is_full, on_stopped, on_started
@@ -63,7 +66,7 @@ class ChoiceStarter:
         """Running choices, by the engine's request id: the attempt, and the index of the choice."""
         self.batch_texts = 0
         """Number of running choices of lane batch."""
-        self._shares = SlotShares()
+        self._shares = SlotShares(weights)
         self.waiting: dict[str, Attempt] = {}
         """Attempts with choices that wait to start, by job id."""
         self._overtaken = -1

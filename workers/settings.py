@@ -20,8 +20,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Slots that lane batch may not fill, so that a chat does not wait for a line of a batch to end. None: one in
     sixty-four, at least one; where there are many slots, one becomes free soon."""
     tenant_slots: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """Slots that a tenant with more than an equal share of them may not fill while others use the worker, so that a job
-    of another one begins at once. None: one in 128, rounded."""
+    """Slots that a tenant with more than its share of them, by weight, may not fill while others use the worker, so
+    that a job of another one begins at once. None: one in 128, rounded."""
     gate: bool = True
     """Give the engine a text only if its KV cache is predicted to hold all texts until they have ended. It matters for
     engines that are limited by their KV cache alone."""

@@ -1,4 +1,6 @@
-"""Slot shares: which tenants hold more than an equal share of one worker's slots while others use it, too. Pure.
+"""Slot shares: which tenants hold more than their share of one worker's slots while others use it, too. Pure.
+
+Of the tenants that use a worker, each has the share of its slots that its weight is of all their weights.
 
 A worker keeps a few slots free of such tenants (`tenant_slots`), so that a light tenant's job begins at once and does
 not wait until a job of the flooding one ends. Nothing is kept while a single tenant uses the worker.
@@ -7,6 +9,9 @@ not wait until a job of the flooding one ends. Nothing is kept while a single te
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+
+from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS
 
 ACTIVE_S = 60.0
 """How long after its last text a tenant counts as one that uses the worker."""
@@ -25,7 +30,9 @@ def tenant_slots(slots: int, wanted: int | None) -> int:
 class SlotShares:
     """The tenants of one worker's texts. Times are monotonic seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Mapping[str, float] = NO_WEIGHTS) -> None:
+        """`weights`: of the tenants that have another one than DEFAULT_WEIGHT."""
+        self._weights = weights
         self._texts = Counter[str]()
         """By tenant, the texts that the engine has."""
         self._left: dict[str, float] = {}
@@ -44,11 +51,19 @@ class SlotShares:
             self._left[tenant] = now
 
     def crowding(self, slots: int, now: float) -> tuple[str, ...]:
-        """The tenants that hold more than an equal share of the slots; () if no other has used the worker lately."""
+        """The tenants that hold more than their share of the slots; () if no other has used the worker lately."""
         for tenant in [tenant for tenant, ended in self._left.items() if ended < now - ACTIVE_S]:
             del self._left[tenant]
         tenants = len(self._texts) + len(self._left)
         if tenants < 2:
             return ()
-        share = max(1.0, slots / tenants)
-        return tuple([tenant for tenant, texts in self._texts.most_common(MAX_CROWDING) if texts > share])
+        known = [tenant for tenant in self._weights if tenant in self._texts or tenant in self._left]
+        total = DEFAULT_WEIGHT * (tenants - len(known)) + sum([self._weights[tenant] for tenant in known])
+        over = Counter(
+            {
+                tenant: texts
+                for tenant, texts in self._texts.items()
+                if texts > max(1.0, slots * self._weights.get(tenant, DEFAULT_WEIGHT) / total)
+            }
+        )
+        return tuple([tenant for tenant, _ in over.most_common(MAX_CROWDING)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
@@ -24,6 +24,7 @@ from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
+from streaming.jobs.settings import NO_WEIGHTS
 from streaming.jobs.terminal import Terminal
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
@@ -65,8 +66,9 @@ class Worker:
         on_cordon: Callable[[str], None] = lambda _: None,
         name: str = "",
         targets: LaneTargets = NO_TARGETS,
+        weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> None:
-        """`name`: of this process in `penstock ps`; `targets`: latencies that its lanes keep."""
+        """`name`: of this process in `penstock ps`; `targets`: latencies that its lanes keep; `weights`: of tenants."""
         self.lease = Lease(client, card.name, name)
         self._client, self._card = client, card
         self._settings, self._recorder = settings, recorder
@@ -85,6 +87,7 @@ class Worker:
             is_full=lambda: self._claimer.is_full,
             on_stopped=self._end_if_over,
             on_started=self._send_all,
+            weights=weights,
         )
         self._choices, self._partial = self._starter.running, self._starter.waiting
         """The same dicts as in the starter, because `on_step` reads them for every piece."""

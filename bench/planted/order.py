@@ -33,6 +33,18 @@ BUGS = (
         (STATEFUL,),
     ),
     Bug(
+        "a kept place for a lower lane",
+        "While chats of a tenant wait that holds more than its share of a worker, a batch of another one overtakes them.",
+        (lua("claims", "if each.waits or is_passed_over(c, each) then highest", "if each.waits then highest"),),
+        (ORDER + "a_kept_place_is_not_for_a_lower_lane", STATEFUL),
+    ),
+    Bug(
+        "shares of slots without weights",
+        "On a full worker, a tenant that is to get three times the work of another one gets as much as that one.",
+        (Edit("workers/choices.py", "SlotShares(weights)", "SlotShares()"),),
+        ("tests/workers/test_places.py::test_a_share_of_the_slots_is_by_weight",),
+    ),
+    Bug(
         "a flood that fills a worker",
         "A worker keeps no slot from a tenant with more than its share, and a light tenant waits until a job ends.",
         (Edit("workers/choices.py", "if kept else ()", "if not kept else ()"),),

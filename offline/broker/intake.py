@@ -16,8 +16,8 @@ from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import joined
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.queue import NO_WEIGHTS, Queue
-from streaming.jobs.settings import UNLIMITED, QuotaSettings
+from streaming.jobs.queue import Queue
+from streaming.jobs.settings import NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor

@@ -13,9 +13,10 @@ import msgspec
 from streaming.errors import MalformedJob, UnknownJob
 from streaming.ids import partition_of, replay_job_id
 from streaming.jobs.job import Job
-from streaming.jobs.queue import NO_WEIGHTS, Accepted, Queue
+from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
+from streaming.jobs.settings import NO_WEIGHTS
 from streaming.keys import parse_lane, partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated

@@ -32,7 +32,7 @@ from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace
 from streaming.jobs.quotas import NAMES, Quotas
-from streaming.jobs.settings import DEFAULT_WEIGHT, UNLIMITED, QuotaSettings
+from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.jobs.work import cost_of, reserved_bytes
 from streaming.keys import partition_key
 from streaming.redis.batcher import ScriptBatcher
@@ -43,7 +43,6 @@ from streaming.store.memory import Headroom, Reservation
 log = logging.getLogger(__name__)
 
 PUT_RETRY_DELAY_S = 0.05
-NO_WEIGHTS: Mapping[str, float] = {}
 
 
 class Accepted(msgspec.Struct, frozen=True):

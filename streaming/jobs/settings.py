@@ -38,6 +38,8 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 UNLIMITED = QuotaSettings()
 
 DEFAULT_WEIGHT = 1.0
+NO_WEIGHTS: Mapping[str, float] = {}
+"""Of tenants that all have the default."""
 
 
 class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

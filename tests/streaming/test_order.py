@@ -50,6 +50,18 @@ def test_the_highest_lane_goes_first_whatever_arrived_before() -> None:
     assert picked({LOW: lane(job("a1")), MIDDLE: lane(job("b1", arrived=5))}) == ("b1", Turn.LANE)
 
 
+def test_a_kept_place_is_for_the_highest_lane_in_which_jobs_wait() -> None:
+    """While jobs wait that are passed over, a lower lane gets it only when its credit pays for its job."""
+    flood = replace(lane(job("a1", "flood")), crowding=("flood",))
+    assert next_job({HIGH: flood, LOW: lane(job("b1"))}, 0) is None
+    assert next_job({HIGH: flood, LOW: replace(lane(job("b1"), credit=FLOOR * 10), crowding=("a",))}, 0) is None
+    assert picked({HIGH: flood, MIDDLE: lane(job("c1")), LOW: lane(job("b1"), credit=FLOOR * 10)}) == ("b1", Turn.FLOOR)
+    light = replace(lane(job("a1", "flood"), job("a2", "light"), flood=0, light=9), crowding=("flood",))
+    assert picked({HIGH: light, LOW: lane(job("b1"))}) == ("a2", Turn.LANE)
+    begun = replace(flood, requeued=(RequeuedJob("r1", 10),))
+    assert picked({HIGH: begun, LOW: lane(job("b1"))}) == ("r1", Turn.LANE)
+
+
 def test_of_one_lane_first_what_a_worker_had_begun() -> None:
     queue = replace(lane(job("a1")), requeued=(RequeuedJob("r1", 10), RequeuedJob("r2", 1)))
     assert picked({MIDDLE: queue, LOW: lane(job("b1"))}) == ("r1", Turn.LANE)

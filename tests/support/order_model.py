@@ -180,6 +180,8 @@ class OrderModel:
                     return
                 first = False
                 break
+            if name not in closed and lane.waiting:
+                first = False  # also if all of its jobs are passed over
 
     def _take(self, lane: ModelLane, job: WaitingJob) -> None:
         del lane.waiting[job.id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +16,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
+from streaming.jobs.settings import NO_WEIGHTS
 from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
@@ -54,17 +55,20 @@ async def start(wire: RedisClient, recorder: Recorder) -> AsyncIterator[Start]:
     started: list[Running] = []
 
     async def begin(
-        sim: SimSettings = FAST, settings: WorkerSettings | None = None, engine: type[SimEngine] = SimEngine
+        sim: SimSettings = FAST,
+        settings: WorkerSettings | None = None,
+        engine: type[SimEngine] = SimEngine,
+        weights: Mapping[str, float] = NO_WEIGHTS,
     ) -> Running:
-        return await begin_with(engine("m", sim), settings)
+        return await begin_with(engine("m", sim), settings or WorkerSettings(drain_s=5), weights)
 
-    async def begin_with(engine: SimEngine, settings: WorkerSettings | None) -> Running:
+    async def begin_with(engine: SimEngine, settings: WorkerSettings, weights: Mapping[str, float]) -> Running:
         pieces: list[Piece] = []
         running: list[Running] = []
         card = await engine.start(
             lambda step: running[0].worker.on_step(step) if running else pieces.extend(step), lambda _: None
         )
-        worker, stop = Worker(wire, engine, card, settings or WorkerSettings(drain_s=5), recorder), asyncio.Event()
+        worker, stop = Worker(wire, engine, card, settings, recorder, weights=weights), asyncio.Event()
         running.append(Running(worker, stop, asyncio.create_task(worker.run(stop)), engine))
         started.append(running[0])
         return running[0]

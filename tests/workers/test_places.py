@@ -254,3 +254,29 @@ async def test_a_tenant_with_more_than_its_share_leaves_a_slot_to_others(wire: R
 
     await until(is_over)
     nothing_left(running)
+
+
+async def test_a_share_of_the_slots_is_by_weight(wire: RedisClient, start: Start) -> None:
+    """The tenant of weight three has three of four slots, and the kept one is not kept from it."""
+    queue = Queue(wire)
+    settings = WorkerSettings(poll_ms=NEVER_MS, drain_s=0, prefetch=0, tenant_slots=1)
+    running = await start(SLOTS, settings, engine=Manual, weights={"heavy": 3.0})
+    engine = running.engine
+    assert isinstance(engine, Manual)
+    small = a_job(queue, tenant="light")
+    await queue.put(small)
+    await until(_true(lambda: len(engine.live) == 1))
+    engine.end(small)
+    for _ in range(6):
+        await queue.put(a_job(queue, tenant="heavy"))
+    await until(_true(lambda: len(engine.live) == 4), seconds=5)
+    engine.end()
+    await until(_true(lambda: len(engine.live) == 4), seconds=5)
+
+    async def is_over() -> bool:
+        if engine.live:
+            engine.end()
+        return not running.worker.running and len(engine.given) == 7
+
+    await until(is_over)
+    nothing_left(running)

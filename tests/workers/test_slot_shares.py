@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
+from streaming.jobs.settings import NO_WEIGHTS
 from workers.slot_shares import ACTIVE_S, MAX_CROWDING, SlotShares, tenant_slots
 
 
-def shares(**texts: int) -> SlotShares:
-    found = SlotShares()
+def shares(weights: Mapping[str, float] = NO_WEIGHTS, **texts: int) -> SlotShares:
+    found = SlotShares(weights)
     for tenant, count in texts.items():
         for _ in range(count):
             found.begin(tenant)
@@ -23,6 +26,18 @@ def test_a_tenant_with_more_than_an_equal_share_crowds_the_others() -> None:
     assert shares(a=5, b=3).crowding(8, 0.0) == ("a",)
     assert shares(a=4, b=4).crowding(8, 0.0) == (), "each has its share"
     assert shares(a=4, b=4, c=1).crowding(9, 0.0) == ("a", "b")
+
+
+def test_a_share_is_by_weight() -> None:
+    """Of those that use the worker, also of one whose last text has just ended."""
+    weights = {"heavy": 3.0, "light": 0.5, "absent": 50.0}
+    assert shares(weights, heavy=6, other=2).crowding(8, 0.0) == ()
+    assert shares(weights, heavy=7, other=1).crowding(8, 0.0) == ("heavy",)
+    assert shares(weights, heavy=5, other=3).crowding(8, 0.0) == ("other",)
+    assert shares(weights, light=3, other=5).crowding(8, 0.0) == ("light",)
+    found = shares(weights, other=3, heavy=1)
+    found.end("heavy", 0.0)
+    assert found.crowding(8, 1.0) == ("other",)
 
 
 def test_one_text_is_never_more_than_a_share() -> None:

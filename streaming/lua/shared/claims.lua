@@ -265,14 +265,20 @@ local function is_owed(c, lane)
   return c.credits[lane.rank] >= FLOOR * job.cost
 end
 
+-- Whether a lane without a job to claim has some of tenants that get no place now.
+local function is_passed_over(c, lane)
+  return is_crowded(c) and lane.lines and lane.lines[1] ~= nil
+end
+
 -- Claim the next job. Returns whether there may be another one.
 local function claim_next(c)
   local highest, lane = nil, nil
   for _, each in ipairs(c.lanes) do
     each.waits = has_job(c, each, not highest)
-    if each.waits and not highest then
-      highest, lane = each, each
-    elseif each.waits and lane == highest and is_owed(c, each) then
+    if not highest then
+      if each.waits then lane = each end
+      if each.waits or is_passed_over(c, each) then highest = each end
+    elseif each.waits and (not lane or lane == highest) and is_owed(c, each) then
       lane = each
     end
   end

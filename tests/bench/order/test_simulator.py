@@ -95,3 +95,14 @@ def test_an_engine_by_rank_begins_the_chat_next_and_evicts_lines_first() -> None
     more = [ModelText(100, 200, 200, lane="batch", tenant="b") for _ in range(8)]
     ran(VLLM, [*chats, *more], EngineShape(kv_tokens=1100, slots=16), 1)
     assert sum(each.evictions for each in chats) == 0 < sum(each.evictions for each in more)
+
+
+def test_a_batch_gets_its_floor_and_no_more_while_chats_of_another_tenant_wait() -> None:
+    """Of 64 slots a worker keeps one from tenants with more than their share: not for lower lanes. (Each line that was
+    there first has its place until its text ends.)"""
+    chats = [ModelText(100, 100, 100, arrived_s=2 + 0.02 * n, lane="interactive", tenant="c") for n in range(2000)]
+    lines = [ModelText(100, 100, 100, lane="batch", tenant="b") for _ in range(1000)]
+    ran(OURS, [*chats, *lines], EngineShape(kv_tokens=10**6, slots=64), 1, until_s=42.0)
+    assert any(chat.begun_s is None for chat in chats), "the chats alone are more than the engine can do"
+    begun = [sum(text.begun_s is not None and text.begun_s > 5.0 for text in texts) for texts in (chats, lines)]
+    assert 0.04 <= begun[1] / sum(begun) <= 0.07

@@ -86,6 +86,19 @@ async def test_a_light_tenant_does_not_wait_for_one_that_floods(wire: RedisClien
     assert sorted(tenants_of(claims[:2])) == ["flood", "light"]
 
 
+async def test_a_kept_place_is_not_for_a_lower_lane(wire: RedisClient) -> None:
+    """While chats of a tenant wait that holds more than its share, a batch of another tenant does not overtake them;
+    a chat of another tenant does."""
+    queue, lease = Queue(wire), await a_lease(wire)
+    await put(queue, *[job_of("chats", priority=Priority.INTERACTIVE) for _ in range(3)])
+    await put(queue, *[job_of("lines", priority=Priority.BATCH) for _ in range(3)])
+    assert (await lease.claim(0, 2, shared=0, crowding=["chats"])).jobs == []
+    (light,) = await put(queue, job_of("light", priority=Priority.INTERACTIVE))
+    (claim,) = (await lease.claim(0, 2, shared=0, crowding=["chats"])).jobs
+    assert isinstance(claim, Claim) and claim.job.id == light
+    assert tenants_of(await claimed(lease, 5)) == ["chats"] * 3 + ["lines"] * 2
+
+
 async def test_a_weight_is_a_share(wire: RedisClient) -> None:
     """Of what is claimed while both wait. The weight comes from the settings, not from the job."""
     queue, lease = Queue(wire, weights={"heavy": 3.0}), await a_lease(wire)
