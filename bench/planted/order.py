@@ -34,9 +34,21 @@ BUGS = (
     ),
     Bug(
         "a kept place for a lower lane",
-        "While chats of a tenant wait that holds more than its share of a worker, a batch of another one overtakes them.",
+        "A batch of another tenant overtakes chats of one that holds more than its share of a worker.",
         (lua("claims", "if each.waits or is_passed_over(c, each) then highest", "if each.waits then highest"),),
         (ORDER + "a_kept_place_is_not_for_a_lower_lane", STATEFUL),
+    ),
+    Bug(
+        "a claim that reads every tenant",
+        "A claim takes a hundred times as long where ten thousand tenants have waiting jobs.",
+        (
+            lua(
+                "claims",
+                "redis.call('ZRANGE', lane.tenants, 0, most - 1, ",
+                "redis.call('ZRANGE', lane.tenants, 0, -1, ",
+            ),
+        ),
+        (ORDER + "a_claim_costs_the_same_with_very_many_tenants",),
     ),
     Bug(
         "shares of slots without weights",
