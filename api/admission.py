@@ -31,6 +31,7 @@ from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, retry
 from streaming.errors import (
     Abandoned,
+    ConversationChanged,
     KeyReused,
     LaneFull,
     NeverFits,
@@ -159,7 +160,8 @@ async def accept(
         raise errors.store_full(full)
     state = scope["state"]
     state["model"] = asked.model
-    job_id = services.queue.new_id(caller.tenant, key)
+    form = asked.response_form
+    job_id = services.queue.new_id(caller.tenant, key, form.conversation if form is not None else "")
     partition = partition_of(job_id) or 0
     card = services.cards.get(asked.model)
     job = to_job(
@@ -178,7 +180,8 @@ async def accept(
         raise job_errors.from_failure(failure)
     must_run = bool(asked.queue.do_not_queue)
     quota = services.quotas(caller)
-    put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card, refused=refusal)
+    put = partial(_put, services, job, key, body, quota, must_run=must_run, card=card, refused=refusal,
+        version=asked.version_read)  # fmt: skip
     began_ns = time.time_ns()
     accepted, buffer = await _accept(services, job, put, waits=waits)
     state["job"] = accepted.id
@@ -237,6 +240,7 @@ async def _put(
     must_run: bool,
     card: ModelCard | None,
     refused: ApiError | None,
+    version: int | None,
 ) -> Accepted:
     digest = hashlib.sha256(body).hexdigest() if key else ""
     reason = services.headroom.reason
@@ -250,7 +254,10 @@ async def _put(
             card=card,
             refusal=refusal,
             quota=quota,
+            version=version,
         )
+    except ConversationChanged:
+        raise errors.conversation_locked() from None
     except QuotaExceeded as error:
         raise errors.quota_exceeded(error) from None
     except NeverFits as error:

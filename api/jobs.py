@@ -65,6 +65,7 @@ def _accepted_view(services: Services, admitted: Admitted) -> JobView:
     return JobView(
         facts=_facts(services, job, accepted.created_ms),
         status=accepted.state,
+        endpoint=job.endpoint,
         place=None if accepted.joined else accepted.place,
         attempts=accepted.attempts,
         wait=admitted.wait,

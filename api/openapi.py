@@ -13,6 +13,7 @@ from api.openai.answers import INTEGER, NUMBER, STRING, Schema, answer_schemas, 
 from api.openai.batch_schemas import BatchRequest
 from api.openai.console_answers import console_schemas
 from api.openai.responses.answers import response_schemas
+from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.responses.request import CountRequest, ResponseRequest
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
 from api.routes import JOB_HEADERS, ROUTES, Route
@@ -207,6 +208,8 @@ def _parameters() -> dict[str, Any]:
         param("message_id", "path", STRING, "The id of a webhook message."),
         param("letter_id", "path", STRING, "The id of a dead letter."),
         param("file_id", "path", STRING, "The id of a file."),
+        param("conversation_id", "path", STRING, "The id of a conversation."),
+        param("item_id", "path", STRING, "The id of an item of the conversation."),
         param("batch_id", "path", STRING, "The id of a batch."),
         param("purpose", "query", STRING, "Only files of this purpose: batch or batch_output."),
         param("order", "query", {"enum": ["asc", "desc"]}, "By the time of creation."),
@@ -252,7 +255,7 @@ def _request_schemas() -> dict[str, Schema]:
     """Render all models in one call, so that they share their definitions."""
     models = (
         *(ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest, BatchRequest),
-        *(ResponseRequest, CountRequest),
+        *(ResponseRequest, CountRequest, ConversationRequest, ConversationUpdate, ItemsRequest),
     )
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

@@ -15,6 +15,7 @@ from api.admin import jobs as all_jobs
 from api.auth.access import Access, Rule
 from api.console import pages, session
 from api.durable import endpoint as durable
+from api.responses import conversations
 from api.responses import endpoints as responses
 
 ANYONE, CALLER, ADMIN = Access.ANYONE, Access.CALLER, Access.ADMIN
@@ -88,6 +89,24 @@ ROUTES = (
           "Cancel a response in the background", "Response", headers=("X-Job-Id",), errors=(400,)),
     Route("GET", "/v1/responses/{response_id}/input_items", responses.listing, CALLER,
           "List the input of a response", "InputItemList", params=("limit", "order", "after", "response_include")),
+    Route("POST", "/v1/conversations", conversations.create, CALLER, "Begin a conversation", "Conversation",
+          bodies=("ConversationRequest",), errors=(408, 429)),
+    Route("GET", "/v1/conversations/{conversation_id}", conversations.show, CALLER, "Show a conversation",
+          "Conversation"),
+    Route("POST", "/v1/conversations/{conversation_id}", conversations.update, CALLER,
+          "Replace the metadata of a conversation", "Conversation", bodies=("ConversationUpdate",), errors=(408, 429)),
+    Route("DELETE", "/v1/conversations/{conversation_id}", conversations.delete, CALLER, "Delete a conversation",
+          "Deleted"),
+    Route("POST", "/v1/conversations/{conversation_id}/items", conversations.add_items, CALLER,
+          "Add items to a conversation", "ConversationItemList", params=(*_KEY, "response_include"),
+          bodies=("ItemsRequest",), errors=(408, 429)),
+    Route("GET", "/v1/conversations/{conversation_id}/items", conversations.list_items, CALLER,
+          "List the items of a conversation", "ConversationItemList",
+          params=("limit", "order", "after", "response_include")),
+    Route("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.show_item, CALLER,
+          "Show an item of a conversation", "ConversationItem", params=("response_include",)),
+    Route("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item, CALLER,
+          "Delete an item of a conversation", "Conversation"),
     Route("GET", "/v1/models", models.listing, CALLER, "List the models", "ModelList"),
     Route("GET", "/v1/models/{model:path}", models.show, CALLER, "Describe a model", "Model"),
     Route("POST", "/v1/jobs", jobs.create, CALLER, "Queue a job", "Job", 202, params=_KEY, errors=_ACCEPT,

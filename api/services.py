@@ -31,6 +31,7 @@ from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.backlog import Backlog
+from streaming.jobs.conversations import Conversations
 from streaming.jobs.deliveries import Deliveries
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
@@ -92,6 +93,7 @@ class Services:
         self.queue, self.job_reader = Queue(store_client, self.headroom, self.weights), JobReader(store_client)
         self.fleet, self.summaries, self.backlog = Fleet(store_client), Summaries(store_client), Backlog(store_client)
         self.files, self.batches, self.quota_usage = Files(store_client), Batches(store_client), Quotas(store_client)
+        self.conversations = Conversations(store_client)
         self.leadership, self.plans = Leadership(store_client), Plans(store_client)
         self.overrides, self.relay = Overrides(store_client), Relay(store_client)
         self.store, self.clock = StoreMonitor(store_client), Clock(store_client)

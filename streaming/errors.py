@@ -108,6 +108,14 @@ class UnknownBatch(StreamingError):
     """Raised when no batch of that id is kept."""
 
 
+class UnknownConversation(StreamingError):
+    """Raised when the store has no such conversation of this tenant."""
+
+
+class ConversationChanged(StreamingError):
+    """Raised when a conversation is no longer as the caller has read it, or another turn has begun."""
+
+
 class UnknownMessage(StreamingError):
     """Raised when no webhook message of that id is kept."""
 

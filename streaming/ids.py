@@ -8,6 +8,7 @@ import secrets
 
 KEPT_ID = re.compile(r"(?:file-|batch_|msg_)([0-9a-f]{2})[0-9a-f]{30}")
 JOB_ID = re.compile(r"job_([0-9a-f]{2})[0-9a-f]{30}")
+CONVERSATION_ID = re.compile(r"conv_([0-9a-f]{2})[0-9a-f]{30}")
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,127}")
 
 
@@ -73,6 +74,17 @@ def line_job_id(batch_id: str, line: int, attempt: int, partitions: int) -> str:
 def replay_job_id(letter_id: str, job_id: str) -> str:
     """The id of the job that replays a dead letter, in the partition of `job_id`; the same for every replay."""
     return f"{job_id[:6]}{hashlib.sha256(f'{letter_id}:{job_id}'.encode()).hexdigest()[:30]}"
+
+
+def new_conversation_id(partition: int) -> str:
+    """Make a conversation id, in the form of a job id."""
+    return f"conv_{partition:02x}{secrets.token_hex(15)}"
+
+
+def conversation_partition(conversation_id: str) -> int | None:
+    """The partition that the id of a conversation names, or None if it is not one."""
+    found = CONVERSATION_ID.fullmatch(conversation_id)
+    return int(found[1], 16) if found else None
 
 
 def message_id(partition: int, event_id: str, endpoint: str) -> str:

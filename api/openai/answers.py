@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from streaming.batches.batch import BatchState
 from streaming.fleet.plans import ActionKind, PoolKind
-from streaming.jobs.job import JobState
+from streaming.jobs.job import Endpoint, JobState
 from streaming.jobs.settings import QuotaSettings
 from streaming.priority import Priority
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps
@@ -312,6 +312,7 @@ def job_schema() -> Schema:
         first_token_at=time,
         completed_at=time,
         expires_at=time,
+        endpoint=word_of(*(endpoint.path for endpoint in Endpoint)),
         model=STRING,
         served_by=maybe(STRING | {"description": "The models that gave the answer; null before its end."}),
         priority=word_of(*(priority.value for priority in Priority)),

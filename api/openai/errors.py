@@ -180,6 +180,34 @@ def previous_response_not_found(response_id: str) -> ApiError:
     return ApiError(400, "previous_response_not_found", message, param="previous_response_id")
 
 
+def conversation_not_found() -> ApiError:
+    """The same words whether it never was, was deleted, has expired, or belongs to another tenant."""
+    return ApiError(404, "conversation_not_found", "There is no such conversation. It may have expired.")
+
+
+def conversation_item_not_found() -> ApiError:
+    return ApiError(404, "item_not_found", "The conversation has no such item.")
+
+
+def conversation_unreadable() -> ApiError:
+    message = "What the store holds of this conversation cannot be read. Delete it, and begin another."
+    return ApiError(500, "malformed_conversation", message, headers=FINAL)
+
+
+def conversation_locked() -> ApiError:
+    """OpenAI answers so, too. Client libraries do not try again by themselves."""
+    message = (
+        "Another response of this conversation has not ended, or its items have just changed. Try again when that "
+        "response has ended, or cancel it."
+    )
+    return ApiError(400, "conversation_locked", message, param="conversation")
+
+
+def mutually_exclusive() -> ApiError:
+    message = "Send previous_response_id or conversation, but not both: each says what stands before the input."
+    return ApiError(400, "mutually_exclusive_parameters", message, param="conversation")
+
+
 def response_still_ends() -> ApiError:
     """A cancelled response whose worker has not confirmed its end cannot be deleted yet."""
     message = "The response is cancelled, and its worker has not stopped yet. Delete it again in a moment."

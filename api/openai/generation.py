@@ -142,6 +142,11 @@ class GenerationRequest(StrictBody, ABC):
         """What the Responses API shows of the request; None for the other endpoints."""
         return None
 
+    @property
+    def version_read(self) -> int | None:
+        """The version of the conversation whose turn the request is, as it was read; None if it is no turn of one."""
+        return None
+
 
 def reasoning_of(request: GenerationRequest, card: ModelCard | None) -> str:
     """Return the `reasoning` of a request's job: a model that reasons by itself is not asked to, and `none` asks only

@@ -23,7 +23,7 @@ from api.openai.wait import Wait, wait_fields
 from penstock.engine import Logprob, ModelCard
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.jobs.frames import Delta
-from streaming.jobs.job import Chat, Job, JobState, PastAttempt
+from streaming.jobs.job import Chat, Endpoint, Job, JobState, PastAttempt
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
 from streaming.jobs.terminal import Terminal, Usage
@@ -286,6 +286,8 @@ class JobView:
     """Id of the newest event; None while the job runs."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     terminal: Terminal | None = None
+    endpoint: Endpoint = Endpoint.CHAT
+    """Whose request it is."""
 
     @classmethod
     def of(
@@ -295,6 +297,7 @@ class JobView:
         return cls(
             facts=facts,
             status=record.state,
+            endpoint=record.endpoint,
             started_ms=record.started_ms,
             first_ms=record.first_ms,
             done_ms=record.done_ms,
@@ -334,6 +337,7 @@ def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str,
         "first_token_at": _seconds(view.first_ms),
         "completed_at": _seconds(view.done_ms),
         "expires_at": _seconds(view.expires_ms),
+        "endpoint": view.endpoint.path,
         "model": view.facts.model,
         "served_by": servers_of(view.facts, terminal) if terminal and terminal.seq else None,
         "priority": view.facts.priority.value,

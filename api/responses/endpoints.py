@@ -17,15 +17,16 @@ from api.openai.errors import ApiError
 from api.openai.responses.answer_items import given_up
 from api.openai.responses.events import START
 from api.openai.responses.ids import job_of, response_id
-from api.openai.responses.items import input_items
 from api.openai.responses.object import RUNNING, ended_response
 from api.openai.responses.request import INCLUDED, LOGPROBS, Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
 from api.query import MAX_PER_PAGE, page_limit, whole_number
+from api.responses.facts import facts_of as stored_facts
+from api.responses.facts import form_of, own_items
 from api.responses.follower import Follower
 from api.responses.replies import ResponseStream, StoredStream, TokenCount, WholeResponse, facts_of
-from api.responses.stored import context_of, find, form_of, own_turns
-from api.responses.stored import facts_of as stored_facts
+from api.responses.stored import context_of, find
+from api.responses.turns import add_turn
 from api.services import Services
 from api.stream.messages import stream_url
 from streaming.jobs.records import JobRecord
@@ -75,7 +76,7 @@ def _reply(services: Services, admitted: Admitted, asked: InputFields, *, queued
 async def retrieve(request: Request) -> ASGIApp:
     """GET /v1/responses/{id}[?stream=true&starting_after=n]: show the response, or stream its events after one."""
     services, query = services_of(request), request.query_params
-    _check_include(request)
+    check_include(request)
     streams = _flag(query.get("stream"), "stream")
     after = query.get("starting_after")
     if after is not None and not streams:
@@ -127,6 +128,8 @@ async def delete(request: Request) -> Response:
     record = await _stopped(request, record, DELETE_WAIT_S)
     if not record.state.final:
         raise errors.response_still_ends()
+    if conversation := form_of(record).conversation:
+        await add_turn(services, record.job.tenant, conversation)
     await services.queue.shorten_retention([record.job.id], 0)
     return as_json({"id": response_id(record.job.id), "object": "response", "deleted": True})
 
@@ -137,9 +140,9 @@ async def listing(request: Request) -> Response:
     limit, order, after = page_limit(query, 20, MAX_PER_PAGE), query.get("order", "desc"), query.get("after")
     if order not in ("asc", "desc"):
         raise errors.invalid_request("order must be asc or desc.", "order")
-    _check_include(request)
+    check_include(request)
     record = await own_response(request)
-    items = input_items(record.job.id, own_turns(record))
+    items = own_items(record)
     if order == "desc":
         items.reverse()
     places = {item["id"]: place for place, item in enumerate(items, 1)}
@@ -161,7 +164,8 @@ async def own_response(request: Request) -> JobRecord:
     return record
 
 
-def _check_include(request: Request) -> None:
+def check_include(request: Request) -> None:
+    """Refuse values of `include` that name nothing here. Raises ApiError (400)."""
     query = request.query_params
     for value in (*query.getlist("include"), *query.getlist("include[]")):
         if value not in (*INCLUDED, ""):

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from api.openai.job_errors import from_failure, stream_reset
 from api.openai.responses.call_events import sequence_of
-from api.responses.stored import facts_of
+from api.responses.facts import facts_of
 from api.services import Services
 from api.stream.connection import Connection
 from api.stream.flow import NumberedFlow

@@ -18,6 +18,7 @@ from api.openai.responses.answer_items import given_up
 from api.openai.responses.call_events import sequence_of
 from api.openai.responses.object import ResponseFacts, ended_response
 from api.responses.follower import Follower
+from api.responses.turns import add_turn
 from api.services import Services
 from api.stream.flow import NumberedFlow
 from api.stream.messages import STREAM_HEADERS, body_message, start_message
@@ -44,7 +45,10 @@ async def forget(services: Services, admitted: Admitted) -> None:
     """Let the job of a response that has ended and is not stored expire soon."""
     form = admitted.job.response
     if form is not None and not form.store:
-        with contextlib.suppress(Unavailable):  # it expires with the retention of jobs, and is not shown until then
+        # Otherwise it expires with the retention of jobs, and is not shown until then.
+        with contextlib.suppress(Unavailable, ApiError):
+            if form.conversation:
+                await add_turn(services, admitted.job.tenant, form.conversation)
             await services.queue.shorten_retention([admitted.accepted.id], FORGET_AFTER_S)
 
 

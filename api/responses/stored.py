@@ -13,8 +13,11 @@ from api.openai.fields import MAX_MESSAGES
 from api.openai.job_errors import from_failure
 from api.openai.responses import ids
 from api.openai.responses.answer_items import answer_turn, given_up, items_of
-from api.openai.responses.object import ResponseFacts, outcome
-from api.openai.responses.request import Context, InputFields
+from api.openai.responses.conversation import turns_of
+from api.openai.responses.object import outcome
+from api.openai.responses.request import Context, InputFields, ResponseRequest
+from api.responses.facts import form_of, own_turns
+from api.responses.turns import current
 from api.services import Services
 from penstock.engine import ChatTurn
 from streaming.errors import UnknownJob
@@ -22,21 +25,6 @@ from streaming.ids import partition_of
 from streaming.jobs.codec import encode
 from streaming.jobs.job import Chat
 from streaming.jobs.records import NEWER, JobRecord
-from streaming.jobs.response_form import ResponseForm
-
-
-def form_of(record: JobRecord) -> ResponseForm:
-    return record.job.response or ResponseForm()
-
-
-def facts_of(record: JobRecord) -> ResponseFacts:
-    return ResponseFacts(record.job, record.created_ms)
-
-
-def own_turns(record: JobRecord) -> tuple[ChatTurn, ...]:
-    """Return the turns of a response's own input."""
-    turns = record.job.prompt.turns if isinstance(record.job.prompt, Chat) else ()
-    return turns[len(turns) - form_of(record).own_turns :]
 
 
 async def find(services: Services, tenant: str, response_id: str) -> JobRecord | None:
@@ -63,24 +51,33 @@ async def _record(services: Services, tenant: str, job_id: str) -> JobRecord | N
 
 
 async def context_of(services: Services, caller: Caller, asked: InputFields) -> Context:
-    """Read what a request refers to, as far as its job is then no larger than a body may be. Raises ApiError (400)."""
-    if asked.previous_response_id is None and not asked.references:
+    """Read what a request refers to, as far as its job is then no larger than a body may be. Raises ApiError (400,
+    404)."""
+    if asked.conversation_id and asked.previous_response_id is not None:
+        raise errors.mutually_exclusive()
+    if asked.previous_response_id is None and not asked.conversation_id and not asked.references:
         return Context()
+    version, named = -1, "input"
     limit, turns, previous = services.settings.body_limit, tuple[ChatTurn, ...](), ""
     left = limit - len(encode(asked.prompt_asked)) - (len(encode(asked.tools_asked)) if asked.tools_asked else 0)
     if asked.previous_response_id is not None:
         record = await find(services, caller.tenant, asked.previous_response_id)
         if record is None:
             raise errors.previous_response_not_found(asked.previous_response_id)
-        turns, previous = await _conversation(services, record), record.job.id
-        left -= sum([len(encode(turn)) for turn in turns])
+        turns, previous, named = await _continued(services, record), record.job.id, "previous_response_id"
+    if asked.conversation_id:
+        conversation = await current(services, caller.tenant, asked.conversation_id)
+        if conversation.turn and isinstance(asked, ResponseRequest):
+            raise errors.conversation_locked()
+        turns, version, named = turns_of(conversation.items), conversation.version, "conversation"
+    left -= sum([len(encode(turn)) for turn in turns])
     if left < 0 or len(turns) + len(asked.own_turns) + len(asked.references) > MAX_MESSAGES:
         message = f"The conversation has more than {MAX_MESSAGES} turns or {limit} bytes ([api] body_limit)"
-        raise errors.invalid_request(f"{message}: begin another.", "previous_response_id" if turns else "input")
-    return Context(turns, previous, await _referenced(services, caller, asked, left))
+        raise errors.invalid_request(f"{message}: begin another.", named)
+    return Context(turns, previous, await _referenced(services, caller, asked, left), version)
 
 
-async def _conversation(services: Services, record: JobRecord) -> tuple[ChatTurn, ...]:
+async def _continued(services: Services, record: JobRecord) -> tuple[ChatTurn, ...]:
     """Return the turns of a response with its answer, without its instructions. Raises ApiError (400)."""
     ended = outcome(record.terminal) if record.terminal is not None else None
     if ended is None or ended.status not in ("completed", "incomplete"):

@@ -10,6 +10,7 @@ from bench.planted.attempts import ATTEMPTS
 from bench.planted.channels import CALLERS, CHANNELS, LOOKS
 from bench.planted.clients import CLIENTS
 from bench.planted.connections import CONNECTIONS
+from bench.planted.conversations import CONVERSATIONS
 from bench.planted.door import DOORS
 from bench.planted.durable import DURABLE
 from bench.planted.fencing import ENDS, FENCING
@@ -75,6 +76,7 @@ BUGS = (
     *RECORDS,
     *TRACES,
     *RESPONSES,
+    *CONVERSATIONS,
     *UPSTREAM,
     *TOOLS,
 )

@@ -100,11 +100,11 @@ LOOKS = (
         "a list that reads bodies",
         "A page of jobs with long prompts is more than a process has memory for.",
         (
-            lua("recent", "'epoch', 'runs')", "'epoch', 'runs', 'body')"),
+            lua("recent", "'runs', 'endpoint')", "'runs', 'endpoint', 'body')"),
             Edit(
                 "streaming/jobs/summaries.py",
-                '*(b"metadata", b"epoch", b"runs"),',
-                '*(b"metadata", b"epoch", b"runs", b"body"),',
+                '*(b"metadata", b"epoch", b"runs", b"endpoint"),',
+                '*(b"metadata", b"epoch", b"runs", b"endpoint", b"body"),',
             ),
         ),
         (LISTS + "a_list_reads_summaries",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streaming.catalogue.batches import BATCHES
+from streaming.catalogue.conversations import CONVERSATIONS
 from streaming.catalogue.events import EVENTS
 from streaming.catalogue.fleet import FLEET
 from streaming.catalogue.jobs import JOBS
@@ -11,7 +12,7 @@ __all__ = ["CATALOGUE", "CHANNELS", "FLEET", "ROOT"]
 
 ROOT = "penstock:"
 """What every name of ours begins with."""
-CATALOGUE = (*JOBS, *BATCHES, *EVENTS)
+CATALOGUE = (*JOBS, *CONVERSATIONS, *BATCHES, *EVENTS)
 """Keys of a partition. Each name becomes a function of the Lua scripts: job_key(id), lane_key(model, priority)..."""
 CHANNELS = {
     "api": "penstock:api:{}: frames and terminals for the responses one API process holds open",

@@ -16,7 +16,8 @@ JOBS = (
         "its answer was delivered, its idempotency key, whether a request that did not wait was told its id (pinned); "
         "for lists its metadata, and a summary: the record without its rows; the bytes of its request with the span "
         "they are counted in (size); what it costs, its tenant's weight and its patience (order); the texts of a "
-        "response that were given up (draft:<epoch>), and the epoch of the partition when it was accepted (born)",
+        "response that were given up (draft:<epoch>), and the epoch of the partition when it was accepted (born); the "
+        "letter of its endpoint, and the conversation whose turn it is",
     ),
     Key(
         "lane",

@@ -130,7 +130,9 @@ def _lane_name(key: str) -> str:
 
 
 def _again(record: JobRecord, job_id: str) -> Job:
-    """The job as a new one, which remembers the attempts at the old one."""
+    """The job as a new one, which remembers the attempts at the old one. A turn of a conversation is over with the old
+    job: the new one has its prompt, and adds nothing to it."""
+    form = record.job.response
     fresh: Job = msgspec.structs.replace(
         record.job,
         id=job_id,
@@ -140,5 +142,6 @@ def _again(record: JobRecord, job_id: str) -> Job:
         max_queue_ms=None,
         received_us=0,
         past=record.attempts,
+        response=form and msgspec.structs.replace(form, conversation=""),
     )
     return fresh

@@ -28,6 +28,25 @@ class JobState(StrEnum):
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
+class Endpoint(StrEnum):
+    """Endpoint of a request, by the letter that its job's record has."""
+
+    CHAT = "c"
+    COMPLETIONS = "t"
+    RESPONSES = "r"
+
+    @property
+    def path(self) -> str:
+        return _PATHS[self]
+
+
+_PATHS = {
+    Endpoint.CHAT: "/v1/chat/completions",
+    Endpoint.COMPLETIONS: "/v1/completions",
+    Endpoint.RESPONSES: "/v1/responses",
+}
+
+
 class Chat(msgspec.Struct, frozen=True, array_like=True, tag="chat"):
     """A conversation the engine renders with its own chat template."""
 
@@ -129,6 +148,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     def constrained(self) -> bool:
         """Whether its texts must be JSON, or may hold calls: not every engine can continue them."""
         return self.sampling.json_schema is not None or self.tools is not None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The endpoint whose request it is; `POST /v1/jobs` takes requests of the other two."""
+        if self.response is not None:
+            return Endpoint.RESPONSES
+        return Endpoint.CHAT if isinstance(self.prompt, Chat) else Endpoint.COMPLETIONS
 
     @property
     def choices(self) -> int:

@@ -18,6 +18,7 @@ from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, retry
 from streaming.errors import (
     Abandoned,
+    ConversationChanged,
     KeyReused,
     LaneFull,
     NoCapacity,
@@ -27,7 +28,7 @@ from streaming.errors import (
     Unavailable,
     UnknownJob,
 )
-from streaming.ids import digest_partition, idempotency_digest, new_job_id, partition_of
+from streaming.ids import conversation_partition, digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace
@@ -71,9 +72,12 @@ class Queue:
         self._weights = weights
         self._puts, self._follows = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
-    def new_id(self, tenant: str, idempotency_key: str = "") -> str:
-        """Make a job id. An idempotency key determines the partition, so that equal keys meet in one partition."""
+    def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "") -> str:
+        """Make a job id. A conversation determines the partition of its turns; else an idempotency key does, so that
+        equal keys meet in one partition."""
         count = self._client.settings.partitions
+        if (partition := conversation_partition(conversation)) is not None:
+            return new_job_id(partition % count)
         if idempotency_key:
             return new_job_id(digest_partition(idempotency_digest(tenant, idempotency_key), count))
         return new_job_id(int(random.random() * count))  # noqa: S311 - spreads load, hides nothing
@@ -88,6 +92,7 @@ class Queue:
         card: ModelCard | None = None,
         refusal: Exception | None = None,
         quota: QuotaSettings = UNLIMITED,
+        version: int | None = None,
     ) -> Accepted:
         """Accept a job.
 
@@ -97,15 +102,19 @@ class Queue:
             card: Of the job's model, to estimate how much the job may write.
             refusal: Why no new job is accepted. Only the existing job of the idempotency key is returned then.
             quota: The tenant's storage quota.
+            version: Of the conversation whose turn the job is, as its request has read it.
 
-        Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, NoCapacity (only if must_run), KeyReused, Unavailable
+        Raises LaneFull, StoreFull, NeverFits, QuotaExceeded, NoCapacity (only if must_run), KeyReused,
+        ConversationChanged (it has another version or a turn, or is gone), Unavailable
         (then the job may exist; a retry with the same idempotency key finds it), and `refusal`.
         """
         if refusal is not None:
             return await self._existing(job, idempotency_key, digest, refusal)
         try:
             left = await self._quotas.left(job.tenant, self._partition(job.id), quota) if quota.bounds_jobs else ()
-            (_, partition, args), reserved = self._put_call(job, idempotency_key, digest, must_run=must_run, card=card)
+            (_, partition, args), reserved = self._put_call(
+                job, idempotency_key, digest, must_run=must_run, card=card, version=version
+            )
         except StoreFull as error:
             return await self._existing(job, idempotency_key, digest, error)
         answer: Sequence[Any] = ()
@@ -185,6 +194,8 @@ class Queue:
                 raise NoCapacity("no worker has room right now")
             case [b"reused"]:
                 raise KeyReused("this idempotency key was used with another request body")
+            case [b"changed"]:
+                raise ConversationChanged("another turn has begun, or items have changed")
         raise StreamingError(f"put answered {answer!r}")
 
     def _put_call(
@@ -196,11 +207,13 @@ class Queue:
         must_run: bool = False,
         part: bool = False,
         card: ModelCard | None = None,
+        version: int | None = None,
     ) -> tuple[Call, Reservation]:
         """Build the call and reserve its memory. Raises StoreFull, NeverFits."""
         settings, partition, body = self._client.settings, self._partition(job.id), encode(job)
         key = idempotency_digest(job.tenant, key) if key else ""
         may_write, cost = reserved_bytes(job, card), cost_of(job, card)
+        conversation = job.response.conversation if job.response is not None and version is not None else ""
         reserved = Reservation()
         if self._headroom is not None:
             reserved = self._headroom.reserve(partition, len(body), may_write, part=part)
@@ -209,7 +222,7 @@ class Queue:
             _or_empty(job.deadline_ms), key, digest, settings.lane_limit, "1" if must_run else "", settings.retention_s,
             "1" if part else "", job.events, encode_metadata(job.metadata), may_write, _or_empty(reserved.max_reserved),
             cost.prompt, cost.output, str(self._weights.get(job.tenant, DEFAULT_WEIGHT)), cost.patience_ms,
-            "1" if job.response is not None else "",
+            "1" if job.response is not None else "", job.endpoint, conversation, _or_empty(version),
         )  # fmt: skip
         return ("put", partition, args), reserved
 

@@ -19,7 +19,7 @@ from streaming.jobs.codec import decode_in_slices, decode_job, decode_metadata, 
 from streaming.jobs.deliveries import Delivered, decode_delivered
 from streaming.jobs.frames import Run
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.job import Job, JobState, PastAttempt, Text
+from streaming.jobs.job import Endpoint, Job, JobState, PastAttempt, Text
 from streaming.jobs.terminal import Generated, Terminal
 from streaming.keys import parse_lane
 from streaming.priority import Priority
@@ -78,6 +78,8 @@ class JobRecord:
     has_lost: bool = False
     """The store has lost data since a response was accepted: its readers may have events that are lost, and the numbers
     of these may have come again for others. Not known of jobs of other endpoints."""
+    endpoint: Endpoint = Endpoint.CHAT
+    """Whose request it is."""
     keep_s: int
     runs: tuple[LoggedRun, ...] = ()
     attempts: tuple[PastAttempt, ...] = ()
@@ -166,6 +168,7 @@ def _parsed(
         epoch=int(epoch or 0) + 1 + number("epoch"),
         resets=number("epoch"),
         has_lost="born" in raw and number("born") != int(epoch or 0),
+        endpoint=Endpoint(word("endpoint") or job.endpoint),
         keep_s=number("keep"),
         runs=runs,
         attempts=attempt_log(raw, last, terminal, job.past),

@@ -33,5 +33,9 @@ class ResponseForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tools: tuple[dict[str, Any], ...] = ()
     """As they were sent."""
     tool_choice: Any = "auto"
+    conversation: str = ""
+    """The conversation that its input and its answer belong to, or ""."""
+    developer: tuple[int, ...] = ()
+    """Places of those of its own turns that were sent with the role `developer`; engines take them as system."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

@@ -17,7 +17,7 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     jobs: Positive | None = None
     """Jobs that wait, run or are kept, each for [redis] retention_s from its acceptance."""
     job_bytes: Positive | None = None
-    """Bytes of their requests."""
+    """Bytes of their requests, and of conversations."""
     result_bytes: Positive | None = None
     """Bytes of their results. At the limit new jobs are refused; an accepted job keeps its result."""
     file_bytes: Positive | None = None

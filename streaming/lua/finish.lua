@@ -21,7 +21,8 @@ if not is_live(worker) then return 'fenced' end
 return run_or_fail(id, worker, function()
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'state', 'worker', 'run', 'lane', 'entry', 'reply', 'keep', 'events', 'idem', 'owed',
-    'attempt', 'tenant', 'size', 'order', 'runs', 'created', 'claimed', 'started', 'deadline', 'keep', 'epoch', 'attempt')
+    'attempt', 'tenant', 'size', 'order', 'runs', 'created', 'claimed', 'started', 'deadline', 'keep', 'epoch', 'attempt',
+    'conversation')
   if not holds_job(id, worker, run, s[1], s[2], s[3]) then return 0 end
   local model, priority = require_lane_entry(s[4], s[5])
   check_readable(s)
@@ -35,6 +36,7 @@ return run_or_fail(id, worker, function()
   buffer_write(buffered_releases, worker, id)
   redis.call('EXPIRE', job, retention_s(s[7]))
   if is_idem_key(s[9]) then redis.call('EXPIRE', s[9], retention_s(s[7])) end
+  if s[23] then end_turn(s[23], id, retention_s(s[7]), now) end
   publish(s[6], whole and record or summary)
   if s[8] then emit_event(s[8], id, s[12] or '', 'job.' .. state, true) end
   if dead ~= '' then dead_letter('job', id, 'reason', dead) end

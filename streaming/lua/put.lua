@@ -5,11 +5,13 @@
 --       (not listed by itself), recipients of its events | '', metadata | '', bytes to reserve for what it may still
 --       write, the most that may be reserved | '', what the job costs: units of its prompt, tokens of its output; the
 --       weight of its tenant, its patience in ms, '1' if its record keeps the epoch in which it was accepted, the
+--       letter of its endpoint, the conversation whose turn it is and the version that this must have | '', '', the
 --       tenant's quotas: jobs | '', bytes of their requests | '', bytes of their results | ''
 -- Returns: {'queued', accepted at, its place ({}: not read), epoch} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'}
---          (the reserved bytes would not fit into the store's memory) | {'quota', which of the three, the usage of it}.
+--          (the reserved bytes would not fit into the store's memory) | {'quota', which of the three, the usage of it} |
+--          {'changed'} (the conversation has another version, a turn, or is gone).
 --          The epoch is for a request that does not wait, 0 for others. The place: {jobs before it of higher lanes,
 --          requeued ones, of its tenant, of other tenants, units of work that its tenant got more than the one that got
 --          least}.
@@ -18,8 +20,8 @@ local queue_ms, deadline_ms, idem, digest = ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local limit, must_run, keep, part = tonumber(ARGV[11]), ARGV[12] == '1', ARGV[13], ARGV[14] == '1'
 local events, metadata, reserved, max_reserved = ARGV[15], ARGV[16], tonumber(ARGV[17]), tonumber(ARGV[18])
 local order = ARGV[19] .. ':' .. ARGV[20] .. ':' .. ARGV[21] .. ':' .. ARGV[22]
-local dated = ARGV[23] == '1'
-local quotas = {jobs = tonumber(ARGV[24]), requests = tonumber(ARGV[25]), results = tonumber(ARGV[26])}
+local dated, endpoint, conversation, version = ARGV[23] == '1', ARGV[24], ARGV[25], ARGV[26]
+local quotas = {jobs = tonumber(ARGV[27]), requests = tonumber(ARGV[28]), results = tonumber(ARGV[29])}
 local exact = exact_ms()
 local now = math.floor(exact)
 local job, lane = job_key(id), lane_key(model, priority)
@@ -34,6 +36,11 @@ if created then return {'queued', math.floor(parse_number(created) or now), {}, 
 local key = idem ~= '' and idem_key(idem)
 local found = key and find_by_idempotency_key(key, tenant, digest, reply == '', epoch)
 if found then return found end
+
+if conversation ~= '' then
+  local known = redis.pcall('HMGET', conversation_key(conversation), 'tenant', 'version', 'turn')
+  if known.err or known[1] ~= tenant or known[2] ~= version or known[3] ~= '' then return {'changed'} end
+end
 
 local size = #body + #metadata
 local usage = next(quotas) and tenant_usage(tenant, tonumber(keep))
@@ -70,7 +77,11 @@ if earlier and earlier.lane ~= lane then earlier = nil end
 line_sizes[arrivals], line_sizes[line] = waiting + 1, own + 1
 redis.call('HSET', job, 'state', 'queued', 'body', body, 'tenant', tenant, 'reply', reply, 'created', exact,
   'lane', lane, 'entry', entry, 'keep', keep, 'owed', reserved, 'size', part and '' or size .. ':' .. ends,
-  'order', order)
+  'order', order, 'endpoint', endpoint)
+if conversation ~= '' then
+  begin_turn(conversation, id)
+  redis.call('HSET', job, 'conversation', conversation)
+end
 add_reserved_bytes(model, priority, ARGV[17], 1)
 if events ~= '' then
   redis.call('HSET', job, 'events', events)

@@ -25,7 +25,21 @@ from streaming.redis.settings import RedisSettings
 from streaming.redis.subscription import Subscription
 from streaming.redis.topology import Topology, open_topology
 
-KEPT = frozenset({"put", "join", "cancel", "finish", "put_file", "put_batch", "steer", "save"})
+KEPT = frozenset(
+    {
+        "put",
+        "join",
+        "cancel",
+        "finish",
+        "put_file",
+        "put_batch",
+        "put_conversation",
+        "amend_conversation",
+        "drop_conversation",
+        "steer",
+        "save",
+    }
+)
 """Scripts whose answer is a promise: at D3, it waits until a replica has their writes."""
 
 MARK = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], 1)"

@@ -4,8 +4,8 @@ Each script is atomic within one partition and documented at the head of its fil
 fleet's hash slot, which all processes share.
 
 Scripts that begin with `#!lua flags=allow-oom` also run while the store is full: they finish accepted work, free memory
-or renew a worker's lease. Scripts that bring new work (put, put_file, put_batch, reserve, redeliver) are refused then.
-Admission reserves the memory that the others need (`streaming/store/memory.py`).
+or renew a worker's lease. Scripts that bring new work (put, put_file, put_batch, put_conversation, amend_conversation,
+reserve, redeliver) are refused then. Admission reserves the memory that the others need (`streaming/store/memory.py`).
 
 | script         | run by                 | what it does in one step                                            |
 |----------------|------------------------|---------------------------------------------------------------------|
@@ -39,6 +39,9 @@ Admission reserves the memory that the others need (`streaming/store/memory.py`)
 | ended          | offline                | filter ids: which of these jobs have ended                          |
 | put_file       | api                    | store the record of a file                                          |
 | put_batch      | api                    | accept a batch, due at once                                         |
+| put_conversation | api                  | store a new conversation                                            |
+| amend_conversation | api                | add and delete items of a conversation, end its turn                |
+| drop_conversation | api                 | delete a conversation                                               |
 | steer          | api                    | cancel, pause or resume a batch                                     |
 | due            | offline                | list due batches, each with a new notice                            |
 | hold           | offline                | take the lease of a batch                                           |
@@ -106,6 +109,9 @@ NAMES = (
     "ended",
     "put_file",
     "put_batch",
+    "put_conversation",
+    "amend_conversation",
+    "drop_conversation",
     "steer",
     "due",
     "hold",
@@ -136,6 +142,7 @@ SHARED = (
     "writes",
     "values",
     "amounts",
+    "conversations",
     "signals",
     "consumers",
     "index",
@@ -177,9 +184,11 @@ class Script:
 
 
 RARE = (
+    "begin_turn",
     "count_waiting",
     "dead_letter",
     "end_job",
+    "end_turn",
     "fail_malformed",
     "find_by_idempotency_key",
     "has_consumer",

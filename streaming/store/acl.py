@@ -23,7 +23,8 @@ SWEEP_SCRIPTS = frozenset({"reap", "rewound"})
 SCRIPTS: Mapping[str, frozenset[str]] = {
     "api": EVERY_ROLE | SWEEP_SCRIPTS | {
         "put", "join", "cancel", "record", "salvage", "recent", "usage", "stand", "waiting", "lanes", "follow", "reset",
-        "deliver", "put_file", "put_batch", "steer", "forget", "redeliver", "lead", "override", "console",
+        "deliver", "put_file", "put_batch", "put_conversation", "amend_conversation", "drop_conversation", "steer",
+        "forget", "redeliver", "lead", "override", "console",
     },
     "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
         "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",
@@ -74,7 +75,7 @@ COMMANDS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "get": frozenset({"file", "console"}),
         "mget": frozenset({"file", "override"}),
         "hmget": frozenset({"batch", "hook"}),
-        "hgetall": frozenset({"card", "plan"}),
+        "hgetall": frozenset({"card", "plan", "conversation"}),
         "expire": frozenset({"job"}),
     },
     "worker": {

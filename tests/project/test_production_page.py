@@ -88,12 +88,18 @@ def test_the_program_erases_one_job_and_all_of_a_tenant(house: House) -> None:
         words = [sys.executable, str(program), house.redis_url, "local", *ids]
         return subprocess.run(words, capture_output=True, text=True, check=True).stdout
 
-    ended = [submit(), submit()]
+    def conversation() -> str:
+        item = {"role": "user", "content": "hello"}
+        return str(json.loads(house.post("/v1/conversations", {"items": [item]})[2])["id"])
+
+    ended, begun = [submit(), submit()], conversation()
     running = submit(max_tokens=7000)
     assert all(b'"completed"' in house.get(f"/v1/jobs/{job}?wait=30")[1] for job in ended)
     assert erase(ended[0]) == "1 erased\n"
     assert [house.get(f"/v1/jobs/{job}")[0] for job in ended] == [410, 200]
-    assert erase() == "1 erased\n"
+    assert house.get(f"/v1/conversations/{begun}")[0] == 200
+    assert erase() == "2 erased\n"
+    assert house.get(f"/v1/conversations/{begun}")[0] == 404
     assert [house.get(f"/v1/jobs/{job}")[0] for job in (*ended, running)] == [410, 410, 200]
     listed = json.loads(house.get("/v1/jobs")[1])["data"]
     assert [job["id"] for job in listed] == [running]

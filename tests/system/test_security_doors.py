@@ -59,6 +59,8 @@ UNKNOWN = {
     "response_id": "resp_job_00" + "0" * 30,
     "file_id": "file-00" + "0" * 30,
     "batch_id": "batch_00" + "0" * 30,
+    "conversation_id": "conv_00" + "0" * 30,
+    "item_id": "msg_" + "0" * 33,
     "letter_id": "0-1-1",
     "message_id": "msg_00" + "0" * 30,
     "model": "no-such-model",
@@ -68,7 +70,7 @@ UNKNOWN = {
     "page": "no-such-page",
 }
 """For each name in a path: what it may look like and is nobody's."""
-OWNED = ("job_id", "response_id", "file_id", "batch_id")
+OWNED = ("job_id", "response_id", "file_id", "batch_id", "conversation_id")
 """Names in a path that are a tenant's own."""
 CANARY = "canary-of-blue"
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -78,6 +80,8 @@ BODIES: Mapping[str, Any] = {
     "POST /v1/completions": {"model": "sim", "prompt": "x", "max_tokens": 2},
     "POST /v1/responses": {"model": "sim", "input": "x", "max_output_tokens": 2},
     "POST /v1/responses/input_tokens": {"model": "sim", "input": "x"},
+    "POST /v1/conversations/{conversation_id}": {"metadata": {}},
+    "POST /v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "x"}]},
 }
 """Bodies that are accepted; a route that is not here is sent an empty object."""
 VARYING = {"date", "x-request-id", "openai-processing-ms"}
@@ -386,12 +390,15 @@ def blue(house: House) -> Belongings:
     assert as_blue(house, "POST", f"/v1/batches/{paused}/pause")["paused"]
     running = as_blue(house, "POST", "/v1/jobs", said | {"max_tokens": 8000})["id"]
     response = as_blue(house, "POST", "/v1/responses", {"model": "sim", "input": CANARY, "max_output_tokens": 2})["id"]
+    items = [{"role": "user", "content": CANARY}]
+    conversation = as_blue(house, "POST", "/v1/conversations", {"items": items, "metadata": {"of": CANARY}})["id"]
     return Belongings(
         {
             "job_id": [ended, running],
             "response_id": [response],
             "file_id": [file, many, done["output_file_id"]],
             "batch_id": [batch, paused],
+            "conversation_id": [conversation],
         }
     )
 
@@ -411,14 +418,14 @@ def test_every_name_in_a_path_is_somebodys() -> None:
 @pytest.mark.parametrize("key", ["red", "weak", "root"])
 def test_what_is_anothers_is_as_if_it_were_not(house: House, blue: Belongings, operation: Operation, key: str) -> None:
     """Every id of the other, whole and cut: status, headers and body of one that never was; an admin's key too."""
-    (name,) = operation.params
+    name, *_ = operation.params
     never = ask(house, operation, operation.at(**UNKNOWN), bearer(key))
     assert never[0] == 404
     if operation.method != "HEAD":
         assert json.loads(never[2])["error"]["code"] == name.removesuffix("_id") + "_not_found"
     for theirs in blue.all:
         for each in (theirs, theirs[:-1], theirs + "0", theirs.upper()):
-            assert ask(house, operation, operation.at(**{name: each}), bearer(key)) == never, each
+            assert ask(house, operation, operation.at(**UNKNOWN | {name: each}), bearer(key)) == never, each
 
 
 @pytest.mark.parametrize("operation", ADMIN_ROUTES, ids=lambda operation: operation.name)
@@ -449,7 +456,8 @@ def test_lists_show_ones_own(house: House, blue: Belongings, query: str) -> None
         house.request("GET", f"/v1/{kind}", headers={"Authorization": bearer("blue")})[2]
         for kind in ("jobs", "files", "batches")
     )
-    assert all(each.removeprefix("resp_").encode() in shown for each in blue.all)
+    unlisted = blue.ids["conversation_id"]
+    assert all(each.removeprefix("resp_").encode() in shown for each in blue.all if each not in unlisted)
 
 
 def test_anothers_id_in_a_query_or_body_is_as_if_it_were_not(house: House, blue: Belongings) -> None:
@@ -508,12 +516,15 @@ def test_a_dead_letter_is_an_admins_alone(house: House) -> None:
 def test_nothing_of_the_others_was_touched(house: House, blue: Belongings) -> None:
     """After all of the above: every file is there, the batch is still paused, no job was cancelled."""
     for operation in OWN_ROUTES:
-        (name,) = operation.params
+        name, *_ = operation.params
         for theirs in blue.ids[name]:
-            ask(house, operation, operation.at(**{name: theirs}), bearer("red"))
+            ask(house, operation, operation.at(**UNKNOWN | {name: theirs}), bearer("red"))
     assert all(as_blue(house, "GET", f"/v1/jobs/{job}")["status"] != "cancelled" for job in blue.ids["job_id"])
     assert all(as_blue(house, "GET", f"/v1/responses/{each}")["output"] for each in blue.ids["response_id"])
     assert all(as_blue(house, "GET", f"/v1/files/{file}/content") for file in blue.ids["file_id"])
+    for conversation in blue.ids["conversation_id"]:
+        assert as_blue(house, "GET", f"/v1/conversations/{conversation}")["metadata"] == {"of": CANARY}
+        assert len(as_blue(house, "GET", f"/v1/conversations/{conversation}/items")["data"]) == 1
     paused = as_blue(house, "GET", f"/v1/batches/{blue.ids['batch_id'][1]}")
     assert paused["paused"] and paused["status"] in ("validating", "in_progress")
 

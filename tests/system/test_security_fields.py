@@ -78,6 +78,9 @@ UNBOUNDED = {
     "object ResponseRequest": EXTRAS,
     "object CountRequest": EXTRAS,
     "object BatchRequest": EXTRAS,
+    "object ConversationRequest": EXTRAS,
+    "object ConversationUpdate": EXTRAS,
+    "object ItemsRequest": EXTRAS,
     "object Upload": "parts are counted while they are read (api/uploads.py)",
     "string Upload.file": "[files] size_limit, while it is read",
     "object messages[]": EXTRAS,
@@ -113,6 +116,16 @@ UNBOUNDED = {
     "string input[].content": A_TEXT,
     "string input[].content[].text": A_TEXT,
     "string input[].content[].refusal": A_TEXT,
+    "string items[].arguments": A_TEXT,
+    "string items[].output": A_TEXT,
+    "object items[].output[]": EXTRAS,
+    "string items[].output[].text": A_TEXT,
+    "string items[].output[].refusal": A_TEXT,
+    "object items[]": EXTRAS,
+    "object items[].content[]": EXTRAS,
+    "string items[].content": A_TEXT,
+    "string items[].content[].text": A_TEXT,
+    "string items[].content[].refusal": A_TEXT,
     "string instructions": A_TEXT,
     "string prompt": A_TEXT,
     "string prompt[]": A_TEXT,
@@ -228,7 +241,8 @@ def test_no_content_type_is_a_fault_of_ours(house: House, kind: str) -> None:
             headers = {"Content-Type": kind + parameters, "Authorization": f"Bearer {KEY}"}
             for body in (b"--cut--\r\n", b"--" + b"A" * 257 + b"\r\n", b"{}", b""):
                 status, _, answer = house.request(method, path, body, headers)
-                assert 400 <= status < 500, f"{method} {path} {kind}{parameters[:80]!r}: {status} {answer!r}"
+                taken = status == 200 and (path, body) == ("/v1/conversations", b"{}")
+                assert taken or 400 <= status < 500, f"{method} {path} {kind}{parameters[:80]!r}: {status} {answer!r}"
     assert "Traceback" not in house.log("api")
 
 

@@ -30,12 +30,29 @@ def response_schemas() -> dict[str, Schema]:
             total_tokens=INTEGER,
         ),
         "OutputMessage": _item("output_text", role=word_of("assistant")),
-        "InputMessage": _item("input_text", "output_text", role=word_of("system", "user", "assistant", "tool")),
+        "InputMessage": _item(
+            "input_text", "output_text", role=word_of("system", "developer", "user", "assistant", "tool")
+        ),
         "CallItem": _call_item("function_call", name=STRING, arguments=STRING | {"description": "JSON"}),
         "CallOutputItem": _call_item("function_call_output", output=STRING),
         "OutputItem": any_of("OutputMessage", "CallItem"),
         "InputItem": any_of("InputMessage", "CallItem", "CallOutputItem"),
         "InputItemList": page_of("InputItem"),
+        "Conversation": object_of(
+            id=STRING,
+            object=word_of("conversation"),
+            created_at=INTEGER,
+            metadata={"type": "object", "additionalProperties": STRING},
+        ),
+        "ConversationItem": any_of("InputMessage", "CallItem", "CallOutputItem", "ReasoningOutput"),
+        "ReasoningOutput": object_of(
+            id=STRING,
+            type=word_of("reasoning"),
+            status=word_of("in_progress", "completed", "incomplete"),
+            summary=list_of(FREE),
+            content=list_of(object_of(type=word_of("reasoning_text"), text=STRING)),
+        ),
+        "ConversationItemList": page_of("ConversationItem"),
         "InputTokens": object_of(object=word_of("response.input_tokens"), input_tokens=INTEGER),
     }
 
@@ -64,6 +81,7 @@ def _response() -> Schema:
         object=word_of("response"),
         created_at=INTEGER,
         completed_at=maybe(INTEGER),
+        conversation=maybe(object_of(id=STRING)),
         status=word_of("queued", "in_progress", "completed", "failed", "cancelled", "incomplete"),
         background=BOOLEAN,
         error=maybe(object_of(code=word_of("server_error", "invalid_prompt"), message=STRING)),

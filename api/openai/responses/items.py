@@ -6,14 +6,14 @@ earlier answers is taken and left out: models do not see it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, refusal
 from api.openai.other_parts import refuse_others
-from api.openai.responses.ids import CALL, OUTPUT, input_item_id
+from api.openai.responses.ids import CALL, MESSAGE, OUTPUT, input_item_id
 from api.openai.tool_fields import FunctionName
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
@@ -73,6 +73,10 @@ class Message(StrictBody):
     content: Content = Field(description="A text, or a list of parts, which are joined.")
     id: ItemId | None = Field(None, description="Without effect: input items get ids of their own.")
     status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="Without effect.")
+
+    @property
+    def of_developer(self) -> bool:
+        return self.role == "developer"
 
     @property
     def turn(self) -> ChatTurn:
@@ -154,23 +158,28 @@ Item: TypeAlias = Annotated[
 ]
 
 
-def input_items(job_id: str, turns: Sequence[ChatTurn]) -> list[dict[str, Any]]:
-    """Render a stored response's own input, oldest first."""
-    return [_input_item(job_id, place, turn) for place, turn in enumerate(turns)]
+def input_items(job_id: str, turns: Sequence[ChatTurn], developer: Container[int] = ()) -> list[dict[str, Any]]:
+    """Render a stored response's own input, oldest first. `developer`: places of turns with the role `developer`."""
+    ids = [input_item_id(job_id, place, kind_of(turn)) for place, turn in enumerate(turns)]
+    return [shown_turn(ids[place], turn, developer=place in developer) for place, turn in enumerate(turns)]
 
 
-def _input_item(job_id: str, place: int, turn: ChatTurn) -> dict[str, Any]:
+def kind_of(turn: ChatTurn) -> str:
+    """What the id of a turn's item begins with."""
+    return CALL if turn.calls else OUTPUT if turn.call_id else MESSAGE
+
+
+def shown_turn(item_id: str, turn: ChatTurn, *, developer: bool = False) -> dict[str, Any]:
+    """Render a turn that a client sent as an item. `developer`: it was sent with that role."""
     if turn.calls:
         call = turn.calls[0]
-        return call_item(input_item_id(job_id, place, CALL), call.id, call.name, call.arguments, "completed")
+        return call_item(item_id, call.id, call.name, call.arguments, "completed")
     if turn.call_id:
-        item_id = input_item_id(job_id, place, OUTPUT)
         made = {"id": item_id, "type": "function_call_output", "status": "completed"}
         return made | {"call_id": turn.call_id, "output": turn.content}
-    item_id = input_item_id(job_id, place)
-    text = turn.content
-    part = output_text(text) if turn.role == "assistant" else {"type": "input_text", "text": text}
-    return {"id": item_id, "type": "message", "status": "completed", "role": turn.role, "content": [part]}
+    part = output_text(turn.content) if turn.role == "assistant" else {"type": "input_text", "text": turn.content}
+    role = "developer" if developer else turn.role
+    return {"id": item_id, "type": "message", "status": "completed", "role": role, "content": [part]}
 
 
 def call_item(item_id: str, call_id: str, name: str, arguments: Any, status: str) -> dict[str, Any]:

@@ -92,6 +92,7 @@ class ResponseFacts(msgspec.Struct, frozen=True):
             "id": response_id(job.id),
             "object": "response",
             "created_at": self.created_ms // 1000,
+            "conversation": {"id": form.conversation} if form.conversation else None,
             "completed_at": done_ms // 1000 or None,
             "status": status,
             "background": form.background,

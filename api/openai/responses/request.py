@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, PrivateAttr, Tag, ValidationInfo, field_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator
 
 from api.openai.errors import invalid_request
 from api.openai.fields import (
@@ -19,7 +19,7 @@ from api.openai.fields import (
     refusal,
 )
 from api.openai.generation import Effort, GenerationRequest
-from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference
+from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from api.openai.responses.tool_fields import FlatToolFields
 from penstock.engine import MAX_LOGPROBS, ChatTurn, Sampling
 from streaming.jobs.job import Chat
@@ -35,7 +35,6 @@ _OTHER_NAMES = "is no field of this endpoint. Use"
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "truncation": (("disabled",), "Shorten the input instead, and leave it out."),
     "prompt": ((), "Send the whole text in instructions and input."),
-    "conversation": ((), "Continue a stored response with previous_response_id."),
     "context_management": ((), "Leave it out."),
     "moderation": ((), "Leave it out."),
     "max_tokens": ((), f"It {_OTHER_NAMES} max_output_tokens."),
@@ -129,10 +128,24 @@ class Context:
     """The job of that response."""
     referenced: Mapping[str, ChatTurn] | None = None
     """By id of an item."""
+    version: int = -1
+    """Of the conversation that it belongs to, as it was read; -1: it was not."""
 
 
 Items: TypeAlias = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 Input: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[Items, Tag("<list>")], TEXT_OR_LIST]
+
+
+class ConversationName(ClosedBody):
+    """A conversation, by its id."""
+
+    id: Annotated[str, Field(max_length=128)]
+
+
+Conversation: TypeAlias = Annotated[
+    Annotated[str, Field(max_length=128), Tag("<str>")] | Annotated[ConversationName, Tag("<object>")],
+    Discriminator(lambda value: "<str>" if isinstance(value, str) else "<object>"),
+]
 
 
 class InputFields(FlatToolFields, GenerationRequest):
@@ -144,7 +157,17 @@ class InputFields(FlatToolFields, GenerationRequest):
         None, description="Continues the conversation of this stored response, without its instructions."
     )
 
+    conversation: Conversation | None = Field(
+        None, description="The conversation that it belongs to: its id, or an object with its id."
+    )
+
     _context: Context = PrivateAttr(default=Context())
+
+    @property
+    def conversation_id(self) -> str:
+        """The conversation that it belongs to, or ""."""
+        named = self.conversation
+        return named.id if isinstance(named, ConversationName) else named or ""
 
     @property
     def references(self) -> Sequence[str]:
@@ -159,11 +182,24 @@ class InputFields(FlatToolFields, GenerationRequest):
     @property
     def own_turns(self) -> tuple[ChatTurn, ...]:
         """The turns of the request's own input."""
+        return tuple([turn for turn, _ in self._own_turns])
+
+    @property
+    def developer_turns(self) -> tuple[int, ...]:
+        """Places of those of its own turns that have the role `developer`."""
+        return tuple([place for place, (_, of_developer) in enumerate(self._own_turns) if of_developer])
+
+    @property
+    def _own_turns(self) -> list[tuple[ChatTurn, bool]]:
         if isinstance(self.input, str):
-            return (ChatTurn("user", self.input),)
+            return [(ChatTurn("user", self.input), False)]
         known = self._context.referenced or {}
-        turns = (known.get(item.id) if isinstance(item, ItemReference) else item.turn for item in self.input)
-        return tuple(turn for turn in turns if turn is not None)
+        found = list[tuple[ChatTurn, bool]]()
+        for item in self.input:
+            turn = known.get(item.id) if isinstance(item, ItemReference) else item.turn
+            if turn is not None:
+                found.append((turn, isinstance(item, Message) and item.of_developer))
+        return found
 
     @property
     def prompt_asked(self) -> Chat:
@@ -239,6 +275,10 @@ class ResponseRequest(InputFields):
         return self.reasoning.effort if self.reasoning else None
 
     @property
+    def version_read(self) -> int | None:
+        return self._context.version if self.conversation_id else None
+
+    @property
     def response_form(self) -> ResponseForm:
         return ResponseForm(
             background=bool(self.background),
@@ -246,6 +286,8 @@ class ResponseRequest(InputFields):
             previous=self._context.previous,
             instructed=self.instructions is not None,
             own_turns=len(self.own_turns),
+            conversation=self.conversation_id,
+            developer=self.developer_turns,
             format=self.text.format.shown if self.text and self.text.format else {},
             top_logprobs=self.top_logprobs or 0,
             max_tool_calls=self.max_tool_calls,
@@ -280,11 +322,14 @@ def refuse_unsupported(fields: Mapping[str, Any], constraints: Container[str] = 
 
 
 def check_line(request: ResponseRequest) -> None:
-    """Refuse what a line of a batch cannot ask for: it cannot refer to stored responses, or be one in the background.
+    """Refuse what a line of a batch cannot ask for: what is stored, or a response in the background.
     Raises ApiError (400)."""
     if request.previous_response_id is not None:
         raise invalid_request("previous_response_id has no place in a batch. Send the whole conversation in input.",
                               "previous_response_id")  # fmt: skip
+    if request.conversation is not None:
+        raise invalid_request("conversation has no place in a batch, whose lines run at the same time. Send the whole "
+                              "conversation in input.", "conversation")  # fmt: skip
     if request.references:
         raise invalid_request("A line of a batch cannot refer to items. Send them in input as messages.", "input")
     if request.background:

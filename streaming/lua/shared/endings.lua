@@ -21,7 +21,7 @@ end
 local function end_job(id, state, reason, now)
   local job = job_key(id)
   local s = redis.call('HMGET', job, 'lane', 'entry', 'reply', 'worker', 'keep', 'events', 'idem', 'owed', 'runs',
-    'tenant', 'size', 'state')
+    'tenant', 'size', 'state', 'conversation')
   local model, priority, kind = require_lane_entry(s[1], s[2])
   redis.call('HSET', job, 'state', state, 'reason', reason, 'done', now)
   note_script_end(id)
@@ -37,6 +37,7 @@ local function end_job(id, state, reason, now)
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, retention_s(s[5]))
   if is_idem_key(s[7]) then redis.call('EXPIRE', s[7], retention_s(s[5])) end
+  if s[13] then end_turn(s[13], id, retention_s(s[5]), now) end
   if s[6] then emit_event(s[6], id, s[10] or '', 'job.' .. state, true) end
   publish(s[3], cmsgpack.pack({'e', id}))
 end

@@ -34,7 +34,7 @@ end
 local function fail_malformed(id, reason, now, worker, lane, entry)
   local job = job_key(id)
   local s = redis.pcall('HMGET', job, 'state', 'lane', 'entry', 'worker', 'keep', 'events', 'tenant', 'reply', 'idem',
-    'owed', 'runs', 'size')
+    'owed', 'runs', 'size', 'conversation')
   if s.err then
     redis.call('DEL', job) -- not a hash
     redis.call('EXPIRE', parked_key(id), LOG_GRACE_S)
@@ -57,6 +57,7 @@ local function fail_malformed(id, reason, now, worker, lane, entry)
   count_ended_job(s[7], s[12], retention_s(s[5]), now, 0)
   pcall(release_logs, id, s[11])
   free_idempotency_key(s[9], id)
+  if s[13] then end_turn(s[13], id, retention_s(s[5]), now) end
   if (s[4] or '') ~= '' then buffer_write(buffered_releases, s[4], id) end
   redis.call('ZREM', timers_key(), id)
   redis.call('EXPIRE', job, retention_s(s[5]))

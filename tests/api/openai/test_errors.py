@@ -59,6 +59,11 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "job_not_found": (errors.job_not_found(), 404, "job_not_found"),
     "response_not_found": (errors.response_not_found(), 404, "response_not_found"),
     "previous_response_not_found": (errors.previous_response_not_found("r1"), 400, "previous_response_not_found"),
+    "conversation_not_found": (errors.conversation_not_found(), 404, "conversation_not_found"),
+    "conversation_item_not_found": (errors.conversation_item_not_found(), 404, "item_not_found"),
+    "conversation_unreadable": (errors.conversation_unreadable(), 500, "malformed_conversation"),
+    "conversation_locked": (errors.conversation_locked(), 400, "conversation_locked"),
+    "mutually_exclusive": (errors.mutually_exclusive(), 400, "mutually_exclusive_parameters"),
     "response_still_ends": (errors.response_still_ends(), 409, "response_still_ends"),
     "cursor_lost": (errors.cursor_lost(), 409, "stream_reset"),
     "file_not_found": (errors.file_not_found(), 404, "file_not_found"),
@@ -104,7 +109,8 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
 }
 NOT_TO_BE_RETRIED = {
     "deadline_exceeded_in_queue", "deadline_exceeded", "job_cancelled", "batch_not_commanded", "nothing_to_replay",
-    "quota_exceeded", "cursor_lost", "stream_reset", "resume_impossible", "wait_timeout", "wait_cut_off",
+    "quota_exceeded", "conversation_unreadable", "cursor_lost", "stream_reset", "resume_impossible", "wait_timeout",
+    "wait_cut_off",
 }  # fmt: skip
 
 

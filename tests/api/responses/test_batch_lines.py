@@ -36,10 +36,11 @@ def test_each_line_has_its_response(house: House) -> None:
         line(8, background=True),
         line(9, tools=[{"type": "web_search"}]),
         line(10, tools=[{"type": "function", "name": "f", "parameters": {}}]),
+        line(11, conversation={"id": openai.conversations.create().id}),
     ]
     done = ended(openai, begin(openai, lines, endpoint="/v1/responses"))
     assert done.request_counts is not None
-    assert (done.request_counts.completed, done.request_counts.failed) == (7, 4)
+    assert (done.request_counts.completed, done.request_counts.failed) == (7, 5)
     found = {row["custom_id"]: row["response"]["body"] for row in content(openai, done.output_file_id)}
     for row in lines[:6]:
         body = found[row["custom_id"]]
@@ -51,9 +52,12 @@ def test_each_line_has_its_response(house: House) -> None:
         assert body["usage"] == same.to_dict()["usage"]
     assert found["c3"] == found["c4"] != found["c5"]
     errors = {row["custom_id"]: row["response"] for row in content(openai, done.error_file_id)}
-    assert {name: row["status_code"] for name, row in errors.items()} == dict.fromkeys(["c6", "c7", "c8", "c9"], 400)
+    assert {name: row["status_code"] for name, row in errors.items()} == dict.fromkeys(
+        ["c6", "c7", "c8", "c9", "c11"], 400
+    )
     params = {name: row["body"]["error"]["param"] for name, row in errors.items()}
     assert [params[name] for name in ("c7", "c8", "c9")] == ["previous_response_id", "background", "tools[0].type"]
+    assert params["c11"] == "conversation" and "same time" in errors["c11"]["body"]["error"]["message"]
     assert found["c10"]["output"][0]["type"] == "function_call"
 
 

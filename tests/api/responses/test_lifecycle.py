@@ -325,7 +325,7 @@ def test_the_forms_of_a_message_are_equal(client: OpenAI) -> None:
         ({"tools": [{"type": "web_search"}]}, r"tools\[0\]\.type must be 'function'"),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
         ({"truncation": "auto"}, "truncation .*Shorten the input"),
-        ({"conversation": "conv_1"}, "conversation .*previous_response_id"),
+        ({"conversation": {"name": "c"}}, r"conversation\.id is required"),
         ({"extra_body": {"max_tokens": 5}}, "max_tokens .*max_output_tokens"),
         ({"extra_body": {"messages": []}}, "messages .*input"),
         ({"extra_body": {"response_format": {"type": "text"}}}, r"response_format .*text\.format"),
@@ -403,3 +403,36 @@ def test_a_failed_response(house: House, client: OpenAI) -> None:
     found = ended(client, background(client, max_output_tokens=100_000).id)
     assert found.status == "failed" and found.error.code == "invalid_prompt" and "context" in found.error.message
     assert found.output == []
+
+
+def test_the_role_developer_is_shown_as_it_was_sent(client: OpenAI) -> None:
+    """The engine has it as system: the text is the same."""
+    asked: Any = [{"role": role, "content": role} for role in ("system", "developer", "user")]
+    made = client.responses.create(model="sim", input=asked, max_output_tokens=3)
+    listed = client.responses.input_items.list(made.id, order="asc")
+    assert [item.role for item in listed] == ["system", "developer", "user"]  # type: ignore[union-attr]
+    turns: Any = [{"role": "system", "content": text} for text in ("system", "developer")]
+    same = client.responses.create(
+        model="sim", input=[*turns, {"role": "user", "content": "user"}], max_output_tokens=3
+    )
+    assert same.output_text == made.output_text
+    assert [item.role for item in client.responses.input_items.list(same.id, order="asc")][:2] == ["system"] * 2  # type: ignore[union-attr]
+
+
+def test_jobs_name_their_endpoint(house: House, client: OpenAI) -> None:
+    """In the list, which does not read their requests, and each by itself."""
+    bodies = {
+        "/v1/responses": {"model": "sim", "input": "x", "background": True},
+        "/v1/chat/completions": {"model": "sim", "messages": [{"role": "user", "content": "x"}]},
+        "/v1/completions": {"model": "sim", "prompt": "x", "endpoint": "/v1/completions"},
+    }
+    made = {}
+    for endpoint, body in bodies.items():
+        path = endpoint if endpoint == "/v1/responses" else "/v1/jobs"
+        status, _, answer = raw(house, "POST", path, body)
+        assert status in (200, 202), answer
+        made[answer["id"].removeprefix("resp_")] = endpoint
+        assert answer.get("endpoint", endpoint) == endpoint
+    listed = {job["id"]: job["endpoint"] for job in raw(house, "GET", "/v1/jobs")[2]["data"]}
+    assert {job: listed[job] for job in made} == made
+    assert {job: raw(house, "GET", f"/v1/jobs/{job}")[2]["endpoint"] for job in made} == made

@@ -17,7 +17,7 @@ from redis import Redis
 from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import Batches
 from streaming.catalogue import CATALOGUE, FLEET
-from streaming.errors import UnknownFile, UnknownJob
+from streaming.errors import UnknownConversation, UnknownFile, UnknownJob
 from streaming.events.redeliveries import Redeliveries
 from streaming.events.webhooks import Webhooks
 from streaming.fleet.console_sessions import ConsoleSessions
@@ -25,6 +25,7 @@ from streaming.fleet.lengths import LengthStore
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
+from streaming.jobs.conversations import Conversations
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.queue import Queue
@@ -36,7 +37,7 @@ from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS
 from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom
 
-JOB, FILE, BATCH, MESSAGE = (name + "0" * 32 for name in ("job_", "file-", "batch_", "msg_"))
+JOB, FILE, BATCH, MESSAGE, CONVERSATION = (name + "0" * 32 for name in ("job_", "file-", "batch_", "msg_", "conv_"))
 TENANT, LETTER = "t", "0-1-0"
 LOG = LogName("log", "w")
 AFTER = StoredFile(id=FILE, tenant=TENANT, name="n", size=1, purpose="batch", created_ms=1, expires_ms=2)
@@ -53,6 +54,7 @@ SENT: Mapping[str, Calls] = {
         Plans(wire).actions(5), Plans(wire).read(), Overrides(wire).of(["m"]), Fleet(wire).processes(),
         Fleet(wire).cards(), wire.memory(), wire.run_ids(), wire.homes(), wire.now_ms(), read_identity(wire),
         Queue(wire, Headroom(wire)).shorten_retention([JOB], 5), ConsoleSessions(wire).find("x"),
+        Conversations(wire).read(CONVERSATION, TENANT),
     ],
     "worker": lambda wire: [
         Fleet(wire).cards(), LengthStore(wire).read("m"), drained(read_log(wire, 0, LOG, 1)),
@@ -119,7 +121,7 @@ async def heard(store: GuardedHouse, role: str) -> set[tuple[str, str]]:
         fill(root)
         with root.monitor() as monitor:
             for call in SENT[role](wire):
-                with contextlib.suppress(UnknownFile, UnknownJob):
+                with contextlib.suppress(UnknownConversation, UnknownFile, UnknownJob):
                     await call
             await wire.close()
             with Redis.from_url(store.redis_url) as other:

@@ -29,7 +29,7 @@ from streaming.fleet import overrides, plans, process
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import new_life
-from streaming.jobs import codec, control, deliveries, drafts, frames, job, response_form, terminal
+from streaming.jobs import codec, control, conversations, deliveries, drafts, frames, job, response_form, terminal
 from streaming.jobs.reaper import Reaper
 from streaming.redis import scripts
 from streaming.redis.client import RedisClient
@@ -210,7 +210,7 @@ def _closed(text: str, start: int) -> int:
     return at
 
 
-JOBS = (job, response_form, frames, drafts, terminal, control, engine, deliveries, codec)
+JOBS = (job, response_form, conversations, frames, drafts, terminal, control, engine, deliveries, codec)
 OTHERS = (batch, stored_files, process, plans, overrides, priority)
 
 

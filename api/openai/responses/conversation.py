@@ -1,0 +1,105 @@
+"""Conversations of the Responses API: validates requests for them, renders them, and makes turns of their items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from pydantic import Field, field_validator
+
+from api.openai.fields import Metadata, StrictBody, refusal
+from api.openai.rendering import to_json
+from api.openai.responses.items import Item, ItemReference, Message, kind_of, shown_turn
+from penstock.engine import ChatTurn
+from penstock.tools import ToolCall
+from streaming.jobs.conversations import Conversation, ConversationItem
+
+MAX_ADDED = 20
+"""Items of one request."""
+
+NewItems: TypeAlias = Annotated[list[Item], Field(max_length=MAX_ADDED, fail_fast=True)]
+
+
+def _check_references(items: list[Any] | None) -> list[Any] | None:
+    if any(isinstance(item, ItemReference) for item in items or ()):
+        raise refusal("cannot have an item_reference: send the item itself")
+    return items
+
+
+class ConversationRequest(StrictBody):
+    """The body of POST /v1/conversations."""
+
+    items: NewItems | None = Field(None, description="Its first items, oldest first; at most 20.")
+    metadata: Metadata | None = Field(None, description="Your own labels; the conversation shows them.")
+
+    _no_references = field_validator("items")(_check_references)
+
+
+class ConversationUpdate(StrictBody):
+    """The body of POST /v1/conversations/{conversation_id}."""
+
+    metadata: Metadata | None = Field(description="Replaces the labels. Null: none.")
+
+
+class ItemsRequest(StrictBody):
+    """The body of POST /v1/conversations/{conversation_id}/items."""
+
+    items: Annotated[NewItems, Field(min_length=1)] = Field(
+        description="Items, oldest first; at most 20. Reasoning is left out."
+    )
+
+    _no_references = field_validator("items")(_check_references)
+
+
+def conversation_object(conversation: Conversation) -> dict[str, Any]:
+    """Render a conversation, without its items."""
+    return {
+        "id": conversation.id,
+        "object": "conversation",
+        "created_at": conversation.created_ms // 1000,
+        "metadata": conversation.metadata,
+    }
+
+
+def item_list(items: Sequence[ConversationItem], *, has_more: bool = False) -> dict[str, Any]:
+    """Render a page of items."""
+    first, last = (items[0].id, items[-1].id) if items else (None, None)
+    data = [item.shown for item in items]
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def new_items(sent: Iterable[Any], token: str) -> list[ConversationItem]:
+    """Return the items of a request as a conversation keeps them, with ids of their own, which `token` makes unique."""
+    found = list[ConversationItem]()
+    for item in sent:
+        if (turn := item.turn) is not None:
+            item_id = f"{kind_of(turn)}_{token}{len(found)}"
+            shown = shown_turn(item_id, turn, developer=isinstance(item, Message) and item.of_developer)
+            found.append(ConversationItem(item_id, msgspec.Raw(to_json(shown))))
+    return found
+
+
+def turns_of(items: Sequence[ConversationItem]) -> tuple[ChatTurn, ...]:
+    """Return the turns of a conversation as engines take them. The items of one answer are one turn."""
+    found = list[ChatTurn]()
+    for answer, group in groupby(items, lambda item: item.answer):
+        turns = [_turn(msgspec.json.decode(item.shown)) for item in group]
+        if answer:
+            calls = tuple([call for turn in turns for call in turn.calls])
+            turns = [ChatTurn("assistant", "".join([turn.content for turn in turns]), calls)]
+        found += turns
+    return tuple(found)
+
+
+def _turn(item: dict[str, Any]) -> ChatTurn:
+    match item["type"]:
+        case "function_call":
+            return ChatTurn("assistant", "", (ToolCall(item["call_id"], item["name"], item["arguments"]),))
+        case "function_call_output":
+            return ChatTurn("tool", item["output"], call_id=item["call_id"])
+        case "reasoning":  # models do not see earlier reasoning
+            return ChatTurn("assistant", "")
+    role = "system" if item["role"] == "developer" else item["role"]
+    return ChatTurn(role, "".join([part["text"] for part in item["content"]]))

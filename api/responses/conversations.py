@@ -1,0 +1,182 @@
+"""/v1/conversations: create, show, label and delete conversations; add, list, show and delete their items."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.admission import caller_of, idempotency_key, read_body, services_of
+from api.jobs import as_json
+from api.openai import errors
+from api.openai.fields import MAX_MESSAGES
+from api.openai.json_body import read_object
+from api.openai.responses.conversation import (
+    ConversationRequest,
+    ConversationUpdate,
+    ItemsRequest,
+    conversation_object,
+    item_list,
+    new_items,
+)
+from api.openai.validation import explained
+from api.query import MAX_PER_PAGE, page_limit
+from api.responses.endpoints import check_include
+from api.responses.turns import MAX_READS, current
+from streaming.errors import ConversationChanged, QuotaExceeded, UnknownConversation
+from streaming.ids import joined
+from streaming.jobs.conversations import Conversation, ConversationItem
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+async def create(request: Request) -> Response:
+    """POST /v1/conversations: store a new conversation, with its first items."""
+    services, caller = services_of(request), caller_of(request)
+    asked = await _asked(request, ConversationRequest)
+    conversations, quota = services.conversations, services.quotas(caller)
+    items = new_items(asked.items or (), secrets.token_hex(16))
+    _check_room(request, (), items)
+    try:
+        conversation_id = conversations.new_id(secrets.randbelow(2**16))
+        made = await conversations.create(conversation_id, caller.tenant, asked.metadata or {}, items, quota)
+    except QuotaExceeded as error:
+        raise errors.quota_exceeded(error) from None
+    return as_json(conversation_object(made))
+
+
+async def show(request: Request) -> Response:
+    """GET /v1/conversations/{id}: show a conversation, without its items."""
+    return as_json(conversation_object(await _own(request)))
+
+
+async def update(request: Request) -> Response:
+    """POST /v1/conversations/{id}: replace the metadata of a conversation."""
+    services, caller = services_of(request), caller_of(request)
+    asked = await _asked(request, ConversationUpdate)
+    conversation, metadata = await _own(request), asked.metadata or {}
+    try:
+        await services.conversations.set_metadata(conversation, metadata, services.quotas(caller))
+    except UnknownConversation:
+        raise errors.conversation_not_found() from None
+    except QuotaExceeded as error:
+        raise errors.quota_exceeded(error) from None
+    return as_json(conversation_object(conversation) | {"metadata": metadata})
+
+
+async def delete(request: Request) -> Response:
+    """DELETE /v1/conversations/{id}: delete a conversation with its items. A response that runs in it goes on."""
+    services, conversation_id = services_of(request), request.path_params["conversation_id"]
+    try:
+        await services.conversations.delete(conversation_id, caller_of(request).tenant)
+    except UnknownConversation:
+        raise errors.conversation_not_found() from None
+    return as_json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+
+async def add_items(request: Request) -> Response:
+    """POST /v1/conversations/{id}/items: append items. With an Idempotency-Key, once however often it is sent."""
+    services, caller = services_of(request), caller_of(request)
+    asked, key = await _asked(request, ItemsRequest), idempotency_key(request.scope)
+    token = secrets.token_hex(16)
+    if key:
+        token = hashlib.sha256(joined(caller.tenant, request.url.path, key).encode()).hexdigest()[:32]
+    items = new_items(asked.items, token)
+    check_include(request)
+    for _ in range(MAX_READS):
+        conversation = await _own(request)
+        known = {item.id for item in conversation.items}
+        if not items or items[0].id in known:  # added by an earlier try
+            return as_json(item_list(items))
+        if conversation.turn:
+            raise errors.conversation_locked()
+        _check_room(request, conversation.items, items)
+        try:
+            await services.conversations.add(conversation, items, services.quotas(caller))
+        except ConversationChanged:
+            continue
+        except UnknownConversation:
+            raise errors.conversation_not_found() from None
+        except QuotaExceeded as error:
+            raise errors.quota_exceeded(error) from None
+        return as_json(item_list(items))
+    raise errors.conversation_locked()
+
+
+async def list_items(request: Request) -> Response:
+    """GET /v1/conversations/{id}/items[?after=&limit=&order=&include=]: list the items, the newest first."""
+    query = request.query_params
+    limit, order, after = page_limit(query, 20, MAX_PER_PAGE), query.get("order", "desc"), query.get("after")
+    if order not in ("asc", "desc"):
+        raise errors.invalid_request("order must be asc or desc.", "order")
+    check_include(request)
+    items = (await _own(request)).items
+    if order == "desc":
+        items = items[::-1]
+    places = {item.id: place for place, item in enumerate(items, 1)}
+    if after is not None and after not in places:
+        raise errors.invalid_request("after names no item of this conversation.", "after")
+    first = places[after] if after is not None else 0
+    return as_json(item_list(items[first : first + limit], has_more=first + limit < len(items)))
+
+
+async def show_item(request: Request) -> Response:
+    """GET /v1/conversations/{id}/items/{item_id}: show one item."""
+    check_include(request)
+    return as_json(_item(request, await _own(request)).shown)
+
+
+async def delete_item(request: Request) -> Response:
+    """DELETE /v1/conversations/{id}/items/{item_id}: delete one item, and show the conversation."""
+    services = services_of(request)
+    for _ in range(MAX_READS):
+        conversation = await _own(request)
+        try:
+            await services.conversations.remove(conversation, _item(request, conversation))
+        except ConversationChanged:
+            continue
+        except UnknownConversation:
+            raise errors.conversation_not_found() from None
+        return as_json(conversation_object(conversation))
+    raise errors.conversation_locked()
+
+
+async def _own(request: Request) -> Conversation:
+    """Return the conversation in the path, if the caller owns it. Raises ApiError (404, 503)."""
+    return await current(services_of(request), caller_of(request).tenant, request.path_params["conversation_id"])
+
+
+def _item(request: Request, conversation: Conversation) -> ConversationItem:
+    """Return the item in the path. Raises ApiError (404)."""
+    named = request.path_params["item_id"]
+    for item in conversation.items:
+        if item.id == named:
+            return item
+    raise errors.conversation_item_not_found()
+
+
+async def _asked(request: Request, model: type[Body]) -> Body:
+    """Read the body. Raises ApiError, also if the store accepts nothing new."""
+    services = services_of(request)
+    body = await read_body(request.scope, request.receive, services.settings.body_limit)
+    try:
+        asked = model.model_validate(read_object(body))
+    except ValidationError as error:
+        raise explained(error) from None
+    if services.refusal:
+        raise errors.store_full(services.refusal)
+    return asked
+
+
+def _check_room(request: Request, items: Sequence[ConversationItem], new: Sequence[ConversationItem]) -> None:
+    """Refuse items that no response could read together with those that are there. Raises ApiError (400)."""
+    limit = services_of(request).settings.body_limit
+    size = sum([len(bytes(item.shown)) for item in (*items, *new)])
+    if len(items) + len(new) > MAX_MESSAGES or size > limit:
+        message = f"A conversation has at most {MAX_MESSAGES} items and {limit} bytes ([api] body_limit)"
+        raise errors.invalid_request(f"{message}: delete items, or begin another.", "items")

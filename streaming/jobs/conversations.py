@@ -1,0 +1,192 @@
+"""Conversations in the store: items in order, of which responses read all and add their own, one turn at a time.
+
+A turn begins in the script that accepts its job, which refuses it unless the conversation is as the request has read
+it. Its items are added once, whoever does it: they follow from the job's record, and the change that adds them ends the
+turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import msgspec
+
+from streaming.errors import ConversationChanged, DecodeError, QuotaExceeded, UnknownConversation
+from streaming.ids import conversation_partition, new_conversation_id
+from streaming.jobs.codec import decode_metadata, encode_metadata
+from streaming.jobs.quotas import NAMES, Quotas
+from streaming.jobs.settings import UNLIMITED, QuotaSettings
+from streaming.keys import partition_key
+from streaming.redis.client import RedisClient
+from streaming.redis.failures import translated
+
+OVERHEAD_BYTES = 256
+"""What every conversation counts as in its tenant's quota, besides its items and its metadata."""
+
+
+class ConversationItem(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """One item of a conversation."""
+
+    id: str
+    shown: msgspec.Raw
+    """JSON, as its owner sees it."""
+    answer: str = ""
+    """The job whose answer it is a part of; "" for an item that a client sent."""
+    number: int = 0
+    """Its place in the store, which rises with each item; 0 before it is stored."""
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation as it was read. `created_ms` is Redis time."""
+
+    id: str
+    tenant: str
+    created_ms: int
+    metadata: dict[str, str] = {}
+    version: int = 0
+    """Grows with each change of its items."""
+    turn: str = ""
+    """The job whose items are still to be added; "" if there is none."""
+    items: tuple[ConversationItem, ...] = ()
+    """In their order."""
+
+
+_ITEM = msgspec.json.Decoder(ConversationItem)
+
+
+class Conversations:
+    """Conversations of all tenants. Every async method raises Unavailable."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client, self._quotas = client, Quotas(client)
+
+    async def create(
+        self,
+        conversation_id: str,
+        tenant: str,
+        metadata: dict[str, str],
+        items: Sequence[ConversationItem],
+        quota: QuotaSettings = UNLIMITED,
+    ) -> Conversation:
+        """Store a new conversation. Raises QuotaExceeded."""
+        keep_s = self._client.settings.retention_s
+        most = await self._left(tenant, conversation_id, quota)
+        args = (conversation_id, tenant, encode_metadata(metadata), keep_s, OVERHEAD_BYTES, most, *_encoded(items))
+        answer = await self._client.call("put_conversation", self._partition(conversation_id), *args)
+        if isinstance(answer, list):
+            raise _exceeded(answer, quota, most)
+        numbered = tuple(_numbered(item, number) for number, item in enumerate(items, 1))
+        return Conversation(
+            id=conversation_id, tenant=tenant, created_ms=int(answer), metadata=metadata, items=numbered
+        )
+
+    async def read(self, conversation_id: str, tenant: str) -> Conversation:
+        """Raises UnknownConversation, also for another tenant's; DecodeError."""
+        key = partition_key(self._partition(conversation_id), "conversation", conversation_id)
+        with translated():
+            raw: dict[bytes, bytes] = await cast(Any, self._client.redis.hgetall(key))
+        if raw.get(b"tenant", b"").decode(errors="replace") != tenant:
+            raise UnknownConversation(conversation_id)
+        try:
+            return _parsed(conversation_id, raw)
+        except (msgspec.DecodeError, ValueError, LookupError) as error:
+            raise DecodeError(b"".join(raw.values()), error) from error
+
+    async def set_metadata(
+        self, conversation: Conversation, metadata: dict[str, str], quota: QuotaSettings = UNLIMITED
+    ) -> None:
+        """Replace the metadata. Raises UnknownConversation, QuotaExceeded."""
+        await self._amend(conversation, metadata=b"=" + encode_metadata(metadata), any_version=True, quota=quota)
+
+    async def add(
+        self, conversation: Conversation, items: Sequence[ConversationItem], quota: QuotaSettings = UNLIMITED
+    ) -> None:
+        """Append items, which follow the answer of its turn, if it has one. Raises UnknownConversation, QuotaExceeded;
+        ConversationChanged if it is no longer as it was read."""
+        await self._amend(conversation, items=items, quota=quota)
+
+    async def remove(self, conversation: Conversation, item: ConversationItem) -> None:
+        """Delete an item. Raises UnknownConversation, ConversationChanged."""
+        await self._amend(conversation, dropped=(item.number,))
+
+    async def end_turn(self, conversation: Conversation, items: Sequence[ConversationItem]) -> None:
+        """Append the items of its turn, and let another one begin. No quota refuses them. Raises UnknownConversation,
+        ConversationChanged: somebody else has ended the turn."""
+        await self._amend(conversation, items=items, turn_after="")
+
+    async def delete(self, conversation_id: str, tenant: str) -> None:
+        """Raises UnknownConversation."""
+        partition = self._partition(conversation_id)
+        if await self._client.call("drop_conversation", partition, conversation_id, tenant) == b"unknown":
+            raise UnknownConversation(conversation_id)
+
+    async def _amend(
+        self,
+        conversation: Conversation,
+        *,
+        items: Sequence[ConversationItem] = (),
+        dropped: Iterable[int] = (),
+        metadata: bytes = b"",
+        turn_after: str | None = None,
+        any_version: bool = False,
+        quota: QuotaSettings = UNLIMITED,
+    ) -> None:
+        tenant, turn = conversation.tenant, conversation.turn
+        most = await self._left(tenant, conversation.id, quota)
+        args = (
+            conversation.id, tenant, "" if any_version else conversation.version, turn,
+            turn if turn_after is None else turn_after, self._client.settings.retention_s, metadata, most,
+            ",".join(map(str, dropped)), *_encoded(items),
+        )  # fmt: skip
+        match await self._client.call("amend_conversation", self._partition(conversation.id), *args):
+            case b"unknown":
+                raise UnknownConversation(conversation.id)
+            case b"changed":
+                raise ConversationChanged(conversation.id)
+            case [*answer]:
+                raise _exceeded(answer, quota, most)
+
+    async def _left(self, tenant: str, conversation_id: str, quota: QuotaSettings) -> int | str:
+        """The bytes of requests that the tenant may still store; "": any number."""
+        if quota.job_bytes is None:
+            return ""
+        return (await self._quotas.left(tenant, self._partition(conversation_id), quota))[1]
+
+    def new_id(self, partition: int) -> str:
+        """Make the id of a conversation in a partition."""
+        return new_conversation_id(partition % self._client.settings.partitions)
+
+    def _partition(self, conversation_id: str) -> int:
+        partition = conversation_partition(conversation_id)
+        if partition is None or partition not in self._client.partitions:
+            raise UnknownConversation(conversation_id)
+        return partition
+
+
+def _encoded(items: Iterable[ConversationItem]) -> list[bytes]:
+    return [msgspec.json.encode(item) for item in items]
+
+
+def _numbered(item: ConversationItem, number: int) -> ConversationItem:
+    return msgspec.structs.replace(item, number=number)
+
+
+def _parsed(conversation_id: str, raw: dict[bytes, bytes]) -> Conversation:
+    """Raises msgspec.DecodeError, ValueError, LookupError."""
+    numbers = sorted([int(name[1:]) for name in raw if name[:1] == b"i" and name[1:].isdigit()])
+    return Conversation(
+        id=conversation_id,
+        tenant=raw[b"tenant"].decode(),
+        created_ms=int(raw[b"created"]),
+        metadata=decode_metadata(raw[b"metadata"]),
+        version=int(raw[b"version"]),
+        turn=raw[b"turn"].decode(),
+        items=tuple([_numbered(_ITEM.decode(raw[b"i%d" % number]), number) for number in numbers]),
+    )
+
+
+def _exceeded(answer: Sequence[Any], quota: QuotaSettings, most: int | str) -> QuotaExceeded:
+    """The error of a write that a quota refused, with the usage of all partitions."""
+    limit = quota.job_bytes or 0
+    return QuotaExceeded(NAMES[answer[1].decode()], answer[2] + limit - int(most), limit)

@@ -1,0 +1,348 @@
+"""Conversations with the official client: create, label, list, delete; turns, refusals, tenants, bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from house import House, eventually, serving
+from openai import BadRequestError, InternalServerError, NotFoundError, OpenAI, RateLimitError
+from redis import Redis
+
+pytestmark = pytest.mark.slow
+
+LONG = 4000
+"""Tokens of a response that is still running when it is cancelled."""
+RETENTION_S = 3600
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """Four partitions, two tenants, one of which may keep little."""
+    folder = tmp_path_factory.mktemp("conversations")
+    keys = {"red": "", "blue": "", "small": "quotas = { job_bytes = 6000 }\n"}
+    (folder / "penstock.toml").write_text(
+        "".join(
+            f'[keys.{name}]\nsha256 = "{hashlib.sha256(name.encode()).hexdigest()}"\ntenant = "{name}"\n{rest}'
+            for name, rest in keys.items()
+        )
+    )
+    settings = {"PENSTOCK_REDIS_PARTITIONS": "4", "PENSTOCK_REDIS_RETENTION_S": str(RETENTION_S)}
+    with serving(folder, "workers", PENSTOCK_API_BODY_LIMIT="20000", **settings) as house:
+        yield house
+
+
+@pytest.fixture
+def client(house: House) -> OpenAI:
+    return client_of(house, "red")
+
+
+def client_of(house: House, key: str) -> OpenAI:
+    return house.closes(OpenAI(base_url=f"{house.url}/v1", api_key=key, max_retries=0))
+
+
+def raw(house: House, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
+    sent = {"Authorization": "Bearer red"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    status, _, data = house.request(method, path, body, sent)
+    return status, json.loads(data)
+
+
+def ask(client: OpenAI, conversation: str, text: str, **fields: Any) -> Any:
+    asked: Any = {"model": "sim", "max_output_tokens": 3} | fields
+    return client.responses.create(input=text, conversation=conversation, **asked)
+
+
+def texts(client: OpenAI, conversation: str) -> list[str]:
+    """Every text of a conversation, oldest first, over all pages."""
+    found = client.conversations.items.list(conversation, order="asc", limit=2)
+    return [item.content[0].text for item in found]  # type: ignore[union-attr]
+
+
+# --- the conversation ------------------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_created_labelled_and_deleted(house: House, client: OpenAI) -> None:
+    made = client.conversations.create(metadata={"topic": "rivers"})
+    assert made.id.startswith("conv_") and made.object == "conversation" and made.metadata == {"topic": "rivers"}
+    assert isinstance(raw(house, "GET", f"/v1/conversations/{made.id}")[1]["created_at"], int)
+    assert client.conversations.update(made.id, metadata={"topic": "seas"}).metadata == {"topic": "seas"}
+    assert client.conversations.retrieve(made.id).metadata == {"topic": "seas"}
+    assert client.conversations.update(made.id, metadata=None).metadata == {}
+    gone = client.conversations.delete(made.id)
+    assert (gone.id, gone.object, gone.deleted) == (made.id, "conversation.deleted", True)
+    for call in (client.conversations.retrieve, client.conversations.delete, client.conversations.items.list):
+        with pytest.raises(NotFoundError, match="no such conversation"):
+            call(made.id)
+    with pytest.raises(NotFoundError, match="no such conversation"):
+        ask(client, made.id, "hi")
+
+
+def test_items_are_added_listed_shown_and_deleted(client: OpenAI) -> None:
+    first: Any = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "one"}]
+    made = client.conversations.create(items=first)
+    more: Any = [
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "two", "annotations": []}],
+        },
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "three"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+    ]
+    added = client.conversations.items.create(made.id, items=more)
+    assert [item.type for item in added.data] == ["message", "function_call", "function_call_output"]
+    assert (added.first_id, added.last_id, added.has_more) == (added.data[0].id, added.data[-1].id, False)
+    page = client.conversations.items.list(made.id, limit=2)
+    assert [item.id for item in page.data] == [added.data[2].id, added.data[1].id] and page.has_more
+    every = list(client.conversations.items.list(made.id, limit=2, order="asc"))
+    assert [getattr(item, "role", None) for item in every] == ["developer", "user", "assistant", None, None]
+    assert len({item.id for item in every}) == 5
+    shown = client.conversations.items.retrieve(every[1].id, conversation_id=made.id)
+    assert shown == every[1]
+    assert client.conversations.items.delete(every[1].id, conversation_id=made.id).id == made.id
+    assert [item.id for item in client.conversations.items.list(made.id, order="asc")] == [
+        item.id for item in every if item != every[1]
+    ]
+    with pytest.raises(NotFoundError, match="no such item"):
+        client.conversations.items.retrieve(every[1].id, conversation_id=made.id)
+    with pytest.raises(BadRequestError, match="after names no item"):
+        client.conversations.items.list(made.id, after=every[1].id)
+
+
+def test_items_are_added_once_with_an_idempotency_key(house: House, client: OpenAI) -> None:
+    made = client.conversations.create()
+    path, body = f"/v1/conversations/{made.id}/items", {"items": [{"role": "user", "content": "once"}]}
+    answers = [raw(house, "POST", path, body, Idempotency_Key="k") for _ in range(2)]
+    assert answers[0] == answers[1] and answers[0][0] == 200
+    raw(house, "POST", path, body)
+    assert texts(client, made.id) == ["once", "once"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"items": [{"role": "user", "content": "x"}] * 21}, "at most 20"),
+        ({"items": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference"),
+        ({"items": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "images"),
+        ({"items": [{"role": "user", "content": "x" * 19_000}, {"role": "user", "content": "y" * 900}]}, "20000 bytes"),
+    ],
+)
+def test_items_that_are_refused(house: House, client: OpenAI, body: Any, words: str) -> None:
+    made = client.conversations.create()
+    for path in (f"/v1/conversations/{made.id}/items", "/v1/conversations"):
+        status, answer = raw(house, "POST", path, body)
+        assert status == 400 and words in answer["error"]["message"], answer
+    assert raw(house, "POST", f"/v1/conversations/{made.id}/items", {"items": []})[0] == 400
+    assert texts(client, made.id) == []
+
+
+# --- turns -----------------------------------------------------------------------------------------------------------
+
+
+def test_responses_read_and_extend_their_conversation(client: OpenAI) -> None:
+    """The sim's text depends on the whole conversation: turns equal the items sent at once."""
+    made = client.conversations.create(items=[{"role": "user", "content": "zero"}])
+    first = ask(client, made.id, "one", instructions="be A")
+    assert first.conversation is not None and first.conversation.id == made.id
+    assert client.responses.retrieve(first.id).conversation == first.conversation
+    second = ask(client, made.id, "two", background=True)
+    eventually(lambda: client.responses.retrieve(second.id).status == "incomplete")
+    *_, last = ask(client, made.id, "three", stream=True)
+    third = last.response
+    answers = [first.output_text, client.responses.retrieve(second.id).output_text, third.output_text]
+    spoken = ["zero", "one", answers[0], "two", answers[1], "three", answers[2]]
+    assert texts(client, made.id) == spoken
+    roles = ["user", "user", "assistant", "user", "assistant", "user"]
+    turns: Any = [{"role": role, "content": text} for role, text in zip(roles, spoken, strict=False)]
+    assert client.responses.create(model="sim", input=turns, max_output_tokens=3).output_text == third.output_text
+    counted = client.responses.input_tokens.count(model="sim", input="four", conversation=made.id)
+    fourth = ask(client, made.id, "four")
+    assert counted.input_tokens == fourth.usage.input_tokens
+    items = list(client.conversations.items.list(made.id, order="asc"))
+    assert items[2].id == first.output[0].id, "an item has the same id in the response and in the conversation"
+    assert [item.id for item in client.responses.input_items.list(fourth.id)] == [items[7].id]
+
+
+def test_a_call_and_its_output_are_turns(client: OpenAI) -> None:
+    made = client.conversations.create()
+    tools: Any = [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": True}]
+    called = ask(client, made.id, "call", tools=tools, tool_choice="required", max_output_tokens=200)
+    (call,) = [item for item in called.output if item.type == "function_call"]
+    back: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "42"}]
+    answered = ask(client, made.id, back, tools=tools, tool_choice="none")
+    chained = client.responses.create(
+        model="sim", input=back, previous_response_id=called.id, tools=tools, tool_choice="none", max_output_tokens=3
+    )
+    assert answered.output_text == chained.output_text and answered.usage == chained.usage
+    kinds = [item.type for item in client.conversations.items.list(made.id, order="asc")]
+    assert kinds == ["message", *[item.type for item in called.output], "function_call_output", "message"]
+
+
+def test_a_response_that_ends_without_an_answer_adds_nothing(client: OpenAI) -> None:
+    """And while it runs, no other turn begins, and no items are added."""
+    made = client.conversations.create(items=[{"role": "user", "content": "zero"}])
+    running = ask(client, made.id, "never", background=True, max_output_tokens=LONG)
+    for call in (
+        lambda: ask(client, made.id, "too soon"),
+        lambda: client.conversations.items.create(made.id, items=[{"role": "user", "content": "too soon"}]),
+    ):
+        with pytest.raises(BadRequestError, match="has not ended") as refused:
+            call()
+        assert (refused.value.code, refused.value.param) == ("conversation_locked", "conversation")
+    assert client.conversations.update(made.id, metadata={"a": "b"}).metadata == {"a": "b"}
+    assert texts(client, made.id) == ["zero"]
+    client.responses.cancel(running.id)
+    answer = ask(client, made.id, "now")
+    assert texts(client, made.id) == ["zero", "now", answer.output_text]
+
+
+def test_of_turns_that_begin_at_once_one_does(client: OpenAI) -> None:
+    made = client.conversations.create()
+    outcomes: list[Any] = []
+
+    def turn(number: int) -> None:
+        try:
+            outcomes.append(ask(client, made.id, f"turn {number}", background=True, max_output_tokens=200))
+        except BadRequestError as error:
+            outcomes.append(error.code)
+
+    threads = [threading.Thread(target=turn, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    begun = [each for each in outcomes if not isinstance(each, str)]
+    assert len(begun) == 1 and outcomes.count("conversation_locked") == 7
+    eventually(lambda: client.responses.retrieve(begun[0].id).status == "incomplete")
+    found: list[list[str]] = []
+    readers = [threading.Thread(target=lambda: found.append(texts(client, made.id))) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert {len(each) for each in found} == {2}, "readers that come at once add the items once"
+
+
+def test_a_retry_gets_its_response_and_begins_no_other_turn(house: House, client: OpenAI) -> None:
+    made = client.conversations.create()
+    body = {"model": "sim", "input": "once", "conversation": {"id": made.id}, "max_output_tokens": 3}
+    first = raw(house, "POST", "/v1/responses", body, Idempotency_Key="turn")
+    assert first[0] == 200 and raw(house, "POST", "/v1/responses", body, Idempotency_Key="turn") == first
+    assert texts(client, made.id) == ["once", first[1]["output"][0]["content"][0]["text"]]
+    client.conversations.delete(made.id)
+    assert raw(house, "POST", "/v1/responses", body, Idempotency_Key="turn") == first
+    assert raw(house, "POST", "/v1/responses", body, Idempotency_Key="another")[0] == 404
+
+
+def test_a_deleted_or_unstored_response_stays_in_its_conversation(house: House, client: OpenAI) -> None:
+    made = client.conversations.create()
+    kept = ask(client, made.id, "one")
+    client.responses.delete(kept.id)
+    unstored = ask(client, made.id, "two", store=False)
+    with Redis.from_url(house.redis_url) as store:
+        (job,) = store.keys(f"penstock:*:job:{unstored.id.removeprefix('resp_')}")
+        eventually(lambda: 0 < store.ttl(job) <= 60)
+        store.delete(job)
+    assert texts(client, made.id) == ["one", kept.output_text, "two", unstored.output_text]
+
+
+def test_a_conversation_that_is_deleted_lets_its_response_go_on(client: OpenAI) -> None:
+    made = client.conversations.create()
+    running = ask(client, made.id, "on", background=True, max_output_tokens=200)
+    client.conversations.delete(made.id)
+    eventually(lambda: client.responses.retrieve(running.id).status == "incomplete")
+    with pytest.raises(NotFoundError):
+        client.conversations.retrieve(made.id)
+
+
+def test_a_conversation_and_a_previous_response_exclude_each_other(client: OpenAI) -> None:
+    made, other = client.conversations.create(), client.responses.create(model="sim", input="a", max_output_tokens=1)
+    with pytest.raises(BadRequestError, match="not both") as refused:
+        ask(client, made.id, "b", previous_response_id=other.id)
+    assert refused.value.code == "mutually_exclusive_parameters"
+    turn = ask(client, made.id, "c")
+    assert client.responses.create(model="sim", input="d", previous_response_id=turn.id).conversation is None
+
+
+def test_a_long_conversation_is_refused_with_what_to_do(client: OpenAI) -> None:
+    made = client.conversations.create()
+    with pytest.raises(BadRequestError, match="begin another") as refused:
+        for _ in range(10):
+            ask(client, made.id, "x" * 5000)
+    assert refused.value.param == "conversation"
+    items = list(client.conversations.items.list(made.id, order="asc"))
+    for item in items[:2]:
+        client.conversations.items.delete(item.id, conversation_id=made.id)
+    assert ask(client, made.id, "x" * 100).status == "incomplete"
+
+
+# --- tenants, quotas, lifetime ---------------------------------------------------------------------------------------
+
+
+def test_a_conversation_is_its_tenants_alone(house: House, client: OpenAI) -> None:
+    made, other = client.conversations.create(items=[{"role": "user", "content": "canary"}]), client_of(house, "blue")
+    item = client.conversations.items.list(made.id).data[0].id
+    for call in (
+        lambda: other.conversations.retrieve(made.id),
+        lambda: other.conversations.update(made.id, metadata={}),
+        lambda: other.conversations.delete(made.id),
+        lambda: other.conversations.items.list(made.id),
+        lambda: other.conversations.items.retrieve(item, conversation_id=made.id),
+        lambda: other.conversations.items.delete(item, conversation_id=made.id),
+        lambda: other.conversations.items.create(made.id, items=[{"role": "user", "content": "x"}]),
+        lambda: ask(other, made.id, "x"),
+    ):
+        with pytest.raises(NotFoundError):
+            call()  # type: ignore[no-untyped-call]
+    assert texts(client, made.id) == ["canary"]
+
+
+def test_conversations_count_as_bytes_of_requests(house: House) -> None:
+    """An API process reads the usage of other partitions once a second, and may accept too much until then."""
+    client, made = client_of(house, "small"), list[str]()
+
+    def refused() -> bool:
+        try:
+            made.append(client.conversations.create(items=[{"role": "user", "content": "x" * 3000}]).id)
+        except RateLimitError as error:
+            return "bytes of requests" in error.message
+        return False
+
+    eventually(refused)
+    for conversation in made:
+        client.conversations.delete(conversation)
+    eventually(lambda: not refused())
+
+
+def test_a_conversation_is_kept_for_the_retention_after_its_last_change(house: House, client: OpenAI) -> None:
+    made = client.conversations.create()
+    with Redis.from_url(house.redis_url) as store:
+        (key,) = store.keys(f"penstock:*:conversation:{made.id}")
+
+        def renewed_by(change: Any) -> None:
+            store.expire(key, 100)
+            change()
+            assert RETENTION_S - 60 < store.ttl(key) <= RETENTION_S
+
+        renewed_by(lambda: client.conversations.update(made.id, metadata={"a": "b"}))
+        renewed_by(lambda: client.conversations.items.create(made.id, items=[{"role": "user", "content": "x"}]))
+        renewed_by(lambda: ask(client, made.id, "y"))
+        running = ask(client, made.id, "z", background=True, max_output_tokens=LONG)
+        assert store.ttl(key) > RETENTION_S, "it outlives a turn that waits or runs for long"
+        renewed_by(lambda: client.responses.cancel(running.id))
+        renewed_by(lambda: texts(client, made.id))
+
+
+def test_a_malformed_conversation_is_refused_and_can_be_deleted(house: House, client: OpenAI) -> None:
+    made = client.conversations.create(items=[{"role": "user", "content": "x"}])
+    with Redis.from_url(house.redis_url) as store:
+        (key,) = store.keys(f"penstock:*:conversation:{made.id}")
+        store.hset(key, "i1", b"{")
+    with pytest.raises(InternalServerError, match="Delete it"):
+        client.conversations.retrieve(made.id)
+    assert client.conversations.delete(made.id).deleted
