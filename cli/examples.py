@@ -117,6 +117,17 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock plan cost --model llama-3.1-8b --gpu l4 --gpu h200",
         "penstock plan cost --model opt-13b --gpu h200 --price h200=3.80",
     ),
+    "penstock plan search": (
+        "penstock plan search --model llama-3.1-70b --gpu h200 --gpus 8",
+        "penstock plan search --model llama-3.1-8b --gpu l4 --rate 1",
+    ),
+    "penstock plan grid": ("penstock plan grid --model mixtral-8x7b --gpu h100 --gpus 8",),
+    "penstock plan goodput": ("penstock plan goodput --model opt-13b --gpu a100-80gb --gpus 2",),
+    "penstock plan place": ("penstock plan place --load opt-1.3b=20 --load opt-13b=2 --gpu h200 --gpus 2",),
+    "penstock plan what-if": (
+        "penstock plan what-if --model llama-3.1-8b --gpu l4 --rate 4",
+        "penstock plan what-if --model opt-13b --gpu h200 --other-gpu b200",
+    ),
     "penstock bench": ("penstock bench table1 --quick", "penstock bench gateway --help"),
     "penstock bench gateway": ("penstock bench gateway --quick", "penstock bench gateway --base main"),
     "penstock bench table1": (

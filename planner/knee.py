@@ -109,7 +109,8 @@ def _noise(samples: Samples) -> float:
 
 
 def _drawn(samples: Samples, noise: float, random: Random) -> Samples:
-    """The measurements as they might have been: as many, with the same means and noise."""
+    """The mean of each batch size as it might have been, with the noise of a mean of so many."""
     return {
-        batch: [fmean(rates) * max(0.01, random.gauss(1, noise)) for _ in rates] for batch, rates in samples.items()
+        batch: [fmean(rates) * max(0.01, random.gauss(1, noise / math.sqrt(len(rates))))]
+        for batch, rates in samples.items()
     }

@@ -17,22 +17,12 @@ from workers.attempt import Attempt
 from workers.gatekeeper import Gatekeeper
 from workers.prompts import samples
 from workers.settings import WorkerSettings
-from workers.slot_shares import SlotShares, tenant_slots
+from workers.slot_shares import SlotShares, reserved_slots, room_for_batch, tenant_slots
 
 log = logging.getLogger(__name__)
 
 PARTIAL_PER_SLOT = 4
 """Jobs with waiting choices per slot; a worker that holds more claims no jobs."""
-
-
-def reserved_slots(slots: int, wanted: int | None) -> int:
-    """Slots that lane batch may not fill, never all of them. `wanted` None: one in sixty-four, at least one."""
-    return min(slots - 1, max(1, slots // 64) if wanted is None else wanted)
-
-
-def room_for_batch(slots: int, reserved: int, batch_texts: int) -> int | None:
-    """How many more jobs of lane batch may be held while the reserved slots stay free. None: any number."""
-    return max(0, slots - reserved - batch_texts) if reserved else None
 
 
 class ChoiceStarter:

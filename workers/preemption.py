@@ -25,16 +25,13 @@ from workers.choices import ChoiceStarter
 from workers.held_jobs import HeldJobs
 from workers.record import Recorder
 from workers.returned import ReturnCounts
-from workers.victims import RunningJob, choose_victims, preemptible
+from workers.victims import MAX_VICTIMS, RunningJob, choose_victims, preemptible
 
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
 
 MAX_PLACES = 4
 """Places that one claim may ask to be freed: several workers may answer the same burst."""
-MAX_VICTIMS = 16
-"""Jobs that one job of lane interactive may preempt for its place in the KV cache: a long prompt needs that of several
-short texts."""
 RETRY_INTERVAL_S = 0.25
 """How often a job of lane interactive that waits at the gate looks for batch jobs that may be preempted by now."""
 GIVEN_UP = Failure("upstream_error", "The engine has given this job back too often without a new token.", 502)

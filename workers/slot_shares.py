@@ -3,7 +3,8 @@
 Of the tenants that use a worker, each has the share of its slots that its weight is of all their weights.
 
 A worker keeps a few slots free of such tenants (`tenant_slots`), so that a light tenant's job begins at once and does
-not wait until a job of the flooding one ends. Nothing is kept while a single tenant uses the worker.
+not wait until a job of the flooding one ends. Nothing is kept while a single tenant uses the worker. Other slots are
+reserved from lane batch (`reserved_slots`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,16 @@ def tenant_slots(slots: int, wanted: int | None) -> int:
     rounded; so none of fewer than 64, where a slot is a large part of what the worker computes."""
     usual = (2 * slots + SLOTS_PER_KEPT) // (2 * SLOTS_PER_KEPT)
     return min(slots - 1, usual if wanted is None else wanted)
+
+
+def reserved_slots(slots: int, wanted: int | None) -> int:
+    """Slots that lane batch may not fill, never all of them. `wanted` None: one in sixty-four, at least one."""
+    return min(slots - 1, max(1, slots // 64) if wanted is None else wanted)
+
+
+def room_for_batch(slots: int, reserved: int, batch_texts: int) -> int | None:
+    """How many more jobs of lane batch may be held while the reserved slots stay free. None: any number."""
+    return max(0, slots - reserved - batch_texts) if reserved else None
 
 
 class SlotShares:

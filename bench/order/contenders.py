@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from bench.order.admission import Greedy, Ungated
-from bench.order.engine import EngineShape, ModelEngine, ModelText
-from bench.order.queues import PenstockQueue, SortedQueue, TextQueue, by_arrival, by_lane
-from bench.order.simulator import Simulation
-from bench.order.workers import ModelWorker, PenstockWorker
+from planner.simulator.admission import Greedy, Ungated
+from planner.simulator.engine import EngineShape, ModelEngine, ModelText
+from planner.simulator.queues import PenstockQueue, SortedQueue, TextQueue, by_arrival, by_lane
+from planner.simulator.simulation import Simulation
+from planner.simulator.workers import ModelWorker, PenstockWorker
 from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority
 

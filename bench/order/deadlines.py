@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from bench.order.contenders import FIFO, LANES, NOTES, OURS, capacity, ran, waits_s
-from bench.order.engine import EngineShape, ModelText
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
 from bench.workload.trace import WorkloadShape, arrivals
+from planner.simulator.engine import EngineShape, ModelText
 from streaming.priority import Priority
 
 RULES = (OURS, FIFO, LANES)

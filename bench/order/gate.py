@@ -13,13 +13,13 @@ from typing import Any
 from msgspec import Struct, structs
 
 from bench import plots, report
-from bench.order.admission import AdmissionRule, Greedy, PastFuture, Ungated
-from bench.order.engine import EngineShape, ModelEngine, ModelStep, ModelText
-from bench.order.queues import SortedQueue, by_arrival
-from bench.order.simulator import Simulation
-from bench.order.workers import ModelWorker
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
+from planner.simulator.admission import AdmissionRule, Greedy, PastFuture, Ungated
+from planner.simulator.engine import EngineShape, ModelEngine, ModelStep, ModelText
+from planner.simulator.queues import SortedQueue, by_arrival
+from planner.simulator.simulation import Simulation
+from planner.simulator.workers import ModelWorker
 from workers.gate.gate import Gate, KvCapacity
 from workers.gate.lengths import LengthHistory
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from bench import plots
 from bench.order.contenders import CONTENDERS, NOTES, OURS, ran
-from bench.order.engine import EngineShape, ModelText
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
 from bench.stats import quantile
 from bench.workload.trace import TraceRow, WorkloadShape, cut, requests
+from planner.simulator.engine import EngineShape, ModelText
 from scheduler.policy.limits import TARGETS
 from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority

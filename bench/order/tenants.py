@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 from bench.order.contenders import FIFO, OURS, ran
-from bench.order.engine import EngineShape, ModelText, StepCosts
 from bench.penstock import MODEL, Penstock, key_rows
 from bench.program import ProgramRun, Testbed, in_processes
 from bench.report import Ratio, Report, columns
 from bench.stats import quantile
 from bench.table1.client import HttpConnection, TargetServer, ask, seen
 from penstock.client import AsyncPenstockClient
+from planner.simulator.engine import EngineShape, ModelText, StepCosts
 
 COLUMNS = columns("""
     where: where; slots: slots; rule: order; seed: seed; alone_ms: p95 wait alone, ms; beside_ms: beside the flood, ms;

@@ -33,4 +33,28 @@ BUGS = (
         (Edit("planner/facts/device.py", "wide = max(w_bits, a_bits)", "wide = w_bits"),),
         ("tests/planner/facts/test_catalogue.py::test_a_product_runs_at_the_narrowest_type_that_holds_both_operands",),
     ),
+    Bug(
+        "objectives are judged one by one",
+        "DistServe's search: a rate counts as kept although fewer requests than wanted keep both objectives.",
+        (
+            Edit(
+                "planner/serving.py",
+                "both = [one and other for one, other in zip(ttft, tpot, strict=True)]",
+                "both = min(ttft, tpot, key=sum)",
+            ),
+        ),
+        ("tests/planner/test_serving.py::test_both_objectives_count_and_not_each_by_itself",),
+    ),
+    Bug(
+        "a replica holds the whole cache on each of its GPUs",
+        "Plans over several GPUs seem to hold as few requests as one GPU, and the search prefers many small replicas.",
+        (
+            Edit(
+                "planner/parallel.py",
+                "token = self.model.kv_token_bytes(self.precision.kv, self.plan.heads_shared_by) / self.plan.pp",
+                "token = self.model.kv_token_bytes(self.precision.kv)",
+            ),
+        ),
+        ("tests/planner/test_parallel.py::test_attention_dp_holds_its_matrices_whole_and_each_cache_once",),
+    ),
 )

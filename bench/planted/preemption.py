@@ -52,7 +52,7 @@ PREEMPTIONS = (
     Bug(
         "four victims for a long prompt",
         "A chat with a long prompt preempts a few batch jobs in vain, and waits until others end.",
-        (Edit("workers/preemption.py", "MAX_VICTIMS = 16", "MAX_VICTIMS = 4"),),
+        (Edit("workers/victims.py", "MAX_VICTIMS = 16", "MAX_VICTIMS = 4"),),
         (
             "tests/workers/test_gate_of_worker.py::test_a_chat_with_a_long_prompt_takes_the_place_of_as_many_batch_jobs_as_"
             "it_needs",

@@ -13,7 +13,16 @@ from cli.help_text import Group
 class PlanGroup(Group):
     """A click group that imports a command when it is asked for."""
 
-    COMMANDS: ClassVar[tuple[str, ...]] = ("memory", "roofline", "cost")
+    COMMANDS: ClassVar[tuple[str, ...]] = (
+        "memory",
+        "roofline",
+        "cost",
+        "search",
+        "grid",
+        "goodput",
+        "place",
+        "what-if",
+    )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.COMMANDS)

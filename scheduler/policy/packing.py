@@ -2,7 +2,7 @@
 
 The numbers are absolute, because a share of the free memory would give most to the replica that starts first. The
 formulas follow the paper SLM-Pareto. TensorRT-LLM takes a budget as `KvCacheConfig.max_tokens` or
-`max_gpu_total_bytes`. No decision of the scheduler uses this module yet.
+`max_gpu_total_bytes`. The planner uses this module; no decision of the scheduler does yet.
 """
 
 from __future__ import annotations

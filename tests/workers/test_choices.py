@@ -25,7 +25,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
-from workers.choices import ChoiceStarter, reserved_slots, room_for_batch
+from workers.choices import ChoiceStarter
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import token_text
@@ -380,22 +380,6 @@ async def test_a_slot_that_becomes_free_is_taken_at_once(wire: RedisClient, star
     await queue.put(waits)
     assert (await ended(wire, waits.id)).state is JobState.COMPLETED
     assert running.worker.running == 3
-
-
-@pytest.mark.parametrize(
-    ("slots", "wanted", "kept"),
-    [(256, None, 4), (4, None, 1), (2, None, 1), (1, None, 0), (8, 0, 0), (8, 3, 3), (8, 99, 7)],
-)
-def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
-    """One in sixty-four, at least one, never all."""
-    assert reserved_slots(slots, wanted) == kept
-
-
-@pytest.mark.parametrize(("batch_texts", "more"), [(0, 6), (6, 0), (7, 0)])
-def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
-    """The slots kept for others stay empty; with none kept there is no limit."""
-    assert room_for_batch(8, 2, batch_texts) == more
-    assert room_for_batch(8, 0, batch_texts) is None
 
 
 async def test_a_job_whose_choices_have_all_begun_makes_room_for_others() -> None:

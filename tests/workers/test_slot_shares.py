@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from streaming.jobs.settings import NO_WEIGHTS
-from workers.slot_shares import ACTIVE_S, MAX_CROWDING, SlotShares, tenant_slots
+from workers.slot_shares import ACTIVE_S, MAX_CROWDING, SlotShares, reserved_slots, room_for_batch, tenant_slots
 
 
 def shares(weights: Mapping[str, float] = NO_WEIGHTS, **texts: int) -> SlotShares:
@@ -73,3 +73,19 @@ def test_of_very_many_tenants_those_with_the_most_texts_are_named() -> None:
 )
 def test_kept_slots(slots: int, wanted: int | None, kept: int) -> None:
     assert tenant_slots(slots, wanted) == kept
+
+
+@pytest.mark.parametrize(
+    ("slots", "wanted", "kept"),
+    [(256, None, 4), (4, None, 1), (2, None, 1), (1, None, 0), (8, 0, 0), (8, 3, 3), (8, 99, 7)],
+)
+def test_how_many_slots_are_kept(slots: int, wanted: int | None, kept: int) -> None:
+    """One in sixty-four, at least one, never all."""
+    assert reserved_slots(slots, wanted) == kept
+
+
+@pytest.mark.parametrize(("batch_texts", "more"), [(0, 6), (6, 0), (7, 0)])
+def test_how_many_lines_of_a_batch_fit(batch_texts: int, more: int) -> None:
+    """The slots kept for others stay empty; with none kept there is no limit."""
+    assert room_for_batch(8, 2, batch_texts) == more
+    assert room_for_batch(8, 0, batch_texts) is None

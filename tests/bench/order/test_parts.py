@@ -9,8 +9,8 @@ import pytest
 from bench.order import colocation, deadlines, replay, tenants
 from bench.order.__main__ import main
 from bench.order.contenders import CONTENDERS, FIFO, LANES, OURS
-from bench.order.engine import ModelText
 from bench.report import load
+from planner.simulator.engine import ModelText
 
 
 @pytest.mark.parametrize("part", ["deadlines", "replay", "tenants"])

@@ -9,10 +9,10 @@ import pytest
 
 from bench.order.contenders import CONTENDERS, FIFO, LANES, OURS, VLLM, ran
 from bench.order.deadlines import made
-from bench.order.engine import EngineShape, ModelText
-from bench.order.queues import LANES as ALL
-from bench.order.queues import PenstockQueue
 from bench.order.replay import is_in_time
+from planner.simulator.engine import EngineShape, ModelText
+from planner.simulator.queues import LANES as ALL
+from planner.simulator.queues import PenstockQueue
 from streaming.fleet.settings import LatencyTargets
 from streaming.order import LaneQueue, WaitingJob, credits_after, next_job
 from streaming.priority import Priority

@@ -129,3 +129,71 @@ def test_a_plot_has_every_point_and_the_mark() -> None:
     drawn = plot([(1, 10), (2, 20), (4, 30)], "x", "y", (2, 20), "the knee")
     assert drawn.count("*") == 2 and drawn.splitlines()[0].endswith("O: the knee")
     assert sum("O" in line for line in drawn.splitlines()[1:]) == 1 and len(drawn.splitlines()) == HEIGHT + 3
+
+
+def test_search(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "search --model opt-13b --gpu a100-80gb --gpus 2 --rate 2"
+    found = asked(capsys, line)
+    assert {plan["plan"] for plan in found["plans"]} >= {found["latency_optimal"], found["throughput_optimal"]}
+    assert all({"kept_both", "ttft_p95_s", "mfu", "mbu"} <= plan.keys() for plan in found["plans"])
+    assert main(["plan", *line.split()]) == 0
+    page = capsys.readouterr().out
+    assert "BACKLOG TOK/S" in page.upper() and "Simulated at 0.7 of the roofline" in page
+
+
+def test_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "grid --model mixtral-8x7b --gpu h100 --gpus 8 --out 32"
+    found = asked(capsys, line)
+    assert found["best"]["1"] == "dp1 pp1 tp8" and len(found["layouts"]) == 5
+    assert main(["plan", *line.split()]) == 0
+    assert "yields most from 1 concurrent request on" in capsys.readouterr().out
+
+
+def test_goodput(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "goodput --model opt-13b --gpu a100-80gb --out 32 --ttft-ms 500"
+    found = asked(capsys, line)
+    first = found["deployments"][0]
+    assert first["requests_s"] > 0 and first["prefill"] is None and first["requests_s_if_judged_apart"] > 0
+    assert main(["plan", *line.split()]) == 0
+    assert "beside decode" in capsys.readouterr().out
+
+
+def test_place(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "place --load opt-1.3b=2:256:32 --load opt-125m=2:256:32 --gpu l4 --gpus 2"
+    found = asked(capsys, line)
+    assert sum(gpu["opt-125m"] for gpu in found["copies"]) >= 1 and found["kept"] > 0.9
+    assert main(["plan", *line.split()]) == 0
+    assert "keep both objectives" in capsys.readouterr().out
+
+
+def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "what-if --model llama-3.1-8b --gpu l4 --rate 8 --other-gpu h200 --attention-gpu l4:4 --disk-gb-s 3"
+    found = asked(capsys, line)
+    assert [case["case"] for case in found["cases"]][:2] == ["as it is", "twice the load"]
+    assert [each["case"].split()[0] for each in found["offloaded"]] == ["attention", "weights"]
+    assert main(["plan", *line.split()]) == 0
+    assert "twice the load" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("search --model llama-3.1-70b --gpu l4", "--gpus 8 would fit"),
+        ("search --model opt-13b --gpu h200 --rate 0", "above 0"),
+        ("search --model opt-13b --gpu h200 --max-batch 0", "at least 1 request"),
+        ("goodput --model opt-13b --gpu h200 --ttft-ms 1", "not even a lone request"),
+        ("goodput --model opt-13b --gpu h200 --share 2", "--share is at most 1"),
+        ("grid --model llama-3.1-70b --gpu l4", "give more --gpus"),
+        ("place --load opt-1.3b --gpu l4", "write MODEL=RATE"),
+        ("place --load opt-1.3b=1:2 --gpu l4", "write MODEL=RATE"),
+        ("place --load opt-1.3b=1 --load opt-1.3b=1 --gpu l4", "twice"),
+        ("place --load opt-1.3c=1 --gpu l4", "nearest are opt-1.3b"),
+        ("what-if --model opt-13b --gpu h200 --rate 0", "--rate 4"),
+        ("what-if --model opt-13b --gpu h200 --attention-gpu l4:x", "as l4:4"),
+        ("what-if --model opt-13b --gpu h200 --disk-gb-s 0", "above 0"),
+    ],
+)
+def test_bad_input_of_the_simulated_plans(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *line.split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and says in said.err

@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from bench.order.admission import Greedy, PastFuture, Ungated
-from bench.order.engine import EngineShape, ModelText
 from bench.order.gate import simulated
+from planner.simulator.admission import Greedy, PastFuture, Ungated
+from planner.simulator.engine import EngineShape, ModelText
 from workers.gate.gate import REDRAWN, Gate, HeldText, KvCapacity, admit
 from workers.gate.lengths import LengthHistory, LengthWindow
 from workers.gate.reserve import MAX_RESERVE, MIN_RESERVE, WINDOW_TEXTS, Reserve

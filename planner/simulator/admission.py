@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Protocol
 
-from bench.order.engine import KvPolicy, ModelEngine, ModelStep, ModelText
+from planner.simulator.engine import KvPolicy, ModelEngine, ModelStep, ModelText
 from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority
 from workers.gate.colocation import Colocation

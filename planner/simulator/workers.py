@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from random import Random
 
-from bench.order.admission import AdmissionRule, PastFuture
-from bench.order.engine import ModelEngine, ModelStep, ModelText
-from bench.order.queues import LANES, TextQueue
+from planner.simulator.admission import AdmissionRule, PastFuture
+from planner.simulator.engine import ModelEngine, ModelStep, ModelText
+from planner.simulator.queues import LANES, TextQueue
 from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority
-from workers.choices import reserved_slots, room_for_batch
-from workers.preemption import MAX_VICTIMS
-from workers.slot_shares import SlotShares, tenant_slots
-from workers.victims import RunningJob, choose_victims, preemptible
+from workers.slot_shares import SlotShares, reserved_slots, room_for_batch, tenant_slots
+from workers.victims import MAX_VICTIMS, RunningJob, choose_victims, preemptible
 
 NOT_BATCH = tuple(lane for lane in LANES if lane is not Priority.BATCH)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bench.order.engine import ModelText
+from planner.simulator.engine import ModelText
 from streaming.order import (
     LaneQueue,
     Pick,

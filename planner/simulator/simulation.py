@@ -1,7 +1,7 @@
 """Simulator: one queue and its engines in virtual time, step by step of each engine. Arrivals in, records out. Pure.
 
-Every decision is made by the code of the product (`bench/order/queues.py`, `bench/order/workers.py`) or by a rule that
-stands beside it. The records are the texts themselves. The same texts give the same records.
+Every decision is made by the code of the product (`planner/simulator/queues.py`, `planner/simulator/workers.py`) or by
+a rule that stands beside it. The records are the texts themselves. The same texts give the same records.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from bench.order.engine import ModelStep, ModelText
-from bench.order.queues import TextQueue
-from bench.order.workers import ModelWorker
+from planner.simulator.engine import ModelStep, ModelText
+from planner.simulator.queues import TextQueue
+from planner.simulator.workers import ModelWorker
 
 OnStep = Callable[[float, ModelWorker, ModelStep], None]
 """Called with the time at the end of a step, the worker and the step."""

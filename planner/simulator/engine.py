@@ -11,13 +11,22 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from streaming.priority import Priority
 
 KvPolicy: TypeAlias = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 """How the engine takes texts from its own queue: if each fits with its whole limit; or if each fits now, and it evicts
 the youngest when they grow."""
+
+
+class StepTime(Protocol):
+    """How long a step takes."""
+
+    def step_s(self, texts: int, held: int, prefilled: int) -> float:
+        """Seconds of a step that gives `texts` texts a token, with `held` tokens in the KV cache, and computes
+        `prefilled` tokens of prompts."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +54,7 @@ class EngineShape:
     prefill_tokens: int = 8192
     """Prompt tokens per step."""
     kv_policy: KvPolicy = "MAX_UTILIZATION"
-    costs: StepCosts = StepCosts()
+    costs: StepTime = StepCosts()
     by_rank: bool = False
     """Whether the engine orders its queue by lane, then by arrival, and evicts the last text in that order."""
 
@@ -79,6 +88,9 @@ class ModelText:
     ended_s: float | None = None
     """Its last token; None: it was dropped at its deadline, or has not ended."""
     preemptions: int = 0
+    is_prefilled: bool = False
+    """Whether another engine has computed its prompt, whose cache comes with it; an eviction loses that."""
+    model: str = ""
 
     @property
     def held(self) -> int:
@@ -161,11 +173,12 @@ class ModelEngine:
         budget = self.shape.prefill_tokens - sum([text.to_prefill for text in self.running])
         while self.waiting and len(self.running) < self.shape.slots:
             text = self.waiting[0]
-            if not self._fits(text) or (text.held > budget and budget < self.shape.prefill_tokens):
+            waits = text.held > budget and budget < self.shape.prefill_tokens and not text.is_prefilled
+            if not self._fits(text) or waits:
                 break
-            budget -= text.held
+            budget -= 0 if text.is_prefilled else text.held
             self.waiting.popleft()
-            text.to_prefill = text.held
+            text.to_prefill = 0 if text.is_prefilled else text.held
             self.running.append(text)
             self.held += text.held
             self._promised += text.prompt + text.limit
@@ -194,6 +207,7 @@ class ModelEngine:
             text = self.running[-1]
             self._drop(text)
             text.evictions += 1
+            text.is_prefilled = False
             text.recomputed += text.held - text.to_prefill
             if self.shape.by_rank:
                 insort(self.waiting, text, key=RANK)

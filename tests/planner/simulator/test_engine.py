@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from bench.order.admission import Ungated
-from bench.order.engine import EngineShape, KvPolicy, ModelEngine, ModelText, StepCosts
 from bench.order.gate import simulated
+from planner.simulator.admission import Ungated
+from planner.simulator.engine import EngineShape, KvPolicy, ModelEngine, ModelText, StepCosts
 
 COSTS = StepCosts(fixed_s=1.0, text_s=0.1, held_s=0.001, prefill_s=0.01)
 

@@ -1,0 +1,122 @@
+"""`penstock plan search`: every parallelism of a model on several GPUs, and the best of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from cli.plan.command import (
+    PlanAnswer,
+    PlanTable,
+    bits_options,
+    efficiency_option,
+    gpu_option,
+    length_options,
+    model_options,
+    plan_command,
+)
+from cli.plan.figures import given as inputs
+from cli.plan.figures import seconds, three
+from cli.plan.slo import batch_option, gpus_option, slo_options
+from planner.facts.catalogue import PlanError
+from planner.facts.device import Accelerator
+from planner.facts.model import ModelShape
+from planner.load import Precision, RequestLengths
+from planner.search import PlanOutcome, SearchInput, best, search_advice
+from planner.search import search as searched
+from planner.serving import BatchLimits, LatencySlo, quantile
+
+SHOWN = 12
+"""Rows of the table; --json has all."""
+
+
+@plan_command("search")
+@model_options
+@gpu_option
+@gpus_option
+@length_options
+@bits_options
+@batch_option()
+@click.option("--rate", type=float, help="Requests a second of all GPUs; then latencies are those at this rate.")
+@slo_options
+@efficiency_option
+def search(
+    model: ModelShape,
+    device: Accelerator,
+    gpus: int,
+    lengths: RequestLengths,
+    precision: Precision,
+    limits: BatchLimits,
+    rate: float | None,
+    slo: LatencySlo,
+    efficiency: float,
+) -> PlanAnswer:
+    """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best."""
+    if rate is not None and rate <= 0:
+        raise PlanError(f"--rate {rate:g}: requests a second are above 0")
+    given = SearchInput(model, device, gpus, lengths, precision, efficiency, rate, slo, limits)
+    found = searched(given)
+    top = best(found)
+    value = {
+        **inputs(model, device, lengths, precision),
+        "gpus": gpus,
+        "efficiency": efficiency,
+        "rate": rate,
+        "latency_optimal": top.latency.plan.name,
+        "throughput_optimal": top.throughput.plan.name,
+        "energy_optimal": top.energy.plan.name,
+        "plans": [as_json(each) for each in found],
+    }
+    rows = [_row(each, marks_of(each, found)) for each in found[:SHOWN]]
+    header = ["plan", "best", "alone", "first token", "per token", "backlog tok/s", "J/token", "mfu", "mbu"]
+    if rate is not None:
+        header += ["p95 first", "p95 token", "kept"]
+    return PlanAnswer(value, [PlanTable(header, rows)], search_advice(given, found), notes=_notes(efficiency, found))
+
+
+def marks_of(outcome: PlanOutcome, found: list[PlanOutcome]) -> str:
+    """What a plan is best for."""
+    top = best(found)
+    marks = [name for name in ("latency", "throughput", "energy") if getattr(top, name) is outcome]
+    return ", ".join(marks) or "-"
+
+
+def as_json(each: PlanOutcome) -> dict[str, Any]:
+    """One plan with its figures."""
+    plan = each.plan
+    found = {
+        "plan": plan.name, "dp": plan.dp, "pp": plan.pp, "tp": plan.tp, "ep": plan.ep,
+        "attention_dp": plan.attention_dp, "kv_tokens_per_replica": each.kv_tokens,
+        "alone_s": each.alone_s, "alone_ttft_s": each.alone_ttft_s, "alone_tpot_s": each.alone_tpot_s,
+        "tokens_s": each.backlog.tokens_s, "joules_per_token": each.backlog.joules_token,
+        "mfu": each.backlog.mfu, "mbu": each.backlog.mbu,
+    }  # fmt: skip
+    if each.at_rate is not None and each.kept is not None:
+        for name, values in (("ttft", each.at_rate.ttfts_s), ("tpot", each.at_rate.tpots_s)):
+            found |= {f"{name}_{rank}_s": quantile(values, share) for rank, share in (("p50", 0.5), ("p95", 0.95))}
+        found |= {"kept_both": each.kept.both, "kept_ttft": each.kept.ttft, "kept_tpot": each.kept.tpot}
+    return found
+
+
+def _row(each: PlanOutcome, marks: str) -> list[str]:
+    row = [
+        each.plan.name,
+        marks,
+        seconds(each.alone_s),
+        seconds(each.alone_ttft_s),
+        seconds(each.alone_tpot_s),
+        three(each.backlog.tokens_s),
+        three(each.backlog.joules_token),
+        f"{each.backlog.mfu:.2f}",
+        f"{each.backlog.mbu:.2f}",
+    ]
+    if each.at_rate is not None and each.kept is not None:
+        row += [seconds(quantile(each.at_rate.ttfts_s, 0.95)), seconds(quantile(each.at_rate.tpots_s, 0.95))]
+        row.append(f"{100 * each.kept.both:.0f} %")
+    return row
+
+
+def _notes(efficiency: float, found: list[PlanOutcome]) -> list[str]:
+    more = f" {len(found) - SHOWN} more plans are in --json." if len(found) > SHOWN else ""
+    return [f"Simulated at {efficiency:g} of the roofline.{more}"]

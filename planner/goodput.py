@@ -1,0 +1,268 @@
+"""Goodput: the highest rate at which enough requests keep both latency objectives, with prefill beside decode or apart.
+
+After DistServe, corrected: its search accepts a rate where each objective is kept by 90 % of the requests separately;
+the requests that keep both may be fewer. A rate holds here if 90 % keep both.
+
+Apart, some replicas compute prompts alone, in order of arrival. The cache of a prompt goes over the link to a replica
+that decodes alone. (As CloudMatrix-Infer counts them: the replicas of both kinds are in the ratio of their work.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from planner.facts.catalogue import PlanError
+from planner.parallel import ParallelPlan, ReplicaModel, is_valid
+from planner.search import SearchInput
+from planner.serving import BatchLimits, LatencySlo, attainment, requests, serve
+from planner.simulator.engine import ModelText
+
+REQUESTS = 300
+"""DistServe's N."""
+PRECISION = 0.04
+"""Relative width at which the bisection ends."""
+MAX_HALVINGS = 12
+"""A rate so many times halved from what a full batch serves that still does not hold counts as none."""
+MAX_SIMULATED = 6
+"""Deployments of each kind whose goodput is searched for."""
+LONG_PROMPTS = 4.0
+"""A prompt of so many times the answer speaks for prefill apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingSetup:
+    """Replicas that prefill and decode together; or, if `prefill` is there, those that decode, beside those of it."""
+
+    decode: ParallelPlan
+    prefill: ParallelPlan | None = None
+
+    @property
+    def gpus(self) -> int:
+        return self.decode.gpus + (self.prefill.gpus if self.prefill else 0)
+
+    @property
+    def name(self) -> str:
+        return f"{self.prefill.name} | {self.decode.name}" if self.prefill else self.decode.name
+
+
+@dataclass(frozen=True, slots=True)
+class GoodputRow:
+    """One deployment: its goodput, and what the objectives would allow one by one."""
+
+    deployment: ServingSetup
+    rate: float
+    """Requests a second that keep both; 0: not even slow ones do."""
+    separate_rate: float | None
+    """Where each objective alone is kept often enough, which DistServe's search accepts; of the first row alone."""
+
+    @property
+    def per_gpu(self) -> float:
+        return self.rate / self.deployment.gpus
+
+
+def highest_rate(holds: Callable[[float], bool], start: float, precision: float = PRECISION) -> float:
+    """The highest rate that holds, by doubling or halving from `start` and then by bisection; 0 if none does.
+
+    `holds` falls from true to false. A rate may hold forever only if nothing is asked of it: at most 2^12 * `start` is
+    looked at.
+    """
+    low = high = start
+    if holds(start):
+        for _ in range(MAX_HALVINGS):
+            low, high = high, 2 * high
+            if not holds(high):
+                break
+        else:
+            return high
+    else:
+        for _ in range(MAX_HALVINGS):
+            low, high = low / 2, low
+            if holds(low):
+                break
+        else:
+            return 0.0
+    while high / low - 1 > precision:
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def goodput(given: SearchInput, deployment: ServingSetup, *, jointly: bool = True) -> float:
+    """Requests a second that a deployment serves within the objectives: `jointly`, or each objective by itself, as
+    DistServe's search accepts. Raises PlanError if the model does not fit."""
+
+    def holds(rate: float) -> bool:
+        found = attainment(served(given, deployment, rate), given.slo)
+        return (found.both if jointly else min(found.ttft, found.tpot)) >= given.slo.share
+
+    return highest_rate(holds, full_rate(given, deployment) / 2)
+
+
+def full_rate(given: SearchInput, deployment: ServingSetup) -> float:
+    """Requests a second of full batches: what no rate of requests can exceed for long."""
+    lengths = given.lengths
+    decode = given.replica(deployment.decode)
+    batch = max(1, min(given.limits.batch, decode.kv_tokens // lengths.whole))
+    decode_s = lengths.answer * decode.step_s(batch, round(batch * lengths.mean), 0) / batch / deployment.decode.dp
+    prefill = given.replica(deployment.prefill or deployment.decode)
+    prefill_s = prefill.step_s(1, lengths.prompt, lengths.prompt) / prefill.plan.dp
+    return 1 / max(prefill_s, decode_s) if deployment.prefill else 1 / (prefill_s + decode_s)
+
+
+def served(given: SearchInput, deployment: ServingSetup, rate: float, count: int = REQUESTS) -> Sequence[ModelText]:
+    """Requests at a rate, with what became of them."""
+    texts = requests(given.lengths, count, rate)
+    if deployment.prefill is None:
+        return serve(given.replica(deployment.decode), texts, given.limits).texts
+    return _apart(given, deployment.prefill, deployment.decode, texts)
+
+
+def _apart(
+    given: SearchInput, prefill: ParallelPlan, decode: ParallelPlan, texts: Sequence[ModelText]
+) -> Sequence[ModelText]:
+    """The first token from a replica that prefills; the others from one that decodes, once it has the cache."""
+    # One prompt after the other: a longer queue in a step would give all of them the latest one's first token.
+    one = BatchLimits(1, max(given.limits.step_tokens, given.lengths.prompt))
+    firsts = [ModelText(text.prompt, 1, 1, text.arrived_s) for text in texts]
+    serve(given.replica(prefill), firsts, one)
+    moved_s = transfer_s(given.replica(prefill), given.lengths.prompt)
+    later = [
+        ModelText(
+            text.prompt + 1, text.output - 1, text.output - 1, (first.first_s or 0.0) + moved_s, is_prefilled=True
+        )
+        for text, first in zip(texts, firsts, strict=True)
+        if text.output > 1
+    ]
+    if later:
+        serve(given.replica(decode), later, given.limits)
+    for number, (text, first) in enumerate(zip(texts, firsts, strict=True)):
+        text.begun_s, text.first_s, text.generated = first.begun_s, first.first_s, text.output
+        text.ended_s = later[number].ended_s if later else first.ended_s
+    return texts
+
+
+def transfer_s(replica: ReplicaModel, prompt: int) -> float:
+    """The cache of a prompt over the link of a GPU, each GPU sending its part: kv_token * L / BW."""
+    plan = replica.plan
+    token = replica.model.kv_token_bytes(replica.precision.kv, plan.heads_shared_by) / plan.pp
+    return token * prompt / replica.device.link_bytes_s
+
+
+def deployments(given: SearchInput) -> list[ServingSetup]:
+    """Together: all (dp, pp, tp) of the GPUs. Apart: a pair of (pp, tp) for each share of the GPUs that prefill.
+
+    Attention-dp and experts follow `plan search`; here all replicas of a kind are equal.
+    """
+    found = [ServingSetup(plan) for plan in _replicas(given, given.gpus)]
+    for share in range(1, given.gpus):
+        found += [
+            ServingSetup(decode, prefill)
+            for prefill in _replicas(given, share)
+            for decode in _replicas(given, given.gpus - share)
+        ]
+    return found
+
+
+def _replicas(given: SearchInput, gpus: int) -> list[ParallelPlan]:
+    """Equal replicas on so many GPUs, which fit."""
+    found = []
+    for tp in (1, 2, 4, 8, 16):
+        for pp in (1, 2, 4):
+            if gpus % (tp * pp):
+                continue
+            plan = ParallelPlan(gpus // (tp * pp), pp, tp)
+            if is_valid(plan, given.model) and _fits(given, plan):
+                found.append(plan)
+    return found
+
+
+def _fits(given: SearchInput, plan: ParallelPlan) -> bool:
+    try:
+        return given.replica(plan).kv_tokens > given.lengths.whole
+    except PlanError:
+        return False
+
+
+def promising(given: SearchInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
+    """Those whose lone request keeps both objectives: with others it can only be slower."""
+    return [each for each in found if attainment(served(given, each, 1e-3, 1), given.slo).both == 1.0]
+
+
+def best_goodput(given: SearchInput, top: int = 8) -> list[GoodputRow]:
+    """Deployments by goodput. Raises PlanError if none keeps the objectives."""
+    given.lengths.check(given.model)
+    found = deployments(given)
+    if not found:
+        raise PlanError(
+            f"{given.model.name} does not fit on {given.gpus} x {given.device.name}: give more --gpus or fewer --w-bits"
+        )
+    able = promising(given, found)
+    if not able:
+        quickest = min((served(given, each, 1e-3, 1)[0] for each in found), key=lambda text: text.first_s or math.inf)
+        raise PlanError(
+            f"not even a lone request keeps {1e3 * given.slo.ttft_s:g} ms to its first token and "
+            f"{1e3 * given.slo.tpot_s:g} ms a token on {given.gpus} x {given.device.name}: the quickest first token "
+            f"comes after {1e3 * (quickest.first_s or 0.0):.0f} ms"
+        )
+    rates = {each: goodput(given, each) for each in _likeliest(given, able)}
+    rows = sorted(rates.items(), key=lambda each: (-each[1], each[0].gpus))[:top]
+    apart = goodput(given, rows[0][0], jointly=False)
+    return [GoodputRow(each, rate, apart if number == 0 else None) for number, (each, rate) in enumerate(rows)]
+
+
+def _likeliest(given: SearchInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
+    """The deployments of both kinds whose full batches serve most: no objectives raise that."""
+    together = [each for each in found if each.prefill is None]
+    apart = [each for each in found if each.prefill is not None]
+    ranked = [sorted(each, key=lambda one: -full_rate(given, one))[:MAX_SIMULATED] for each in (together, apart)]
+    return [*ranked[0], *ranked[1]]
+
+
+def prefill_share(given: SearchInput, prefill: ReplicaModel, decode: ReplicaModel) -> float:
+    """Replicas that prefill for each that decodes: N_p / N_d = (L_in / thr_p) / (L_out / thr_d)."""
+    lengths = given.lengths
+    prefill_s = prefill.step_s(1, lengths.prompt, lengths.prompt)
+    batch = min(given.limits.batch, max(1, decode.kv_tokens // lengths.whole))
+    token_s = decode.step_s(batch, round(batch * lengths.mean), 0) / batch
+    return prefill_s / (lengths.answer * token_s)
+
+
+def work_note(given: SearchInput, top: ServingSetup) -> str:
+    """How many replicas prefill and decode would take, by their work."""
+    decode = given.replica(replace(top.decode, dp=1))
+    share = prefill_share(given, given.replica(replace(top.prefill or top.decode, dp=1)), decode)
+    return f"By their work, prefill takes {share:.2f} replicas for each that decodes full batches."
+
+
+def goodput_advice(given: SearchInput, rows: Sequence[GoodputRow]) -> str:
+    """Which deployment to take, and whether prefill should be apart."""
+    top = rows[0]
+    said = (
+        f"Take {top.deployment.name}: {top.rate:.3g} requests a second keep both objectives "
+        f"({top.per_gpu:.3g} for each GPU)"
+    )
+    if top.separate_rate is not None and top.separate_rate > 1.05 * top.rate:
+        said += f"; judged one by one, {top.separate_rate:.3g} would seem to hold"
+    together = next((row for row in rows if row.deployment.prefill is None), None)
+    if top.deployment.prefill is None:
+        why = (
+            "prompts are not long enough"
+            if given.lengths.prompt < LONG_PROMPTS * given.lengths.answer
+            else "it would idle"
+        )
+        return f"{said}. Prefill apart yields no more: {why}."
+    if together is None:
+        return f"{said}. Prefill beside decode keeps them at no rate that is among the best."
+    return f"{said}, {top.rate / together.rate:.2f} x what prefill beside decode does." if together.rate else said + "."
+
+
+def slo_of(ttft_ms: float, tpot_ms: float, share: float) -> LatencySlo:
+    """Raises PlanError for objectives that are none."""
+    if ttft_ms <= 0 or tpot_ms <= 0 or not 0 < share <= 1:
+        raise PlanError(
+            f"objectives of {ttft_ms:g} and {tpot_ms:g} ms for a share of {share:g}: --ttft-ms and --tpot-ms are above "
+            "0, --share is at most 1"
+        )
+    return replace(LatencySlo(), ttft_s=ttft_ms / 1e3, tpot_s=tpot_ms / 1e3, share=share)

@@ -1,0 +1,125 @@
+"""Goodput: an M/D/1 queue by its closed form, bisection, joint objectives, and prefill apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean
+
+import pytest
+
+from planner.facts.catalogue import PlanError, device, model
+from planner.goodput import (
+    GoodputRow,
+    ServingSetup,
+    best_goodput,
+    full_rate,
+    goodput,
+    goodput_advice,
+    highest_rate,
+    prefill_share,
+    served,
+    slo_of,
+    transfer_s,
+    work_note,
+)
+from planner.load import HALF, RequestLengths
+from planner.parallel import ParallelPlan
+from planner.search import SearchInput
+from planner.serving import BatchLimits, LatencySlo
+
+TWO = SearchInput(model("opt-13b"), device("a100-80gb"), 2, RequestLengths(512, 64), HALF, 0.7)
+ONE = ParallelPlan()
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_prefill_apart_is_an_m_d_1_queue(load: float) -> None:
+    """Mean time to the first token: D + rho D / (2 (1 - rho)), within 5 %."""
+    d = TWO.replica(ONE).step_s(1, 512, 512)
+    texts = served(TWO, ServingSetup(ONE, ONE), load / d, 10_000)
+    wanted = d + load * d / (2 * (1 - load))
+    assert fmean((text.first_s or 0) - text.arrived_s for text in texts) == pytest.approx(wanted, rel=0.05)
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.7, 1.0, 33.0, 900.0])
+def test_bisection_finds_the_rate(rate: float) -> None:
+    asked: list[float] = []
+
+    def holds(each: float) -> bool:
+        asked.append(each)
+        return each <= rate
+
+    found = highest_rate(holds, 1.0)
+    assert rate / 1.05 <= found <= rate and len(asked) < 25
+
+
+def test_no_rate_holds_or_every_rate() -> None:
+    assert highest_rate(lambda _: False, 1.0) == 0
+    assert highest_rate(lambda _: True, 1.0) == 4096
+
+
+def test_stricter_objectives_never_serve_more() -> None:
+    rates = [goodput(replace(TWO, slo=LatencySlo(ttft, 0.05)), ServingSetup(ONE)) for ttft in (0.1, 0.2, 0.5, 2.0)]
+    assert rates == sorted(rates) and rates[0] < rates[-1]
+    assert rates[-1] <= 1.2 * full_rate(TWO, ServingSetup(ONE))
+
+
+def test_objectives_judged_one_by_one_promise_more() -> None:
+    """DistServe's search accepts a rate where each is kept by nine of ten, and both by fewer."""
+    tight = replace(TWO, slo=LatencySlo(0.25, 0.032))
+    both, apart = (goodput(tight, ServingSetup(ONE), jointly=jointly) for jointly in (True, False))
+    assert 0 < both <= apart
+
+
+def test_prefill_apart_keeps_tokens_even_and_pays_the_transfer() -> None:
+    """Its decode steps have no prefill in them; its first token is that of the queue of prompts."""
+    beside, apart = ServingSetup(ParallelPlan(dp=2)), ServingSetup(ONE, ONE)
+    slow = [served(TWO, each, 6.0) for each in (beside, apart)]
+    worst = [max(((t.ended_s or 0) - (t.first_s or 0)) / 63 for t in texts) for texts in slow]
+    assert worst[1] < worst[0]
+    assert all(text.generated == 64 and (text.ended_s or 0) > (text.first_s or 0) for text in slow[1])
+    assert transfer_s(TWO.replica(ONE), 512) == pytest.approx(512 * 819_200 / 300e9)
+
+
+def test_answers_of_one_token_need_no_decode() -> None:
+    given = replace(TWO, lengths=RequestLengths(512, 1))
+    assert all(text.ended_s == text.first_s for text in served(given, ServingSetup(ONE, ONE), 1.0, 20))
+
+
+def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
+    """Seconds of a prefill over those of the decode steps of an answer, at the largest batch."""
+    one = TWO.replica(ONE)
+    batch = min(256, one.kv_tokens // 576)
+    decode_s = 64 * one.step_s(batch, round(batch * 544), 0) / batch
+    share = prefill_share(TWO, one, one)
+    assert share == pytest.approx(one.step_s(1, 512, 512) / decode_s)
+    assert f"prefill takes {share:.2f} replicas" in work_note(TWO, ServingSetup(ParallelPlan(dp=2)))
+
+
+def test_the_best_deployment_and_its_reason() -> None:
+    rows = best_goodput(TWO)
+    assert [row.rate for row in rows] == sorted((row.rate for row in rows), reverse=True)
+    assert rows[0].separate_rate is not None and rows[0].separate_rate >= 0.95 * rows[0].rate
+    said = goodput_advice(TWO, rows)
+    assert said.startswith(f"Take {rows[0].deployment.name}") and "Prefill apart" in said
+    apart = GoodputRow(ServingSetup(ONE, ONE), 10.0, 12.0)
+    said = goodput_advice(TWO, [apart, GoodputRow(ServingSetup(ParallelPlan(dp=2)), 5.0, None)])
+    assert "12 would seem to hold" in said and "2.00 x what prefill beside decode does" in said
+    assert "at no rate" in goodput_advice(TWO, [apart])
+
+
+def test_objectives_that_no_request_keeps_say_what_would() -> None:
+    with pytest.raises(PlanError, match="not even a lone request keeps 1 ms"):
+        best_goodput(replace(TWO, slo=slo_of(1, 100, 0.9)))
+    with pytest.raises(PlanError, match="does not fit"):
+        best_goodput(replace(TWO, model=model("llama-3.1-70b"), gpus=1))
+
+
+@pytest.mark.parametrize("wrong", [(0, 1, 0.9), (1, -1, 0.9), (1, 1, 0), (1, 1, 1.1)])
+def test_objectives_out_of_range_are_refused(wrong: tuple[float, float, float]) -> None:
+    with pytest.raises(PlanError, match="--ttft-ms and --tpot-ms are above"):
+        slo_of(*wrong)
+
+
+def test_a_batch_of_one_serves_less() -> None:
+    narrow = replace(TWO, limits=BatchLimits(1))
+    assert goodput(narrow, ServingSetup(ONE)) < goodput(TWO, ServingSetup(ONE))

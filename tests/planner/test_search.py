@@ -1,0 +1,91 @@
+"""Plan search and grid: the best by each aim, what does not fit, and the order of ScaleLLM's grid."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from planner.facts.catalogue import PlanError, device, model
+from planner.grid import best_by_concurrency, grid, grid_advice, layouts
+from planner.load import HALF, Precision, RequestLengths
+from planner.parallel import ParallelPlan
+from planner.search import SearchInput, best, search, search_advice
+from planner.serving import BatchLimits
+
+EIGHT = SearchInput(model("llama-3.1-70b"), device("h200"), 8, RequestLengths(), HALF, 0.7)
+GRID = SearchInput(
+    model("mixtral-8x7b"), device("h100"), 8, RequestLengths(500, 256), HALF, 0.7, limits=BatchLimits(64)
+)
+
+
+def test_70b_on_eight_h200_and_8b_on_one_l4_take_less_than_a_minute_of_cpu() -> None:
+    began = time.process_time()
+    found = search(EIGHT)
+    small = search(SearchInput(model("llama-3.1-8b"), device("l4"), 1, RequestLengths(), HALF, 0.7))
+    assert time.process_time() - began < 60
+    assert len(found) == 15 and [each.plan for each in small] == [ParallelPlan()]
+    assert all(each.plan.gpus == 8 for each in found)
+
+
+def test_more_gpus_in_a_replica_answer_one_request_faster_and_many_slower() -> None:
+    top = best(search(EIGHT))
+    assert top.latency.plan == ParallelPlan(tp=8)
+    assert top.throughput.plan == ParallelPlan(dp=4, tp=2)
+    assert top.energy.backlog.joules_token <= top.throughput.backlog.joules_token
+    assert top.latency.backlog.tokens_s < top.throughput.backlog.tokens_s
+
+
+def test_at_a_rate_the_latencies_are_those_of_the_rate() -> None:
+    given = replace(EIGHT, rate=8.0, gpus=4)
+    found = search(given)
+    assert all(each.kept is not None and each.at_rate is not None for each in found)
+    said = search_advice(given, found)
+    assert "At 8 requests a second" in said and "keep both objectives for 90 %" in said
+    heavy = search(replace(given, rate=200.0))
+    assert max(each.kept.both for each in heavy if each.kept) < max(each.kept.both for each in found if each.kept)
+
+
+def test_what_does_not_fit_names_how_many_would() -> None:
+    with pytest.raises(PlanError, match="--gpus 8 would fit"):
+        search(SearchInput(model("llama-3.1-70b"), device("l4"), 4, RequestLengths(), HALF))
+    assert search(SearchInput(model("llama-3.1-70b"), device("l4"), 8, RequestLengths(), HALF))
+    with pytest.raises(PlanError, match="from 1"):
+        search(replace(EIGHT, gpus=0))
+
+
+def test_fewer_bits_never_serve_less() -> None:
+    four = replace(EIGHT, gpus=4)
+    half = search(replace(four, precision=Precision(8, 16, 16)))
+    assert best(half).throughput.backlog.tokens_s >= best(search(four)).throughput.backlog.tokens_s
+
+
+def test_the_order_of_scalellms_grid() -> None:
+    """TP8 is best for few concurrent requests, TP2 x 4 beyond 128, with batches of at most 64 in a replica."""
+    dense = [ParallelPlan(tp=8), ParallelPlan(dp=2, tp=4), ParallelPlan(dp=4, tp=2)]
+    rows = [row for row in grid(GRID) if row.plan in dense]
+    top = best_by_concurrency(rows)
+    assert [top[each] for each in (1, 2, 4, 8, 16, 32, 64)] == [dense[0]] * 7
+    assert top[256] == dense[2]
+    for row in rows:
+        values = list(row.tokens_s.values())
+        assert values == sorted(values)
+
+
+def test_experts_apart_beat_experts_shared_at_many_requests() -> None:
+    """EP4-TP2 reads as much and talks less than TP8."""
+    rows = {row.plan: row.tokens_s for row in grid(GRID, (64,))}
+    assert rows[ParallelPlan(tp=8, ep=4)][64] > rows[ParallelPlan(tp=8)][64]
+
+
+def test_layouts_of_the_paper() -> None:
+    names = [plan.name for plan in layouts(8, 8)]
+    assert names == ["dp1 pp1 tp8", "dp2 pp1 tp4", "dp4 pp1 tp2", "dp1 pp1 tp8 ep4", "dp1 pp1 tp8 ep2"]
+    assert layouts(1, 1) == [ParallelPlan()]
+    assert "dp1 pp1 tp8 yields most from 1 concurrent request on" in grid_advice(grid(GRID, (1, 2)))
+
+
+def test_a_grid_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(PlanError, match="no layout of"):
+        grid(SearchInput(model("llama-3.1-70b"), device("l4"), 2, RequestLengths(), HALF))

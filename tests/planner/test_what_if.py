@@ -1,0 +1,46 @@
+"""What-if: GPUs for a load, and what each change does to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.facts.catalogue import PlanError, device, model
+from planner.load import HALF, Precision, RequestLengths
+from planner.roofline import RooflineInput
+from planner.what_if import WhatIfInput, bits_apart, what_if, what_if_advice
+
+LOAD = WhatIfInput(RooflineInput(model("llama-3.1-8b"), device("l4")), RequestLengths(), 8.0, 0.7)
+
+
+def test_twice_the_load_takes_twice_the_gpus() -> None:
+    cases = {case.name: case for case in what_if(LOAD, [device("h200")])}
+    now, doubled = cases["as it is"], cases["twice the load"]
+    assert now.gpus and doubled.gpus and now.gpus <= doubled.gpus <= 2 * now.gpus
+    assert now.point and now.gpus * now.point.requests_s >= 8.0 > (now.gpus - 1) * now.point.requests_s
+    assert (cases["answers twice as long"].gpus or 0) > now.gpus
+    assert (cases["weights of 4 bits"].gpus or 99) <= now.gpus and cases["on h200"].gpus == 1
+
+
+def test_a_change_that_does_not_fit_says_why() -> None:
+    case = what_if(replace(LOAD, base=RooflineInput(model("opt-13b"), device("h200"))), [device("l4")])[-1]
+    assert case.name == "on l4" and case.point is None and case.gpus is None and "does not fit" in case.why
+
+
+def test_no_change_that_changes_nothing() -> None:
+    narrow = replace(LOAD, base=replace(LOAD.base, precision=Precision(4, 8, 8)))
+    assert [case.name for case in what_if(narrow, [])] == ["as it is", "twice the load", "answers twice as long"]
+    edge = replace(narrow, base=RooflineInput(model("opt-125m"), device("l4")), lengths=RequestLengths(1800, 248))
+    assert "answers twice as long" not in [case.name for case in what_if(edge, [])]
+
+
+def test_the_advice_names_what_helps() -> None:
+    said = what_if_advice(what_if(LOAD, []))
+    assert "twice the load" in said and "would help most" in said
+
+
+def test_a_rate_is_above_zero() -> None:
+    with pytest.raises(PlanError, match="such as --rate 4"):
+        what_if(replace(LOAD, rate=0), [])
+    assert bits_apart(HALF) == "16/16/16"
