@@ -136,6 +136,7 @@ async def job_log(
     while True:
         if place is None:
             record = await (_new_epoch if shown else _read_again)(services, record)
+            services.metrics.stream_resets.inc()
             yield [reset_event(record.epoch)]
             place, shown = Place(), True
         try:

@@ -64,6 +64,7 @@ PAGES_OF_DOCS = (
     "walk",
     "api",
     "production",
+    "metrics",
     "clients",
 )
 

@@ -1,4 +1,4 @@
-"""Tables of docs/api.md, made from the route table, the request schemas and the OpenAPI document.
+"""Tables of docs/api.md, made from the route table, the request schemas and the OpenAPI document; of docs/metrics.md.
 
 The document says what a field may hold and what it does; here is only how a table shows it.
 """
@@ -15,6 +15,8 @@ from api.openai.refused_fields import CHAT_ONLY, CONSTRAINTS, REMEDIES, UNSUPPOR
 from api.openai.responses import request as responses
 from api.openapi import document
 from api.routes import ROUTES
+from telemetry.catalogue import GROUPS
+from telemetry.catalogue.spec import LABELS, MetricSpec
 
 Schema = Mapping[str, Any]
 
@@ -240,6 +242,26 @@ def _resolved(response: Schema) -> Schema:
     return found
 
 
+def metrics(group: str) -> str:
+    """The metrics of a group of the catalogue ("requests" for "Requests"), or all of their labels ("labels")."""
+    if group == "labels":
+        return _table(("label", "values"), *((_code(name), said) for name, said in LABELS.items()))
+    (specs,) = (specs for name, specs in GROUPS.items() if name.lower().replace(",", "").replace(" ", "-") == group)
+    rows = []
+    for spec in specs:
+        labels = ", ".join(map(_code, spec.labels))
+        said = _with_values(spec) + (f" **Watch**: {spec.watch}." if spec.watch else "")
+        rows.append((_code(spec.name), spec.kind, _code(spec.unit), labels, spec.role, said.replace("|", r"\|")))
+    return _table(("metric", "type", "unit", "labels", "from", ""), *rows)
+
+
+def _with_values(spec: MetricSpec) -> str:
+    """What a metric means; with the values of its last label, if its meaning does not name them."""
+    if not spec.values or all(value in spec.meaning for value in spec.values):
+        return spec.meaning
+    return f"{spec.meaning} `{spec.labels[-1]}`: {', '.join(spec.values)}."
+
+
 WRITERS: Mapping[str, Callable[[str], str]] = {
     "endpoints": endpoints,
     "parameters": parameters,
@@ -247,5 +269,6 @@ WRITERS: Mapping[str, Callable[[str], str]] = {
     "refused": refused,
     "answer": answer,
     "headers": headers,
+    "metrics": metrics,
 }
 """By the kind of a mark; each takes the name behind it."""

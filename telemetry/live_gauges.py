@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from telemetry.catalogue import CATALOGUE
+
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
@@ -28,11 +30,16 @@ class GaugeSample:
     value: float
 
 
-LANE_WAITING = LiveGauge("penstock_lane_waiting", "Jobs waiting in a lane.", ("model", "priority"))
-LANE_RUNNING = LiveGauge("penstock_lane_running", "Jobs of a lane being generated.", ("model", "priority"))
-LANE_OLDEST = LiveGauge("penstock_lane_oldest_seconds", "Age of the oldest waiting job.", ("model", "priority"))
-BATCHES_UNFINISHED = LiveGauge("penstock_batches_unfinished", "Batches that have not ended.", ())
-BATCH_TOKENS = LiveGauge("penstock_batch_enqueued_tokens", "Tokens that batches still have to compute.", ())
+def _gauge(name: str) -> LiveGauge:
+    spec = CATALOGUE[name]
+    return LiveGauge(name, spec.meaning, spec.labels)
+
+
+LANE_WAITING = _gauge("penstock_lane_waiting")
+LANE_RUNNING = _gauge("penstock_lane_running")
+LANE_OLDEST = _gauge("penstock_lane_oldest_seconds")
+BATCHES_UNFINISHED = _gauge("penstock_batches_unfinished")
+BATCH_TOKENS = _gauge("penstock_batch_enqueued_tokens")
 
 
 class MetricsPage:

@@ -1,4 +1,4 @@
-"""Metrics: defines the name, unit and labels of every metric, and sums the counts of one machine's processes.
+"""Metrics: the instruments of one process, built from the catalogue, and the sum over one machine's processes.
 
 Without a metrics folder, a process shows only its own numbers. With one, the processes of a machine write their numbers
 to files there, and each can show the sum, including processes that have ended. This module knows neither requests nor
@@ -11,42 +11,25 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from telemetry.buffered import BufferedGauge, BufferedHistogram, LabelledCounter, LabelledHistogram
+from telemetry.catalogue import CATALOGUE
 from telemetry.live_gauges import GaugeSample, MetricsPage, families
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
-    from prometheus_client import CollectorRegistry, Counter, Gauge
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 BufferedMetric = TypeVar("BufferedMetric", LabelledCounter, BufferedGauge, LabelledHistogram)
-
-GaugeMode: TypeAlias = Literal["livesum", "livemostrecent"]
-"""How the gauges of several live processes are combined."""
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Content type of the text that `Metrics.expose` returns."""
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-
-TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60)
-TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
-DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 327.68)
-QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
-ABORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
-USAGE_BUCKETS = tuple(4**power for power in range(11))
-"""Upper bounds in seconds (tokens for the last); close to those the GenAI conventions advise."""
-
-GEN_AI = ("gen_ai_operation_name", "gen_ai_request_model")
-"""Labels of the metrics that OpenTelemetry's GenAI conventions name: ("chat" | "text_completion", model)."""
 
 
 class AnswerMetrics(NamedTuple):
@@ -84,188 +67,109 @@ class Metrics:
 
     def _count_requests(self) -> None:
         """Requests, counted by the API."""
-        self.requests = self._later(
-            LabelledCounter, "penstock_requests_total", "HTTP requests answered.", ("model", "endpoint", "code")
-        )
-        self.errors = self._counter(
-            "penstock_errors_total", "Errors told to a client, in an answer or a stream.", ("code",)
-        )
-        self.open_streams = self._later(BufferedGauge, "penstock_open_streams", "Event streams open now.")
-        self.stream_resumes = self._counter("penstock_stream_resumes_total", "Streams taken up again after a break.")
-        self.request_duration = self._later(
-            LabelledHistogram,
-            "gen_ai_server_request_duration_seconds",
-            "From request to last byte.",
-            GEN_AI,
-            DURATION_BUCKETS,
-        )
-        self.time_to_first_token = self._later(
-            LabelledHistogram,
-            "gen_ai_server_time_to_first_token_seconds",
-            "From request to first token.",
-            GEN_AI,
-            TTFT_BUCKETS,
-        )
-        self.time_per_output_token = self._later(
-            LabelledHistogram,
-            "gen_ai_server_time_per_output_token_seconds",
-            "Between tokens, after the first.",
-            GEN_AI,
-            TPOT_BUCKETS,
-        )
-        self.token_usage = self._later(
-            LabelledHistogram,
-            "gen_ai_client_token_usage",
-            "Tokens of one request, by type (input | output).",
-            (*GEN_AI, "gen_ai_token_type"),
-            USAGE_BUCKETS,
-        )
+        self.requests = self._counted("penstock_requests_total")
+        self.errors = self._counter("penstock_errors_total")
+        self.open_streams = self._held("penstock_open_streams")
+        self.stream_resumes = self._counter("penstock_stream_resumes_total")
+        self.stream_resets = self._counter("penstock_stream_resets_total")
+        self.request_duration = self._observed("gen_ai_server_request_duration_seconds")
+        self.time_to_first_token = self._observed("gen_ai_server_time_to_first_token_seconds")
+        self.time_per_output_token = self._observed("gen_ai_server_time_per_output_token_seconds")
+        self.token_usage = self._observed("gen_ai_client_token_usage")
 
     def _count_jobs(self) -> None:
         """Jobs, counted by whichever process does it."""
-        from prometheus_client import Histogram  # noqa: PLC0415 - see the module's docstring
-
-        self.jobs = self._later(
-            LabelledCounter, "penstock_jobs_total", "Jobs that reached a final state.", ("model", "state")
-        )
-        self.job_failures = self._counter(
-            "penstock_job_failures_total",
-            "Jobs that failed, by the code of their error; neither cancelled nor expired ones.",
-            ("code",),
-        )
-        self.claims = self._later(
-            LabelledCounter, "penstock_claims_total", "Jobs taken from a lane.", ("model", "priority")
-        )
-        self.attempts = self._later(
-            LabelledCounter, "penstock_attempts_total", "Jobs begun, by number of the attempt.", ("model", "attempt")
-        )
-        self.preemptions = self._later(
-            LabelledCounter,
-            "penstock_preemptions_total",
-            "Running batch jobs put back into the queue for jobs of lane interactive.",
-            ("model",),
-        )
-        self.fallbacks = self._later(
-            LabelledCounter,
-            "penstock_fallbacks_total",
-            "Jobs of a model that had an answer from another one (options.fallback).",
-            ("model", "served_by"),
-        )
-        self.queue_time = self._later(
-            LabelledHistogram,
-            "penstock_queue_time_seconds",
-            "Acceptance to claim.",
-            ("model", "priority"),
-            QUEUE_BUCKETS,
-        )
-        self.tokens = self._later(
-            LabelledCounter, "penstock_tokens_total", "Tokens (prompt | completion | cached).", ("model", "kind")
-        )
-        self.cancel_to_abort = Histogram(
-            "penstock_cancel_to_abort_seconds",
-            "Cancel heard to engine slot free.",
-            ("model",),
-            buckets=ABORT_BUCKETS,
-            registry=self._registry,
-        )
-        self.deadline_misses = self._counter(
-            "penstock_deadline_misses_total", "Jobs expired (queue | running).", ("where",)
-        )
+        self.jobs = self._counted("penstock_jobs_total")
+        self.job_failures = self._counter("penstock_job_failures_total")
+        self.claims = self._counted("penstock_claims_total")
+        self.attempts = self._counted("penstock_attempts_total")
+        self.continuations = self._counted("penstock_continuations_total")
+        self.preemptions = self._counted("penstock_preemptions_total")
+        self.fallbacks = self._counted("penstock_fallbacks_total")
+        self.queue_time = self._observed("penstock_queue_time_seconds")
+        self.tokens = self._counted("penstock_tokens_total")
+        self.cancel_to_abort = self._histogram("penstock_cancel_to_abort_seconds")
+        self.deadline_misses = self._counter("penstock_deadline_misses_total")
 
     def _count_batches(self) -> None:
         """Batches, counted by the offline processes."""
-        self.batches = self._counter_of_ends(
-            "penstock_batches_total", "Batches that ended", "state", ("completed", "failed", "cancelled", "expired")
-        )
-        self.batch_lines = self._counter("penstock_batch_lines_total", "Lines of batches whose job has ended.")
-        self.batch_turns = self._counter_of_ends(
-            "penstock_batch_turns_total", "Turns at batches", "end", ("done", "taken", "failed")
-        )
-        self.batch_due_notices = self._counter_of_ends(
-            "penstock_batch_due_notices_total",
-            "Due notices of batches, by why; unanswered: the one before led to nothing; lapsed: its worker was lost",
-            "reason",
-            ("due", "unanswered", "lapsed"),
-        )
+        self.batches = self._counter("penstock_batches_total")
+        self.batch_lines = self._counter("penstock_batch_lines_total")
+        self.batch_turns = self._counter("penstock_batch_turns_total")
+        self.batch_due_notices = self._counter("penstock_batch_due_notices_total")
 
     def _count_events(self) -> None:
         """Events, counted by the offline processes."""
-        self.webhooks = self._counter_of_ends(
-            "penstock_webhook_attempts_total",
-            "Webhooks by what came of an attempt",
-            "end",
-            ("delivered", "retried", "failed"),
-        )
-        self.events = self._counter("penstock_events_published_total", "Events given to the broker.")
-        self.taken = self._counter_of_ends(
-            "penstock_events_taken_total", "Messages from the broker", "end", ("accepted", "rejected")
-        )
+        self.webhooks = self._counter("penstock_webhook_attempts_total")
+        self.events = self._counter("penstock_events_published_total")
+        self.taken = self._counter("penstock_events_taken_total")
 
     def _watch_workers(self) -> None:
         """Workers and the scheduler."""
-        self.worker_slots = self._gauge(
-            "penstock_worker_slots", "Texts the workers can generate at once.", ("model",), "livesum"
-        )
-        self.worker_reserved = self._gauge(
-            "penstock_worker_reserved_slots", "Slots of them that lane batch may not fill.", ("model",), "livesum"
-        )
-        self.worker_running = self._gauge(
-            "penstock_worker_running", "Texts being generated now.", ("model",), "livesum"
-        )
-        self.gate_refusals = self._counter(
-            "penstock_gate_refusals_total",
-            "Texts that waited at the gate before they began (slots | kv | ttft | itl).",
-            ("model", "reason"),
-        )
-        self.gate_peak = self._gauge(
-            "penstock_gate_peak_tokens",
-            "KV cache that the running texts are predicted to hold at most.",
-            ("model",),
-            "livesum",
-        )
-        self.gate_reserve = self._gauge(
-            "penstock_gate_reserve_ratio",
-            "Share of the KV cache that the gate keeps free.",
-            ("model",),
-            "livemostrecent",
-        )
-        self.lapsed_workers = self._counter("penstock_lapsed_workers_total", "Workers whose lease ran out.")
-        self.lease_reclaims = self._counter("penstock_lease_reclaims_total", "Jobs taken back from lapsed workers.")
-        self.given_up = self._counter("penstock_jobs_given_up_total", "Jobs that lost too many workers.")
-        self.workers_wanted = self._gauge(
-            "penstock_workers_wanted", "The scheduler's plan.", ("model",), "livemostrecent"
-        )
-        self.decisions = self._counter(
-            "penstock_scale_decisions_total", "Changes of plan (up | down).", ("model", "direction")
-        )
-        self.processes = self._gauge("penstock_processes", "Live processes.", ("role",), "livesum")
+        self.worker_slots = self._gauge("penstock_worker_slots")
+        self.worker_reserved = self._gauge("penstock_worker_reserved_slots")
+        self.worker_running = self._gauge("penstock_worker_running")
+        self.worker_kv = self._gauge("penstock_worker_kv_tokens")
+        self.worker_kv_used = self._gauge("penstock_worker_kv_used_tokens")
+        self.evictions = self._counter("penstock_engine_evictions_total")
+        self.gpu_energy = self._gauge("penstock_gpu_energy_joules")
+        self.gpu_busy = self._gauge("penstock_gpu_busy_ratio")
+        self.gate_refusals = self._counter("penstock_gate_refusals_total")
+        self.gate_peak = self._gauge("penstock_gate_peak_tokens")
+        self.gate_reserve = self._gauge("penstock_gate_reserve_ratio")
+        self.lapsed_workers = self._counter("penstock_lapsed_workers_total")
+        self.lease_reclaims = self._counter("penstock_lease_reclaims_total")
+        self.given_up = self._counter("penstock_jobs_given_up_total")
+        self.workers_wanted = self._gauge("penstock_workers_wanted")
+        self.decisions = self._counter("penstock_scale_decisions_total")
+        self.processes = self._gauge("penstock_processes")
 
     def _count_records(self) -> None:
         """Records on the local disk, counted by the process that writes them."""
-        self.records_written = self._counter("penstock_records_written_total", "Records written to the local disk.")
-        self.records_dropped = self._counter_of_ends(
-            "penstock_records_dropped_total",
-            "Records lost: the buffer was full, or the disk refused them",
-            "reason",
-            ("full", "disk"),
-        )
+        self.records_written = self._counter("penstock_records_written_total")
+        self.records_dropped = self._counter("penstock_records_dropped_total")
 
-    def _counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
+    def _counter(self, name: str) -> Counter:
+        """A counter. If its only label has a fixed list of values, all are shown from the start: what is first seen at
+        1 has not grown, for Prometheus, and no alert would tell."""
         from prometheus_client import Counter  # noqa: PLC0415 - see the module's docstring
 
-        return Counter(name, documentation, labels, registry=self._registry)
-
-    def _counter_of_ends(self, name: str, documentation: str, label: str, ends: Sequence[str]) -> Counter:
-        """All of these are shown from the start: what is first seen at 1 has not grown, and no alert would tell."""
-        counter = self._counter(name, f"{documentation} ({' | '.join(ends)}).", (label,))
-        for end in ends:
-            counter.labels(end)
+        spec = CATALOGUE[name]
+        counter = Counter(name, spec.meaning, spec.labels, registry=self._registry)
+        for value in spec.values if len(spec.labels) == 1 else ():
+            counter.labels(value)
         return counter
 
-    def _gauge(self, name: str, documentation: str, labels: Sequence[str], mode: GaugeMode) -> Gauge:
+    def _gauge(self, name: str) -> Gauge:
         from prometheus_client import Gauge  # noqa: PLC0415 - see the module's docstring
 
-        return Gauge(name, documentation, labels, registry=self._registry, multiprocess_mode=mode)
+        spec = CATALOGUE[name]
+        assert spec.combined != "computed", "the API computes it at each scrape"
+        return Gauge(name, spec.meaning, spec.labels, registry=self._registry, multiprocess_mode=spec.combined)
+
+    def _histogram(self, name: str) -> Histogram:
+        from prometheus_client import Histogram  # noqa: PLC0415 - see the module's docstring
+
+        spec = CATALOGUE[name]
+        return Histogram(name, spec.meaning, spec.labels, buckets=spec.buckets, registry=self._registry)
+
+    def _counted(self, name: str) -> LabelledCounter:
+        """A buffered counter."""
+        spec = CATALOGUE[name]
+        return self._buffer(LabelledCounter(name, spec.meaning, spec.labels))
+
+    def _observed(self, name: str) -> LabelledHistogram:
+        """A buffered histogram."""
+        spec = CATALOGUE[name]
+        return self._buffer(LabelledHistogram(name, spec.meaning, spec.labels, spec.buckets))
+
+    def _held(self, name: str) -> BufferedGauge:
+        """A buffered gauge."""
+        return self._buffer(BufferedGauge(name, CATALOGUE[name].meaning))
+
+    def _buffer(self, each: BufferedMetric) -> BufferedMetric:
+        self._buffered.append(each)
+        return each
 
     @classmethod
     def start(cls, metrics_dir: str, role: str) -> Metrics:
@@ -307,11 +211,6 @@ class Metrics:
     def count_error(self, code: str) -> None:
         """Count an error that is told to a client; only api/error_answers.py tells one."""
         self.errors.labels(code).inc()
-
-    def _later(self, kind: type[BufferedMetric], *args: Any) -> BufferedMetric:
-        each = kind(*args)
-        self._buffered.append(each)
-        return each
 
     def flush(self) -> None:
         """Pass on what was counted since. Call once a second or so where a folder is shared (6 us a series)."""

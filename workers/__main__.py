@@ -32,7 +32,7 @@ from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
-from telemetry.records.nvml import GpuEnergy
+from telemetry.records.nvml import GpuReadings
 from telemetry.records.sampler import Facts, Sampler
 from telemetry.records.settings import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink
@@ -152,7 +152,8 @@ class WorkerProcess:
         self._metrics, self._tracing, self._records, self._lifeline = metrics, tracing, records, lifeline
         self._worker: Worker | None = None
         self._tally = WorkCounters()
-        self._energy = None if records is NO_RECORDS else GpuEnergy.open()
+        self._gpus = None if records is NO_RECORDS else GpuReadings.open()
+        self._recorder: Recorder | None = None
         self._state = me.state
         self._cordoned = ""
         self._stop = asyncio.Event()
@@ -168,7 +169,9 @@ class WorkerProcess:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
             records = RequestRecords(self._me.model, self._records, self._me.id)
             note = self._lifeline.note_completed
-            recorder = Recorder(self._me.model, self._metrics, self._tracing, self._tally, note, records, self._me.id)
+            self._recorder = recorder = Recorder(
+                self._me.model, self._metrics, self._tracing, self._tally, note, records, self._me.id
+            )
             return await self._serve(client, recorder)
         except EngineDead as error:
             return self._failed(f"the engine does not start: {error}")
@@ -222,6 +225,7 @@ class WorkerProcess:
         while not run.done():
             stats = self._engine.stats()
             recorder.load(stats.slots, stats.running, self._worker.reserved)
+            recorder.engine(stats)
             self._metrics.flush()
             await asyncio.wait([run], timeout=1.0)
         watching.cancel()
@@ -285,7 +289,10 @@ class WorkerProcess:
 
     def _facts(self) -> Facts:
         """What a sample says of this worker."""
-        stats, tally = self._engine.stats(), self._tally
+        stats, tally, gpus = self._engine.stats(), self._tally, self._gpus
+        joules, busy = (gpus.joules(), gpus.busy()) if gpus is not None else ({}, {})
+        if self._recorder is not None:
+            self._recorder.gpus(joules, busy)
         return {
             "slots": stats.slots,
             "running": stats.running,
@@ -295,7 +302,8 @@ class WorkerProcess:
             "steps": tally.steps,
             "step_s": round(tally.step_s, 4),
             "step_tokens": tally.step_tokens,
-            "gpus": self._energy.joules() if self._energy is not None else {},
+            "gpus": joules,
+            "gpu_busy": busy,
         }
 
     def _describe(self) -> Process:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from penstock.engine import Stats
 from streaming.fleet.process import Served
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import HANDED_BACK
@@ -78,6 +79,7 @@ class Recorder:
         self._prompt, self._completion, self._cached = (metrics.tokens.labels(model, kind) for kind in kinds)
         self._tally = tally or WorkCounters()
         self._cancelled: dict[str, float] = {}
+        self._evictions = 0
 
     def claimed(self, attempt: Attempt) -> None:
         """Record that the worker claimed a job."""
@@ -86,6 +88,8 @@ class Recorder:
         self.metrics.claims.labels(self._model, job.priority).inc()
         number = ATTEMPTS[min(claim.attempt, MANY_ATTEMPTS)]
         self.metrics.attempts.labels(self._model, number).inc()
+        if attempt.seq:
+            self.metrics.continuations.labels(self._model).inc()
         if claim.attempt == 1:
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
         self.traces.claimed(attempt)
@@ -173,6 +177,22 @@ class Recorder:
         self._cancelled.pop(job_id, None)
         self._trace_ids.pop(job_id, None)
         self.records.released(job_id)
+
+    def engine(self, stats: Stats) -> None:
+        """Set the gauges of the engine's cache, and count what it has evicted since the last call."""
+        if stats.kv_tokens:
+            self.metrics.worker_kv.labels(self._model).set(stats.kv_tokens)
+            self.metrics.worker_kv_used.labels(self._model).set(stats.kv_used)
+        # Less than before: the engine has begun to count anew.
+        evicted = stats.evictions - self._evictions if stats.evictions >= self._evictions else stats.evictions
+        self.metrics.evictions.labels(self._model).inc(evicted)
+        self._evictions = stats.evictions
+
+    def gpus(self, joules: Mapping[str, float], busy: Mapping[str, float]) -> None:
+        """Set the gauges of this machine's GPUs, by UUID: energy used, and share of the time that they were busy."""
+        for gauge, readings in ((self.metrics.gpu_energy, joules), (self.metrics.gpu_busy, busy)):
+            for gpu, value in readings.items():
+                gauge.labels(gpu).set(value)
 
     def load(self, slots: int, running: int, reserved: int = 0) -> None:
         """Set the gauges of the engine's slots."""

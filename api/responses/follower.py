@@ -111,6 +111,7 @@ class Follower:
                     self._live = True
                     self._sequence = sequence_of(facts_of(self._record), self._sequence.has)
         except _HistoryLost:
+            self._services.metrics.stream_resets.inc()
             yield self._sequence.fail(stream_reset(self._record.job.id))
         except UnknownJob:
             yield self._sequence.fail(from_failure(GONE))

@@ -120,9 +120,9 @@ class Reply:
     def _check(self) -> None:
         """Raise what ends an answer before its job's end: lost history or a disconnect."""
         if self._buffer.rewound:
-            raise (job_errors.resume_impossible if self._job.constrained else job_errors.stream_reset)(
-                self._buffer.job_id
-            )
+            self._services.metrics.stream_resets.inc()
+            error = job_errors.resume_impossible if self._job.constrained else job_errors.stream_reset
+            raise error(self._buffer.job_id)
         if self._buffer.hung_up:
             raise ClientGone
 

@@ -8,7 +8,7 @@ from statistics import median
 
 import torch
 
-from telemetry.records.nvml import GpuEnergy
+from telemetry.records.nvml import GpuReadings
 
 COPY_BYTES = 1 << 32
 SIDE = 8192
@@ -26,7 +26,7 @@ class Device:
             raise NoGpu("this needs a CUDA GPU and PyTorch with Triton")
         self.name = torch.cuda.get_device_name()
         self.memory = torch.cuda.get_device_properties(0).total_memory
-        self._energy = GpuEnergy.open()
+        self._energy = GpuReadings.open()
 
     def joules(self) -> float | None:
         """Used so far by all GPUs of this machine; None where the driver does not tell."""

@@ -63,4 +63,26 @@ TRACES = (
         ),
         ("tests/workers/engines/upstream/test_engine.py::test_each_call_is_a_span_and_carries_it_on",),
     ),
+    Bug(
+        "a GPU that uses nothing",
+        "A machine without NVML shows 0 joules, and its tokens are free.",
+        (
+            Edit(
+                "workers/record.py",
+                "            for gpu, value in readings.items():\n",
+                '            for gpu, value in (readings or {"none": 0.0}).items():\n',
+            ),
+        ),
+        ("tests/workers/test_record.py::test_gpus_that_tell_nothing_have_no_series",),
+    ),
+    Bug(
+        "a counter that is first seen at 1",
+        "No alert tells of the first batch turn that fails: for Prometheus it has not grown.",
+        (
+            Edit(
+                "telemetry/metrics.py", "for value in spec.values if len(spec.labels) == 1 else ():", "for value in ():"
+            ),
+        ),
+        ("tests/docker/test_monitoring.py::test_what_an_alert_waits_for_is_shown_before_it_happens",),
+    ),
 )

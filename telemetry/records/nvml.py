@@ -1,7 +1,7 @@
-"""Energy of NVIDIA GPUs: what each GPU of this machine has used since its driver was loaded, by NVML.
+"""Readings of NVIDIA GPUs by NVML: the energy that each GPU of this machine has used, and how busy it is.
 
-NVML is the driver's library, so nothing needs to be installed. A machine without it, and a GPU that does not count its
-energy, give nothing: never 0.
+NVML is the driver's library, so nothing needs to be installed. A machine without it, and a GPU that does not tell,
+give nothing: never 0.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ UUID_BYTES = 96
 MJ_PER_J = 1000
 
 
-class GpuEnergy:
-    """Reads the counters. Made once per process, where starting may take a second."""
+class _Rates(ctypes.Structure):
+    """NVML's nvmlUtilization_t, in percent."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class GpuReadings:
+    """Reads them. Made once per process, where starting may take a second."""
 
     def __init__(self, library: Any) -> None:
         """`library`: NVML, as ctypes loads it. Raises OSError if it cannot be started."""
@@ -29,21 +35,30 @@ class GpuEnergy:
         self._devices = dict(self._device(index) for index in range(count.value))
 
     @classmethod
-    def open(cls, path: str = LIBRARY) -> GpuEnergy | None:
+    def open(cls, path: str = LIBRARY) -> GpuReadings | None:
         """None on a machine without NVML, or where it does not start."""
         try:
             return cls(ctypes.CDLL(path))
         except OSError as error:
-            log.debug("the energy of GPUs is not known: %s", error)
+            log.debug("the readings of GPUs are not known: %s", error)
             return None
 
     def joules(self) -> dict[str, float]:
-        """What each GPU has used, by its UUID; GPUs that do not tell are left out."""
+        """What each GPU has used since its driver was loaded, by its UUID; GPUs that do not tell are left out."""
         found = {}
         for uuid, device in self._devices.items():
             used = ctypes.c_ulonglong()
             if self._library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(used)) == 0:
                 found[uuid] = used.value / MJ_PER_J
+        return found
+
+    def busy(self) -> dict[str, float]:
+        """For which share of the driver's last sample period, up to a second, each GPU ran a kernel; as `joules`."""
+        found = {}
+        for uuid, device in self._devices.items():
+            rates = _Rates()
+            if self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)) == 0:
+                found[uuid] = rates.gpu / 100
         return found
 
     def _device(self, index: int) -> tuple[str, ctypes.c_void_p]:

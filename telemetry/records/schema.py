@@ -143,6 +143,8 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The leading scheduler: by "model/lane"."""
     gpus: Mapping[str, float] = {}
     """Joules that each GPU of this machine has used, by its UUID, as the driver counts them. Empty: not known."""
+    gpu_busy: Mapping[str, float] = {}
+    """Share of the driver's last sample period, up to a second, in which each GPU ran a kernel; as `gpus`."""
     written: int = 0
     dropped: int = 0
     """Records of this process that were written and that were lost."""

@@ -29,7 +29,10 @@ SHOWN = {
     "penstock_batches_unfinished", "penstock_batch_enqueued_tokens", "penstock_batches_total",
     "penstock_batch_lines_total", "penstock_batch_turns_total", "penstock_batch_due_notices_total",
     "penstock_worker_reserved_slots", "penstock_webhook_attempts_total", "penstock_events_published_total",
-    "penstock_events_taken_total",
+    "penstock_events_taken_total", "penstock_continuations_total", "penstock_preemptions_total",
+    "penstock_stream_resets_total", "penstock_gate_refusals_total", "penstock_worker_kv_tokens",
+    "penstock_worker_kv_used_tokens", "penstock_engine_evictions_total", "penstock_gate_reserve_ratio",
+    "penstock_gpu_energy_joules", "penstock_gpu_busy_ratio", "penstock_cancel_to_abort_seconds_bucket",
 }  # fmt: skip
 """What an operator must be able to see without asking for it."""
 
@@ -52,7 +55,7 @@ ALL = dict(enumerate(queries()))
 
 @pytest.mark.parametrize("at", ALL, ids=[where for where, _ in ALL.values()])
 def test_what_is_asked_for_is_counted(at: int) -> None:
-    """Metrics, labels and fixed label values are those of telemetry/metrics.py."""
+    """Metrics, labels and fixed label values are those of telemetry/catalogue."""
     assert complaints(ALL[at][1]) == []
 
 

@@ -10,50 +10,32 @@ import promql_parser
 
 from streaming.fleet.process import Role
 from streaming.priority import Priority
-from telemetry import live_gauges
-from telemetry.buffered import BufferedGauge, LabelledCounter, LabelledHistogram
-from telemetry.live_gauges import LiveGauge
-from telemetry.metrics import Metrics
+from telemetry.catalogue import CATALOGUE
 
-ENDINGS = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
 TARGET = {"instance", "job"}
 """Labels Prometheus adds to everything it reads."""
 
 VALUES = {"priority": set(map(str, Priority)), "role": set(get_args(Role))}
 """Labels whose values are a short fixed list."""
 
-SAID = re.compile(r"\(([^()]*\|[^()]*)\)")
-"""The values of a metric's last label, where its help lists them: "(done | failed: the log says why)"."""
-
 VARIABLES = {"$__rate_interval": "5m", "$model": "any"}
 """What Grafana puts in before it asks."""
 
 
 def known() -> dict[str, set[str]]:
-    """The labels of every series of telemetry/metrics.py, by its name."""
-    found: dict[str, set[str]] = {}
-    for metric in instruments():
-        for ending in ENDINGS.get(getattr(metric, "_type", ""), ()):
-            found[metric._name + ending] = {*metric._labelnames, *(("le",) if ending == "_bucket" else ())}
-    gauges = (value for value in vars(live_gauges).values() if isinstance(value, LiveGauge))
-    return found | {gauge.name: set(gauge.labels) for gauge in gauges}
-
-
-def instruments() -> Iterator[Any]:
-    """Every metric that a process keeps."""
-    for value in vars(Metrics.start("", "api")).values():
-        yield value.instrument if isinstance(value, LabelledCounter | BufferedGauge | LabelledHistogram) else value
+    """The labels of every series of the catalogue, by its name."""
+    return {
+        name: {*spec.labels, *(("le",) if name.endswith("_bucket") else ())}
+        for spec in CATALOGUE.values()
+        for name in spec.series
+    }
 
 
 def listed() -> dict[tuple[str, str], set[str]]:
     """The values of labels that are short fixed lists, by the metric's series and the label."""
-    found = {}
-    for metric in instruments():
-        for ending in ENDINGS.get(getattr(metric, "_type", ""), ()):
-            if metric._labelnames and (values := SAID.search(metric._documentation)):
-                words = {word.partition(":")[0].strip() for word in values[1].split("|")}
-                found[metric._name + ending, metric._labelnames[-1]] = words
-    return found
+    return {
+        (name, spec.labels[-1]): set(spec.values) for spec in CATALOGUE.values() if spec.values for name in spec.series
+    }
 
 
 def parsed(query: str) -> Any:

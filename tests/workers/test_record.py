@@ -7,7 +7,7 @@ import logging
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.engine import ChatTurn, Failure, Sampling
+from penstock.engine import ChatTurn, Failure, Sampling, Stats
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim
 from streaming.jobs.terminal import Terminal
@@ -101,3 +101,35 @@ def test_the_end_of_each_job_is_logged_and_completions_are_told(caplog: pytest.L
         ("jobs failed", ["a"], "worker-1"),
         ("jobs completed", ["b", "c"], "worker-1"),
     ]
+
+
+def test_evictions_are_counted_once_and_a_cache_without_a_limit_is_absent(metrics: Metrics) -> None:
+    """The engine counts from its start: less than before means that it has begun anew."""
+    recorder = Recorder("m", metrics, Tracing())
+    recorder.engine(Stats(slots=4, evictions=2))
+    assert shown(metrics, "penstock_worker_kv_tokens") == {}
+    for evictions in (5, 5, 1):
+        recorder.engine(Stats(slots=4, kv_tokens=100, kv_used=30, evictions=evictions))
+    assert shown(metrics, "penstock_engine_evictions_total") == {("m",): 6}
+    assert shown(metrics, "penstock_worker_kv_tokens") == {("m",): 100}
+    assert shown(metrics, "penstock_worker_kv_used_tokens") == {("m",): 30}
+
+
+def test_gpus_that_tell_nothing_have_no_series(metrics: Metrics) -> None:
+    """Absent, never 0."""
+    recorder = Recorder("m", metrics, Tracing())
+    recorder.gpus({}, {})
+    assert shown(metrics, "penstock_gpu_energy_joules") == {} == shown(metrics, "penstock_gpu_busy_ratio")
+    recorder.gpus({"GPU-1": 7.5}, {"GPU-2": 0.0})
+    assert shown(metrics, "penstock_gpu_energy_joules") == {("GPU-1",): 7.5}
+    assert shown(metrics, "penstock_gpu_busy_ratio") == {("GPU-2",): 0.0}
+
+
+def test_a_job_that_goes_on_with_earlier_tokens_is_counted(metrics: Metrics) -> None:
+    """One that begins anew is not."""
+    recorder = Recorder("m", metrics, Tracing())
+    recorder.claimed(attempt(2))
+    continued = attempt(2)
+    continued.seq = 3
+    recorder.claimed(continued)
+    assert shown(metrics, "penstock_continuations_total") == {("m",): 1}

@@ -1,4 +1,4 @@
-"""Energy of GPUs by NVML: read where the driver tells, absent where it does not, never zero."""
+"""Readings of GPUs by NVML: read where the driver tells, absent where it does not, never zero."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from telemetry.records.nvml import GpuEnergy
+from telemetry.records.nvml import GpuReadings
 
 NOT_SUPPORTED = 3
 
@@ -38,19 +38,34 @@ class FakeNvml:
         used._obj.value = counter or 0
         return NOT_SUPPORTED if counter is None else 0
 
+    rates: tuple[int | None, ...] = ()
+    """Percent of the time in which each GPU is busy; None: it does not tell."""
+
+    def nvmlDeviceGetUtilizationRates(self, device: ctypes.c_void_p, rates: Any) -> int:  # noqa: N802 - NVML's name
+        rate = self.rates[(device.value or 0) - 1]
+        rates._obj.gpu = rate or 0
+        return NOT_SUPPORTED if rate is None else 0
+
 
 def test_each_gpu_by_its_uuid() -> None:
     nvml = FakeNvml(5000, None, 0)
-    energy = GpuEnergy(nvml)
+    energy = GpuReadings(nvml)
     assert energy.joules() == {"GPU-1": 5.0, "GPU-3": 0.0}
     nvml.counters = (7500, None, 1)
     assert energy.joules() == {"GPU-1": 7.5, "GPU-3": 0.001}
 
 
+def test_a_gpu_that_does_not_tell_is_left_out() -> None:
+    """Of the share of time in which it is busy, too; 0 is a reading."""
+    readings = GpuReadings(FakeNvml(1, None, 3))
+    readings._library.rates = (80, None, 0)
+    assert readings.busy() == {"GPU-1": 0.8, "GPU-3": 0.0}
+
+
 def test_a_driver_that_does_not_start_is_an_error() -> None:
     with pytest.raises(OSError, match="NVML answers 9"):
-        GpuEnergy(FakeNvml(starts=9))
+        GpuReadings(FakeNvml(starts=9))
 
 
 def test_a_machine_without_the_library_has_none() -> None:
-    assert GpuEnergy.open("libno-such-library.so.1") is None
+    assert GpuReadings.open("libno-such-library.so.1") is None
