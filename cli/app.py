@@ -20,6 +20,7 @@ class LazyGroup(Group):
         "ps": ("cli.ps:ps", "Show the processes and their states."),
         "chat": ("cli.chat:chat", "Ask the model; the answer streams to stdout."),
         "submit": ("cli.submit:submit", "Put a job in the queue; its id goes to stdout."),
+        "top": ("cli.top:top", "Show live what waits, what the workers do, and what is wrong."),
         "console": ("cli.console:console", "Open the console in a browser, logged in."),
         "jobs": ("cli.jobs:jobs", "List, show, follow and cancel jobs."),
         "logs": ("cli.logs:logs", "Show what the processes have logged, about one job or all."),

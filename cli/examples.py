@@ -41,6 +41,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'penstock submit "Name a river." --priority batch --idempotency-key river-1',
         "penstock submit - < prompt.txt",
     ),
+    "penstock top": ("penstock top", "penstock top --once", "penstock top --json --interval 10"),
     "penstock console": ("penstock console", "penstock console --no-browser"),
     "penstock jobs": ("penstock jobs ls", "penstock jobs show job_0074d316", "penstock jobs cancel job_0074d316"),
     "penstock jobs ls": (
@@ -64,6 +65,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock jobs events job_0074d316",
         "penstock jobs events job_0074d316 --after 1:131:fd1fa10b0c19-1 --json",
     ),
+    "penstock jobs watch": ("penstock jobs watch job_0074d316", "penstock jobs watch job_0074d316 --json"),
     "penstock jobs timing": ("penstock jobs timing job_0074d316",),
     "penstock jobs cancel": ("penstock jobs cancel job_0074d316",),
     "penstock batch": ("penstock batch run input.jsonl -o out.jsonl", "penstock batch ls"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from cli import job_watch
 from cli.api_command import api_command, limit_option
 from cli.client import Client
 from cli.errors import STILL_RUNNING, Problem
@@ -85,6 +86,17 @@ def events(job_id: str, after: str, where: Where, as_json: bool) -> int:
     """Follow a job to its end: its tokens on stdout, or with --json every event, one per line."""
     client = Client.find(where)
     return follow(client, whole_id(client, "job_id", job_id), as_json=as_json, after=after)
+
+
+@jobs.command("watch", cls=Command)
+@click.argument("job_id")
+@where_options(url=True)
+@json_option
+def watch(job_id: str, where: Where, as_json: bool) -> int:
+    """Follow what happens to a job: its place in the queue, each attempt and its worker, tokens, and how it ends."""
+    with Client.find(where) as client:
+        whole = whole_id(client, "job_id", job_id)
+    return job_watch.watch(where, whole, as_json=as_json)
 
 
 @api_command("timing", jobs)

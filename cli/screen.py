@@ -30,7 +30,7 @@ JOB_AT_FAULT = re.compile(r", running only (\S+): penstock dlq show \S+$")
 """In the cause of an exit: the one job that the worker ran."""
 FIGURES = re.compile(r"0x[0-9a-f]+|[0-9]+")
 TAIL_INTERVAL_S = 0.2
-INDENT = " " * len("  Stop   ")
+INDENT = " " * len("  Console  ")
 QUESTION = "What is a penstock?"
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def ready_block(
     command: str = "penstock",
     width: int | None = None,
 ) -> list[str]:
-    """The lines printed when everything is ready: at most nine, with the next commands last.
+    """The lines printed when everything is ready: at most ten, with the next commands last.
 
     Args:
         command: what the shell of the user finds this program by.
@@ -206,18 +206,21 @@ def ready_block(
     curl = _curl(instance, keyed=keyed)
     tries = [curl] if width is None or len(INDENT + curl) <= width else []
     first, *more = [*tries, f'{command} chat{option} "{QUESTION}"']
+    page = f"{instance.url}/console"
+    console = f"{page}  (logged in: {command} console{option})"
     stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
     lines = [
         f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "
         f"{counted(workers, 'worker')}",
-        f"  API    {instance.url}/v1",
-        *([f"  API    {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
-        f"  Kept   {_kept(instance)}",
-        f"  Log    {short_path(here / 'logs')}",
+        f"  API      {instance.url}/v1",
+        *([f"  API      {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
+        f"  Console  {console if width is None or len(INDENT + console) <= width else page}",
+        f"  Kept     {_kept(instance)}",
+        f"  Log      {short_path(here / 'logs')}",
         "",
-        f"  Try    {first}",
+        f"  Try      {first}",
         *(INDENT + each for each in more),
-        f"  Stop   {stop}",
+        f"  Stop     {stop}",
     ]
     return lines if width is None else [part for line in lines for part in wrapped(line, width, len(INDENT))]
 

@@ -23,7 +23,7 @@ TAKEN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("ps", "store"), ("data_dir", "redis_url")),
     **dict.fromkeys(("up", "doctor", "records", "report"), ("data_dir", "redis_url", "config")),
     **dict.fromkeys(
-        ("chat", "submit", "jobs", "batch", "dlq", "webhooks", "tenants", "scale", "console"),
+        ("chat", "submit", "jobs", "batch", "dlq", "webhooks", "tenants", "scale", "console", "top"),
         ("data_dir", "redis_url", "url"),
     ),
 }

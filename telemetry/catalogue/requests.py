@@ -93,7 +93,7 @@ JOBS = (
         "Jobs that failed, by the code of their error; neither cancelled nor expired ones.",
         ("code",),
         watch="why jobs fail: each failed job once, also one that is given up (`poison`, `attempts_exhausted`) or that "
-        "a worker cannot read (`malformed_job`). One that the store itself finds unreadable is only in the dead letters",
+        "a worker cannot read (`malformed_job`). One that the store itself cannot read is only in the dead letters",
     ),
     MetricSpec("penstock_claims_total", "counter", "{job}", "worker", "Jobs taken from a lane.", ("model", "priority")),
     MetricSpec(

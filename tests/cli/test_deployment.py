@@ -173,24 +173,26 @@ def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     body = '{"model":"sim","messages":[{"role":"user","content":"What is a penstock?"}],"stream":true}'
     assert ready_block(instance) == [
         "ready in 1.2 s   engine sim   model sim   1 worker",
-        "  API    http://127.0.0.1:8000/v1",
-        "  Kept   .penstock  (queue and results survive a restart)",
-        "  Log    .penstock/logs",
+        "  API      http://127.0.0.1:8000/v1",
+        "  Console  http://127.0.0.1:8000/console  (logged in: penstock console)",
+        "  Kept     .penstock  (queue and results survive a restart)",
+        "  Log      .penstock/logs",
         "",
-        f"  Try    curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-        '         penstock chat "What is a penstock?"',
-        "  Stop   Ctrl-C (finishes running jobs, again to stop now)",
+        f"  Try      curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        '           penstock chat "What is a penstock?"',
+        "  Stop     Ctrl-C (finishes running jobs, again to stop now)",
     ]
-    assert "Bearer $PENSTOCK_API_KEY" in ready_block(instance, keyed=True)[5]
+    assert "Bearer $PENSTOCK_API_KEY" in ready_block(instance, keyed=True)[6]
     outside = msgspec.structs.replace(instance, outside_url="http://box:8000")
-    assert ready_block(outside)[2] == "  API    http://box:8000/v1 (other machines)"
-    assert ready_block(instance, detached=True)[-1] == "  Stop   penstock down"
-    assert ready_block(instance, command=".venv/bin/penstock")[6].startswith("         .venv/bin/penstock chat ")
+    assert ready_block(outside)[2] == "  API      http://box:8000/v1 (other machines)"
+    assert ready_block(instance, detached=True)[-1] == "  Stop     penstock down"
+    assert ready_block(instance, command=".venv/bin/penstock")[7].startswith("           .venv/bin/penstock chat ")
+    assert "(logged in: .venv/bin/penstock console)" in ready_block(instance, command=".venv/bin/penstock")[2]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most eight lines of the default model: without the command that has no room, and broken between words."""
+    """At most nine lines of the default model: without the command that has no room, and broken between words."""
     monkeypatch.chdir(tmp_path)
     instance = Instance(
         version="0.1.0",
@@ -207,11 +209,11 @@ def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: 
         processes=(ProcessEntry(role="redis", id="redis-1", pid=1, state="ready", since=1.0),),
     )
     block = ready_block(instance, width=columns)
-    assert len(block) <= 8 and all(len(line) <= columns for line in block)
+    assert len(block) <= 9 and all(len(line) <= columns for line in block)
     assert " ".join(" ".join(block[:2]).split()).startswith(
         "ready in 12.3 s engine llamacpp model smollm2-135m-instruct 0 workers"
     )
-    assert '  Try    penstock chat "What is a penstock?"' in block
+    assert '  Try      penstock chat "What is a penstock?"' in block
 
 
 def test_the_command_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

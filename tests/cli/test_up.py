@@ -160,16 +160,18 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_ready_block(shared: Up) -> None:
-    """Eight lines, golden but for numbers and folders; nothing of a library is on the screen."""
+    """Nine lines, golden but for numbers and folders; nothing of a library is on the screen."""
     shapes = [
         r"ready in \d+\.\d s   engine sim   model toy   1 worker",
-        r"  API    http://127\.0\.0\.1:\d+/v1",
-        r"  Kept   data  \(queue and results survive a restart\)",
-        r"  Log    data/logs",
+        r"  API      http://127\.0\.0\.1:\d+/v1",
+        r"  Console  http://127\.0\.0\.1:\d+/console  \(logged in: \S+ -m cli console --data-dir data\)",
+        r"  Kept     data  \(queue and results survive a restart\)",
+        r"  Log      data/logs",
         r"",
-        r"  Try    curl -N http://127\.0\.0\.1:\d+/v1/chat/completions -H 'Content-Type: application/json' -d '\{.*\}'",
-        r"         \S+ -m cli chat --data-dir data \"What is a penstock\?\"",
-        r"  Stop   Ctrl-C \(finishes running jobs, again to stop now\)",
+        r"  Try      curl -N http://127\.0\.0\.1:\d+/v1/chat/completions "
+        r"-H 'Content-Type: application/json' -d '\{.*\}'",
+        r"           \S+ -m cli chat --data-dir data \"What is a penstock\?\"",
+        r"  Stop     Ctrl-C \(finishes running jobs, again to stop now\)",
     ]
     assert len(shared.block) == len(shapes)
     for line, shape in zip(shared.block, shapes, strict=True):
@@ -180,10 +182,10 @@ def test_ready_block(shared: Up) -> None:
 
 def test_the_lines_to_try_can_be_pasted(shared: Up) -> None:
     """What is shown works as it stands, in the shell that `up` was started from: `penstock` need not be on the PATH."""
-    command = shared.block[5].removeprefix("  Try    ")
+    command = shared.block[6].removeprefix("  Try      ")
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip().endswith("data: [DONE]")
-    words = ["sh", "-c", shared.block[6].strip()]
+    words = ["sh", "-c", shared.block[7].strip()]
     chat = subprocess.run(words, capture_output=True, text=True, check=True, cwd=shared.folder, env=shared.environ)
     assert len(chat.stdout.split()) > 10
 

@@ -1,0 +1,174 @@
+"""`penstock top`: what a screen says, and how the terminal is left."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from http_serving import serving_http
+from rich.console import Console
+
+from cli.__main__ import main
+from cli.top_view import MAX_PROBLEMS, frame
+
+PROBLEM = {
+    "severity": "warning",
+    "title": "chats of sim wait",
+    "cause": "every slot is taken",
+    "next_step": "penstock scale set sim 3",
+    "page": "",
+    "delays": True,
+}
+OVERVIEW: dict[str, Any] = {
+    "at": 1_795_693_125.3,
+    "verdict": {"flow": "behind", "title": "Falling behind: chats of sim wait.", "problems": [PROBLEM]},
+    "rates": {
+        "window_s": 2.0,
+        "first_token_ms": {"p50": 92.0, "p95": 310.0},
+        "per_token_ms": None,
+        "tokens_per_s": 3120.5,
+        "jobs_per_s": 12.25,
+        "failed": 2,
+        "open_streams": 7,
+    },
+    "pools": [
+        {
+            "model": "sim",
+            "ready": 1,
+            "want": 2,
+            "reason": "4 running",
+            "lanes": {
+                "interactive": {"waiting": 3, "running": 2, "oldest_s": 12.5, "wait_s": 1.0},
+                "batch": {"waiting": 0, "running": 0, "oldest_s": 0.0, "wait_s": 0.0},
+            },
+            "workers": [{"id": "worker-1", "step_ms": 15.5}],
+        }
+    ],
+    "processes": [
+        {
+            "role": "worker", "id": "worker-1", "host": "box\u001b[2J", "state": "ready", "since": 1_795_693_005.3,
+            "slots": 4, "running": 3, "kv_tokens": 1000, "kv_used": 250,
+        },
+        {
+            "role": "api", "id": "api-1", "host": "box", "state": "draining", "since": 1_795_693_120.0,
+            "slots": None, "running": None, "kv_tokens": None, "kv_used": None,
+        },
+    ],
+}  # fmt: skip
+
+
+def shown(overview: dict[str, Any], **options: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=100, color_system=None, highlight=False, emoji=False, markup=False).print(
+        frame(overview, "http://box:8000", **options)
+    )
+    return out.getvalue()
+
+
+def test_a_screen_says_what_is_wrong_and_what_waits() -> None:
+    """The verdict first, then each problem with its cause and next step; lanes, rates and processes below."""
+    text = shown(OVERVIEW)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert lines[0] == "Falling behind: chats of sim wait."
+    assert "warning: chats of sim wait" in lines and "  next:  penstock scale set sim 3" in lines
+    assert any(line.split() == ["sim", "interactive", "3", "12.5", "s", "2", "1", "of", "2"] for line in lines)
+    assert any(line.split() == ["batch", "0", "–", "0"] for line in lines), "no job waits, so none is oldest"
+    assert any(line.startswith("first token") and "92.0 ms" in line and "3,120" in line for line in lines)
+    assert any(line.startswith("worker-1") and "3/4" in line and "25%" in line and "15.5 ms" in line for line in lines)
+    assert "failed in the last minute" in text and "\u001b" not in text
+
+
+def test_what_is_not_known_is_not_0() -> None:
+    """No token came, so there is no time between tokens."""
+    (line,) = [line for line in shown(OVERVIEW).splitlines() if line.startswith("between tokens")]
+    assert line.split()[2:4] == ["–", "–"]
+
+
+def test_an_old_screen_gives_no_advice() -> None:
+    """Once the server does not answer, nobody knows what is wrong; the time of the data is named."""
+    text = shown(OVERVIEW, stale="the server does not answer since 12:00:00")
+    assert text.startswith("Unknown: the server does not answer since 12:00:00.")
+    assert "data of" in text and "penstock scale set" not in text and "worker-1" in text
+
+
+def test_many_problems_do_not_hide_the_lanes() -> None:
+    many = OVERVIEW | {"verdict": OVERVIEW["verdict"] | {"problems": [PROBLEM] * 8}}
+    text = shown(many)
+    assert text.count("warning: ") == MAX_PROBLEMS and "and 3 more" in text
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+class Serve(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = json.dumps(OVERVIEW).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with serving_http(ThreadingHTTPServer(("127.0.0.1", 0), Serve)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+def test_one_screen_goes_into_a_pipe(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As text, or as the API's own object."""
+    assert main(["top", "--once", "--url", url]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Falling behind") and "q leaves" not in text and "\u001b" not in text
+    assert main(["top", "--once", "--json", "--url", url]) == 0
+    assert json.loads(capsys.readouterr().out) == OVERVIEW
+
+
+def test_without_a_terminal_it_names_what_works(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--url", url]) == 2
+    out, err = capsys.readouterr()
+    assert not out and "penstock ps --json" in err
+
+
+@pytest.mark.parametrize(("end", "code"), [("q", 0), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
+def test_whatever_ends_it_the_terminal_is_as_before(url: str, end: str | signal.Signals, code: int) -> None:
+    """Its settings, its cursor and its first screen."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (30, 100))
+    before, out = termios.tcgetattr(theirs), b""
+    command = [sys.executable, "-m", "cli", "top", "--url", url, "--interval", "0.5"]
+    environ = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as process:
+        deadline = time.monotonic() + 60
+        while process.poll() is None or select.select([ours], [], [], 0.1)[0]:
+            assert time.monotonic() < deadline, out
+            if select.select([ours], [], [], 0.1)[0]:
+                out += os.read(ours, 65_536)
+            if end and b"worker-1" in out:
+                if isinstance(end, str):
+                    os.write(ours, end.encode())
+                else:
+                    process.send_signal(end)
+                end = ""
+    assert process.returncode == code
+    assert termios.tcgetattr(theirs) == before
+    assert out.count(b"\x1b[?1049h") == out.count(b"\x1b[?1049l") == 1
+    assert out.rindex(b"\x1b[?25h") > out.rindex(b"\x1b[?25l")
+    for handle in (ours, theirs):
+        os.close(handle)
