@@ -74,7 +74,7 @@ def _between(begin: float | None, end: float | None) -> str:
     return duration(1000 * max(0.0, end - begin)) if begin and end else "?"
 
 
-class TokenCount:
+class WatchedTokens:
     """Counts the tokens of a running job, in a thread of its own."""
 
     def __init__(self, client: Client, job_id: str) -> None:
@@ -102,7 +102,7 @@ class TokenCount:
 def watch(where: Where, job_id: str, *, as_json: bool) -> int:
     """Follow a job to its end. Ctrl-C stops watching, not the job. Raises Problem, also if it ended badly."""
     with Client.find(where) as client, Client.find(where) as reading:
-        count = TokenCount(reading, job_id)
+        count = WatchedTokens(reading, job_id)
         progress = ProgressLine(sys.stderr, {}, quiet=as_json)
         try:
             with progress:
@@ -115,7 +115,7 @@ def watch(where: Where, job_id: str, *, as_json: bool) -> int:
     return DONE
 
 
-def _until_ended(client: Client, job_id: str, progress: ProgressLine, count: TokenCount, *, as_json: bool) -> Job:
+def _until_ended(client: Client, job_id: str, progress: ProgressLine, count: WatchedTokens, *, as_json: bool) -> Job:
     """Print every change until the last one; returns the job as it ended."""
     before: Job = {}
     begun = False

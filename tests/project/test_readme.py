@@ -60,18 +60,18 @@ def test_the_readmes_curl_lines_work(served: House) -> None:
 
 
 def test_the_readmes_penstock_lines_work(served: House) -> None:
-    """Every command but `up`, `doctor` and `logs`, which need a machine of their own, ends well and says something."""
+    """Every command but those that need a machine of their own, or a terminal, ends well and says something."""
     lines = [line for line in commands(ROOT / "README.md") if re.match(r"(\.venv/bin/)?penstock ", line)]
     known = {
         "submit", "up", "ps", "chat", "console", "jobs", "batch", "webhooks", "tenants", "scale", "dlq", "store",
-        "doctor", "logs", "report",
+        "doctor", "logs", "report", "top",
     }  # fmt: skip
     assert {line.split()[1] for line in lines} == known
     for line in commands(ROOT / "README.md"):
         if line.startswith("printf"):  # files that the commands read
             subprocess.run(["sh", "-c", line], cwd=served.folder, check=True)
     for line in lines:
-        if line.split()[1] not in ("up", "doctor", "logs"):
+        if line.split()[1] not in ("up", "doctor", "logs", "top"):
             penstock(served, line)
 
 
