@@ -222,10 +222,12 @@ def itl_p99_ms(level: ConcurrencyLevel) -> float:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> Iterator[Ratio]:
-    """Medians of the rounds; nothing may differ in any."""
+    """Medians of the rounds; nothing may differ in any. Chats alone count as in the round that was disturbed least:
+    other programs of the machine make them slower, and must not make the ratio smaller."""
     for name, words in (("ttft", "TTFT"), ("itl", "ITL")):
-        rounds = [(row[f"{name}_beside"] - STEP_MS) / row[f"{name}_alone"] for row in rows]
-        what = f"{words} p99 of chats beside a backlog, less a step of {STEP_MS:.0f} ms, over alone"
+        alone = min(row[f"{name}_alone"] for row in rows)
+        rounds = [(row[f"{name}_beside"] - STEP_MS) / alone for row in rows]
+        what = f"{words} p99 of chats beside a backlog, less a step of {STEP_MS:.0f} ms, over the least alone"
         yield Ratio.held("order.colocated", what, median(rounds), rounds=rounds)
     filled = [row["filled"] for row in rows]
     yield Ratio.held("order.filled", "what the backlog fills of the idle engine, %", median(filled), rounds=filled)

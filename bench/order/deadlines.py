@@ -22,8 +22,7 @@ SHAPE = EngineShape(kv_tokens=40_000, slots=64)
 COLUMNS = columns("""
     batch: deadlines of batch; load: load, % .0; rule: order; met: deadlines met, %; tight: of the tight, % ;
     loose: of the loose, %;
-    interactive_s: longest wait in interactive, s .0; standard_s: in standard, s .0; batch_s: in batch, s .0;
-    unbegun: never begun, without deadline
+    interactive_s: longest wait in interactive, s .0; standard_s: in standard, s .0; batch_s: in batch, s .0
 """)
 SHARES = {Priority.INTERACTIVE: 0.3, Priority.STANDARD: 0.5, Priority.BATCH: 0.2}
 TIGHT_S, LOOSE_S = (1.0, 10.0), (30.0, 120.0)
@@ -104,7 +103,6 @@ def outcome_of(batch: str, load: int, rule: str, seed: int, seconds: float) -> d
         "tight": _met(tight),
         "loose": _met(loose),
         **longest,
-        "unbegun": sum(text.begun_s is None for text in free),
     }
 
 
@@ -125,17 +123,16 @@ def merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One row of the table from those of its seeds."""
     means = {key: fmean([row[key] for row in rows]) for key in ("met", "tight", "loose")}
     most = {key: max(row[key] for row in rows) for key in rows[0] if key.endswith("_s")}
-    unbegun = sum(row["unbegun"] for row in rows)
     case = {key: rows[0][key] for key in ("batch", "load", "rule")}
-    return {**case, **means, **most, "unbegun": unbegun}
+    return {**case, **means, **most}
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> Iterator[Ratio]:
-    """Of each load: deadlines met over those of the other orders; and nothing may starve."""
+    """Of each load: deadlines met over those of the other orders. (A run lasts until every text without a deadline has
+    begun, so none can be missing: that no lane starves, tests of the simulator show beside a load that never ends.)"""
     for batch, load in dict.fromkeys((row["batch"], row["load"]) for row in rows):
         of = {rule: [row["met"] for row in rows if case_of(row) == (batch, load, rule)] for rule in RULES}
         for rule in (FIFO, LANES):
             rounds = [mine / other for mine, other in zip(of[OURS], of[rule], strict=True)]
             words = f"batch {batch}, load {load} %: deadlines met over those of {rule}"
             yield Ratio.held("order.deadlines", words, fmean(rounds), digits=3, rounds=rounds)
-    yield Ratio.none("texts without a deadline that never began", sum(r["unbegun"] for r in rows if r["rule"] == OURS))

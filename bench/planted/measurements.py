@@ -113,4 +113,10 @@ MEASUREMENTS = (
         ),
         (AUDIT + "the_lines_of_a_patch_are_told_from_its_headers",),
     ),
+    Bug(
+        "a disturbed baseline helps",
+        "A machine that was busy while chats were alone makes their latency beside a backlog look good.",
+        (Edit("bench/order/colocation.py", "alone = min(row", "alone = max(row"),),
+        ("tests/bench/order/test_parts.py::test_chats_that_were_disturbed_while_alone_do_not_make_the_ratio_smaller",),
+    ),
 )
