@@ -130,6 +130,24 @@ GATE = (
         (KEEPER + "only_answers_that_ended_by_themselves_or_at_their_limit_are_learned",),
     ),
     Bug(
+        "the oldest tenant is forgotten first",
+        "The gate forgets the answers of a tenant that has been there for long and sends all the time.",
+        (Edit("workers/gate/lengths.py", "        self._tenants.move_to_end((lane, tenant))\n", ""),),
+        ("tests/workers/gate/test_lengths.py::test_the_history_is_bounded",),
+    ),
+    Bug(
+        "tenants predicted from all answers of their lane",
+        "A tenant of short answers waits for room that only the long ones of others would need.",
+        (Edit("workers/gatekeeper.py", "text(job.priority, job.tenant, prompt", 'text(job.priority, "", prompt'),),
+        ("tests/workers/test_gatekeeper.py::test_a_tenant_is_predicted_from_its_own_answers",),
+    ),
+    Bug(
+        "ended texts that count again each second",
+        "The more texts have ended, the more evictions the gate overlooks: it no longer leaves more of the cache free.",
+        (Edit("workers/gatekeeper.py", "        self._ended = 0\n        if self.limits", "        if self.limits"),),
+        ("tests/workers/test_gatekeeper.py::test_answers_that_ended_count_once_beside_evictions",),
+    ),
+    Bug(
         "the engine gets whatever there is a slot for",
         "A full cache evicts texts as before.",
         (Edit("workers/choices.py", "self._has_turn(attempt) and self._passes(attempt)", "self._has_turn(attempt)"),),

@@ -13,6 +13,7 @@ from streaming.jobs.lease import Claim
 from streaming.priority import Priority
 from workers.attempt import Attempt
 from workers.gate.colocation import SAMPLE_INTERVAL_S
+from workers.gate.gate import KvCapacity
 from workers.gatekeeper import MAX_CLAIM, RETRY_INTERVAL_S, Gatekeeper
 from workers.settings import WorkerSettings
 
@@ -177,6 +178,30 @@ def test_only_answers_that_ended_by_themselves_or_at_their_limit_are_learned() -
         bench.give(attempt, 1, finish)
     assert bench.keeper.gate.history.message().lanes == {"batch": (5, 7)}
     assert bench.keeper.gate.held == {}
+
+
+def test_a_tenant_is_predicted_from_its_own_answers() -> None:
+    """Of which enough are known: they are short, and those of the others in its lane are long."""
+    bench = Bench()
+    for tenant, length, count in (("t", 10, 50), ("other", 800, 200)):
+        for _ in range(count):
+            bench.keeper.gate.history.add("standard", tenant, length)
+    texts = [bench.text(limit=850) for _ in range(4)]
+    assert [bench.begin(each) for each in texts] == [True] * 4
+    assert bench.keeper.gate.peak(KvCapacity(8, 1000)) == 440
+
+
+def test_answers_that_ended_count_once_beside_evictions() -> None:
+    """Five evictions without another ended text are too many, however many texts had ended before."""
+    bench = Bench(Stats(slots=999, kv_tokens=10**6, evicts=True))
+    for _ in range(250):
+        attempt = bench.text(limit=1)
+        assert bench.begin(attempt)
+        bench.give(attempt, 1, "length")
+    bench.keeper.report()
+    bench.noted.load = Stats(slots=999, kv_tokens=10**6, evicts=True, evictions=5)
+    bench.keeper.report()
+    assert [reserve for _, reserve in bench.noted.gauges] == pytest.approx([0.05, 0.07])
 
 
 def test_evictions_raise_the_reserve_and_the_gauges_show_it() -> None:

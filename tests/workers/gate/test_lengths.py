@@ -85,8 +85,11 @@ def test_the_history_is_bounded() -> None:
     for number in range(MAX_TENANTS + 10):
         for _ in range(WINDOW + 10):
             history.add("batch", f"tenant-{number}", number)
+        if number == MAX_TENANTS - 1:
+            history.add("batch", "tenant-0", 0)  # it is not silent any more
     message = history.message()
-    assert [each.tenant for each in message.tenants] == [f"tenant-{number}" for number in range(10, MAX_TENANTS + 10)]
+    kept = (*range(11, MAX_TENANTS), 0, *range(MAX_TENANTS, MAX_TENANTS + 10))
+    assert [each.tenant for each in message.tenants] == [f"tenant-{number}" for number in kept]
     assert {len(each.lengths) for each in message.tenants} == {len(message.lanes["batch"])} == {WINDOW}
     assert len(msgspec.msgpack.encode(message)) < 64_000
 
