@@ -31,7 +31,7 @@ class Completions:
             services.relay.close(admitted.buffer)
             admitted.headers["Preference-Applied"] = "respond-async"
             reply = await accepted_response(services, admitted)
-        elif admitted.request.stream:
+        elif admitted.request.streams:
             reply = StreamReply(services, admitted)
         else:
             reply = WholeReply(services, admitted)

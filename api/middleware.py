@@ -37,7 +37,10 @@ UNLISTED = "other"
 """The route of a request that has none in the table; a label of a metric must not hold a path that a client chose."""
 
 
-SUBMITTING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/jobs")
+SUBMITTING = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/jobs"),
+    *("/v1/embeddings", "/v1/rerank", "/tokenize", "/detokenize"),
+)
 """Routes whose requests become jobs: one that is refused has a record of its own."""
 
 

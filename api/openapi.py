@@ -16,6 +16,15 @@ from api.openai.responses.answers import response_schemas
 from api.openai.responses.conversation import ConversationRequest, ConversationUpdate, ItemsRequest
 from api.openai.responses.request import CountRequest, ResponseRequest
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest
+from api.openai.tasks.answer_schemas import task_answer_schemas
+from api.openai.tasks.request import (
+    DetokenizeRequest,
+    EmbeddingJobRequest,
+    EmbeddingRequest,
+    RerankJobRequest,
+    RerankRequest,
+    TokenizeRequest,
+)
 from api.routes import JOB_HEADERS, ROUTES, Route
 from streaming.jobs.job import JobState
 from streaming.priority import Priority
@@ -109,7 +118,7 @@ def document(version: str) -> dict[str, Any]:
         "info": {"title": "Penstock", "version": version, "description": "A durable queue in front of LLM engines."},
         "paths": paths,
         "components": {
-            "schemas": _request_schemas() | answer_schemas() | console_schemas() | response_schemas(),
+            "schemas": _request_schemas() | _answer_schemas(),
             "parameters": _parameters(),
             "headers": {name: {"description": words, "schema": STRING} for name, words in HEADERS.items()},
             "responses": {f"Error{status}": _error(status) for status in ERRORS} | {"Accepted": _accepted()},
@@ -117,6 +126,10 @@ def document(version: str) -> dict[str, Any]:
         },
         "security": [{"key": []}],
     }
+
+
+def _answer_schemas() -> dict[str, Schema]:
+    return answer_schemas() | console_schemas() | response_schemas() | task_answer_schemas()
 
 
 def _operation(route: Route) -> dict[str, Any]:
@@ -256,6 +269,8 @@ def _request_schemas() -> dict[str, Schema]:
     models = (
         *(ChatRequest, CompletionRequest, ChatJobRequest, CompletionJobRequest, BatchRequest),
         *(ResponseRequest, CountRequest, ConversationRequest, ConversationUpdate, ItemsRequest),
+        *(EmbeddingRequest, RerankRequest, EmbeddingJobRequest, RerankJobRequest),
+        *(TokenizeRequest, DetokenizeRequest),
     )
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from api import batches, chat, events, files, health, jobs, models, timing
+from api import batches, chat, events, files, health, jobs, models, tasks, timing
 from api.admin import dead_letters, keys, overview, pools, tenants, webhooks
 from api.admin import jobs as all_jobs
 from api.auth.access import Access, Rule
@@ -67,6 +67,12 @@ _COMPLETION: dict[str, Any] = {
     "or_job": True, "events": True
 }  # fmt: skip
 
+_TASK: dict[str, Any] = {
+    "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": JOB_HEADERS, "or_job": True
+}  # fmt: skip
+
+EMBEDDINGS, RERANK = tasks.TaskEndpoint("embedding"), tasks.TaskEndpoint("rerank")
+TOKENIZE, DETOKENIZE = tasks.TaskEndpoint("tokenize"), tasks.TaskEndpoint("detokenize")
 CHAT, COMPLETION = chat.Completions("chat"), chat.Completions("completion")
 RESPONSE, INPUT_TOKENS = responses.Responses("response"), responses.Responses("count")
 
@@ -107,10 +113,19 @@ ROUTES = (
           "Show an item of a conversation", "ConversationItem", params=("response_include",)),
     Route("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item, CALLER,
           "Delete an item of a conversation", "Conversation"),
+    Route("POST", "/v1/embeddings", EMBEDDINGS, CALLER, "Make vectors of texts", "EmbeddingList",
+          bodies=("EmbeddingRequest",), **_TASK),
+    Route("POST", "/v1/rerank", RERANK, CALLER, "Rank documents by a query", "Ranking", bodies=("RerankRequest",),
+          **_TASK),
+    Route("POST", "/tokenize", TOKENIZE, CALLER, "Turn a prompt into token ids", "TokenIds",
+          bodies=("TokenizeRequest",), **_TASK),
+    Route("POST", "/detokenize", DETOKENIZE, CALLER, "Turn token ids into a text", "TokenText",
+          bodies=("DetokenizeRequest",), **_TASK),
     Route("GET", "/v1/models", models.listing, CALLER, "List the models", "ModelList"),
     Route("GET", "/v1/models/{model:path}", models.show, CALLER, "Describe a model", "Model"),
     Route("POST", "/v1/jobs", jobs.create, CALLER, "Queue a job", "Job", 202, params=_KEY, errors=_ACCEPT,
-          bodies=("ChatJobRequest", "CompletionJobRequest"), headers=(*JOB_HEADERS, "Location")),
+          bodies=("ChatJobRequest", "CompletionJobRequest", "EmbeddingJobRequest", "RerankJobRequest"),
+          headers=(*JOB_HEADERS, "Location")),
     Route("GET", "/v1/jobs", jobs.listing, CALLER, "List your jobs", "JobList", params=("status", "cursor", "limit")),
     Route("GET", "/v1/jobs/{job_id}", jobs.show, CALLER, "Show a job", "Job", params=("wait", "include"),
           errors=(410,)),

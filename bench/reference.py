@@ -58,6 +58,10 @@ ANCHORS = {
     "Reasoning": "fields-of-a-response",
     "ResponseStreamOptions": "fields-of-a-response",
     "Response": "a-response",
+    "TextDocument": "fields-of-a-ranking",
+    "EmbeddingList": "a-list-of-vectors",
+    "Ranking": "a-ranking",
+    "TokenIds": "token-ids",
 }
 """The headings under which the page describes objects of requests and answers."""
 

@@ -62,12 +62,15 @@ def print_input(job: dict[str, Any]) -> None:
 
 
 def answer_of(result: dict[str, Any]) -> str:
-    """The texts of a result; a blank line between choices; calls of functions follow, each in a line."""
+    """The texts of a result; a blank line between choices; calls of functions follow, each in a line. Vectors, rankings
+    and token ids as JSON."""
     if result.get("object") == "response":
         return _one_text(
             "".join(part["text"] for item in result["output"] for part in item.get("content", ())),
             [item for item in result["output"] if item["type"] == "function_call"],
         )
+    if "choices" not in result:
+        return json.dumps(result, ensure_ascii=False)
     return "\n\n".join(map(_text_of, result["choices"]))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -72,6 +72,34 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The model may not end the text: it has as many tokens as the limit says."""
 
 
+TaskKind: TypeAlias = Literal["embed", "rerank", "tokenize", "detokenize"]
+Input: TypeAlias = str | tuple[int, ...]
+"""A text, or its token ids."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a request asks for instead of a generated text. Its answer is one piece without tokens, whose text is:
+
+    - embed: the vector of each input, as base64 of little-endian float32, separated by commas;
+    - rerank: a JSON list with the score of each input after the first, which is the query; higher is more relevant;
+    - tokenize: a JSON object with `tokens`, the prompt's token ids, and `max_model_len`, the context in tokens;
+    - detokenize: the text of the prompt, which is token ids.
+    """
+
+    kind: TaskKind
+    dimensions: int | None = None
+    """Of each vector; None: as the model has them. Only an engine with `embedding_dimensions` gets others."""
+    special_tokens: bool = True
+    """Whether the tokens that the model's tokenizer adds to a text are among those of `tokenize`."""
+    generation_prompt: bool = True
+    """Whether the begin of the assistant's turn is at the end of a conversation that is tokenized."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether the model must compute; else its tokenizer alone answers."""
+        return self.kind in ("embed", "rerank")
+
+
 class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One token's log-probability and its best alternatives as (token text, log-probability)."""
 
@@ -118,6 +146,13 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the model reasons before it answers, and the engine marks that in its text."""
     reasoning_effort: bool = False
     """Whether a request can say how much it reasons, also that it does not."""
+    embed: bool = False
+    """Vectors of texts (`Task`); of token ids too, if the engine has `token_prompts`."""
+    embedding_dimensions: bool = False
+    """Whether a request can choose the length of its vectors."""
+    rerank: bool = False
+    tokenize: bool = False
+    """Token ids of a prompt, and the text of token ids."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +168,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds of the first load."""
     default_output: int = 0
     """Tokens of an answer whose request names no limit, at most; 0: max_output."""
+    embedding_size: int = 0
+    """Numbers of one vector; 0: not known, or it makes none."""
 
 
 RETURNED = "returned"
@@ -168,6 +205,10 @@ class Request(msgspec.Struct, frozen=True):
     reasoning: str = ""
     """Not empty: the engine marks reasoning as penstock/tools.py describes. How much the model shall reason, in the
     words of OpenAI's reasoning_effort, or "default"."""
+    task: Task | None = None
+    """Asks for something else than a text; only an engine with the capability gets it."""
+    inputs: Sequence[Input] = ()
+    """Of a task on several texts, whose `prompt` is empty: those to embed, or a query and the documents to rank."""
     text_id: str = ""
     """The same each time this text is submitted, where `id` is another one; "": not told. Opaque to the engine."""
     trace: str = ""

@@ -23,7 +23,8 @@ from streaming.priority import Priority
 from workers.attempt_stamps import AttemptStamps
 from workers.engines.call_checks import FoundCalls, check_calls
 from workers.engines.constraint import complete_texts
-from workers.prompts import prompt_of
+from workers.engines.task_answers import check_task_piece
+from workers.prompts import inputs_of, prompt_of
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
@@ -174,8 +175,7 @@ class Attempt:
             pasts[row.index].append((row.text, row.ids, row.n))
         for index in range(self._choices):
             past = pasts[index]
-            if not self._finishes[index] and self._spent(past):
-                self._finishes[index] = "length"
+            self._finishes[index] = self._finishes[index] or ("length" if self._spent(past) else "")
             if not self._finishes[index]:
                 requests[index] = self._request(index, past)
         self._open = set(requests)
@@ -225,6 +225,8 @@ class Attempt:
             self.job.tools,
             self._servers.get(index, ""),
             self.job.reasoning,
+            task=self.job.task,
+            inputs=inputs_of(self.job, index // sampling.n),
             text_id=f"{self.job.id}/{index}",
             trace=self.trace,
         )
@@ -277,12 +279,12 @@ class Attempt:
         prompt, stream, model = self._unlogged_prompts.pop(index, None), self.number, piece.served_by
         if model:
             self._servers[index] = model
-        return encode_delta(
-            Delta(stream, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt, model)
-        )
+        fields = (stream, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt, model)
+        return encode_delta(Delta(*fields))
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
-        """Process the last piece of a choice."""
+        """Process the last piece of a choice. Raises ValueError for an answer that no reader could use."""
+        check_task_piece(self.job.task, inputs_of(self.job, index), piece)
         self._open.discard(index)
         self.stamps.finish(piece.times, now)
         if piece.failure is not None:
@@ -321,10 +323,8 @@ class Attempt:
         assert self.job.tools is not None
         calls = check_calls(self._texts(), self._finishes, self.job.tools)
         if isinstance(calls, FoundCalls):
-            called = [finish == "stop" and index in calls.choices for index, finish in enumerate(self._finishes)]
-            self._finishes = [
-                "tool_calls" if each else finish for each, finish in zip(called, self._finishes, strict=True)
-            ]
+            found, finishes = calls.choices, enumerate(self._finishes)
+            self._finishes = ["tool_calls" if each == "stop" and at in found else each for at, each in finishes]
         return calls
 
     def _texts(self) -> list[str]:

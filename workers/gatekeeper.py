@@ -113,10 +113,10 @@ class Gatekeeper:
 
     def admits(self, attempt: Attempt, index: int, request_id: str) -> bool:
         """Decide whether a choice begins now; counts a refusal once per choice."""
-        if not self.limits_cache and self._colocation is None:
-            return True
-        self._sync()
         job = attempt.job
+        if job.task is not None or (not self.limits_cache and self._colocation is None):
+            return True  # a task holds no part of the KV cache that other texts need
+        self._sync()
         refused_id, text = self._refused.get(job.id, ("", None))
         if text is None or refused_id != request_id:
             text = self._text(attempt, index)
@@ -207,7 +207,7 @@ class Gatekeeper:
 
     def note_end(self, attempt: Attempt, index: int, piece: Piece) -> None:
         """Learn from a choice that has ended: its length, and how long its first token took."""
-        if piece.finish in ("stop", "length"):
+        if piece.finish in ("stop", "length") and attempt.job.task is None:
             self._ended += 1
             self.gate.history.add(attempt.job.priority, attempt.job.tenant, attempt.generated(index))
         text = self.gate.held.get(piece.id)

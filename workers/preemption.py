@@ -118,7 +118,8 @@ class Preemption:
             return
         self._retry_at = now + RETRY_INTERVAL_S
         for attempt in self._starter.waiting.values():
-            if attempt.job.priority is Priority.INTERACTIVE and not attempt.started:
+            waits = attempt.job.task is None and not attempt.started
+            if waits and attempt.job.priority is Priority.INTERACTIVE:
                 asyncio.get_running_loop().call_soon(self.make_way, attempt)
                 return
 

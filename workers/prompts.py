@@ -6,16 +6,23 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from penstock.engine import ChatTurn, Request
-from streaming.jobs.job import Chat, Job, Text, prompt_count
+from penstock.engine import ChatTurn, Input, Request
+from streaming.jobs.job import Chat, Inputs, Job, Text, prompt_count
 
 
 def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:
-    """The job's prompt with this index."""
+    """The job's prompt with this index; that of a group of inputs is empty."""
     prompt = job.prompt
+    if isinstance(prompt, Inputs):
+        return ""
     if isinstance(prompt, Chat):
         return prompt.turns if job.response is None else merged_calls(prompt.turns)
     return prompt.texts[number] if isinstance(prompt, Text) else prompt.ids[number]
+
+
+def inputs_of(job: Job, number: int) -> Sequence[Input]:
+    """The job's group of inputs with this index; a prompt has none."""
+    return job.prompt.groups[number] if isinstance(job.prompt, Inputs) else ()
 
 
 def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
@@ -41,4 +48,6 @@ def samples(job: Job) -> Iterator[Request]:
             job.tenant,
             tools=job.tools,
             reasoning=job.reasoning,
+            task=job.task,
+            inputs=inputs_of(job, number),
         )

@@ -217,9 +217,9 @@ class Worker:
 
     def make_room(self, jobs: Sequence[Job]) -> None:
         """Preempt batch jobs, if these jobs of lane interactive, which begin now, find the slots taken. Each job needs
-        one place at once: its other choices wait their turn."""
-        if jobs:
-            self._preemption.free(self._starter.texts + len(jobs) - self._starter.stats().slots)
+        one place at once: its other choices wait their turn. No text loses its place to a tokenizer's task."""
+        if texts := sum(job.task is None or job.task.computes for job in jobs):
+            self._preemption.free(self._starter.texts + texts - self._starter.stats().slots)
 
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated; or end it with its `refusal`."""
@@ -235,7 +235,7 @@ class Worker:
             attempt.stop(JobState.CANCELLED, CANCELLED)
         else:
             self._starter.submit(attempt)
-            if claim.job.priority is Priority.INTERACTIVE:
+            if claim.job.priority is Priority.INTERACTIVE and claim.job.task is None:
                 self._preemption.make_way(attempt)
             self._set_deadline(attempt)
             if attempt.constrained:

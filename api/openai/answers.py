@@ -58,7 +58,9 @@ def answer_schemas() -> dict[str, Schema]:
         "Usage": _usage(),
         "ChatCompletion": _answer("chat.completion", message=_message()),
         "Completion": _answer("text_completion", text=STRING),
-        "Answer": any_of("ChatCompletion", "Completion", "Response"),
+        "Answer": any_of(
+            "ChatCompletion", "Completion", "Response", "EmbeddingList", "Ranking", "TokenIds", "TokenText"
+        ),
         "Model": _model(),
         "ModelList": object_of(object=word_of("list"), data=list_of(schema("Model"))),
         "DeadLetter": _dead_letter(),

@@ -24,7 +24,7 @@ from api.openai.schemas import Kind, Request, check_choices, parse
 from penstock.engine import ModelCard
 from streaming.batches.batch import Batch
 from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
-from streaming.jobs.job import Chat, Job, JobState, Text, Tokens, job_class
+from streaming.jobs.job import Chat, Inputs, Job, JobState, Prompt, Text, Tokens, job_class
 from streaming.jobs.records import JobRecord
 from streaming.jobs.response_form import ResponseForm
 from streaming.jobs.work import weight_of
@@ -34,6 +34,7 @@ ENDPOINTS: Mapping[str, Kind] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
     "/v1/responses": "response",
+    "/v1/embeddings": "embedding",
 }
 """The endpoints that a batch may call, with their kind of request."""
 
@@ -142,7 +143,8 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     job_prompt, sampling = request.prompt_asked, request.sampling
     text = _text(job_prompt)
     deterministic = sampling.temperature == 0 or sampling.seed is not None
-    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, _form_of(request), request.tools_asked))
+    task = request.task_asked and (request.task_asked, request.task_form)
+    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, _form_of(request), request.tools_asked, task))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
     head = f"{request.model}\0{text}"
     groups = tuple(_hash(head[:size]) for size in PREFIX_SIZES)
@@ -153,7 +155,7 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest())
 
 
-def _text(prompt: Chat | Text | Tokens) -> str:
+def _text(prompt: Prompt) -> str:
     match prompt:
         case Chat(turns):
             return "\n".join(f"{turn.role}: {turn.content}" for turn in turns)
@@ -161,6 +163,8 @@ def _text(prompt: Chat | Text | Tokens) -> str:
             return "\n".join(texts)
         case Tokens(ids):
             return " ".join(str(each) for row in ids for each in row)
+        case Inputs(groups):
+            return "\n".join(str(each) for group in groups for each in group)
 
 
 def job_of(
@@ -180,8 +184,8 @@ def job_of(
     own = request.queue.deadline_ms
     deadlines = [each for each in (own, left_ms) if each is not None]
     prompt, tools, sampling = request.prompt_asked, request.tools_asked, request.sampling
-    reasoning = reasoning_of(request, card)
-    return job_class(prompt, tools, sampling, reasoning)(
+    reasoning, task = reasoning_of(request, card), request.task_asked
+    return job_class(prompt, tools, sampling, reasoning, task)(
         id=job_id,
         model=request.model,
         tenant=batch.tenant,
@@ -196,6 +200,8 @@ def job_of(
         response=_form_of(request),
         tools=tools,
         reasoning=reasoning,
+        task=task,
+        task_form=request.task_form,
     )
 
 

@@ -27,7 +27,7 @@ class BatchRequest(StrictBody):
     """The body of POST /v1/batches."""
 
     input_file_id: str = Field(description="A file of yours with purpose `batch`.")
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"] = Field(
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"] = Field(
         description="The `url` of every line."
     )
     completion_window: Literal["15m", "1h", "24h", "none"] | None = Field(

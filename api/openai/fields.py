@@ -32,6 +32,9 @@ MAX_SCHEMA_BYTES = 512 * 1024
 MAX_SCHEMA_DEPTH = 16
 WEEK_MS = 7 * 24 * 3600 * 1000
 
+OTHERS_PRIORITY = 0
+"""The value that other servers' own `priority` has by default: a client that sends it asks for nothing."""
+
 TokenLimit: TypeAlias = Annotated[int, Field(ge=1, le=1_048_576)]
 Milliseconds: TypeAlias = Annotated[int, Field(ge=1, le=WEEK_MS)]
 _MAX_METADATA = 16

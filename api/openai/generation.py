@@ -1,39 +1,20 @@
-"""Generation request: the fields that chats, completions and responses share, and what the queue reads of each."""
+"""Generation request: the fields that chats, completions and responses share, beside those of every queued request."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from api.openai.fields import LogitBias, Metadata, QueueOptions, StrictBody
-from penstock.engine import ModelCard, Sampling
-from penstock.tools import Tools
-from streaming.jobs.job import Chat, Prompt
-from streaming.jobs.response_form import ResponseForm
-from streaming.priority import Priority
-
-TIERS = {
-    "default": Priority.STANDARD,
-    "flex": Priority.BATCH,
-    "scale": Priority.INTERACTIVE,
-    "priority": Priority.INTERACTIVE,
-    "fast": Priority.INTERACTIVE,
-}
-"""The lane of each `service_tier`; `auto` means the endpoint's default."""
+from api.openai.fields import LogitBias
+from api.openai.queued_request import QueuedRequest
+from penstock.engine import ModelCard
+from streaming.jobs.job import Chat
 
 
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+class GenerationRequest(QueuedRequest):
+    """A request for generated texts."""
 
-
-class GenerationRequest(StrictBody, ABC):
-    """A request that becomes one job."""
-
-    LANE: ClassVar[Priority] = Priority.INTERACTIVE
-    ON_DISCONNECT: ClassVar[str] = "cancel"
-
-    model: Annotated[str, Field(min_length=1, max_length=128, description="A name from `GET /v1/models`.")]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(None, description="Null: the engine's setting.")
     top_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="Null: the engine's setting.")
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = Field(
@@ -58,18 +39,10 @@ class GenerationRequest(StrictBody, ABC):
         "Refused if the engine has none.",
     )
     stream: bool | None = Field(False, description="Answer with a stream. A job's events stream without it.")
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = Field(
-        None,
-        description="OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive.",
-    )
-    metadata: Metadata | None = Field(None, description="Your own labels; the job shows them.")
-    user: Annotated[str, Field(max_length=256)] | None = Field(None, description="Kept with the job, without effect.")
-    queue: QueueOptions = Field(QueueOptions(), description="Penstock's own options.")
 
-    @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
-    @classmethod
-    def _queue_or_null(cls, value: Any) -> Any:
-        return QueueOptions() if value is None else value
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)
 
     @property
     def sampler_fields(self) -> dict[str, Any]:
@@ -85,72 +58,12 @@ class GenerationRequest(StrictBody, ABC):
             "logit_bias": {int(token): bias for token, bias in (self.logit_bias or {}).items()},
         }
 
-    @property
-    def default_lane(self) -> Priority:
-        return self.LANE
 
-    @property
-    def default_on_disconnect(self) -> str:
-        return self.ON_DISCONNECT
-
-    @property
-    def lane(self) -> Priority:
-        """Return the requested lane; `queue.priority` overrides `service_tier`."""
-        if self.queue.priority:
-            return Priority(self.queue.priority)
-        return TIERS.get(self.service_tier or "auto", self.default_lane)
-
-    @property
-    def on_disconnect(self) -> str:
-        """What happens to the job when its reader disconnects."""
-        return self.queue.on_disconnect or self.default_on_disconnect
-
-    @property
-    @abstractmethod
-    def prompt_asked(self) -> Prompt: ...
-
-    @property
-    @abstractmethod
-    def sampling(self) -> Sampling: ...
-
-    @property
-    def effort(self) -> Effort | None:
-        """How much the model shall reason; None: as much as it does by itself."""
-        return None
-
-    @property
-    def tools_asked(self) -> Tools | None:
-        """The functions that the answer may call. Raises ApiError (400)."""
-        return None
-
-    @property
-    def choices_per_prompt(self) -> int:
-        return 1
-
-    @property
-    def prompts(self) -> int:
-        """Number of prompts."""
-        return 1
-
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream of chunks ends with the token counts."""
-        return False
-
-    @property
-    def response_form(self) -> ResponseForm | None:
-        """What the Responses API shows of the request; None for the other endpoints."""
-        return None
-
-    @property
-    def version_read(self) -> int | None:
-        """The version of the conversation whose turn the request is, as it was read; None if it is no turn of one."""
-        return None
-
-
-def reasoning_of(request: GenerationRequest, card: ModelCard | None) -> str:
+def reasoning_of(request: QueuedRequest, card: ModelCard | None) -> str:
     """Return the `reasoning` of a request's job: a model that reasons by itself is not asked to, and `none` asks only
     such a model for something. `card`: of the model, if one is known."""
+    if request.task_asked is not None:
+        return ""
     if request.effort not in (None, "none"):
         return request.effort
     reasons = card is not None and card.capabilities.reasoning and isinstance(request.prompt_asked, Chat)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine import Sampling
+from penstock.engine import Sampling, Task, TaskKind
 from penstock.tools import Tools
-from streaming.jobs.job import Chat, Job, Text
+from streaming.jobs.job import Chat, Inputs, Job, Text, Tokens
 from streaming.jobs.response_form import ResponseForm
+
+TASK_ENDPOINTS: Mapping[TaskKind, str] = {
+    "embed": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+}
 
 SAME = (
     *("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"),
@@ -20,6 +28,8 @@ def input_object(job: Job) -> dict[str, Any]:
     """Render a job's request. Fields without effect, and those left at their defaults, are not kept."""
     if job.response is not None:
         return _response_input(job, job.response)
+    if job.task is not None:
+        return _task_input(job, job.task) | _kept(job)
     sampling, prompt = job.sampling, job.prompt
     chat = isinstance(prompt, Chat)
     endpoint = "/v1/chat/completions" if chat else "/v1/completions"
@@ -29,8 +39,10 @@ def input_object(job: Job) -> dict[str, Any]:
             found["messages"] = [turn.shown for turn in turns]
         case Text(texts):
             found["prompt"] = list(texts) if len(texts) > 1 else texts[0]
-        case _:
-            found["prompt"] = [list(ids) for ids in prompt.ids]
+        case Tokens(ids):
+            found["prompt"] = [list(each) for each in ids]
+        case Inputs():
+            pass
     found |= {name: value for name in SAME if (value := getattr(sampling, name)) is not None} | _further_sampling(
         sampling
     )
@@ -45,6 +57,33 @@ def input_object(job: Job) -> dict[str, Any]:
     if job.reasoning not in ("", "default"):
         found["reasoning_effort"] = job.reasoning
     return found | _tools(job.tools) | _kept(job)
+
+
+def _task_input(job: Job, task: Task) -> dict[str, Any]:
+    """Render a request with a task."""
+    found: dict[str, Any] = {"endpoint": TASK_ENDPOINTS[task.kind], "model": job.model}
+    form = job.task_form
+    match job.prompt:
+        case Chat(turns):
+            found["messages"] = [turn.shown for turn in turns]
+        case Text(texts):
+            found["prompt"] = texts[0]
+        case Tokens(ids):
+            found["tokens"] = list(ids[0])
+        case Inputs(groups) if task.kind == "embed":
+            found["input"] = [each if isinstance(each, str) else list(each) for group in groups for each in group]
+        case Inputs(groups):
+            found["query"] = groups[0][0]
+            found["documents"] = [each for group in groups for each in group[1:]]
+    options = {
+        "dimensions": task.dimensions,
+        "encoding_format": "base64" if form.base64 else None,
+        "top_n": form.top_n,
+        "return_documents": form.documents or None,
+        "add_special_tokens": None if task.special_tokens else False,
+        "add_generation_prompt": None if task.generation_prompt else False,
+    }
+    return found | {name: value for name, value in options.items() if value is not None}
 
 
 def _further_sampling(sampling: Sampling) -> dict[str, Any]:

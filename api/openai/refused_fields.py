@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from api.openai.errors import invalid_request
-from api.openai.fields import QueueOptions
+from api.openai.fields import OTHERS_PRIORITY, QueueOptions
 
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
@@ -41,9 +41,6 @@ REMEDIES: Mapping[str, str] = {
     "webhook": "Webhooks are settings of the server, in [webhooks].",
 }
 """What to do instead of using a field; for all others, leave it out."""
-
-OTHERS_PRIORITY = 0
-"""The value that other servers' own `priority` has by default: a client that sends it asks for nothing."""
 
 _AS_SCHEMA = "Use response_format with type 'json_schema' and "
 

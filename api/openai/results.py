@@ -8,6 +8,7 @@ from api.openai.job_errors import from_terminal
 from api.openai.rendering import Facts, completion_in_slices
 from api.openai.responses.answer_items import given_up
 from api.openai.responses.object import ResponseFacts, ended_response
+from api.openai.tasks.answers import task_answer_in_slices
 from runtime.turns import Sliced, at_once
 from streaming.jobs.job import JobState
 from streaming.jobs.records import JobRecord
@@ -21,6 +22,8 @@ def result_in_slices(facts: Facts, record: JobRecord) -> Sliced[dict[str, Any]]:
     assert record.terminal is not None
     if record.terminal.state is not JobState.COMPLETED:
         raise from_terminal(record.terminal)
+    if record.job.task is not None:
+        return task_answer_in_slices(record.job, record.terminal, record.terminal.rows)
     if record.job.response is None:
         return completion_in_slices(facts, record.terminal, record.terminal.rows)
     response = ResponseFacts(record.job, record.created_ms)

@@ -26,12 +26,23 @@ from api.openai.fields import (
     TokenLimit,
     refusal,
 )
-from api.openai.generation import Effort, GenerationRequest, reasoning_of
+from api.openai.generation import GenerationRequest, reasoning_of
 from api.openai.json_body import read_object
 from api.openai.messages import ChatMessage
+from api.openai.queued_request import Effort
 from api.openai.refused_fields import CONSTRAINTS, UNSUPPORTED, refuse_fields
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
+from api.openai.tasks.request import (
+    DetokenizeRequest,
+    EmbeddingJobRequest,
+    EmbeddingRequest,
+    RerankJobRequest,
+    RerankRequest,
+    TaskRequest,
+    TokenizeRequest,
+    refuse_misplaced,
+)
 from api.openai.tool_fields import ToolFields
 from api.openai.validation import explained
 from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
@@ -39,7 +50,9 @@ from streaming.jobs.job import Chat, Job, Text, Tokens, job_class
 from streaming.jobs.job import Prompt as JobPrompt
 from streaming.priority import Priority
 
-Kind: TypeAlias = Literal["chat", "completion", "job", "response", "count"]
+Kind: TypeAlias = Literal[
+    "chat", "completion", "job", "response", "count", "embedding", "rerank", "tokenize", "detokenize"
+]
 
 MAX_IGNORED = 20
 """Names listed in X-Ignored-Fields."""
@@ -201,7 +214,15 @@ class CompletionJobRequest(CompletionRequest):
     endpoint: Literal["/v1/completions"] = Field(description=_ENDPOINT)
 
 
-Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest
+Request: TypeAlias = ChatRequest | CompletionRequest | ResponseRequest | CountRequest | TaskRequest
+
+JOB_MODELS: Mapping[str, type[Request]] = {
+    "/v1/chat/completions": ChatJobRequest,
+    "/v1/completions": CompletionJobRequest,
+    "/v1/embeddings": EmbeddingJobRequest,
+    "/v1/rerank": RerankJobRequest,
+}
+"""What a job may be, by its `endpoint`."""
 
 
 MODELS: Mapping[str, type[Request]] = {
@@ -209,6 +230,10 @@ MODELS: Mapping[str, type[Request]] = {
     "completion": CompletionRequest,
     "response": ResponseRequest,
     "count": CountRequest,
+    "embedding": EmbeddingRequest,
+    "rerank": RerankRequest,
+    "tokenize": TokenizeRequest,
+    "detokenize": DetokenizeRequest,
 }
 
 
@@ -218,6 +243,8 @@ def parse(kind: Kind, body: bytes) -> Request:
     model = _model(kind, fields)
     if issubclass(model, InputFields):
         refuse_unsupported(fields, CONSTRAINTS)
+    elif issubclass(model, TaskRequest):
+        refuse_misplaced(fields)
     else:
         refuse_fields(fields, chat=issubclass(model, ToolFields))
     try:
@@ -274,15 +301,15 @@ def to_job(
     `card`: of its model, if one is known.
     """
     queue, prompt, tools, sampling = request.queue, request.prompt_asked, request.tools_asked, request.sampling
-    reasoning = reasoning_of(request, card)
-    return job_class(prompt, tools, sampling, reasoning)(
+    reasoning, task = reasoning_of(request, card), request.task_asked
+    return job_class(prompt, tools, sampling, reasoning, task)(
         id=job_id,
         model=request.model,
         tenant=tenant,
         priority=clamp(request.lane, ceiling),
         prompt=prompt,
         sampling=sampling,
-        stream=bool(request.stream),
+        stream=request.streams,
         reply_to=reply_to,
         deadline_ms=queue.deadline_ms,
         max_queue_ms=queue.max_queue_ms,
@@ -296,6 +323,8 @@ def to_job(
         response=request.response_form,
         tools=tools,
         reasoning=reasoning,
+        task=task,
+        task_form=request.task_form,
     )
 
 
@@ -333,9 +362,8 @@ def _extras(part: StrictBody, path: str) -> Iterator[str]:
 def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:
     if kind == "job":
         endpoint = fields.get("endpoint", "/v1/chat/completions")
-        if endpoint == "/v1/completions":
-            return CompletionJobRequest
-        if endpoint != "/v1/chat/completions":
-            raise invalid_request("endpoint must be '/v1/chat/completions' or '/v1/completions'.", "endpoint")
-        return ChatJobRequest
+        if not isinstance(endpoint, str) or endpoint not in JOB_MODELS:
+            known = ", ".join(map(repr, JOB_MODELS))
+            raise invalid_request(f"endpoint must be one of {known}.", "endpoint")
+        return JOB_MODELS[endpoint]
     return MODELS[kind]

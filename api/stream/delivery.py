@@ -39,7 +39,7 @@ class Delivery:
         (same idempotency key)."""
         if admitted.accepted.joined or not (self._first_received or self._last_received):
             return
-        clock, partition, whole = services.clock, admitted.partition, not admitted.request.stream
+        clock, partition, whole = services.clock, admitted.partition, not admitted.request.streams
         delivered = Delivered(
             first_got=0 if whole else clock.at(self._first_received, partition),
             first_sent=0 if whole else clock.at(self._first_sent, partition),

@@ -27,18 +27,17 @@ from api.stream.connection import Connection
 from api.stream.delivery import Delivery
 from api.stream.flow import TokenFlow
 from api.stream.messages import PING, STREAM_HEADERS, body_message, served_by_header, start_message, stream_url
+from api.stream.operation import operation_of
 from api.stream.paced_writer import ClientGone, PacedWriter
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.jobs.frames import Delta
-from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.job import JobState
 from streaming.jobs.reorder_buffer import Flow
 from streaming.jobs.terminal import Terminal
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
 log = logging.getLogger(__name__)
-
-CHAT, TEXT, RESPONSE = "chat", "text_completion", "response"
 
 KEYED_GRACE_S = 10.0
 """Time that a job goes on for the retry of a disconnected client that sent an idempotency key."""
@@ -74,7 +73,7 @@ class Reply:
         self._facts = facts if not admitted.accepted.joined else replace(facts, job=admitted.accepted.id)
         self._received = 0.0
         self._delivery = Delivery()
-        self._metrics = services.metrics.answers(_operation(self._job), self._job.model)
+        self._metrics = services.metrics.answers(operation_of(self._job), self._job.model)
         self._flow = TokenFlow(self._metrics.per_token)
         self._request_id = ""
 
@@ -391,10 +390,3 @@ async def abandon_quietly(services: Services, job_id: str) -> None:
         pass  # it ended and its retention passed
     except StreamingError as error:
         log.warning("could not cancel a job whose client left: %s", error, extra={"job": job_id})
-
-
-def _operation(job: Job) -> str:
-    """The label of an answer's metrics."""
-    if job.response is not None:
-        return RESPONSE
-    return CHAT if isinstance(job.prompt, Chat) else TEXT

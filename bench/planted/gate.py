@@ -126,7 +126,7 @@ GATE = (
     Bug(
         "answers that were cut off are learned",
         "Cancelled jobs make answers look short, and texts are evicted.",
-        (Edit("workers/gatekeeper.py", 'if piece.finish in ("stop", "length"):', "if piece.finish:"),),
+        (Edit("workers/gatekeeper.py", 'if piece.finish in ("stop", "length") and', "if piece.finish and"),),
         (KEEPER + "only_answers_that_ended_by_themselves_or_at_their_limit_are_learned",),
     ),
     Bug(

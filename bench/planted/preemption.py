@@ -22,6 +22,12 @@ PREEMPTIONS = (
         ("tests/workers/test_preemption.py::test_a_job_of_lane_standard_beside_a_chat_preempts_nothing",),
     ),
     Bug(
+        "token ids cost a place",
+        "A batch job gives way to a request that the tokenizer alone answers.",
+        (Edit("workers/worker.py", "job.task is None or job.task.computes for job in jobs", "True for job in jobs"),),
+        ("tests/workers/test_preemption.py::test_only_a_task_that_computes_takes_a_place",),
+    ),
+    Bug(
         "a prefetched job begins at once",
         "A request that must not queue is let in where it is only prefetched, and waits for a slot.",
         (lua("claim", "c.begun < begins and idle_key(model) or prefetching_key(model)", "idle_key(model)"),),

@@ -80,7 +80,11 @@ SECURITY = (
     Bug(
         "a text without a bound",
         "A name of any size goes into the record of its job.",
-        (Edit("api/openai/generation.py", "user: Annotated[str, Field(max_length=256)] | None", "user: str | None"),),
+        (
+            Edit(
+                "api/openai/queued_request.py", "user: Annotated[str, Field(max_length=256)] | None", "user: str | None"
+            ),
+        ),
         (FIELDS + "whatever_a_body_may_hold_is_bounded",),
     ),
     Bug(
@@ -116,7 +120,16 @@ SECURITY = (
     Bug(
         "an unknown endpoint is a chat",
         "A job for an endpoint that is not there is told that its messages are missing.",
-        (Edit("api/openai/schemas.py", 'if endpoint != "/v1/chat/completions":', "if endpoint == []:"),),
+        (
+            Edit(
+                "api/openai/schemas.py", "if not isinstance(endpoint, str) or endpoint not in JOB_MODELS:", "if False:"
+            ),
+            Edit(
+                "api/openai/schemas.py",
+                "return JOB_MODELS[endpoint]",
+                "return JOB_MODELS.get(endpoint, ChatJobRequest)",
+            ),
+        ),
         (FIELDS + "a_field_is_bounded_and_named",),
     ),
     Bug(

@@ -168,6 +168,18 @@ UPSTREAM = (
         ("tests/api/test_served_by.py::test_every_form_of_an_answer_says_who_gave_it",),
     ),
     Bug(
+        "vectors of another model",
+        "A fallback makes the vectors of a request, and nobody can compare them with those of its own model.",
+        (Edit(ENGINE + "fallback.py", 'of another model": request.task is not None,', 'of another model": False,'),),
+        (f"{TESTS}test_task_calls.py::test_no_other_model_makes_the_vectors",),
+    ),
+    Bug(
+        "vectors in the order of the reply",
+        "A server that answers out of order gives each text the vector of another one.",
+        (Edit(ENGINE + "task_calls.py", "[scores[index] for index in range(len(scores))]", "list(scores.values())"),),
+        (f"{TESTS}test_task_calls.py::test_vectors_and_scores_come_through",),
+    ),
+    Bug(
         "a limit that holds a request for ever",
         "A request that is always refused with 429 is sent again and again, and no reader hears why.",
         (Edit(ENGINE + "engine.py", "is not None and left_s <= 0:", "is not None and left_s < -MAX_HELD:"),),

@@ -80,7 +80,7 @@ def _run(run: ProgramRun) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ScaleTask:
     """One simulation, for this process or another."""
 
     show: str
@@ -92,20 +92,20 @@ class Task:
         return self.run(*self.given)
 
 
-def tasks(size: ScaleSize) -> Iterator[Task]:
+def tasks(size: ScaleSize) -> Iterator[ScaleTask]:
     """Everything, the longest first."""
     for seed in size.seeds:
         that = Day(seed, size.hours, size.rate)
         for name in CONTENDERS:
-            yield Task("day", f"day {seed}: {name}", day.played, (name, that))
+            yield ScaleTask("day", f"day {seed}: {name}", day.played, (name, that))
     for seed in size.seeds:
-        yield Task("shapes", f"two shapes {seed}", shapes.compared, (seed, size.hold_s))
+        yield ScaleTask("shapes", f"two shapes {seed}", shapes.compared, (seed, size.hold_s))
         for name in (PENSTOCK, "keda"):
-            yield Task(
+            yield ScaleTask(
                 "steady", f"constant load {seed}: {name}", day.steadied, (name, Steady(seed, hours=size.steady_hours))
             )
     for ward in wards(size.seeds):
-        yield Task("health", f"health {ward.seed}", day.watched, (ward,))
+        yield ScaleTask("health", f"health {ward.seed}", day.watched, (ward,))
 
 
 def simulated(size: ScaleSize, jobs: int) -> Mapping[str, list[Row]]:
@@ -121,7 +121,7 @@ def simulated(size: ScaleSize, jobs: int) -> Mapping[str, list[Row]]:
     return found
 
 
-def _rows(todo: Sequence[Task], jobs: int, say: Callable[[str], None]) -> Iterator[tuple[int, Row]]:
+def _rows(todo: Sequence[ScaleTask], jobs: int, say: Callable[[str], None]) -> Iterator[tuple[int, Row]]:
     if jobs == 1:
         for number, task in enumerate(todo):
             say(task.words)

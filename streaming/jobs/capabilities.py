@@ -5,8 +5,10 @@ The API checks a job before it accepts it, and the worker again before it runs i
 
 from __future__ import annotations
 
-from penstock.engine import Capabilities, Failure
-from streaming.jobs.job import Chat, Job, Tokens
+from collections.abc import Mapping
+
+from penstock.engine import Capabilities, Failure, Task, TaskKind
+from streaming.jobs.job import Chat, Inputs, Job, Tokens
 
 NEUTRAL = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "logit_bias": {}, "ignore_eos": False}
 """Further fields of sampling, each with the value that asks an engine without it for nothing."""
@@ -17,6 +19,8 @@ IN_RESPONSES = {"messages": "input", "response_format": "text.format", "logprobs
 
 def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
     """Return a failure for the first option of the job that the engine does not support, or None."""
+    if job.task is not None:
+        return _task(job, job.task, capabilities)
     return (
         _prompt(job, capabilities)
         or _tools(job, capabilities)
@@ -41,6 +45,29 @@ def _prompt(job: Job, capabilities: Capabilities) -> Failure | None:
         return _refusal(job, "prompt", "takes conversations only; use /v1/chat/completions")
     if isinstance(job.prompt, Tokens) and not capabilities.token_prompts:
         return _refusal(job, "prompt", "takes text prompts only, not token ids")
+    return None
+
+
+TASKS: Mapping[TaskKind, str] = {
+    "embed": "makes no embeddings: use a model that GET /v1/models shows with embed",
+    "rerank": "ranks no documents: use a model that GET /v1/models shows with rerank",
+    "tokenize": "does not tell token ids: the usage of an answer counts them",
+    "detokenize": "has no text for token ids",
+}
+"""What an engine without the task does, and what to do."""
+
+
+def _task(job: Job, task: Task, capabilities: Capabilities) -> Failure | None:
+    can = {"embed": capabilities.embed, "rerank": capabilities.rerank}
+    if not can.get(task.kind, capabilities.tokenize):
+        return _refusal(job, "model", TASKS[task.kind])
+    if task.dimensions is not None and not capabilities.embedding_dimensions:
+        return _refusal(job, "dimensions", "makes vectors of one length: leave dimensions out")
+    if isinstance(job.prompt, Chat):
+        return _prompt(job, capabilities)
+    ids = isinstance(job.prompt, Inputs) and any(not isinstance(each, str) for row in job.prompt.groups for each in row)
+    if ids and not capabilities.token_prompts:
+        return _refusal(job, "input", "takes texts only, not token ids")
     return None
 
 

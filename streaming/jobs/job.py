@@ -7,9 +7,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.engine import ChatTurn, Sampling
+from penstock.engine import ChatTurn, Input, Sampling, Task
 from penstock.tools import Tools
 from streaming.jobs.response_form import ResponseForm
+from streaming.jobs.task_form import TaskForm
 from streaming.priority import Priority
 
 
@@ -65,11 +66,18 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
     ids: tuple[tuple[int, ...], ...]
 
 
-Prompt: TypeAlias = Chat | Text | Tokens
+class Inputs(msgspec.Struct, frozen=True, array_like=True, tag="inputs"):
+    """Texts or token ids of a task, in groups of which the engine computes each at once, like a choice. A worker that
+    takes over computes only the groups that have no answer."""
+
+    groups: tuple[tuple[Input, ...], ...]
+
+
+Prompt: TypeAlias = Chat | Text | Tokens | Inputs
 
 
 def prompt_count(prompt: Prompt) -> int:
-    """How many prompts these are: a conversation is one."""
+    """How many prompts these are: a conversation is one, and so is a group of inputs."""
     match prompt:
         case Chat():
             return 1
@@ -77,11 +85,13 @@ def prompt_count(prompt: Prompt) -> int:
             return len(texts)
         case Tokens(ids):
             return len(ids)
+        case Inputs(groups):
+            return len(groups)
 
 
-PLAIN_VERSION, TOOL_VERSION, JOB_VERSION = 1, 2, 3
-"""Versions of a job's body: the first, that of tools, and the greatest. A worker puts a job of a greater version back
-for a newer worker."""
+PLAIN_VERSION, TOOL_VERSION, EXTENDED_VERSION, JOB_VERSION = 1, 2, 3, 4
+"""Versions of a job's body: the first, that of tools, that of more sampling and reasoning, and the greatest. A worker
+puts a job of a greater version back for a newer worker."""
 
 SAMPLING_OF_VERSION_3 = ("top_k", "min_p", "repetition_penalty", "logit_bias", "ignore_eos")
 """Fields of Sampling that came with version 3."""
@@ -138,6 +148,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     """Functions that the answer may call."""
     reasoning: str = ""
     """Not empty: its engine marks the reasoning in its texts. As `Request.reasoning` says."""
+    task: Task | None = None
+    """What it asks for instead of generated texts."""
+    task_form: TaskForm = TaskForm()
 
     @property
     def parted(self) -> bool:
@@ -166,12 +179,20 @@ class ToolJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=TOOL_VERSI
     """A job with tools or with calls in its conversation, which a worker of version 1 would leave out."""
 
 
-class ExtendedJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
+class ExtendedJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=EXTENDED_VERSION):
     """A job with fields that a worker of version 2 would leave out: of sampling, or its reasoning."""
 
 
-def job_class(prompt: Prompt, tools: Tools | None, sampling: Sampling, reasoning: str = "") -> type[Job]:
-    """The struct of a job with this prompt, these tools, this sampling and this reasoning."""
+class TaskJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
+    """A job with a task, for which a worker of version 3 would generate a text."""
+
+
+def job_class(
+    prompt: Prompt, tools: Tools | None, sampling: Sampling, reasoning: str = "", task: Task | None = None
+) -> type[Job]:
+    """The struct of a job with this prompt, these tools, this sampling, this reasoning and this task."""
+    if task is not None:
+        return TaskJob
     asked = [getattr(sampling, name) for name in SAMPLING_OF_VERSION_3]
     if reasoning or any(value is not None and value is not False and value != {} for value in asked):
         return ExtendedJob

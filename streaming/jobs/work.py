@@ -8,13 +8,14 @@ engine computes the prompt of every choice unless its prefix cache has it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
 
-from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, ModelCard, Sampling
+from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Input, ModelCard, Sampling, Task
 from penstock.tools import Tools
-from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens, prompt_count
+from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.order import patience_ms, units
 
 UNKNOWN_OUTPUT = 4096
@@ -26,6 +27,12 @@ tests/streaming/store/test_memory.py measures 46 and 21 with Valkey 8; in steps 
 21. The rest is for longer texts and for what the allocator rounds up."""
 LOGPROB_BYTES, ALTERNATIVE_BYTES = 40, 40
 """More for the log-probability of a token, and for each of its alternatives: both stand in log and record."""
+ID_BYTES, TEXT_BYTES, SCORE_BYTES = 9, 32, 26
+"""Of the answers to tasks: a token id with its comma, the text of a token, and a score."""
+NUMBER_BYTES = 16 / 3
+"""Of one number of a vector, as base64 of float32."""
+UNKNOWN_SIZE = 4096
+"""Numbers of a vector of a model that does not say how many."""
 JOB_BYTES = 1536
 """Beside its tokens: fields of its hash that come with claim and end, its places in streams and sets."""
 
@@ -86,6 +93,12 @@ def prompt_sizes(prompt: Prompt, tools: Tools | None = None) -> list[int]:
             return [len(text) // CHARACTERS_PER_TOKEN for text in texts]
         case Tokens(ids):
             return [len(each) for each in ids]
+        case Inputs(groups):
+            return [sum([_input_size(each) for each in group]) for group in groups]
+
+
+def _input_size(each: Input) -> int:
+    return len(each) // CHARACTERS_PER_TOKEN if isinstance(each, str) else len(each)
 
 
 def _length(turn: ChatTurn) -> int:
@@ -93,9 +106,25 @@ def _length(turn: ChatTurn) -> int:
     return own + sum([len(call.name) + len(call.arguments) for call in turn.calls]) if turn.calls else own
 
 
+def task_bytes(job: Job, task: Task, card: ModelCard | None = None) -> int:
+    """The most bytes of the answer to a task, as far as its request and the model's card tell."""
+    prompt = job.prompt
+    if task.kind == "tokenize":
+        return ID_BYTES * CHARACTERS_PER_TOKEN * max(1, sum(prompt_sizes(prompt)))
+    if task.kind == "detokenize":
+        return TEXT_BYTES * sum(prompt_sizes(prompt))
+    count = sum([len(group) for group in prompt.groups]) if isinstance(prompt, Inputs) else prompt_count(prompt)
+    if task.kind == "rerank":
+        return SCORE_BYTES * count
+    size = task.dimensions or (card.embedding_size if card is not None else 0) or UNKNOWN_SIZE
+    return count * math.ceil(size * NUMBER_BYTES)
+
+
 def reserved_bytes(job: Job, card: ModelCard | None = None) -> int:
     """The most bytes that a job may write from its acceptance to its end: its log, then its record. `card`: of its
     model, if one is known."""
+    if job.task is not None:
+        return JOB_BYTES + 2 * task_bytes(job, job.task, card)  # log and record
     sampling = job.sampling
     each = TOKEN_BYTES
     if sampling.logprobs is not None:

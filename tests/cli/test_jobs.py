@@ -45,6 +45,7 @@ SHOWN = 'weather({"city": "Oslo"})'
             },
             f"a\n{SHOWN}",
         ),
+        ({"object": "list", "data": [{"embedding": "ü=="}]}, '{"object": "list", "data": [{"embedding": "ü=="}]}'),
     ],
 )
 def test_an_answer_shows_its_texts_and_its_calls(result: dict[str, Any], shown: str) -> None:

@@ -7,8 +7,10 @@ text or by an assistant's message, has got to.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
+from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -128,6 +130,8 @@ class FakeUpstream:
         """Chat template of a llama-server."""
         self.hidden = 0
         """Tokens of reasoning in front of the answer of a chat."""
+        self.vector: list[float] = []
+        """What it makes of each text; empty: it makes no vectors and no rankings."""
         self.port = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
@@ -182,8 +186,33 @@ class FakeUpstream:
                 return await self._complete(writer, path, body)
             finally:
                 self.running -= 1
+        if path in ("/v1/embeddings", "/v1/rerank") and self.vector:
+            return await self._perform(writer, Sent(path, body, headers))
         page = self._page(path, body)
         return await self._json(writer, {"error": "not found"} if page is None else page, 404 if page is None else 200)
+
+    async def _perform(self, writer: asyncio.StreamWriter, sent: Sent) -> bool:
+        """Answer a task; a probe's meets no fault."""
+        body, texts = sent.body, sent.body.get("input", sent.body.get("documents"))
+        fault = Fault()
+        if texts not in ("a", ["b"]):
+            self.sent.append(sent)
+            fault = self.faults.popleft() if self.faults else fault
+        await self.open.wait()
+        if fault.cut or fault.reset:
+            writer.transport.abort()
+            return False
+        if fault.status or fault.data:
+            page: Any = (fault.data or fault.body or json.dumps({"error": {"message": "as told"}}).encode()).decode()
+            return await self._json(writer, page, fault.status or 200)
+        encoded = base64.b64encode(array("f", self.vector).tobytes()).decode()
+        vector: Any = encoded if body.get("encoding_format") == "base64" else self.vector
+        count = 1 if isinstance(texts, str) else len(texts)
+        if sent.path.endswith("rerank"):
+            results = [{"index": each, "relevance_score": each / 8} for each in reversed(range(count))]
+            return await self._json(writer, {"results": results, "usage": {"total_tokens": 7 * count}})
+        data = [{"object": "embedding", "index": each, "embedding": vector} for each in range(count)]
+        return await self._json(writer, {"data": data, "usage": {"prompt_tokens": 5 * count, "total_tokens": 0}})
 
     def _page(self, path: str, body: dict[str, Any]) -> Any:
         kind, llama, vllm = self.kind, self.kind == "llama-server", self.kind == "vllm"

@@ -18,10 +18,13 @@ PROGRAM = Path(__file__).parent / "llama_server.py"
 
 
 class LlamaProcess:
-    """One server of the test model, with `slots` slots."""
+    """One server of the test model, with `slots` slots; `pooling` and `template` as for llama_server.py."""
 
-    def __init__(self, model: Path, log: Path, slots: int = 1) -> None:
+    def __init__(
+        self, model: Path, log: Path, slots: int = 1, *, pooling: str = "", template: Path | None = None
+    ) -> None:
         self._model, self._log, self._slots, self.port = model, log, slots, free_port()
+        self._more = [pooling, "" if template is None else str(template)]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -31,7 +34,7 @@ class LlamaProcess:
     def start(self) -> None:
         """Start it, and return once it answers."""
         with self._log.open("ab") as log:
-            command = [sys.executable, str(PROGRAM), str(self._model), str(self.port), str(self._slots)]
+            command = [sys.executable, str(PROGRAM), str(self._model), str(self.port), str(self._slots), *self._more]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         eventually(self._is_ready, OSError, http.client.HTTPException, seconds=60)
 

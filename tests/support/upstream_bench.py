@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -13,7 +13,7 @@ from typing import Any
 from fake_upstream import MODEL, FakeUpstream, serving
 from msgspec.structs import replace
 
-from penstock.engine import RETURNED, ChatTurn, Failure, ModelCard, Piece, Request, Sampling
+from penstock.engine import RETURNED, ChatTurn, Failure, Input, ModelCard, Piece, Request, Sampling, Task
 from penstock.tools import Tools
 from workers.engines.upstream.engine import UpstreamEngine, build
 from workers.engines.upstream.settings import UpstreamSettings
@@ -62,6 +62,22 @@ class Bench:
         self.steps.append(pieces)
         for piece in pieces:
             self._queues[piece.id].put_nowait(piece)
+
+    async def perform(self, task: Task, prompt: Any = "", inputs: Sequence[Input] = ()) -> Answer:
+        """The answer to a task, over any number of returns."""
+        answer, text_id = Answer(), f"t{next(self._numbers)}"
+        while True:
+            request = Request(f"r{next(self._numbers)}", prompt, Sampling(max_tokens=1), task=task, inputs=inputs)
+            queue = self.begin(replace(request, text_id=text_id))
+            piece = await asyncio.wait_for(queue.get(), 20)
+            assert piece.last and queue.empty()
+            _add(answer, piece)
+            if piece.finish != RETURNED:
+                answer.finish, answer.failure = piece.finish, piece.failure
+                return answer
+            answer.returns += 1
+            while not self.engine.stats().accepts:
+                await asyncio.sleep(0.02)
 
     def begin(self, request: Request) -> asyncio.Queue[Piece]:
         """Submit one request; its pieces."""

@@ -82,6 +82,10 @@ BODIES: Mapping[str, Any] = {
     "POST /v1/responses/input_tokens": {"model": "sim", "input": "x"},
     "POST /v1/conversations/{conversation_id}": {"metadata": {}},
     "POST /v1/conversations/{conversation_id}/items": {"items": [{"role": "user", "content": "x"}]},
+    "POST /v1/embeddings": {"model": "sim", "input": "x"},
+    "POST /v1/rerank": {"model": "sim", "query": "x", "documents": ["x"]},
+    "POST /tokenize": {"model": "sim", "prompt": "x"},
+    "POST /detokenize": {"model": "sim", "tokens": [1]},
 }
 """Bodies that are accepted; a route that is not here is sent an empty object."""
 VARYING = {"date", "x-request-id", "openai-processing-ms"}
@@ -110,6 +114,8 @@ def access_of(operation: Operation) -> str:
         return "anyone"
     if path in EITHER:
         return "either"
+    if path in ("/tokenize", "/detokenize"):
+        return "key"
     assert path.startswith(("/v1/", "/admin/")), f"{path}: say in this file who may use it"
     return "admin" if path.startswith("/admin/") else "key"
 

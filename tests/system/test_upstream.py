@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -14,62 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import end, eventually
+from cli_instance import ROOT, Instance
+from house import eventually
 from llama_process import LlamaProcess
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 MODEL = "SmolLM2-135M-Instruct.F16"
 """As the file of the weights is called, without its ending."""
 STORY = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
-class Instance:
-    """`penstock up` in a folder of its own."""
-
-    def __init__(self, folder: Path, *words: str) -> None:
-        self.folder = folder
-        self._environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-        self._environ |= {"PYTHONPATH": str(ROOT), "PENSTOCK_UPSTREAM_CACHE_PROMPT": "false"}
-        command = [sys.executable, "-m", "cli", "up", "--port", "0", "--data-dir", "data", *words]
-        with (folder / "out").open("wb") as out:
-            self._process = subprocess.Popen(command, cwd=folder, env=self._environ, stdout=out, stderr=out)
-        eventually(self._is_ready, seconds=60)
-        state = json.loads((folder / "data" / "run" / "state.json").read_text())
-        self.port = int(state["url"].rpartition(":")[2])
-
-    def _is_ready(self) -> bool:
-        said = (self.folder / "out").read_text()
-        assert self._process.poll() is None, said
-        return "  Stop" in said
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "cli", *words]
-        return subprocess.run(command, cwd=self.folder, env=self._environ, capture_output=True, text=True, check=False)
-
-    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        data = None if body is None else json.dumps(body)
-        connection.request("GET" if body is None else "POST", path, data, {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        found = reply.status, json.loads(reply.read())
-        connection.close()
-        return found
-
-    def chat(self, tokens: int) -> dict[str, Any]:
-        status, answer = self.ask("/v1/chat/completions", chat(tokens))
-        assert status == 200, answer
-        found: dict[str, Any] = answer
-        return found
-
-    def close(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        end(self._process)
-
-
 def chat(tokens: int, **more: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": STORY, "max_tokens": tokens, "temperature": 0, **more}
+
+
+def answered(instance: Instance, tokens: int) -> dict[str, Any]:
+    status, answer = instance.ask("/v1/chat/completions", chat(tokens))
+    assert status == 200, answer
+    found: dict[str, Any] = answer
+    return found
 
 
 class StreamReader(threading.Thread):
@@ -114,7 +77,7 @@ def test_a_chat_and_a_job_get_the_servers_answer(instance: Instance, llama: Llam
     """The text that the server itself gives, and its counts."""
     body = {"messages": STORY, "max_tokens": 16, "temperature": 0, "cache_prompt": False}
     own = llama.ask("/v1/chat/completions", body)
-    answer = instance.chat(16)
+    answer = answered(instance, 16)
     assert answer["choices"][0]["message"]["content"] == own["choices"][0]["message"]["content"]
     assert answer["usage"]["prompt_tokens"] == own["usage"]["prompt_tokens"]
     assert answer["usage"]["completion_tokens"] == 16
@@ -126,7 +89,7 @@ def test_a_chat_and_a_job_get_the_servers_answer(instance: Instance, llama: Llam
 
 def test_a_stream_survives_the_death_of_the_server(instance: Instance, llama: LlamaProcess) -> None:
     """kill -9 in mid-stream, and a new process: the reader has the text of an unbroken run, in one stream."""
-    whole = instance.chat(80)["choices"][0]["message"]["content"]
+    whole = answered(instance, 80)["choices"][0]["message"]["content"]
     reader = StreamReader(instance.port, 80)
     eventually(lambda: len(reader.text) > len(whole) // 4)
     assert not reader.finish

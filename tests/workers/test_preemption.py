@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 from sim_worker import LONG, DeafEngine, Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
-from penstock.engine import Sampling
+from penstock.engine import Sampling, Task, TaskKind
 from streaming.errors import NoCapacity, Unavailable
-from streaming.jobs.job import Job, JobState
+from streaming.jobs.job import Inputs, Job, JobState, TaskJob, Text
 from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -185,6 +185,27 @@ async def test_a_chat_takes_the_place_of_a_batch_job(wire: RedisClient, start: S
         assert record.state is JobState.COMPLETED and text_of(record) == expected(f"line {number}", 2_000)
         preempted += sum(each.outcome == "preempted" for each in record.attempts)
     assert 1 <= preempted <= 2
+
+
+@pytest.mark.parametrize("kind", ["tokenize", "embed"])
+async def test_only_a_task_that_computes_takes_a_place(wire: RedisClient, start: Start, kind: TaskKind) -> None:
+    """Token ids come at once beside a full engine, and nobody gives way; vectors need a place like a chat."""
+    running, jobs = await full_of_batch(wire, start)
+    queue = Queue(wire)
+    prompt = Text(("Name a river.",)) if kind == "tokenize" else Inputs((("Name a river.",),))
+    job = TaskJob(
+        id=queue.new_id("t"), model="m", tenant="t", priority=Priority.INTERACTIVE, prompt=prompt,
+        sampling=Sampling(max_tokens=1), task=Task(kind=kind),
+    )  # fmt: skip
+    await queue.put(job)
+    record = await ended(wire, job.id)
+    assert record.state is JobState.COMPLETED and record.terminal is not None
+    assert record.terminal.usage.completion == 0 and record.terminal.rows[0].text
+    assert not any(state.final for state in await states(wire, jobs))
+    found = [await JobReader(wire).record(each.id) for each in jobs]
+    preempted = sum(each.outcome == "preempted" for record in found for each in record.attempts)
+    assert (preempted > 0) == (kind == "embed")
+    assert not running.task.done()
 
 
 async def test_a_job_of_lane_standard_preempts_nothing(wire: RedisClient, start: Start) -> None:

@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, fie
 from api.openai.errors import invalid_request
 from api.openai.fields import (
     MAX_MESSAGES,
+    OTHERS_PRIORITY,
     ClosedBody,
     QueueOptions,
     SchemaObject,
@@ -18,7 +19,8 @@ from api.openai.fields import (
     TokenLimit,
     refusal,
 )
-from api.openai.generation import Effort, GenerationRequest
+from api.openai.generation import GenerationRequest
+from api.openai.queued_request import Effort
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from api.openai.responses.tool_fields import FlatToolFields
 from penstock.engine import MAX_LOGPROBS, ChatTurn, Sampling
@@ -48,9 +50,6 @@ UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "seed": ((), "A response has no seed: use temperature 0, or /v1/chat/completions with a seed."),
 }
 """Known fields that are not supported: their neutral values, which are accepted (like null), and the remedy."""
-
-OTHERS_PRIORITY = 0
-"""The value that other servers' own `priority` has by default: a client that sends it asks for nothing."""
 
 
 class Format(ClosedBody):

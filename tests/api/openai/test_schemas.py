@@ -201,9 +201,9 @@ def test_a_job_may_stand_for_a_completion() -> None:
     assert ignored_fields(request) == []
 
 
-@pytest.mark.parametrize("endpoint", ["/v1/embeddings", None, 5, ["/v1/completions"]])
+@pytest.mark.parametrize("endpoint", ["/tokenize", None, 5, ["/v1/completions"]])
 def test_another_endpoint_is_refused(endpoint: Any) -> None:
-    """There are two."""
+    """Those that a job may have are named."""
     assert refused("job", {"model": "m", "messages": MESSAGES, "endpoint": endpoint}).param == "endpoint"
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from penstock.engine import Capabilities, ChatTurn, Sampling
+from penstock.engine import Capabilities, ChatTurn, Sampling, Task, TaskKind
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.job import Chat, Job, Prompt, Text, Tokens
+from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens
 from streaming.jobs.response_form import ResponseForm
 from streaming.priority import Priority
 
@@ -140,3 +140,35 @@ def test_a_response_has_no_logprobs_of_reasoning() -> None:
     asked = replace(job(CHAT, Sampling(logprobs=0)), reasoning="low", response=ResponseForm())
     failure = unsupported(asked, Capabilities(reasoning_effort=True))
     assert failure is not None and failure.param == "include"
+
+
+# --- tasks -----------------------------------------------------------------------------------------------------------
+
+GROUP = Inputs((("a", "b"),))
+CAN = {"embed": True, "rerank": True, "tokenize": True}
+
+
+def task_job(kind: TaskKind, prompt: Prompt, dimensions: int | None = None) -> Job:
+    return replace(job(prompt, Sampling()), task=Task(kind=kind, dimensions=dimensions))
+
+
+@pytest.mark.parametrize(
+    ("asked", "lacking", "param", "words"),
+    [
+        (task_job("embed", GROUP), "embed", "model", "shows with embed"),
+        (task_job("rerank", GROUP), "rerank", "model", "shows with rerank"),
+        (task_job("tokenize", TEXT), "tokenize", "model", "the usage of an answer counts them"),
+        (task_job("detokenize", TOKENS), "tokenize", "model", "no text for token ids"),
+        (task_job("embed", GROUP, 5), "embedding_dimensions", "dimensions", "leave dimensions out"),
+        (task_job("embed", Inputs((("a", (1,)),))), "token_prompts", "input", "texts only"),
+        (task_job("tokenize", CHAT), "chat", "messages", "no chat template"),
+    ],
+)
+def test_a_task_that_an_engine_cannot_do_is_refused_with_the_remedy(
+    asked: Job, lacking: str, param: str, words: str
+) -> None:
+    """And done by one that has all of it."""
+    every = replace(ALL, embedding_dimensions=True, **CAN)
+    assert unsupported(asked, every) is None
+    failure = unsupported(asked, replace(every, **{lacking: False}))
+    assert failure is not None and (failure.status, failure.param) == (400, param) and words in failure.message

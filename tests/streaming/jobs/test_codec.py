@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import engine
-from penstock.engine import ChatTurn, Sampling
+from penstock.engine import ChatTurn, Sampling, Task, TaskKind
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.batches import batch, files
 from streaming.batches import settings as batch_settings
@@ -26,7 +26,22 @@ from streaming.jobs import control, deliveries, frames, job, terminal
 from streaming.jobs import settings as quota_settings
 from streaming.jobs.codec import TAGS, decode_control, decode_job, decode_reply, decode_terminal, encode
 from streaming.jobs.frames import Delta, Frame, Opening, Run, Section
-from streaming.jobs.job import JOB_VERSION, PLAIN_VERSION, TOOL_VERSION, Chat, Job, JobState, Text, ToolJob, job_class
+from streaming.jobs.job import (
+    EXTENDED_VERSION,
+    JOB_VERSION,
+    PLAIN_VERSION,
+    TOOL_VERSION,
+    Chat,
+    ExtendedJob,
+    Inputs,
+    Job,
+    JobState,
+    Prompt,
+    Text,
+    ToolJob,
+    job_class,
+)
+from streaming.jobs.task_form import TaskForm
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 from streaming.redis import settings as redis_settings
@@ -140,11 +155,33 @@ def test_a_job_with_further_sampling_is_of_a_version_of_its_own(fields: dict[str
         kind = job_class(Text(("x",)), tools, sampling)
         job = kind(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("x",)), sampling=sampling,
                    tools=tools)  # fmt: skip
-        assert msgspec.msgpack.decode(encode(job))["v"] == JOB_VERSION > TOOL_VERSION
+        assert msgspec.msgpack.decode(encode(job))["v"] == EXTENDED_VERSION > TOOL_VERSION
         assert decode_job(encode(job)) == job and type(decode_job(encode(job))) is kind
         for older in (Job, Job | ToolJob):
             with pytest.raises(msgspec.ValidationError):
                 msgspec.msgpack.decode(encode(job), type=older)
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt"),
+    [
+        ("embed", Inputs((("a", (1, 2)), ("b",)))),
+        ("tokenize", Text(("x",))),
+        ("tokenize", Chat((ChatTurn("user", "x"),))),
+    ],
+)
+def test_a_job_with_a_task_is_of_a_version_of_its_own(kind: TaskKind, prompt: Prompt) -> None:
+    """Each earlier worker would generate a text instead, so it sets the job aside."""
+    task, form = Task(kind=kind, dimensions=5), TaskForm(base64=True, top_n=3)
+    made = job_class(prompt, None, Sampling(), "", task)
+    job = made(
+        id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, sampling=Sampling(max_tokens=1),
+        task=task, task_form=form,
+    )  # fmt: skip
+    assert msgspec.msgpack.decode(encode(job))["v"] == JOB_VERSION > EXTENDED_VERSION
+    assert decode_job(encode(job)) == job and type(decode_job(encode(job))) is made
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(encode(job), type=Job | ToolJob | ExtendedJob)
 
 
 def test_a_version_costs_a_frame_nothing() -> None:

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine import (
-    MAX_LOGPROBS,
-    Capabilities,
     EngineDead,
     EngineHealth,
     ModelCard,
@@ -36,17 +34,18 @@ from penstock.engine import (
 from workers.engines import manifest
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
+from workers.engines.llamacpp.card import card_of
+from workers.engines.llamacpp.parameters import fill
 from workers.engines.llamacpp.request import Generation, engine_error, invalid, too_long
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.slots import Slot, Slots
+from workers.engines.llamacpp.tasks import LlamacppTasks
 from workers.engines.llamacpp.tokenizer import Tokenizer, max_tokens_of
 from workers.engines.llamacpp.weights import fetch
 from workers.engines.stops import joined
 
 if TYPE_CHECKING:
     from workers.engines.llamacpp.prompt import Prompts
-
-"""Alternatives per token: the API's maximum; llama.cpp has no limit."""
 
 GATHER_S = 0.0015
 """How long pieces are collected into one step: its callbacks come on separate threads within about 2 ms."""
@@ -77,6 +76,8 @@ class LlamacppEngine:
         self._prompts: Prompts | None = None
         self._server: Any = None
         self._tokenizer: Tokenizer | None = None
+        self._tasks: LlamacppTasks | None = None
+        self._embedding_size, self._pooled = 0, False
         self._folder: Path | None = None
         self._threads: list[threading.Thread] = []
         self._slots = Slots(settings.slots)
@@ -104,38 +105,27 @@ class LlamacppEngine:
         await asyncio.to_thread(self._read)
         on_phase("loading weights")
         await asyncio.to_thread(self._load)
+        if self._prompts is not None and self._tokenizer is not None:
+            self._tasks = LlamacppTasks(
+                self._prompts,
+                self._tokenizer,
+                self._server,
+                context=self._context,
+                slots=self._settings.slots,
+                emit=self._push,
+            )
         for slot in self._slots.all:
             thread = threading.Thread(target=self._serve, args=(slot,), name=f"slot-{slot.number}", daemon=True)
             thread.start()
             self._threads.append(thread)
-        return ModelCard(
-            name=self._model,
-            engine="llamacpp",
-            context=self._context,
-            max_output=self._context,
-            capabilities=Capabilities(
-                chat=self._prompts is not None and self._prompts.chat,
-                logprobs=MAX_LOGPROBS,
-                json_schema=True,
-                penalties=True,
-                token_prompts=True,
-                top_k=True,
-                min_p=True,
-                repetition_penalty=True,
-                logit_bias=True,
-                ignore_eos=True,
-                reasoning=self._prompts is not None and self._prompts.reasoning,
-                reasoning_effort=self._prompts is not None and self._prompts.reasoning_effort,
-                tools=self._prompts is not None and self._prompts.tools,
-                forced_tools=self._prompts is not None and self._prompts.chat,
-            ),
-            created=int(time.time()),
-        )
+        return card_of(self._model, self._context, self._prompts, self._settings, self._embedding_size)
 
     async def check(self, request: Request) -> None:
         """Raises Refused, EngineDead."""
         if self._tokenizer is None or self._prompts is None:
             raise EngineDead("the engine is not running")
+        if request.task is not None:
+            return
         prompt, _ = self._prompts.of(request)
         wanted = request.sampling.max_tokens or 1
         if max_tokens_of(prompt) + wanted <= self._context:
@@ -148,6 +138,9 @@ class LlamacppEngine:
         """Raises Refused, EngineDead."""
         if self._server is None or self._prompts is None:
             raise EngineDead("the engine is not running")
+        if request.task is not None and self._tasks is not None:
+            self._tasks.begin(request, request.task)
+            return
         prompt = self._prompts.of(request)
         generation = Generation(request, prompt.parts, self._context, opened=prompt.opened)
         with self._lock:
@@ -157,6 +150,8 @@ class LlamacppEngine:
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request: a waiting one ends now, a running one at its next token or next batch of its prompt."""
+        if self._tasks is not None:
+            self._tasks.cancel(request_id)
         generation = self._live.get(request_id)
         if generation is None:
             return
@@ -193,8 +188,12 @@ class LlamacppEngine:
             self.cancel(request_id)
         for slot in self._slots.all:
             slot.inbox.put(None)
-        await asyncio.to_thread(self._join, time.monotonic() + STOP_TIMEOUT_S)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        await asyncio.to_thread(self._join, deadline)
         self._threads.clear()
+        if self._tasks is not None:
+            await asyncio.to_thread(self._tasks.stop, max(0.0, deadline - time.monotonic()))
+        self._tasks = None
         if self._tokenizer is not None:
             await self._tokenizer.close()
         self._server = self._tokenizer = None
@@ -214,6 +213,7 @@ class LlamacppEngine:
             file = gguf.read(self._path)
             self._prompts = Prompts(file)
             self._context = min(self._settings.context, file.context_length or self._settings.context)
+            self._pooled, self._embedding_size = file.pooling, file.embedding_length
         except gguf.GgufError as error:
             raise EngineDead(str(error)) from error
         except (TypeError, ValueError, struct.error) as error:  # metadata of the wrong type
@@ -234,31 +234,17 @@ class LlamacppEngine:
         except OSError as error:
             raise EngineDead(f"no folder can be made in {tempfile.gettempdir()}: {error}. Make room there.") from error
         try:
-            self._server = xllamacpp.Server(self._parameters(xllamacpp.CommonParams(), self._folder))
+            self._tokenizer = Tokenizer(self._folder / "engine.sock", secrets.token_hex(32))
+            params = xllamacpp.CommonParams()
+            self._server = xllamacpp.Server(
+                fill(params, self._settings, self._path, self._context, self._tokenizer, pooled=self._pooled)
+            )
         except Exception as error:  # the library raises whatever its C++ side throws
             shutil.rmtree(self._folder, ignore_errors=True)  # nothing in it is needed
             raise EngineDead(
                 f"llama.cpp cannot load {self._path}: {error}. The file may be damaged, of a kind this version does "
                 f"not know, or too large for the memory ({self._settings.slots} slots of {self._context} tokens)."
             ) from error
-
-    def _parameters(self, params: Any, folder: Path) -> Any:
-        settings = self._settings
-        threads = settings.threads or max(1, _cores() - 1)
-        params.model.path = str(self._path)
-        params.n_parallel, params.n_ctx = settings.slots, settings.slots * self._context
-        params.n_batch = params.n_ubatch = settings.batch
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-        params.n_gpu_layers = settings.gpu_layers
-        # 0: this cache would share prompts between all slots, and so between tenants.
-        params.cache_ram_mib = 0
-        params.verbosity = -1
-        # The library requires a listener: a Unix socket of this user, with a key that only this process knows.
-        # It also counts tokens, for which the library has no call.
-        self._tokenizer = Tokenizer(folder / "engine.sock", secrets.token_hex(32))
-        params.hostnames, params.api_keys = [str(self._tokenizer.socket)], [self._tokenizer.key]
-        params.ui = params.endpoint_slots = False
-        return params
 
     def _join(self, deadline: float) -> None:
         for thread in self._threads:
@@ -307,7 +293,7 @@ class LlamacppEngine:
             generation.fail(invalid(UNUSABLE_SCHEMA, generation.schema_field))
             return
         errors: list[Exception] = []
-        reuse = slot.begin(generation)
+        reuse = slot.begin(generation) and not self._settings.embeddings  # a vector's text may be in any slot
 
         def on_chunk(chunk: dict[str, Any]) -> bool:
             self._last_chunk_at = time.monotonic()
@@ -387,11 +373,6 @@ class LlamacppEngine:
 
 def _not_installed(error: ImportError) -> EngineDead:
     return EngineDead(f"the embedded engine is not installed ({error}): pip install 'penstock[llamacpp]'")
-
-
-def _cores() -> int:
-    """The number of cores this process may use; in a container fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def build(model: str, settings: LlamacppSettings, data_dir: Path) -> LlamacppEngine:

@@ -99,6 +99,17 @@ class Gguf:
         return int(self.metadata.get(f"{architecture}.context_length", 0))
 
     @property
+    def pooling(self) -> bool:
+        """Whether the file says how one vector is made of those of all tokens."""
+        return f"{self.metadata.get('general.architecture', '')}.pooling_type" in self.metadata
+
+    @property
+    def embedding_length(self) -> int:
+        """Numbers of a token's vector; 0: unknown."""
+        architecture = self.metadata.get("general.architecture", "")
+        return int(self.metadata.get(f"{architecture}.embedding_length", 0))
+
+    @property
     def chat_template(self) -> str:
         """The model's own Jinja template, or ""."""
         return str(self.metadata.get("tokenizer.chat_template", ""))

@@ -78,21 +78,28 @@ class ChatTemplate:
         """Whether its source holds one of these words."""
         return any(word in self._source for word in words)
 
-    def render(self, turns: Sequence[ChatTurn], reasoning: str = "") -> str:
+    def render(self, turns: Sequence[ChatTurn], reasoning: str = "", *, begins: bool = True) -> str:
         """Render a conversation without tools. Raises Refused if the template rejects it."""
-        return self.render_messages([{"role": turn.role, "content": turn.content} for turn in turns], None, reasoning)
+        messages = [{"role": turn.role, "content": turn.content} for turn in turns]
+        return self.render_messages(messages, None, reasoning, begins=begins)
 
     def render_messages(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         reasoning: str = "",
+        *,
+        begins: bool = True,
     ) -> str:
-        """Render the prompt, up to where the assistant's answer begins; `reasoning` as in Request. Raises Refused
-        if the template rejects it."""
+        """Render the prompt, with `begins` up to where the assistant's answer begins; `reasoning` as in Request. Raises
+        Refused if the template rejects it."""
         try:
             prompt = self._template.render(
-                messages=messages, add_generation_prompt=True, tools=tools, **self._special, **effort_fields(reasoning)
+                messages=messages,
+                add_generation_prompt=begins,
+                tools=tools,
+                **self._special,
+                **effort_fields(reasoning),
             )
         except _RaisedError as error:
             raise Refused(
@@ -187,12 +194,17 @@ class Prompts:
         """Whether the chat template can be told how much the model shall reason, or whether at all."""
         return self._template is not None and self._template.mentions(*EFFORT_NAMES)
 
-    def of(self, request: Request) -> RenderedPrompt:
-        """The prompt of a request. Raises Refused, also for a token of its logit_bias that the model does not have."""
-        for token in request.sampling.logit_bias:
-            if token >= self._vocabulary:  # llama.cpp would ignore it
-                raise Refused(invalid(f"token {token} is not one of this model's {self._vocabulary}", "logit_bias"))
-        parts, past = self._prompt(request.prompt, request.tools, request.reasoning), request.past
+    def check_ids(self, ids: Sequence[int], param: str) -> None:
+        """Raises Refused for a token that the model does not have."""
+        for each in ids:
+            if not 0 <= each < self._vocabulary:
+                raise Refused(invalid(f"token {each} is not one of this model's {self._vocabulary}", param))
+
+    def of(self, request: Request, *, begins: bool = True) -> RenderedPrompt:
+        """The prompt of a request, of a conversation up to where the answer begins (`begins`). Raises Refused, also for
+        a token of its logit_bias that the model does not have."""
+        self.check_ids([*request.sampling.logit_bias], "logit_bias")  # llama.cpp would ignore it
+        parts, past = self._prompt(request.prompt, request.tools, request.reasoning, begins=begins), request.past
         opened = isinstance(last := parts[-1], str) and last.rstrip().endswith(BEGIN)
         if request.reasoning:
             past = [(as_written(text, opened=opened), ids, count) for text, ids, count in past]
@@ -214,27 +226,33 @@ class Prompts:
         return self._mixed([*parts, *generated])
 
     def _prompt(
-        self, prompt: Sequence[ChatTurn] | str | Sequence[int], tools: Tools | None = None, reasoning: str = ""
+        self,
+        prompt: Sequence[ChatTurn] | str | Sequence[int],
+        tools: Tools | None = None,
+        reasoning: str = "",
+        *,
+        begins: bool = True,
     ) -> list[str | int]:
         if isinstance(prompt, str):
             parts: list[str | int] = [prompt] if prompt else [self._bos[0]] if self._bos else []
         elif is_chat(prompt):
-            parts = self._conversation([turn for turn in prompt if isinstance(turn, ChatTurn)], tools, reasoning)
+            turns = [turn for turn in prompt if isinstance(turn, ChatTurn)]
+            parts = self._conversation(turns, tools, reasoning, begins=begins)
         else:
             parts = [number for number in prompt if isinstance(number, int)]
         if not parts:
             raise Refused(invalid("the prompt is empty", "prompt"))
-        for part in parts:
-            if isinstance(part, int) and not 0 <= part < self._vocabulary:
-                raise Refused(invalid(f"token {part} is not one of this model's {self._vocabulary}", "prompt"))
+        self.check_ids([part for part in parts if isinstance(part, int)], "prompt")
         return parts
 
-    def _conversation(self, turns: Sequence[ChatTurn], tools: Tools | None, reasoning: str) -> list[str | int]:
+    def _conversation(
+        self, turns: Sequence[ChatTurn], tools: Tools | None, reasoning: str, *, begins: bool = True
+    ) -> list[str | int]:
         if self._template is None:
             raise Refused(invalid("this model has no chat template: use /v1/completions", "messages"))
         if tools is None and not any(turn.calls or turn.call_id for turn in turns):
             marked, mark = self._control.mark(turns)
-            text = self._template.render(marked, reasoning)
+            text = self._template.render(marked, reasoning, begins=begins)
         else:
             text, mark = self._with_tools(self._template, turns, tools, reasoning)
         bos = self._bos

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -38,6 +38,13 @@ class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):
     """0: off."""
     repeat_penalty: Annotated[float, msgspec.Meta(gt=0)] = 1.1
     """1: off. Applies to the last 64 tokens, those of the prompt included."""
+    embeddings: bool = False
+    """Also make vectors of texts (/v1/embeddings). `batch` is then at least 512: some models take no longer texts.
+    Prompts of chats are not kept in the cache between requests."""
+    pooling: Literal["", "cls", "last", "rank"] = ""
+    """Whose vector stands for the text: that of its first token or of its last one; "": as the model file says, else
+    the last one's. rank: the model ranks documents (/v1/rerank) and makes no vectors. A mean is only for models whose
+    file says so: of others, llama.cpp leaves out tokens that it has in its cache."""
     hang_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     """The engine counts as hung when requests run and llama.cpp has sent nothing for this long."""
 

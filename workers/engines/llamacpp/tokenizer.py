@@ -1,6 +1,6 @@
-"""Token counter: asks llama.cpp's HTTP listener how many tokens a prompt has.
+"""Tokenizer: asks llama.cpp's HTTP listener for the token ids of a prompt, their number, or the text of ids.
 
-The library itself has no call for that. The engine asks only when it must know before a slot takes the prompt.
+The library itself has no call for that. The engine counts only when it must know before a slot takes the prompt.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
@@ -23,6 +24,10 @@ ADDED_TOKENS = 2
 def max_tokens_of(prompt: Sequence[str | int]) -> int:
     """Upper bound on the prompt's tokens: each token of a text stands for at least one byte."""
     return ADDED_TOKENS + sum(len(part.encode()) + 1 if isinstance(part, str) else 1 for part in prompt)
+
+
+class TokenizerFailed(Exception):
+    """Raised when llama.cpp's listener gave no usable reply."""
 
 
 class Tokenizer:
@@ -44,14 +49,30 @@ class Tokenizer:
     async def count(self, prompt: Sequence[str | int]) -> int | None:
         """Count the tokens of a prompt of texts and ids, as a completion does. Returns None on an error: the prompt is
         then counted once a slot has taken it."""
+        try:
+            return len(await self.ids(prompt))
+        except TokenizerFailed as error:
+            log.warning("llama.cpp does not count tokens: %s", error)
+            return None
+
+    async def ids(self, prompt: Sequence[str | int], *, special: bool = True) -> list[int]:
+        """The token ids of a prompt of texts and ids. `special`: with those that a completion has beside the text.
+        Raises TokenizerFailed."""
         content = prompt[0] if len(prompt) == 1 else list(prompt)
         if isinstance(content, int):
-            return 1
-        body = {"content": content, "add_special": True, "parse_special": True}
+            return [content]
+        body = {"content": content, "add_special": special, "parse_special": True}
+        return [int(each) for each in await self._ask("tokenize", body, "tokens")]
+
+    async def text(self, ids: Sequence[int]) -> str:
+        """The text of token ids. Raises TokenizerFailed."""
+        return str(await self._ask("detokenize", {"tokens": list(ids)}, "content"))
+
+    async def _ask(self, path: str, body: dict[str, Any], field: str) -> Any:
+        """Raises TokenizerFailed."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                answer = await self._client.post("http://localhost/tokenize", json=body)
-            return len(answer.json()["tokens"])
+                answer = await self._client.post(f"http://localhost/{path}", json=body)
+            return answer.json()[field]
         except (httpx2.HTTPError, TimeoutError, ValueError, KeyError) as error:
-            log.warning("llama.cpp does not count tokens: %s %s", type(error).__name__, error)
-            return None
+            raise TokenizerFailed(f"{type(error).__name__} {error}") from error

@@ -6,6 +6,7 @@ import time
 
 from penstock.engine import Capabilities, Failure, ModelCard
 from workers.engines.sim.settings import SimSettings
+from workers.engines.sim.tasks import SIZE
 
 DEFAULT_MAX_TOKENS = 128
 
@@ -30,17 +31,22 @@ def card_of(model: str, settings: SimSettings) -> ModelCard:
             logit_bias=True,
             ignore_eos=True,
             reasoning_effort=True,
+            embed=True,
+            embedding_dimensions=True,
+            rerank=True,
+            tokenize=True,
         ),
+        embedding_size=SIZE,
         created=int(time.time()),
     )
 
 
-def too_long(prompt_tokens: int, max_tokens: int | None, context: int) -> Failure:
+def too_long(prompt_tokens: int, max_tokens: int | None, context: int, param: str = "messages") -> Failure:
     """The refusal of a request that does not fit into the context, with its numbers."""
     asked = f" and {max_tokens} were asked for the answer" if max_tokens else ""
     return Failure(
         "context_length_exceeded",
         f"This model's context is {context} tokens; the prompt has {prompt_tokens}{asked}. Shorten one of them.",
         400,
-        "messages",
+        param,
     )

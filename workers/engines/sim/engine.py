@@ -31,6 +31,7 @@ from penstock.engine import (
     Request,
     Stats,
     Step,
+    Task,
 )
 from penstock.tools import REASONING, TEXT
 from workers.engines.sim.cache import PrefixCache
@@ -38,6 +39,7 @@ from workers.engines.sim.calls import call_tokens
 from workers.engines.sim.card import DEFAULT_MAX_TOKENS, card_of, too_long
 from workers.engines.sim.sequence import SimSequence
 from workers.engines.sim.settings import SimSettings
+from workers.engines.sim.tasks import MAX_SIZE, input_text, input_tokens, task_answer
 from workers.engines.sim.text import INNER, WORDS, count_tokens, prompt_text, sampling_text
 from workers.engines.stops import TokenGate, joined
 
@@ -76,6 +78,7 @@ class SimEngine:
         self._numerals = [digits.encode() for digits in self._digits]
         self._work = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._on_step: Step = lambda _: None
         self._steps = self._evictions = 0
         self._stepped_at = 0.0
         self._hung = False
@@ -89,6 +92,7 @@ class SimEngine:
         on_phase("loading simulated weights")
         await asyncio.sleep(self._settings.load_ms / 1000)
         step = self._with_signatures(on_step) if self._settings.authors else on_step
+        self._on_step = on_step
         self._task = asyncio.create_task(self._run(step))
         return card_of(self._model, self._settings)
 
@@ -96,6 +100,11 @@ class SimEngine:
         self._sequence(request)
 
     def submit(self, request: Request) -> None:
+        task = request.task
+        if task is not None and task.kind in ("tokenize", "detokenize"):  # needs no step
+            answer = Piece(request.id, task_answer(request, task, self._settings.context), finish="stop")
+            asyncio.get_running_loop().call_soon(self._on_step, [answer])
+            return
         sequence = self._sequence(request)
         self._by_id[request.id] = sequence
         if self._settings.authors and not sequence.calls:
@@ -148,7 +157,23 @@ class SimEngine:
 
         return step
 
+    def _task_sequence(self, request: Request, task: Task) -> SimSequence:
+        counts = [input_tokens(each) for each in request.inputs]
+        if max(counts, default=0) > self._settings.context:
+            raise Refused(too_long(max(counts), None, self._settings.context, "input"))
+        if task.dimensions is not None and task.dimensions > MAX_SIZE:
+            message = f"dimensions: this model makes vectors of at most {MAX_SIZE} numbers"
+            raise Refused(Failure("invalid_request_error", message, 400, "dimensions"))
+        text = "\n".join([input_text(each) for each in request.inputs])
+        found = FAULT.search(text) if self._settings.faults else None
+        fault = (found[1], int(found[2])) if found else None
+        sequence = SimSequence(request.id, 0, sum(counts), 1, 0, None, fault)
+        sequence.answer = task_answer(request, task, self._settings.context)
+        return sequence
+
     def _sequence(self, request: Request) -> SimSequence:
+        if request.task is not None:
+            return self._task_sequence(request, request.task)
         prompt = prompt_text(request.prompt)
         prompt_tokens, wanted = count_tokens(prompt), request.sampling.max_tokens
         context = self._settings.context
@@ -289,6 +314,8 @@ class SimEngine:
             return self._finish(sequence, failed)
         if self._hung:
             return None
+        if sequence.answer is not None:
+            return self._finish(sequence, Piece(sequence.id, sequence.answer), "stop")
         sequence.done = index + 1
         number = zlib.crc32(self._numerals[index], sequence.crc)  # of the prompt and the number together
         text = (INNER if index else WORDS)[number % len(WORDS)] + self._digits[index]

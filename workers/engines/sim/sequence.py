@@ -36,6 +36,8 @@ class SimSequence:
     cancelled: bool = False
     calls: tuple[str, ...] = ()
     """The tokens of its answer, if that consists of calls."""
+    answer: str | None = None
+    """The whole answer, if it is that of a task: it has no tokens."""
     reasoned: int = 0
     """Tokens of reasoning before its answer."""
 

@@ -248,6 +248,8 @@ class UpstreamEngine:
 
     def _refuse(self, request: Request) -> None:
         """Raises Refused for what no server can ever do."""
+        if request.task is not None:
+            return
         self._refuse_biases(request.sampling.logit_bias)
         context = self._card.context if self._card is not None else DEFAULT_CONTEXT
         prompt, wanted = request.prompt, request.sampling.max_tokens or 1

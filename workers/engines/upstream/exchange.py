@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine import ChatTurn, Piece
+from penstock.engine import ChatTurn, Piece, Request, Task
 from telemetry import conventions as names
 from telemetry.logs import EventLog
 from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span
+from workers.engines.upstream import task_calls
 from workers.engines.upstream.continuation import bodies, ladder
 from workers.engines.upstream.continuation.ladder import Continuation, Rung
 from workers.engines.upstream.http.client import BrokenReply, BufferedReply, ConnectError
@@ -25,7 +26,7 @@ from workers.engines.upstream.http.connection import CLOSED
 from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
 from workers.engines.upstream.places.limits import retry_after_s
 from workers.engines.upstream.reply.chunks import TokenId
-from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_status
+from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_malformed, by_status
 from workers.engines.upstream.reply.generation import UpstreamGeneration
 from workers.engines.upstream.reply.stream import StreamReader
 from workers.engines.upstream.server.kinds import ServerFacts
@@ -36,6 +37,8 @@ events = EventLog(__name__)
 
 BROKEN = (End.FAILED, End.BROKEN, End.KEY)
 """Ends of replies that are errors in a trace; a busy server and a cancel are none."""
+ASK_S = 10.0
+"""For what a server answers without computing."""
 LIMITED = ("vllm", "sglang")
 """Kinds whose completions end after 16 tokens unless they are told a limit."""
 
@@ -66,6 +69,8 @@ class UpstreamExchange:
 
     async def run(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
         """Send the request and read the reply. A rung that the server refuses is followed by the next one."""
+        if generation.request.task is not None:
+            return await self._perform(generation, generation.request.task, place)
         endpoint, first_refusal = place.endpoint, ""
         while True:
             facts = endpoint.facts
@@ -88,6 +93,41 @@ class UpstreamExchange:
             first_refusal = first_refusal or f"{way.rung.value}: {outcome.reason}"
             log.warning("%s refuses a continuation by %s: %s", endpoint.url, way.rung.value, outcome.reason)
             generation.tried.add(way.rung)
+
+    async def _perform(self, generation: UpstreamGeneration, task: Task, place: ServerPlace) -> ReplyOutcome:
+        """Have the server answer a task."""
+        facts, request = place.endpoint.facts, generation.request
+        assert facts is not None
+        try:
+            match task.kind:
+                case "tokenize":
+                    generation.answer(await self._told_tokens(request, task, place, facts), 0)
+                case "detokenize":
+                    found = await self._ask(place, "/detokenize", task_calls.detokenize_body(facts, request))
+                    generation.answer(task_calls.read_text(found), 0)
+                case _:
+                    body, limit_s = task_calls.body_of(facts, request, task), self._settings.first_token_s
+                    found = await self._ask(place, task_calls.path_of(task), body, limit_s=limit_s, based=True)
+                    generation.answer(*task_calls.read_reply(request, task, found))
+        except Unprepared as error:
+            return error.outcome.without(place.endpoint.keys.secrets)
+        except ValueError as error:  # of msgspec and of base64 too
+            log.warning("%s: a task: %s", place.endpoint.url, type(error).__name__)
+            return by_malformed(f"reply to {task.kind}")
+        return ReplyOutcome(End.DONE, finish="stop")
+
+    async def _told_tokens(self, request: Request, task: Task, place: ServerPlace, facts: ServerFacts) -> str:
+        """Raises Unprepared, ValueError."""
+        body = task_calls.tokenize_body(facts, request, task)
+        turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
+        if turns and not facts.chat_ids:
+            outcome = ReplyOutcome(End.FAILED, "it tokenizes no conversations: send its text as prompt", status=400)
+            raise Unprepared(replace(outcome, param="messages"))
+        if turns and facts.template_chat:
+            begins = task.generation_prompt
+            prompt = await self._rendered(place, facts, turns, request.reasoning, begins=begins)
+            body = task_calls.rendered_body(prompt)
+        return task_calls.read_tokens(facts, await self._ask(place, "/tokenize", body))
 
     async def _send(
         self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, way: Continuation
@@ -216,8 +256,12 @@ class UpstreamExchange:
             generation.prompt = await self._tokenized(place, facts, turns or str(request.prompt))
         return generation.prompt
 
-    async def _rendered(self, place: ServerPlace, facts: ServerFacts, turns: list[ChatTurn], reasoning: str) -> str:
+    async def _rendered(
+        self, place: ServerPlace, facts: ServerFacts, turns: list[ChatTurn], reasoning: str, *, begins: bool = True
+    ) -> str:
         body: dict[str, Any] = {"messages": [turn.shown for turn in turns]}
+        if not begins:
+            body["add_generation_prompt"] = False
         if reasoning not in ("", "default") and facts.reasoning_effort:
             body |= bodies.effort(facts, reasoning)
         found = (await self._ask(place, "/apply-template", body)).get("prompt")
@@ -249,19 +293,26 @@ class UpstreamExchange:
         if not isinstance(found, str) or found.lstrip() != generation.written(facts).lstrip():
             raise Unprepared(ReplyOutcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
 
-    async def _ask(self, place: ServerPlace, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """An answer of the server's own. Raises Unprepared."""
+    async def _ask(
+        self, place: ServerPlace, path: str, body: Mapping[str, Any], *, limit_s: float = ASK_S, based: bool = False
+    ) -> Mapping[str, Any]:
+        """An answer of the server's own. `based`: its path is behind the base, such as /v1. Raises Unprepared."""
         endpoint: ServerEndpoint = place.endpoint
+        address = endpoint.client.address
+        path = (address.base if based else address.root) + path
         try:
-            reply = await endpoint.client.ask("POST", endpoint.client.address.root + path, body, place.key.secret)
+            reply = await endpoint.client.ask("POST", path, body, place.key.secret, limit_s)
         except (ConnectError, BrokenReply) as error:
             raise Unprepared(by_cut(f"{path}: {error}", sent=isinstance(error, BrokenReply))) from None
         try:
             found = reply.json()
         except ValueError:
             found = None
+        place.key.note(reply.headers, time.monotonic(), time.time())
         if reply.status != 200:
-            raise Unprepared(by_status(reply.status, reply.body, found))
+            status = 400 if task_calls.TOO_LARGE in reply.body else reply.status
+            outcome = by_status(status, reply.body, found)
+            raise Unprepared(replace(outcome, retry_s=retry_after_s(reply.headers, time.time())))
         if not isinstance(found, Mapping):
             raise Unprepared(by_cut(f"{path} gave no object"))
         return found

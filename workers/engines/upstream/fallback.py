@@ -73,6 +73,7 @@ def unsuited(card: ModelCard, request: Request) -> str:
     tools, called = request.tools, any(turn.calls or turn.call_id for turn in turns)
     size = size_of(request)
     obstacles = {
+        "vectors and token ids are those of another model": request.task is not None,
         "token ids are those of another model": not isinstance(request.prompt, str) and not turns,
         "token ids of a bias are those of another model": bool(sampling.logit_bias),
         "it takes no raw prompts": isinstance(request.prompt, str) and not can.text_prompts,
@@ -94,6 +95,9 @@ def unsuited(card: ModelCard, request: Request) -> str:
 def size_of(request: Request) -> int:
     """Tokens of a prompt, roughly."""
     turns = _turns(request)
+    if request.inputs:
+        sizes = [len(each) // (CHARACTERS_PER_TOKEN if isinstance(each, str) else 1) for each in request.inputs]
+        return sum(sizes)
     if not turns and not isinstance(request.prompt, str):
         return len(request.prompt)
     texts = [turn.content for turn in turns] or [str(request.prompt)]

@@ -23,6 +23,10 @@ def summary(facts: ServerFacts) -> str:
         parts.append(f"runs {counted(facts.slots, 'request')} at once")
     parts.append(f"continues chats by {_way(facts, [ChatTurn('user', 'a')])}")
     parts.append(f"texts by {_way(facts, 'a')}" if facts.text else "takes no raw texts")
+    if facts.embeds:
+        parts.append("makes vectors")
+    if facts.ranks:
+        parts.append("ranks documents")
     if lacks := _lacks(facts):
         parts.append(f"no {', no '.join(lacks)}")
     return "; ".join(parts)

@@ -91,6 +91,8 @@ class UpstreamGeneration:
         """Of a request with reasoning that the server tells apart."""
         self._tags: ReasoningGate | None = None
         """Of one whose text has the model's own tags."""
+        self._answer: str | None = None
+        """The answer of a task."""
         self._held: list[Piece] = []
         """Tokens whose text has not come out yet, such as those of an incomplete character."""
 
@@ -333,9 +335,15 @@ class UpstreamGeneration:
 
     # --- the end -------------------------------------------------------------------------------------------------
 
+    def answer(self, text: str, prompt_tokens: int) -> None:
+        """A server has answered the task."""
+        self._answer, self._prompt_tokens = text, prompt_tokens
+
     def last(self, finish: str = "", failure: Failure | None = None) -> Piece:
         """The piece that ends the request. What was held back comes out if the answer is complete."""
-        piece = Piece(self.id)
+        piece = Piece(self.id, "" if self._answer is None or finish != "stop" else self._answer)
+        if self.request.task is not None:
+            return replace(piece, finish=finish, failure=failure, prompt_tokens=self._prompt_tokens)
         if finish in ("stop", "length") and not self._gate.hit:
             rest = [] if self._tags is None else [self._gate.feed(self._tags.flush(self.id))]
             parts = [*rest, self._gate.flush(self.id), *self._held]

@@ -82,6 +82,16 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it forces a call where that is asked for."""
     named_tools: bool = True
     """Whether it forces a call of a named function, although others are offered too."""
+    embeds: bool = False
+    """Whether it makes vectors, as a try has shown."""
+    embedding_size: int = 0
+    """Numbers of a vector; 0: not known."""
+    embedding_dimensions: bool = False
+    """Whether the length of vectors can be chosen, if its model allows that."""
+    ranks: bool = False
+    """Whether it ranks documents, as a try has shown."""
+    detokenizes: bool = False
+    """Whether /detokenize turns ids into a text."""
     completion_limit: bool = False
     """Whether a chat's limit is max_completion_tokens."""
 
@@ -107,6 +117,10 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             ignore_eos=self.ignore_eos,
             reasoning=self.reasoning,
             reasoning_effort=self.reasoning_effort,
+            embed=self.embeds,
+            embedding_dimensions=self.embeds and self.embedding_dimensions,
+            rerank=self.ranks,
+            tokenize=self.tokenizes and self.detokenizes,
         )
 
 
@@ -117,6 +131,7 @@ KINDS: dict[str, ServerFacts] = {
         chat_ids="template",
         mixed=True,
         tokenizes=True,
+        detokenizes=True,
         penalties_span=True,
         named_tools=False,
         top_k=True,
@@ -134,6 +149,8 @@ KINDS: dict[str, ServerFacts] = {
         chat_token_ids=True,
         chat_ids="tokenize",
         tokenizes=True,
+        detokenizes=True,
+        embedding_dimensions=True,
         prefill="continue_final_message",
         top_k=True,
         all_tokens=-1,
@@ -153,6 +170,7 @@ KINDS: dict[str, ServerFacts] = {
         token_prompts=True,
         token_ids=True,  # not on streamed chats, which it refuses with 400
         tokenizes=True,
+        detokenizes=True,
         prefill="continue_final_message",
         top_k=True,
         all_tokens=-1,
@@ -189,6 +207,7 @@ KINDS: dict[str, ServerFacts] = {
         json_schema=True,
         strict=True,
         completion_limit=True,
+        embedding_dimensions=True,
         logit_bias=True,
         reasoning_effort=True,
     ),

@@ -1,6 +1,7 @@
 """Probe: asks a server what it is and what it can do, before it gets requests and after it was away.
 
-It generates nothing. What a server cannot be asked comes from its kind (kinds.py).
+It generates nothing, but has it make one vector and rank one document. What a server cannot be asked comes from its
+kind (kinds.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from workers.engines.upstream.server.kinds import ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
 
 TIMEOUT_S = 10.0
+HOSTED = ("openai", "mistral", "deepseek")
+EMBEDDING_NAME = "embed"
+"""Part of the names of hosted models that make vectors."""
 GAUGES = {
     "vllm": ("/metrics", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
     "sglang": ("/metrics", "sglang:num_queue_reqs", "sglang:full_token_usage"),
@@ -70,8 +74,34 @@ class ServerProbe:
             facts = msgspec.structs.replace(
                 facts, tools="tools" in template, reasoning=END in template, reasoning_effort=knows_effort
             )
+        facts = await self._with_tasks(facts)
         wanted = self._settings.reasoning
         return facts if wanted is None else msgspec.structs.replace(facts, reasoning=wanted)
+
+    async def _with_tasks(self, facts: ServerFacts) -> ServerFacts:
+        """The facts, with what a try shows of vectors and rankings. Hosted servers, which bill it, are judged by the
+        model's name."""
+        if facts.kind in HOSTED:
+            return msgspec.structs.replace(facts, embeds=EMBEDDING_NAME in facts.model.lower())
+        made = await self._tried("/embeddings", {"model": facts.model, "input": "a"})
+        vectors = made.get("data")
+        first = vectors[0].get("embedding") if isinstance(vectors, list) and vectors else None
+        ranked = await self._tried("/rerank", {"model": facts.model, "query": "a", "documents": ["b"]})
+        return msgspec.structs.replace(
+            facts,
+            embeds=isinstance(first, list) and bool(first),
+            embedding_size=len(first) if isinstance(first, list) else 0,
+            ranks=isinstance(ranked.get("results"), list),
+        )
+
+    async def _tried(self, path: str, body: dict[str, Any]) -> Mapping[str, Any]:
+        """The reply to a try behind the base; empty if it is refused."""
+        try:
+            reply = await self._client.ask("POST", self._client.address.base + path, body, self._key, TIMEOUT_S)
+        except (ConnectError, BrokenReply):
+            return {}
+        decoded = _json(reply) if reply.status == 200 else None
+        return decoded if isinstance(decoded, Mapping) else {}
 
     async def names(self) -> list[str]:
         """The names of its models. Raises ProbeFailed."""

@@ -1,0 +1,217 @@
+"""Task requests: validates embeddings, rankings and the tokenizer's calls, and turns each into the input of a job."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Any, Literal, TypeAlias, cast
+
+from pydantic import Field, Tag, ValidationInfo, field_validator
+
+from api.openai.errors import invalid_request
+from api.openai.fields import MAX_MESSAGES, OTHERS_PRIORITY, QueueOptions, StrictBody, by_shape, refusal, shape
+from api.openai.messages import ChatMessage
+from api.openai.queued_request import QueuedRequest
+from penstock.engine import Input, Sampling, Task
+from streaming.jobs.job import Chat, Inputs, Prompt, Text, Tokens
+from streaming.jobs.task_form import TaskForm
+from streaming.priority import Priority
+
+MAX_INPUTS = 2048
+GROUP_INPUTS = 64
+"""Inputs that an engine computes at once; another worker computes only the groups that have no answer."""
+MAX_DIMENSIONS = 65_536
+
+InputText: TypeAlias = Annotated[str, Field(min_length=1)]
+InputIds: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1, fail_fast=True)]
+_SEVERAL = Field(max_length=MAX_INPUTS, fail_fast=True)
+
+
+def _input_shape(value: Any) -> str:
+    first = value[0] if isinstance(value, list) and value else None
+    return shape(value) if first is None else f"<list of {type(first).__name__}>"
+
+
+EmbeddingInput: TypeAlias = Annotated[
+    Annotated[InputText, Tag("<str>")]
+    | Annotated[list[InputText], _SEVERAL, Tag("<list of str>")]
+    | Annotated[InputIds, Tag("<list of int>")]
+    | Annotated[list[InputIds], _SEVERAL, Tag("<list of list>")],
+    by_shape(_input_shape, "a string, or a list of strings, of token ids or of lists of token ids; not empty"),
+]
+
+
+def groups_of(inputs: list[Input], first: tuple[Input, ...] = ()) -> Inputs:
+    """Inputs in groups, each of which begins with `first`."""
+    starts = range(0, len(inputs), GROUP_INPUTS)
+    return Inputs(tuple([first + tuple(inputs[start : start + GROUP_INPUTS]) for start in starts]))
+
+
+class TaskRequest(QueuedRequest):
+    """A request for something else than generated texts."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_tokens=1, temperature=0)  # it has no tokens; equal requests have equal answers
+
+    @property
+    @abstractmethod
+    def task_asked(self) -> Task: ...
+
+
+class EmbeddingRequest(TaskRequest):
+    """The body of POST /v1/embeddings."""
+
+    input: EmbeddingInput = Field(description="One text or several, or their token ids; at most 2,048.")
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="`base64`: of little-endian float32. Null: `float`."
+    )
+    dimensions: Annotated[int, Field(ge=1, le=MAX_DIMENSIONS)] | None = Field(
+        None, description="Numbers of each vector. Refused if the model makes vectors of one length."
+    )
+
+    @property
+    def prompt_asked(self) -> Prompt:
+        match self.input:
+            case str(text):
+                return groups_of([text])
+            case [int(), *_] as ids:
+                return groups_of([tuple(cast(list[int], ids))])
+            case several:
+                return groups_of([each if isinstance(each, str) else tuple(cast(list[int], each)) for each in several])
+
+    @property
+    def task_asked(self) -> Task:
+        return Task(kind="embed", dimensions=self.dimensions)
+
+    @property
+    def task_form(self) -> TaskForm:
+        return TaskForm(base64=self.encoding_format == "base64")
+
+
+class TextDocument(StrictBody):
+    """A document to rank, as an object."""
+
+    text: InputText = Field(description="Its text.")
+
+
+def _document_shape(value: Any) -> str:
+    return "<object>" if isinstance(value, dict) else "<str>"
+
+
+Document: TypeAlias = Annotated[
+    Annotated[InputText, Tag("<str>")] | Annotated[TextDocument, Tag("<object>")],
+    by_shape(_document_shape, "a string or an object with text"),
+]
+
+
+class RerankRequest(TaskRequest):
+    """The body of POST /v1/rerank."""
+
+    query: InputText = Field(description="What is asked.")
+    documents: Annotated[list[Document], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)] = Field(
+        description="Texts, or objects with `text`; at most 2,048."
+    )
+    top_n: Annotated[int, Field(ge=0, le=1_048_576)] | None = Field(
+        None, description="Only the best so many. Null or 0: all."
+    )
+    return_documents: bool | None = Field(False, description="Repeat the text of each document.")
+
+    @property
+    def prompt_asked(self) -> Prompt:
+        texts = [each if isinstance(each, str) else each.text for each in self.documents]
+        return groups_of([*texts], (self.query,))
+
+    @property
+    def task_asked(self) -> Task:
+        return Task(kind="rerank")
+
+    @property
+    def task_form(self) -> TaskForm:
+        return TaskForm(top_n=self.top_n or None, documents=bool(self.return_documents))
+
+
+class EmbeddingJobRequest(EmbeddingRequest):
+    """The body of POST /v1/jobs for embeddings."""
+
+    LANE = Priority.STANDARD
+    ON_DISCONNECT = "continue"
+
+    endpoint: Literal["/v1/embeddings"] = Field(description="What the other fields describe.")
+
+
+class RerankJobRequest(RerankRequest):
+    """The body of POST /v1/jobs for a ranking."""
+
+    LANE = Priority.STANDARD
+    ON_DISCONNECT = "continue"
+
+    endpoint: Literal["/v1/rerank"] = Field(description="What the other fields describe.")
+
+
+class TokenizeRequest(TaskRequest):
+    """The body of POST /tokenize: a text, or a conversation."""
+
+    prompt: str | None = Field(None, description="A text. Or give `messages`.")
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
+        None, description="A conversation, which the model's template renders. Or give `prompt`."
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="Count what the tokenizer adds to a text, such as its first token. Null: true."
+    )
+    add_generation_prompt: bool | None = Field(
+        True, description="Count the begin of the answer's turn at the end of a conversation."
+    )
+    return_token_strs: bool | None = Field(
+        None, description="Refused if true: use `/detokenize` for the text of each token."
+    )
+
+    @field_validator("return_token_strs")
+    @classmethod
+    def _only_ids(cls, wanted: bool | None) -> bool | None:
+        if wanted:
+            raise refusal("is not supported here: use /detokenize for the text of each token")
+        return wanted
+
+    @field_validator("messages")
+    @classmethod
+    def _one_of_them(cls, messages: Any, info: ValidationInfo) -> Any:
+        if messages is not None and info.data.get("prompt") is not None:
+            raise refusal("must not be given together with prompt")
+        return messages
+
+    @property
+    def prompt_asked(self) -> Prompt:
+        """Raises ApiError (400)."""
+        if self.messages is not None:
+            return Chat(tuple([message.turn for message in self.messages]))
+        if self.prompt is None:
+            raise invalid_request("prompt is required, or messages.", "prompt")
+        return Text((self.prompt,))
+
+    @property
+    def task_asked(self) -> Task:
+        special = self.add_special_tokens is not False
+        return Task(kind="tokenize", special_tokens=special, generation_prompt=self.add_generation_prompt is not False)
+
+
+class DetokenizeRequest(TaskRequest):
+    """The body of POST /detokenize."""
+
+    tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)] = Field(
+        description="Token ids of the model."
+    )
+
+    @property
+    def prompt_asked(self) -> Prompt:
+        return Tokens((tuple(self.tokens),))
+
+    @property
+    def task_asked(self) -> Task:
+        return Task(kind="detokenize")
+
+
+def refuse_misplaced(fields: dict[str, Any]) -> None:
+    """Refuse fields of `queue` outside it, which would have no effect there. Raises ApiError (400)."""
+    for name, value in fields.items():
+        if name in QueueOptions.model_fields and value not in (None, OTHERS_PRIORITY):
+            raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)

@@ -1,0 +1,53 @@
+"""`penstock up` of a test, in a folder of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from house import end, eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+class Instance:
+    """`penstock up` in a folder of its own."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.folder = folder
+        self._environ = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+        self._environ |= {"PYTHONPATH": str(ROOT), "PENSTOCK_UPSTREAM_CACHE_PROMPT": "false"}
+        command = [sys.executable, "-m", "cli", "up", "--port", "0", "--data-dir", "data", *words]
+        with (folder / "out").open("wb") as out:
+            self._process = subprocess.Popen(command, cwd=folder, env=self._environ, stdout=out, stderr=out)
+        eventually(self._is_ready, seconds=60)
+        state = json.loads((folder / "data" / "run" / "state.json").read_text())
+        self.port = int(state["url"].rpartition(":")[2])
+
+    def _is_ready(self) -> bool:
+        said = (self.folder / "out").read_text()
+        assert self._process.poll() is None, said
+        return "  Stop" in said
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "cli", *words]
+        return subprocess.run(command, cwd=self.folder, env=self._environ, capture_output=True, text=True, check=False)
+
+    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        data = None if body is None else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, data, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        found = reply.status, json.loads(reply.read())
+        connection.close()
+        return found
+
+    def close(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+        end(self._process)

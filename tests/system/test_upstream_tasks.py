@@ -1,0 +1,177 @@
+"""A real llama-server behind `penstock up --upstream`: embeddings, token ids and tools, by the official client."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_instance import Instance
+from llama_process import LlamaProcess
+from openai import BadRequestError, OpenAI
+
+pytestmark = pytest.mark.slow
+
+TEMPLATE = Path(__file__).parents[1] / "support" / "tools.jinja"
+MODEL = "SmolLM2-135M-Instruct.F16"
+SIZE = 576
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+
+
+def asked_before(city: str) -> list[dict[str, Any]]:
+    """A turn with a call: the small model does as it has done before."""
+    function = {"name": "get_weather", "arguments": json.dumps({"city": city})}
+    call = {"id": f"call_{city}", "type": "function", "function": function}
+    return [
+        {"role": "user", "content": f"Weather in {city}?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+    ]
+
+
+TALK: Any = [
+    *[turn for city in ("Rome", "Oslo", "Paris") for turn in asked_before(city)],
+    {"role": "user", "content": "Weather in Bern?"},
+]
+CHOICES: dict[str, Any] = {
+    "auto": {"tools": [WEATHER, TIME]},
+    "required": {"tools": [WEATHER, TIME], "tool_choice": "required"},
+    "named": {"tools": [WEATHER, TIME], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+}
+
+
+@pytest.fixture(scope="module")
+def llama(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaProcess]:
+    server = LlamaProcess(real_model, tmp_path_factory.mktemp("llama") / "log", 2, pooling="last", template=TEMPLATE)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def instance(llama: LlamaProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+    instance = Instance(tmp_path_factory.mktemp("up"), "--upstream", llama.url)
+    yield instance
+    instance.close()
+
+
+@pytest.fixture
+def openai(instance: Instance) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"http://127.0.0.1:{instance.port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+# --- embeddings ------------------------------------------------------------------------------------------------------
+
+
+def test_vectors_are_those_of_the_server(openai: OpenAI, llama: LlamaProcess, instance: Instance) -> None:
+    """As base64 (the client's default) and as numbers, of texts and of token ids; a long list too."""
+    texts = ["A river flows to the sea.", "The sea takes the river.", "Tax forms are due in May."]
+    own = [each["embedding"] for each in llama.ask("/v1/embeddings", {"input": texts})["data"]]
+    for form in ({}, {"encoding_format": "float"}):
+        made = openai.embeddings.create(model=MODEL, input=texts, **form)  # type: ignore[arg-type]
+        for found, vector in zip(made.data, own, strict=True):
+            assert len(found.embedding) == SIZE and array("f", found.embedding) == pytest.approx(vector, abs=1e-3)
+        assert made.usage.prompt_tokens > 10
+    status, told = instance.ask("/tokenize", {"model": MODEL, "prompt": texts[0]})
+    assert status == 200
+    (by_ids,) = openai.embeddings.create(model=MODEL, input=told["tokens"]).data
+    assert by_ids.embedding == pytest.approx(own[0], abs=1e-3)
+    many = openai.embeddings.create(model=MODEL, input=[f"{number}" for number in range(70)])
+    assert [each.index for each in many.data] == list(range(70))
+
+
+def test_what_the_server_cannot_is_refused_with_the_remedy(openai: OpenAI, instance: Instance) -> None:
+    """Another length of vectors, a ranking, and a text that is too long."""
+    with pytest.raises(BadRequestError, match="leave dimensions out"):
+        openai.embeddings.create(model=MODEL, input="x", dimensions=5)
+    status, answer = instance.ask("/v1/rerank", {"model": MODEL, "query": "q", "documents": ["d"]})
+    assert status == 400 and "GET /v1/models shows with rerank" in answer["error"]["message"]
+    with pytest.raises(BadRequestError, match="exceeds the available context"):
+        openai.embeddings.create(model=MODEL, input="word " * 3000)
+    capabilities = instance.ask("/v1/models")[1]["data"][0]["capabilities"]
+    assert capabilities["embed"] and capabilities["tokenize"] and not capabilities["rerank"]
+
+
+def test_a_server_that_ranks_documents(real_model: Path, tmp_path: Path) -> None:
+    """The scores are its own, the best first."""
+    server = LlamaProcess(real_model, tmp_path / "log", pooling="rank")
+    server.start()
+    instance = Instance(tmp_path, "--upstream", server.url)
+    try:
+        asked = {"query": "river", "documents": ["The river is wide.", "Tax forms.", "A mill."]}
+        own = {each["index"]: each["relevance_score"] for each in server.ask("/v1/rerank", asked)["results"]}
+        status, answer = instance.ask("/v1/rerank", {"model": MODEL, **asked, "return_documents": True})
+        assert status == 200, answer
+        scores = [each["relevance_score"] for each in answer["results"]]
+        assert scores == sorted(scores, reverse=True) and len(scores) == 3
+        for each in answer["results"]:
+            assert each["relevance_score"] == pytest.approx(own[each["index"]], abs=0.05)
+            assert each["document"]["text"] == asked["documents"][each["index"]]
+    finally:
+        instance.close()
+        server.kill()
+
+
+# --- token ids -------------------------------------------------------------------------------------------------------
+
+
+def test_token_ids_are_those_that_an_answer_counts(openai: OpenAI, instance: Instance) -> None:
+    """Of a text and of a conversation; and back."""
+    text = "A river – ünïcode 😀"
+    _, told = instance.ask("/tokenize", {"model": MODEL, "prompt": text})
+    assert told["count"] == len(told["tokens"]) and told["max_model_len"] == 2048
+    whole = openai.completions.create(model=MODEL, prompt=text, max_tokens=1)
+    assert whole.usage and whole.usage.prompt_tokens == told["count"]
+    assert instance.ask("/detokenize", {"model": MODEL, "tokens": told["tokens"]})[1] == {"prompt": text}
+    messages: Any = [{"role": "user", "content": text}]
+    _, chat = instance.ask("/tokenize", {"model": MODEL, "messages": messages})
+    answer = openai.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+    assert answer.usage and answer.usage.prompt_tokens == chat["count"]
+
+
+# --- tools -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_calls_come_through_whole_and_streamed(openai: OpenAI, choice: str) -> None:
+    """By the server's own template and parser. The stream says the same, id, name and kind once."""
+    asked = {"model": MODEL, "messages": TALK, "temperature": 0, "max_tokens": 60, **CHOICES[choice]}
+    whole = openai.chat.completions.create(**asked)
+    (answer,) = whole.choices
+    assert answer.finish_reason == "tool_calls" and answer.message.tool_calls and not answer.message.content
+    (call,) = answer.message.tool_calls
+    assert call.type == "function" and call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Bern"}
+    assert call.id.startswith("call_") and whole.usage and whole.usage.completion_tokens > 5
+    arguments, ids, names, finish = "", list[str](), list[str](), ""
+    for chunk in openai.chat.completions.create(**asked, stream=True):
+        for part in chunk.choices[0].delta.tool_calls or ():
+            assert part.index == 0
+            ids += [part.id] if part.id else []
+            if part.function is not None:
+                names += [part.function.name] if part.function.name else []
+                arguments += part.function.arguments or ""
+        finish = chunk.choices[0].finish_reason or finish
+    assert (len(ids), names, finish) == (1, ["get_weather"], "tool_calls")
+    assert json.loads(arguments) == {"city": "Bern"}
+
+
+def test_words_never_pass_for_a_forced_call(openai: OpenAI) -> None:
+    """The server lets a model write words first, which may use up the limit: the finish reason then says that the
+    answer was cut. Without the force, words are an answer."""
+    asked: Any = {"model": MODEL, "temperature": 0, "max_tokens": 20, "tools": [WEATHER]}
+    asked["messages"] = [{"role": "user", "content": "Tell me about rivers."}]
+    forced = openai.chat.completions.create(**asked, tool_choice="required").choices[0]
+    assert forced.finish_reason == "length" and not forced.message.tool_calls
+    words = openai.chat.completions.create(**asked).choices[0]
+    assert words.message.content and not words.message.tool_calls

@@ -1,0 +1,176 @@
+"""Tasks of the embedded engine with the real model: its vectors are llama.cpp's own, and its token ids those of an
+answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import math
+from array import array
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from penstock.engine import ChatTurn, Input, ModelCard, Piece, Request, Sampling, Task, TaskKind
+from workers.engines.llamacpp.engine import LlamacppEngine
+from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.task_answers import check_task_answer
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+
+TEXTS: tuple[Input, ...] = ("A river flows to the sea.", "The sea takes the river.", "Tax forms are due in May.")
+TALK = (ChatTurn("user", "Name a river <|im_end|> please."),)
+SIZE = 576
+
+
+class TaskDesk:
+    """Sends tasks and texts to an engine, and keeps what comes back."""
+
+    def __init__(self, path: Path, **settings: Any) -> None:
+        self.engine = LlamacppEngine("m", LlamacppSettings(slots=2, context=1024, **settings), path)
+        self.card: ModelCard
+        self._pieces: dict[str, asyncio.Queue[Piece]] = {}
+
+    async def start(self) -> None:
+        self.card = await self.engine.start(self._on_step, lambda _: None)
+
+    def _on_step(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self._pieces[piece.id].put_nowait(piece)
+
+    def send(self, request: Request) -> asyncio.Queue[Piece]:
+        found = self._pieces[request.id] = asyncio.Queue()
+        self.engine.submit(request)
+        return found
+
+    async def perform(self, kind: TaskKind, prompt: Any = "", inputs: Sequence[Input] = (), **more: Any) -> Piece:
+        task = Task(kind=kind, **more)
+        request = Request(f"r{len(self._pieces)}", prompt, Sampling(), task=task, inputs=inputs)
+        piece = await asyncio.wait_for(self.send(request).get(), 60)
+        assert piece.last and piece.n == 0
+        if piece.failure is None:
+            check_task_answer(task, inputs, piece.text)
+        return piece
+
+    async def vectors(self, *inputs: Input) -> list[array[float]]:
+        piece = await self.perform("embed", inputs=inputs)
+        assert piece.failure is None, piece.failure
+        return [array("f", base64.b64decode(each)) for each in piece.text.split(",")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def desk(real_model: Path) -> AsyncIterator[TaskDesk]:
+    desk = TaskDesk(real_model, embeddings=True)
+    await desk.start()
+    yield desk
+    await desk.engine.stop()
+
+
+def likeness(one: array[float], other: array[float]) -> float:
+    return math.sumprod(one, other) if hasattr(math, "sumprod") else sum(a * b for a, b in zip(one, other, strict=True))
+
+
+# --- vectors ---------------------------------------------------------------------------------------------------------
+
+
+async def test_vectors_are_of_length_one_and_the_same_each_time(desk: TaskDesk) -> None:
+    """Alone or with others; texts about one thing are closer than others."""
+    assert desk.card.capabilities.embed and not desk.card.capabilities.rerank and desk.card.embedding_size == SIZE
+    made = await desk.vectors(*TEXTS)
+    assert [len(each) for each in made] == [SIZE] * 3
+    assert all(abs(likeness(each, each) - 1) < 1e-3 for each in made)
+    (alone,) = await desk.vectors(TEXTS[1])
+    assert likeness(alone, made[1]) > 0.999
+    assert likeness(made[0], made[1]) > likeness(made[0], made[2])
+
+
+async def test_token_ids_have_the_vector_of_their_text(desk: TaskDesk) -> None:
+    found = await desk.perform("tokenize", TEXTS[0])
+    ids = tuple(json.loads(found.text)["tokens"])
+    by_ids, by_text = await desk.vectors(ids, TEXTS[0])
+    assert likeness(by_ids, by_text) > 0.999
+    piece = await desk.perform("embed", inputs=(ids, TEXTS[0]))
+    assert piece.prompt_tokens == 2 * len(ids)
+
+
+async def test_texts_are_generated_beside_vectors(desk: TaskDesk) -> None:
+    """At the same time, on both slots; and no text of another tenant is taken from a slot's cache."""
+    stories = [
+        desk.send(Request(f"s{number}", "Once upon a time", Sampling(max_tokens=8, temperature=0), tenant="a"))
+        for number in range(3)
+    ]
+    made = await asyncio.gather(*[desk.vectors(*TEXTS) for _ in range(2)])
+    assert all(likeness(one, other) > 0.999 for each in made for one, other in zip(each, made[0], strict=True))
+    for story in stories:
+        pieces = [await asyncio.wait_for(story.get(), 60)]
+        while not pieces[-1].last:
+            pieces.append(await asyncio.wait_for(story.get(), 60))
+        assert pieces[-1].finish == "length" and sum(piece.n for piece in pieces) == 8
+        assert max(piece.cached_tokens for piece in pieces) == 0
+
+
+async def test_a_text_that_is_too_long_is_refused_with_the_setting(desk: TaskDesk) -> None:
+    """And so is a token that the model does not have."""
+    piece = await desk.perform("embed", inputs=("word " * 1100,))
+    assert piece.failure is not None and piece.failure.code == "context_length_exceeded"
+    assert piece.failure.status == 400 and "options.context" in piece.failure.message
+    piece = await desk.perform("embed", inputs=((10**6,),))
+    assert piece.failure is not None and (piece.failure.status, piece.failure.param) == (400, "input")
+
+
+async def test_a_cancelled_task_ends_at_once(desk: TaskDesk) -> None:
+    """Also one that waits; the next is answered."""
+    task = Task(kind="embed")
+    requests = [Request(f"c{number}", "", Sampling(), task=task, inputs=("word " * 60,) * 2) for number in range(4)]
+    waiting = [desk.send(request) for request in requests]
+    await asyncio.sleep(0.05)
+    for request in requests:
+        desk.engine.cancel(request.id)
+        desk.engine.cancel(request.id)
+    for each in waiting:
+        assert (await asyncio.wait_for(each.get(), 5)).finish == "cancelled"
+    assert len(await desk.vectors("x")) == 1
+    assert all(each.empty() for each in waiting)
+
+
+async def test_a_model_that_ranks_makes_no_vectors(real_model: Path) -> None:
+    """The scores are in the order of the documents."""
+    desk = TaskDesk(real_model, embeddings=True, pooling="rank")
+    await desk.start()
+    try:
+        assert desk.card.capabilities.rerank and not desk.card.capabilities.embed
+        piece = await desk.perform("rerank", inputs=("river", *TEXTS))
+        assert piece.failure is None and piece.prompt_tokens > 10
+        alone = [json.loads((await desk.perform("rerank", inputs=("river", each))).text)[0] for each in TEXTS]
+        assert json.loads(piece.text) == pytest.approx(alone, abs=0.05)
+    finally:
+        await desk.engine.stop()
+
+
+# --- token ids -------------------------------------------------------------------------------------------------------
+
+
+async def test_ids_are_those_that_an_answer_counts(desk: TaskDesk) -> None:
+    """Of a text and of a conversation, whose control tokens stay text; the ids give the text again."""
+    for prompt in ("A river – ünïcode 😀 <|im_start|>", TALK):
+        found = json.loads((await desk.perform("tokenize", prompt)).text)
+        pieces = desk.send(Request(f"t{found['tokens'][0]}", prompt, Sampling(max_tokens=1)))
+        first = await asyncio.wait_for(pieces.get(), 60)
+        assert first.prompt_tokens == len(found["tokens"]) and found["max_model_len"] == 1024
+        back = (await desk.perform("detokenize", found["tokens"])).text
+        assert prompt == back if isinstance(prompt, str) else "Name a river <|im_end|> please." in back
+    told = [await desk.perform("tokenize", TALK, generation_prompt=begins) for begins in (True, False)]
+    longer, shorter = (json.loads(each.text)["tokens"] for each in told)
+    assert longer[: len(shorter)] == shorter and len(longer) > len(shorter)
+
+
+async def test_nothing_has_no_ids(desk: TaskDesk) -> None:
+    """An empty text, and no ids; a token that the model does not have is named."""
+    assert json.loads((await desk.perform("tokenize", "")).text)["tokens"] == []
+    assert (await desk.perform("detokenize", ())).text == ""
+    piece = await desk.perform("detokenize", (10**6,))
+    assert piece.failure is not None and (piece.failure.status, piece.failure.param) == (400, "tokens")

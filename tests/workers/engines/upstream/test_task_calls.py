@@ -1,0 +1,175 @@
+"""Tasks through the engine `upstream`: what each kind of server is sent, what becomes of its replies, and what the
+engine endures."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from array import array
+
+import pytest
+from fake_upstream import ANSWER, FIRST_ID, FakeUpstream, Fault
+from upstream_bench import HELLO, Answer, bench
+
+from penstock.engine import Request, Sampling, Task
+from workers.engines.upstream.engine import MAX_BREAKS
+
+KINDS = ("vllm", "sglang", "llama-server", "trtllm", "ollama", "other")
+VECTOR = [0.5, -0.25, 1.0]
+EMBED, RERANK = Task(kind="embed"), Task(kind="rerank")
+TEXTS = ("one", "two", (1, 2, 3))
+
+
+def fake(kind: str = "vllm", *faults: Fault) -> FakeUpstream:
+    found = FakeUpstream(kind, faults)
+    found.vector = VECTOR
+    return found
+
+
+def vectors_of(answer: Answer) -> list[list[float]]:
+    assert answer.failure is None and answer.finish == "stop" and answer.tokens == 0, answer
+    return [array("f", base64.b64decode(each)).tolist() for each in answer.text.split(",")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_vectors_and_scores_come_through(kind: str) -> None:
+    """Each in the order of its text, with the tokens that the server counts; token ids are passed on."""
+    upstream = fake(kind)
+    async with bench(upstream) as desk:
+        assert desk.card is not None and desk.card.embedding_size == 3
+        assert desk.card.capabilities.embed and desk.card.capabilities.rerank
+        made = await desk.perform(EMBED, inputs=TEXTS)
+        ranked = await desk.perform(RERANK, inputs=("q", "d1", "d2", "d3"))
+    assert vectors_of(made) == [VECTOR] * 3 and made.prompt_tokens == 15
+    assert json.loads(ranked.text) == [0.0, 0.125, 0.25] and ranked.prompt_tokens == 21
+    embedded, sent = upstream.sent
+    assert embedded.path == "/v1/embeddings" and embedded.body["input"] == ["one", "two", [1, 2, 3]]
+    assert embedded.body.get("encoding_format") == ("base64" if kind in ("vllm", "sglang", "llama-server") else None)
+    assert sent.path == "/v1/rerank" and sent.body["documents"] == ["d1", "d2", "d3"] and sent.body["query"] == "q"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_server_without_them_is_known_at_its_start(kind: str) -> None:
+    """So the API refuses, and nothing is queued."""
+    async with bench(FakeUpstream(kind)) as desk:
+        assert desk.card is not None
+        assert not desk.card.capabilities.embed and not desk.card.capabilities.rerank
+
+
+BREAKS = {
+    "500": Fault(status=500),
+    "503": Fault(status=503),
+    "429": Fault(status=429, headers=()),
+    "cut": Fault(cut=True),
+    "no JSON": Fault(data=b"<html>"),
+    "too few": Fault(data=json.dumps({"data": [{"index": 0, "embedding": VECTOR}]}).encode()),
+    "of two lengths": Fault(
+        data=json.dumps({"data": [{"embedding": [1.0] * n, "index": n - 1} for n in (1, 2, 3)]}).encode()
+    ),
+    "no base64": Fault(data=json.dumps({"data": [{"index": n, "embedding": "%%%"} for n in range(3)]}).encode()),
+    "empty": Fault(data=b'{"data": []}'),
+}
+
+
+@pytest.mark.parametrize("what", BREAKS)
+async def test_a_reply_that_breaks_is_asked_for_again(what: str) -> None:
+    """Nothing of it comes out, and the next one is whole."""
+    upstream = fake("vllm", BREAKS[what])
+    async with bench(upstream) as desk:
+        answer = await desk.perform(EMBED, inputs=TEXTS)
+    assert vectors_of(answer) == [VECTOR] * 3 and len(upstream.sent) == 2
+
+
+async def test_a_task_that_a_server_always_fails_ends() -> None:
+    """As a text does."""
+    upstream = fake("vllm", *[Fault(data=b"{}")] * 99)
+    async with bench(upstream) as desk:
+        answer = await desk.perform(EMBED, inputs=TEXTS)
+    assert answer.failure is not None and answer.failure.code == "upstream_error"
+    assert len(upstream.sent) == MAX_BREAKS
+
+
+@pytest.mark.parametrize("fault", [
+    Fault(status=400, body=b'{"error": {"message": "no such dimensions", "param": "dimensions"}}'),
+    Fault(status=500, body=b'{"error": {"message": "input (900 tokens) is too large to process. no such dimensions"}}'),
+])  # fmt: skip
+async def test_what_the_server_refuses_fails_with_its_words(fault: Fault) -> None:
+    """Once, also where llama-server says 500 of a text that is too long."""
+    upstream = fake("vllm", fault)
+    async with bench(upstream) as desk:
+        answer = await desk.perform(Task(kind="embed", dimensions=7), inputs=TEXTS)
+    assert answer.failure is not None and answer.failure.status == 400
+    assert "no such dimensions" in answer.failure.message and len(upstream.sent) == 1
+    assert upstream.sent[0].body["dimensions"] == 7
+
+
+async def test_a_server_that_goes_away_and_comes_back_answers() -> None:
+    """The task goes back to the queue meanwhile."""
+    upstream = fake()
+    async with bench(upstream) as desk:
+        await upstream.stop()
+        asking = asyncio.create_task(desk.perform(EMBED, inputs=TEXTS))
+        while desk.engine.stats().accepts:
+            await asyncio.sleep(0.01)
+        await upstream.start()
+        answer = await asking
+    assert vectors_of(answer) == [VECTOR] * 3 and answer.returns > 0
+
+
+async def test_a_cancel_closes_the_connection() -> None:
+    upstream = fake()
+    async with bench(upstream) as desk:
+        upstream.open.clear()
+        queue = desk.begin(Request("c", "", Sampling(), task=EMBED, inputs=TEXTS))
+        while not upstream.sent:
+            await asyncio.sleep(0.01)
+        desk.engine.cancel("c")
+        assert (await asyncio.wait_for(queue.get(), 5)).finish == "cancelled"
+        assert desk.engine.stats().running == 0
+        upstream.open.set()
+        assert vectors_of(await desk.perform(EMBED, inputs=TEXTS)) == [VECTOR] * 3
+
+
+async def test_no_other_model_makes_the_vectors() -> None:
+    """They would not be comparable: the task waits for its own model."""
+    own, other = fake(), fake()
+    async with bench(own, fallbacks={"other": other}, fallback_after_s=0.1) as desk:
+        await own.stop()
+        asking = asyncio.create_task(desk.perform(EMBED, inputs=TEXTS))
+        await asyncio.sleep(0.6)
+        assert not other.sent and not asking.done()
+        await own.start()
+        assert vectors_of(await asking) == [VECTOR] * 3
+    assert not other.sent
+
+
+# --- token ids -------------------------------------------------------------------------------------------------------
+
+
+async def test_token_ids_are_those_of_the_server() -> None:
+    """Of a text and of a conversation, and back."""
+    async with bench(FakeUpstream("vllm")) as desk:
+        assert desk.card is not None and desk.card.capabilities.tokenize
+        for prompt in ("a text", HELLO):
+            told = json.loads((await desk.perform(Task(kind="tokenize"), prompt)).text)
+            assert told == {"tokens": [1, 2, 3], "max_model_len": 2048}
+        back = await desk.perform(Task(kind="detokenize"), (FIRST_ID, FIRST_ID + 1))
+        assert back.text == "".join(ANSWER[:2]) and back.prompt_tokens == 0
+
+
+async def test_a_conversation_that_a_server_cannot_render_is_refused() -> None:
+    async with bench(FakeUpstream("sglang")) as desk:
+        told = await desk.perform(Task(kind="tokenize"), "a text")
+        assert json.loads(told.text)["tokens"] == [1, 2, 3]
+        refused = await desk.perform(Task(kind="tokenize"), HELLO)
+    assert refused.failure is not None and (refused.failure.status, refused.failure.param) == (400, "messages")
+    assert "send its text as prompt" in refused.failure.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "can"), [("vllm", True), ("llama-server", True), ("trtllm", False), ("openai", False)]
+)
+async def test_a_card_says_whether_a_server_tells_token_ids(kind: str, can: bool) -> None:
+    async with bench(FakeUpstream(kind)) as desk:
+        assert desk.card is not None and desk.card.capabilities.tokenize is can

@@ -1,0 +1,77 @@
+"""Task answers: the texts in which engines give vectors, scores and token ids (`penstock.engine.Task`)."""
+
+from __future__ import annotations
+
+import base64
+import math
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.engine import Input, Piece, Task
+
+_TOKENS = msgspec.json.Decoder(dict[str, Any])
+_SCORES = msgspec.json.Decoder(list[float])
+
+
+def joined_vectors(vectors: Iterable[Iterable[float]]) -> str:
+    """The text of an `embed`: each vector as base64 of little-endian float32. Raises OverflowError, TypeError."""
+    return ",".join([_encoded(vector) for vector in vectors])
+
+
+def _encoded(vector: Iterable[float]) -> str:
+    numbers = vector if isinstance(vector, array) and vector.typecode == "f" else array("f", vector)
+    if sys.byteorder == "big":
+        numbers = array("f", numbers)
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()
+
+
+def told_tokens(ids: Sequence[int], context: int) -> str:
+    """The text of a `tokenize`."""
+    return msgspec.json.encode({"tokens": ids, "max_model_len": context}).decode()
+
+
+def told_scores(scores: Sequence[float]) -> str:
+    """The text of a `rerank`."""
+    return msgspec.json.encode(scores).decode()
+
+
+def check_task_piece(task: Task | None, inputs: Sequence[Input], piece: Piece) -> None:
+    """Raises ValueError for the last piece of a task that completes it with an answer that no reader could use."""
+    if task is not None and piece.finish == "stop":
+        check_task_answer(task, inputs, piece.text)
+
+
+def check_task_answer(task: Task, inputs: Sequence[Input], text: str) -> None:
+    """Raises ValueError if the text does not answer the task, so that no reader could use it."""
+    match task.kind:
+        case "embed":
+            _check_vectors(text.split(","), len(inputs), task.dimensions)
+        case "rerank":
+            scores = _SCORES.decode(text)
+            if len(scores) != len(inputs) - 1 or not math.isfinite(sum(scores)):
+                raise ValueError(f"{len(scores)} scores for {len(inputs) - 1} documents, or one without end")
+        case "tokenize":
+            msgspec.convert(_TOKENS.decode(text), _Told)
+        case "detokenize":
+            pass
+
+
+class _Told(msgspec.Struct):
+    tokens: list[int]
+    max_model_len: int
+
+
+def _check_vectors(vectors: Sequence[str], wanted: int, dimensions: int | None) -> None:
+    if len(vectors) != wanted:
+        raise ValueError(f"{len(vectors)} vectors for {wanted} inputs")
+    numbers = [array("f", base64.b64decode(each, validate=True)) for each in vectors]
+    sizes = {len(each) for each in numbers}
+    if len(sizes) > 1 or 0 in sizes or (dimensions is not None and sizes != {dimensions}):
+        raise ValueError(f"vectors of {sorted(sizes)[:4]} numbers")
+    if sys.byteorder == "little" and not all(math.isfinite(sum(each)) for each in numbers):
+        raise ValueError("a vector with a number that is none")

@@ -1,0 +1,111 @@
+"""Task calls: what a server is asked for a task, and how its reply is read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.engine import ChatTurn, Request, Task
+from workers.engines.task_answers import check_task_answer, joined_vectors, told_scores, told_tokens
+from workers.engines.upstream.reply.chunks import TokenId
+from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
+
+BASE64 = ("openai", "vllm", "sglang", "llama-server")
+"""Kinds that give vectors as base64."""
+TOO_LARGE = b"is too large to process"
+"""llama-server says so with 500, although the text is at fault."""
+
+
+class Vector(msgspec.Struct):
+    embedding: str | list[float]
+    index: int = 0
+
+
+class EmbeddingReply(msgspec.Struct):
+    data: list[Vector]
+
+
+class Score(msgspec.Struct):
+    index: int
+    relevance_score: float
+
+
+class RankingReply(msgspec.Struct):
+    results: list[Score]
+
+
+class TaskUsage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+def path_of(task: Task) -> str:
+    """The server's endpoint for vectors and scores, behind its base."""
+    return "/embeddings" if task.kind == "embed" else "/rerank"
+
+
+def body_of(facts: ServerFacts, request: Request, task: Task) -> dict[str, Any]:
+    """The body for vectors or scores."""
+    body: dict[str, Any] = {"model": facts.model}
+    if task.kind == "rerank":
+        query, *documents = request.inputs
+        return body | {"query": query, "documents": documents, "top_n": len(documents)}
+    body["input"] = list(request.inputs)
+    if facts.kind in BASE64:
+        body["encoding_format"] = "base64"
+    return body if task.dimensions is None else body | {"dimensions": task.dimensions}
+
+
+def read_reply(request: Request, task: Task, found: Mapping[str, Any]) -> tuple[str, int]:
+    """The text of the answer, and the tokens of its inputs. Raises ValueError for a reply that does not answer."""
+    if task.kind == "embed":
+        data = msgspec.convert(found, EmbeddingReply).data
+        if sorted([each.index for each in data]) == list(range(len(data))):
+            data.sort(key=lambda each: each.index)
+        vectors = [each.embedding for each in data]
+        text = ",".join([each if isinstance(each, str) else joined_vectors([each]) for each in vectors])
+    else:
+        scores = {each.index: each.relevance_score for each in msgspec.convert(found, RankingReply).results}
+        if sorted(scores) != list(range(len(request.inputs) - 1)):
+            raise ValueError("scores of other documents")
+        text = told_scores([scores[index] for index in range(len(scores))])
+    check_task_answer(task, request.inputs, text)
+    usage = msgspec.convert(found.get("usage") or {}, TaskUsage)
+    return text, max(0, usage.prompt_tokens or usage.total_tokens or 0)
+
+
+def tokenize_body(facts: ServerFacts, request: Request, task: Task) -> dict[str, Any]:
+    """The body of /tokenize; of a conversation only where the server renders it there."""
+    body: dict[str, Any] = {"model": facts.model}
+    if isinstance(request.prompt, str):
+        special = task.special_tokens
+        if facts.kind == "llama-server":
+            return {"content": request.prompt, "add_special": special, "parse_special": True}
+        return body | {"prompt": request.prompt, "add_special_tokens": special}
+    turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
+    return body | {"messages": [turn.shown for turn in turns], "add_generation_prompt": task.generation_prompt}
+
+
+def rendered_body(prompt: str) -> dict[str, Any]:
+    """The body of llama-server's /tokenize for a conversation that it has rendered."""
+    return {"content": prompt, "add_special": True, "parse_special": True}
+
+
+def read_tokens(facts: ServerFacts, found: Mapping[str, Any]) -> str:
+    """The text of the answer. Raises ValueError."""
+    return told_tokens(msgspec.convert(found.get("tokens"), list[TokenId]), facts.context or DEFAULT_CONTEXT)
+
+
+def detokenize_body(facts: ServerFacts, request: Request) -> dict[str, Any]:
+    ids = [each for each in request.prompt if isinstance(each, int)]
+    return {"tokens": ids} if facts.kind == "llama-server" else {"model": facts.model, "tokens": ids}
+
+
+def read_text(found: Mapping[str, Any]) -> str:
+    """The text of token ids. Raises ValueError."""
+    text = found.get("content", found.get("prompt", found.get("text")))
+    if not isinstance(text, str):
+        raise ValueError("no text")
+    return text
