@@ -33,6 +33,7 @@ class LazyGroup(Group):
         "report": ("cli.report:report", "Say what happened, where time went, and what to change first."),
         "records": ("cli.records:records", "Export the records on the local disk."),
         "plan": ("cli.plan.group:plan", "Plan before you buy: which GPU, how many, what batch, what price."),
+        "tune": ("cli.tune.group:tune", "Measure a running server: its best batch, and the rate it serves in time."),
         "bench": ("cli.bench:bench", "Measure speed, cost and faults on this machine."),
         "probe": ("cli.probe:probe", "Say by exit code whether one process here is ready."),
         "doctor": ("cli.doctor:doctor", "Say what is wrong with this machine, and the fix."),

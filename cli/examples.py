@@ -130,6 +130,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock plan what-if --model llama-3.1-8b --gpu l4 --rate 4",
         "penstock plan what-if --model opt-13b --gpu h200 --other-gpu b200",
     ),
+    "penstock tune": (
+        "penstock tune frontier --url http://127.0.0.1:8000/v1 --requests 60",
+        "penstock tune goodput --url http://127.0.0.1:8000/v1",
+    ),
+    "penstock tune frontier": (
+        "penstock tune frontier --url http://127.0.0.1:8000/v1 --requests 60",
+        "penstock tune frontier --url http://127.0.0.1:8000/v1 --apply",
+    ),
+    "penstock tune goodput": ("penstock tune goodput --url http://127.0.0.1:8000/v1 --ttft-ms 500",),
     "penstock bench": ("penstock bench table1 --quick", "penstock bench gateway --help"),
     "penstock bench gateway": ("penstock bench gateway --quick", "penstock bench gateway --base main"),
     "penstock bench table1": (

@@ -14,18 +14,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.facts.catalogue import PlanError
-from planner.parallel import ParallelPlan, ReplicaModel, is_valid
+from planner.parallel import ParallelPlan, ReplicaModel, is_valid, largest_batch
 from planner.search import SearchInput
 from planner.serving import BatchLimits, LatencySlo, attainment, requests, serve
 from planner.simulator.engine import ModelText
 
 REQUESTS = 300
-"""DistServe's N."""
+"""DistServe's N, at least: with large batches, so few requests would have come before the batch is full."""
+FULL_BATCHES = 3
+"""Requests come for at least so many full batches."""
 PRECISION = 0.04
 """Relative width at which the bisection ends."""
 MAX_HALVINGS = 12
 """A rate so many times halved from what a full batch serves that still does not hold counts as none."""
-MAX_SIMULATED = 6
+MAX_SIMULATED = 4
 """Deployments of each kind whose goodput is searched for."""
 LONG_PROMPTS = 4.0
 """A prompt of so many times the answer speaks for prefill apart."""
@@ -111,8 +113,13 @@ def full_rate(given: SearchInput, deployment: ServingSetup) -> float:
     return 1 / max(prefill_s, decode_s) if deployment.prefill else 1 / (prefill_s + decode_s)
 
 
-def served(given: SearchInput, deployment: ServingSetup, rate: float, count: int = REQUESTS) -> Sequence[ModelText]:
-    """Requests at a rate, with what became of them."""
+def served(given: SearchInput, deployment: ServingSetup, rate: float, count: int = 0) -> Sequence[ModelText]:
+    """Requests at a rate, with what became of them; 0: as many as fill the batches a few times."""
+    if not count:
+        decode = given.replica(deployment.decode)
+        count = max(
+            REQUESTS, FULL_BATCHES * decode.plan.dp * largest_batch(decode, given.lengths.whole, given.limits.batch)
+        )
     texts = requests(given.lengths, count, rate)
     if deployment.prefill is None:
         return serve(given.replica(deployment.decode), texts, given.limits).texts

@@ -57,4 +57,22 @@ BUGS = (
         ),
         ("tests/planner/test_parallel.py::test_attention_dp_holds_its_matrices_whole_and_each_cache_once",),
     ),
+    Bug(
+        "the knee is that of single doublings",
+        "Noise of 3 % decides whether a doubling gains a tenth: the batch that is recommended changes from run to run.",
+        (
+            Edit(
+                "planner/knee.py",
+                "is_fitted = line is not None and _misfit(medians, *line) <= MAX_MISFIT",
+                "is_fitted = False",
+            ),
+        ),
+        ("tests/planner/test_knee.py::test_a_hundred_curves_with_noise_of_three_percent",),
+    ),
+    Bug(
+        "measured settings of any server are written",
+        "Somebody measures a llama-server from the folder of a Penstock, and changes the Penstock's batch.",
+        (Edit("cli/tune/frontier.py", "if apply and not is_penstock(server):", "if apply and not server:"),),
+        ("tests/cli/tune/test_tune.py::test_it_writes_nothing_for_another_server",),
+    ),
 )

@@ -1,0 +1,1 @@
+"""`penstock tune`: commands that measure a running server and say which settings it should have."""

@@ -1,0 +1,199 @@
+"""`penstock tune frontier`: measures a server over concurrency, finds the knee, and can write it into penstock.toml."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import click
+
+from cli.errors import USAGE, Problem
+from cli.output import note
+from cli.plan.command import PlanAnswer, PlanTable, length_options, plan_command
+from cli.plan.figures import seconds, three
+from cli.plan.inputs import device_named, model_named
+from cli.plan.plot import plot
+from cli.scale import Period
+from cli.tune.load import LevelReading, LoadSource, check, is_penstock, run, server_at
+from cli.tune.settings_edit import Applied, apply_settings
+from planner.facts.catalogue import PlanError
+from planner.load import RequestLengths
+from planner.tuning import (
+    MAX_REPEATS,
+    MeasuredFrontier,
+    Recommendation,
+    SweepPlan,
+    frontier_of,
+    is_flat,
+    is_settled,
+    line_of,
+    recommend,
+    sweep_plan,
+    tuning_advice,
+)
+
+PROBE_CLIENTS = 4
+MAX_CLIENTS = 256
+
+
+@plan_command("frontier")
+@click.option("--url", required=True, help="Base URL, such as http://127.0.0.1:8000/v1.")
+@click.option("--model", help="Model to ask for [the first that the server names].")
+@click.option("--requests", type=int, default=500, show_default=True, help="Requests of a concurrency, at most.")
+@length_options
+@click.option("--max", "most", type=int, default=MAX_CLIENTS, show_default=True, help="Highest concurrency.")
+@click.option("--repeats", type=int, default=MAX_REPEATS, show_default=True, help="Passes, at most.")
+@click.option("--budget", type=Period(), default="15m", show_default=True, help="Time for all of it.")
+@click.option("--card", metavar="NAME", help="Its shape, as `penstock plan` knows it; with --gpu: replicas, too.")
+@click.option("--config", type=click.Path(path_type=Path), help="Its own config.json or GGUF instead of --card.")
+@click.option("--gpu", metavar="NAME", help="The GPU that it runs on.")
+@click.option("--apply", is_flag=True, help="Write the settings into penstock.toml of this folder (a Penstock's).")
+@click.option("--shape", metavar="NAME", help="With --apply: the shape of the model that was measured.")
+def frontier(
+    url: str,
+    model: str | None,
+    requests: int,
+    lengths: RequestLengths,
+    most: int,
+    repeats: int,
+    budget: int,
+    card: str | None,
+    config: Path | None,
+    gpu: str | None,
+    apply: bool,
+    shape: str | None,
+) -> PlanAnswer:
+    """Measure throughput and latency over concurrency, and say which batch to set."""
+    if requests < 2 or most < 2 or repeats < 1:
+        raise PlanError("--requests and --max are whole numbers from 2, and --repeats from 1")
+    known = None if card is None and config is None else model_named(card, config)
+    device = None if gpu is None else device_named(gpu)
+    server = server_at(url, model)
+    if apply and not is_penstock(server):
+        raise Problem(f"--apply: {url} is no Penstock, so there is no penstock.toml to write", exit_code=USAGE)
+    source = LoadSource(server, lengths)
+    began = time.monotonic()
+    plan = planned(source, requests, most, budget)
+    note(
+        f"measuring {server.model} with {', '.join(str(each.clients) for each in plan.levels)} requests at once: about "
+        f"{seconds(plan.expected_s)} a pass, up to {repeats} passes, at most {budget} s"
+        + (f" ({plan.note})" if plan.note else "")
+    )
+    readings = measured(source, plan, repeats, began + budget)
+    found = frontier_of(
+        {each: [one.tokens_s for one in ones] for each, ones in readings.items()},
+        {each: [one.requests_s for one in ones] for each, ones in readings.items()},
+        {each: [one.latency_s for one in ones] for each, ones in readings.items()},
+        Random(1),  # noqa: S311 - a bootstrap
+    )
+    wanted = recommend(found, lengths, known, device)
+    written = apply_settings(Path.cwd(), server.model, wanted, found.curve, shape) if apply else None
+    value = as_json(found, wanted, readings) | {
+        "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
+        "seconds": time.monotonic() - began, "applied": None if written is None else written.changes,
+    }  # fmt: skip
+    return PlanAnswer(
+        value, [_table(found)], tuning_advice(found, wanted), _plot(found), _notes(found, wanted, written)
+    )
+
+
+def planned(source: LoadSource, requests: int, most: int, budget_s: float) -> SweepPlan:
+    """Probe the server, and plan the sweep. Raises Problem if it does not answer."""
+    clients = min(PROBE_CLIENTS, most)
+    run(source.probe(1))  # warms it up
+    alone = run(source.probe(1))
+    return sweep_plan(line_of(alone, clients, run(source.probe(clients))), requests, most, budget_s)
+
+
+def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float) -> dict[int, list[LevelReading]]:
+    """Pass over the levels until the knee is sure, `repeats` are done, or the next pass would take too long.
+
+    The first pass ends where throughput is flat; later ones repeat its levels. Raises Problem if requests fail.
+    """
+    found: defaultdict[int, list[LevelReading]] = defaultdict(list)
+    levels = list(plan.levels)
+    for _ in range(repeats):
+        began = time.monotonic()
+        for level in levels:
+            found[level.clients].append(run(source.level(level)))
+            check(found[level.clients][-1])
+            note(f"  {level.clients} at once: {three(found[level.clients][-1].tokens_s)} tokens/s")
+            late = time.monotonic() > until and len(found) > 1
+            if late or (len(found[1]) == 1 and is_flat({each: ones[0].tokens_s for each, ones in found.items()})):
+                break
+        levels = [level for level in levels if level.clients in found]
+        took = time.monotonic() - began
+        rates = {each: [one.tokens_s for one in ones] for each, ones in found.items()}
+        if is_settled(rates, Random(1)) or time.monotonic() + took > until:  # noqa: S311 - a bootstrap
+            break
+    return dict(found)
+
+
+def as_json(found: MeasuredFrontier, wanted: Recommendation, readings: dict[int, list[LevelReading]]) -> dict[str, Any]:
+    """The frontier with its knee and what it speaks for."""
+    return {
+        "points": [
+            {
+                "concurrency": point.batch,
+                "tokens_s": point.tokens_s,
+                "requests_s": point.requests_s,
+                "latency_s": point.latency_s,
+                "is_dominated": point not in found.kept,
+                "repeats": len(readings[point.batch]),
+                "requests": sum(each.requests for each in readings[point.batch]),
+                "failed": sum(each.failed for each in readings[point.batch]),
+            }
+            for point in found.points
+        ],
+        "knee": {
+            "concurrency": found.knee.batch,
+            "gain_of_twice": found.knee.gain,
+            "confidence": found.knee.confidence if found.repeats > 1 else None,
+            "is_beyond": found.knee.is_beyond,
+            "is_fitted": found.knee.is_fitted,
+            "reason": found.knee.reason,
+        },
+        "recommended": {
+            "max_batch_size": wanted.max_batch_size,
+            "kv_tokens": wanted.kv_tokens,
+            "kv_bytes": wanted.kv_bytes,
+            "spare_bytes": wanted.spare_bytes,
+            "replicas": wanted.replicas,
+        },
+        "curve": found.curve,
+    }
+
+
+def _table(found: MeasuredFrontier) -> PlanTable:
+    rows = [
+        (
+            f"{point.batch}",
+            three(point.tokens_s),
+            three(point.requests_s),
+            seconds(point.latency_s),
+            "knee" if point.batch == found.knee.batch else "" if point in found.kept else "dominated",
+        )
+        for point in found.points
+    ]
+    return PlanTable(("at once", "tokens/s", "requests/s", "request", "note"), rows)
+
+
+def _plot(found: MeasuredFrontier) -> str:
+    points = [(float(point.batch), point.tokens_s) for point in found.points]
+    marked = next(point for point in points if point[0] == found.knee.batch)
+    return plot(points, "requests at once", "tokens/s", marked, "the knee")
+
+
+def _notes(found: MeasuredFrontier, wanted: Recommendation, written: Applied | None) -> list[str]:
+    sure = (
+        f"{100 * found.knee.confidence:.0f} % sure" if found.repeats > 1 else "measured once: its confidence is unknown"
+    )
+    notes = [f"The knee is {sure}. KV cache of that batch: {wanted.kv_tokens:,} tokens."]
+    if written is not None:
+        notes.append(
+            f"Written to {written.path}: {', '.join(written.changes)}. Restart the instance: penstock down, penstock up"
+        )
+    return notes

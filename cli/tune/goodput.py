@@ -1,0 +1,100 @@
+"""`penstock tune goodput`: bisects the highest rate of requests that a server answers within the objectives."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from cli.output import note
+from cli.plan.command import PlanAnswer, PlanTable, length_options, plan_command
+from cli.plan.figures import seconds, three
+from cli.plan.slo import slo_options
+from cli.scale import Period
+from cli.tune.load import LevelReading, LoadSource, check, run, server_at
+from planner.facts.catalogue import PlanError
+from planner.goodput import highest_rate
+from planner.load import RequestLengths
+from planner.serving import Attainment, LatencySlo
+from planner.tuning import SweepLevel
+
+CLIENTS = 16
+"""Of the closed loop whose throughput the search begins with."""
+PRECISION = 0.1
+"""Relative width at which the bisection ends; single rates are noisy."""
+
+
+class OutOfTime(Exception):
+    """Raised to end a search whose budget is over."""
+
+
+@plan_command("goodput")
+@click.option("--url", required=True, help="Base URL, such as http://127.0.0.1:8000/v1.")
+@click.option("--model", help="Model to ask for [the first that the server names].")
+@click.option("--requests", type=int, default=100, show_default=True, help="Requests of a rate.")
+@length_options
+@slo_options
+@click.option("--budget", type=Period(), default="15m", show_default=True, help="Time for all of it.")
+def goodput(
+    url: str, model: str | None, requests: int, lengths: RequestLengths, slo: LatencySlo, budget: int
+) -> PlanAnswer:
+    """Find the highest rate at which enough requests keep both latency objectives."""
+    if requests < 10:
+        raise PlanError(f"--requests {requests}: a share of 0.9 needs 10 requests or more")
+    server = server_at(url, model)
+    source, until = LoadSource(server, lengths), time.monotonic() + budget
+    run(source.probe(1))
+    closed = run(source.level(SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2))))
+    check(closed)
+    note(f"{CLIENTS} at once are answered at {three(closed.requests_s)} requests/s; about "
+         f"{seconds(8 * requests / closed.requests_s)} for eight rates, at most {budget} s")  # fmt: skip
+    tried: dict[float, Attainment] = {}
+
+    def holds(rate: float) -> bool:
+        if time.monotonic() > until:
+            raise OutOfTime
+        tried[rate] = kept(run(source.at_rate(rate, requests)), slo)
+        note(f"  {three(rate)} requests/s: {100 * tried[rate].both:.0f} % keep both")
+        return tried[rate].both >= slo.share
+
+    try:
+        found, is_whole = highest_rate(holds, closed.requests_s / 2, PRECISION), True
+    except OutOfTime:
+        found, is_whole = max((rate for rate, each in tried.items() if each.both >= slo.share), default=0.0), False
+    value = {
+        "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
+        "ttft_ms": 1e3 * slo.ttft_s, "tpot_ms": 1e3 * slo.tpot_s, "share": slo.share,
+        "requests_s": found, "is_bisected": is_whole, "closed_loop_requests_s": closed.requests_s,
+        "rates": [{"requests_s": rate, "kept_both": each.both, "kept_ttft": each.ttft, "kept_tpot": each.tpot}
+                  for rate, each in sorted(tried.items())],
+    }  # fmt: skip
+    rows = [
+        (three(rate), f"{100 * each.both:.0f} %", f"{100 * each.ttft:.0f} %", f"{100 * each.tpot:.0f} %")
+        for rate, each in sorted(tried.items())
+    ]
+    header = ("requests/s", "keep both", "first token", "further tokens")
+    return PlanAnswer(value, [PlanTable(header, rows)], goodput_words(found, tried, slo, is_whole))
+
+
+def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:
+    """Shares of all requests that kept the objectives; one that failed kept none."""
+    good = [answer for answer in reading.answers if not answer.fault]
+    ttft = [answer.ttft <= slo.ttft_s for answer in good]
+    tpot = [(answer.tpot or 0.0) <= slo.tpot_s for answer in good]
+    both = [one and other for one, other in zip(ttft, tpot, strict=True)]
+    return Attainment(*(sum(each) / reading.requests for each in (both, ttft, tpot)))
+
+
+def goodput_words(found: float, tried: dict[float, Attainment], slo: LatencySlo, is_whole: bool) -> str:
+    """The rate, what gives way first, and whether the search was finished."""
+    share = f"{100 * slo.share:.0f} %"
+    end = "" if is_whole else " The budget ended the search: more may hold."
+    if not found:
+        worst = min(tried.values(), key=lambda each: each.both)
+        first = "first token" if worst.ttft < worst.tpot else "time between tokens"
+        return f"At no rate do {share} of the requests keep both objectives: the {first} gives way.{end}"
+    over = [each for rate, each in tried.items() if rate > found]
+    gives = ""
+    if over:
+        gives = f"; beyond it the {'first token' if over[0].ttft < over[0].tpot else 'time between tokens'} gives way"
+    return f"{three(found)} requests a second keep both objectives for {share}{gives}.{end}"

@@ -1,0 +1,150 @@
+"""Load of `penstock tune`: requests of given lengths to a server, in a closed loop or at a rate, with their times."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, TypeVar
+
+from bench.table1.client import WORDS, HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
+from cli.errors import UNREACHABLE, USAGE, Problem
+from planner.load import RequestLengths
+from planner.tuning import SweepLevel
+
+TIMEOUT_S = 600.0
+"""Of one request."""
+MAX_OPEN = 1024
+"""Requests at once of a rate; more are counted as failed."""
+TEMPLATE_TOKENS = 12
+"""Of a chat template around a prompt, about."""
+MAX_FAILED = 0.1
+"""Share of failed requests from which a measurement counts for nothing."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReading:
+    """What one concurrency or rate yielded."""
+
+    clients: int
+    requests: int
+    failed: int
+    tokens_s: float
+    requests_s: float
+    latency_s: float
+    """Mean, to the last token."""
+    answers: Sequence[TimedAnswer]
+    """Those without fault."""
+
+
+def run(task: Coroutine[Any, Any, T]) -> T:
+    """Run it on an event loop of its own."""
+    return asyncio.run(task)
+
+
+def server_at(url: str, model: str | None) -> TargetServer:
+    """The server of --url, with the first of its models unless one is named. Raises Problem."""
+    try:
+        server = TargetServer.at(url, model or "", os.environ.get("PENSTOCK_API_KEY", ""))
+        return server if server.model else replace(server, model=server.first_model())
+    except NotAServer as error:
+        raise Problem(str(error), exit_code=USAGE) from None
+    except OSError as error:
+        raise Problem(f"nothing answers at {url}", cause=str(error), next_step="penstock up, or another --url",
+                      exit_code=UNREACHABLE) from None  # fmt: skip
+
+
+def is_penstock(server: TargetServer) -> bool:
+    """Whether the server says that its model is a Penstock's. Raises Problem."""
+    try:
+        models = next(server.get([f"{server.path}/models"]))["data"]
+        return any(each.get("id") == server.model and each.get("owned_by") == "penstock" for each in models)
+    except (NotAServer, OSError, LookupError, TypeError, AttributeError) as error:
+        raise Problem("the server does not list its models", cause=repr(error)) from None
+
+
+class LoadSource:
+    """Requests of one length mix to one server. Each prompt begins differently, so that no cached prefix answers it."""
+
+    def __init__(self, server: TargetServer, lengths: RequestLengths, seed: int = 1) -> None:
+        self.server, self.lengths = server, lengths
+        self._numbers = itertools.count()
+        self._random = random.Random(seed)  # noqa: S311 - a workload
+        self._fields: dict[str, object] = {"temperature": 0, "ignore_eos": True}
+
+    async def probe(self, clients: int) -> float:
+        """Mean seconds of a request, of `clients` at once. Raises Problem if they fail.
+
+        A server that refuses the field `ignore_eos` gets requests without it, whose answers may end early.
+        """
+        found = await self.level(SweepLevel(clients, clients))
+        if found.failed and "ignore_eos" in self._fields and "status 4" in _fault(found):
+            del self._fields["ignore_eos"]
+            found = await self.level(SweepLevel(clients, clients))
+        check(found)
+        return found.latency_s
+
+    async def level(self, level: SweepLevel) -> LevelReading:
+        """So many clients, each asking again as soon as it is answered."""
+        bodies = list(itertools.islice(self._bodies(), level.requests))
+        seen_ = await closed_loop(self.server, level.clients, bodies, TIMEOUT_S, lambda: None)
+        return _reading(level.clients, seen_.asked, seen_.answers, seen_.seconds)
+
+    async def at_rate(self, rate: float, requests: int) -> LevelReading:
+        """Requests with exponential gaps, whether or not earlier ones are answered."""
+        open_, idle, answers = 0, list[HttpConnection](), list[TimedAnswer]()
+        due = began = time.monotonic()
+
+        async def one(body: bytes) -> None:
+            nonlocal open_
+            if open_ >= MAX_OPEN:
+                answers.append(TimedAnswer(time.monotonic(), [], 0, "too many requests at once"))
+                return
+            open_ += 1
+            line = idle.pop() if idle else HttpConnection(self.server)
+            answer = await ask(line, body, 0, TIMEOUT_S)
+            open_ -= 1
+            line.close() if answer.fault else idle.append(line)
+            answers.append(seen(answer))
+
+        async with asyncio.TaskGroup() as tasks:
+            for body in itertools.islice(self._bodies(), requests):
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                tasks.create_task(one(body))
+                due += self._random.expovariate(rate)
+        for line in idle:
+            line.close()
+        return _reading(0, requests, answers, time.monotonic() - began)
+
+    def _bodies(self) -> Iterator[bytes]:
+        while True:
+            words = self._random.choices(WORDS, k=max(1, self.lengths.prompt - TEMPLATE_TOKENS - 4))
+            prompt = f"{next(self._numbers)} {self._random.getrandbits(32):x} {' '.join(words)}"
+            yield self.server.chat([{"role": "user", "content": prompt}], self.lengths.answer, **self._fields)
+
+
+def check(found: LevelReading) -> None:
+    """Raises Problem if too many requests failed."""
+    if found.failed > MAX_FAILED * found.requests:
+        raise Problem(f"{found.failed} of {found.requests} requests failed", cause=_fault(found))
+
+
+def _reading(clients: int, asked: int, answers: Sequence[TimedAnswer], seconds: float) -> LevelReading:
+    good = [answer for answer in answers if not answer.fault]
+    latency = fmean(answer.times[-1] - answer.sent for answer in good) if good else 0.0
+    tokens = sum(answer.tokens for answer in good)
+    faults = [answer for answer in answers if answer.fault]
+    return LevelReading(
+        clients, asked, asked - len(good), tokens / seconds, len(good) / seconds, latency, good or faults
+    )
+
+
+def _fault(found: LevelReading) -> str:
+    return next((answer.fault for answer in found.answers if answer.fault), "no answer")

@@ -1,0 +1,186 @@
+"""Tuning: which concurrencies to measure within a budget of time, and what settings the measured frontier speaks for.
+
+A measured server has concurrent requests for a batch: it runs as many at once as clients ask it at once. The latency of
+a request grows in a straight line with them, a + b c, for a step takes t_mem + t_comp B. Two short probes give that
+line, and so the time that a sweep will take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from statistics import fmean
+
+from planner.facts.device import Accelerator
+from planner.facts.model import ModelShape
+from planner.frontier import FrontierPoint, batches, undominated
+from planner.knee import GAIN, Knee, knee
+from planner.load import Precision, RequestLengths
+from planner.memory import BLOCK_TOKENS
+from scheduler.policy.packing import SLACK_BYTES, USABLE, Footprint, pack, replicas_for
+
+ROUNDS = 8
+"""Requests of one client at low concurrency."""
+MIN_ROUNDS = 2
+MAX_REPEATS = 5
+ENOUGH = 0.95
+"""Confidence in the knee at which measuring ends."""
+MIN_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLevel:
+    """One concurrency: so many clients ask so many requests."""
+
+    clients: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What is measured, once or several times."""
+
+    levels: tuple[SweepLevel, ...]
+    expected_s: float
+    """Of one pass over all levels."""
+    note: str = ""
+    """What was cut to keep within the budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyLine:
+    """Seconds of a request by concurrency: a + b c."""
+
+    a: float
+    b: float
+
+    def level_s(self, level: SweepLevel) -> float:
+        """Seconds of a level: its clients answer requests / clients rounds one after the other."""
+        return level.requests / level.clients * (self.a + self.b * level.clients)
+
+
+def line_of(alone_s: float, clients: int, together_s: float) -> LatencyLine:
+    """The line through a request alone and one of `clients` at once, which is no faster."""
+    slope = max(0.0, together_s - alone_s) / (clients - 1)
+    return LatencyLine(alone_s - slope, slope)
+
+
+def sweep_plan(line: LatencyLine, requests: int, most: int, budget_s: float) -> SweepPlan:
+    """Levels of 1, 2, 4, ... `most` clients that fit into the budget, with at most `requests` requests each.
+
+    If they do not fit, there are fewer requests for each client; then the highest levels are left out. Two levels stay.
+    """
+    most = min(most, requests)
+    for rounds in range(ROUNDS, MIN_ROUNDS - 1, -1):
+        levels = _levels(most, requests, rounds)
+        expected = sum(map(line.level_s, levels))
+        if expected <= budget_s:
+            cut = "" if rounds == ROUNDS else f"{rounds} requests for each client instead of {ROUNDS}"
+            return SweepPlan(levels, expected, cut)
+    while len(levels) > 2 and sum(map(line.level_s, levels)) > budget_s:
+        levels = levels[:-1]
+    expected = sum(map(line.level_s, levels))
+    return SweepPlan(levels, expected, f"at most {levels[-1].clients} clients, each with {MIN_ROUNDS} requests")
+
+
+def _levels(most: int, requests: int, rounds: int) -> tuple[SweepLevel, ...]:
+    return tuple(SweepLevel(each, max(each, min(requests, rounds * each))) for each in batches(most))
+
+
+def is_settled(samples: Mapping[int, Sequence[float]], random: Random, gain: float = GAIN) -> bool:
+    """Whether the repeats so far make the knee sure enough."""
+    repeats = min(map(len, samples.values()))
+    return repeats >= MIN_REPEATS and knee(samples, random, gain).confidence >= ENOUGH
+
+
+def is_flat(rates: Mapping[int, float], gain: float = GAIN) -> bool:
+    """Whether the last two doublings gained less than `gain`: what is beyond them need not be measured."""
+    ordered = [rates[each] for each in sorted(rates)]
+    gains = [after / before - 1 for before, after in pairwise(ordered)]
+    return len(gains) >= 2 and max(gains[-2:]) < gain
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredFrontier:
+    """All points, those that no other beats, and the knee."""
+
+    points: tuple[FrontierPoint, ...]
+    kept: tuple[FrontierPoint, ...]
+    knee: Knee
+    repeats: int
+
+    @property
+    def curve(self) -> tuple[tuple[float, float], ...]:
+        """[jobs at once, tokens a second], as `curve` of a shape has it."""
+        return tuple((float(point.batch), round(point.tokens_s, 1)) for point in self.points)
+
+
+def frontier_of(
+    rates: Mapping[int, Sequence[float]],
+    requests_s: Mapping[int, Sequence[float]],
+    latencies_s: Mapping[int, Sequence[float]],
+    random: Random,
+    gain: float = GAIN,
+) -> MeasuredFrontier:
+    """The frontier of measured tokens a second, requests a second and mean latencies, by concurrency and repeat."""
+    points = tuple(
+        FrontierPoint(each, fmean(rates[each]), fmean(requests_s[each]), fmean(latencies_s[each]))
+        for each in sorted(rates)
+    )
+    return MeasuredFrontier(
+        points, tuple(undominated(points)), knee(rates, random, gain), min(map(len, rates.values()))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Settings that a frontier speaks for."""
+
+    max_batch_size: int
+    kv_tokens: int
+    """That so many requests hold at their ends, in whole blocks: GUARANTEED_NO_EVICT keeps as much free."""
+    kv_bytes: float | None = None
+    """The next three are None unless the model's shape and the device are known."""
+    spare_bytes: float | None = None
+    """Of one device, with one replica of that batch."""
+    replicas: int | None = None
+    """That fit on one device, each with that batch (SLM-Pareto)."""
+
+
+def recommend(
+    found: MeasuredFrontier, lengths: RequestLengths, model: ModelShape | None = None, device: Accelerator | None = None
+) -> Recommendation:
+    """The knee as batch, its cache, and with a model and a device how many copies of it fit."""
+    batch = found.knee.batch
+    request = -(-lengths.whole // BLOCK_TOKENS) * BLOCK_TOKENS
+    if model is None or device is None:
+        return Recommendation(batch, batch * request)
+    bits = Precision.stored(model)
+    token = round(model.kv_token_bytes(bits.kv))
+    footprint = Footprint(round(model.weight_bytes(bits.w)), token, prompt=lengths.prompt, answer=lengths.answer)
+    kv_bytes = float(batch * request * token)
+    spare = USABLE * device.memory_bytes - footprint.weights - kv_bytes - SLACK_BYTES
+    replicas = replicas_for(footprint, int(device.memory_bytes), batch)
+    tokens = pack(footprint, int(device.memory_bytes), replicas).kv_tokens if replicas else batch * request
+    return Recommendation(batch, min(tokens, batch * request), kv_bytes, spare, replicas)
+
+
+def tuning_advice(found: MeasuredFrontier, wanted: Recommendation) -> str:
+    """The batch to set, and why."""
+    point = next(each for each in found.points if each.batch == found.knee.batch)
+    top = max(found.points, key=lambda each: each.tokens_s)
+    said = f"Set a batch of {wanted.max_batch_size}: {found.knee.reason}"
+    if not found.knee.is_beyond and top.batch != point.batch:
+        said += (
+            f". {top.batch} at once yield {top.tokens_s / point.tokens_s:.2f} x the tokens, and a request takes "
+            f"{top.latency_s / point.latency_s:.2f} x as long"
+        )
+    if wanted.replicas is not None and wanted.replicas > 1:
+        said += f". {wanted.replicas} replicas with such a batch fit on one GPU: small models gain by them"
+    elif wanted.replicas == 0:
+        said += ". Not one replica with such a batch fits on the GPU: take a smaller batch"
+    if found.repeats > 1 and found.knee.confidence < ENOUGH:
+        said += f". The knee is unsure ({100 * found.knee.confidence:.0f} %): more --repeats would tell"
+    return said + "."

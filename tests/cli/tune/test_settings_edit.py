@@ -1,0 +1,101 @@
+"""Settings editor: it changes the keys it is asked for and no other line, or says what to write."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cli.errors import Problem
+from cli.tune.settings_edit import Keys, apply_settings, changes_for, with_value
+from planner.tuning import Recommendation
+from runtime.config import ConfigError
+
+WANTED = Recommendation(48, 30_720, replicas=2)
+CURVE = ((1.0, 10.0), (2.0, 19.5))
+SLOTS: Keys = ("models", "m", "options", "slots")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "[models.m.options]\nslots = 48\n"),
+        ("# mine\n[api]\nport = 1\n", "# mine\n[api]\nport = 1\n\n[models.m.options]\nslots = 48\n"),
+        ('[models.m]\nengine = "sim"\n', '[models.m]\noptions.slots = 48\nengine = "sim"\n'),
+        ("[models.m]\noptions.slots = 8  # few\n[api]\n", "[models.m]\noptions.slots = 48\n[api]\n"),
+        ("[models.m.options]\nslots = 8\n", "[models.m.options]\nslots = 48\n"),
+        ("[models]\nm.options.slots = 8\n", "[models]\nm.options.slots = 48\n"),
+        ('[models."m"]\nx = """\n[models.m]\noptions.slots = 8\n"""', None),
+    ],
+)
+def test_one_key_is_set_and_the_rest_stays(before: str, after: str | None) -> None:
+    found = with_value(before, SLOTS, 48)
+    wanted = tomllib.loads(before)
+    wanted.setdefault("models", {}).setdefault("m", {}).setdefault("options", {})["slots"] = 48
+    assert tomllib.loads(found) == wanted
+    assert after is None or found == after
+
+
+def test_an_inline_table_is_left_to_its_owner() -> None:
+    with pytest.raises(Problem) as caught:
+        with_value('[models]\nm = { engine = "sim" }\n', SLOTS, 48)
+    assert "write models.m.options.slots = 48" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("engine", "wanted"),
+    [
+        ("trtllm", {("options", "max_batch_size"): 48, ("options", "kv_cache", "max_tokens"): 30_720}),
+        ("sim", {("options", "slots"): 48, ("options", "kv_tokens"): 30_720}),
+        ("llamacpp", {("options", "slots"): 48}),
+    ],
+)
+def test_each_engine_has_its_own_names(engine: str, wanted: dict[Keys, int]) -> None:
+    found = changes_for("m", engine, {"models": {"m": {"engine": engine}}}, WANTED, CURVE, None)
+    assert found == {("models", "m", *keys): value for keys, value in wanted.items()} | {
+        ("models", "m", "max_workers"): 2
+    }
+    bare = changes_for("m", engine, {}, WANTED, CURVE, None)
+    assert {keys[0] for keys in bare} == {engine}
+
+
+def test_a_shape_gets_its_curve() -> None:
+    settings = {"models": {"m": {"engine": "sim", "shapes": {"big": {}, "small": {}}}}}
+    found = changes_for("m", "sim", settings, WANTED, CURVE, "big")
+    assert found["models", "m", "shapes", "big", "curve"] == [[1.0, 10.0], [2.0, 19.5]]
+    assert found["models", "m", "shapes", "big", "max_workers"] == 2
+    with pytest.raises(Problem, match="no such shape"):
+        changes_for("m", "sim", settings, WANTED, CURVE, "medium")
+
+
+def test_an_engine_of_others_is_theirs() -> None:
+    with pytest.raises(Problem, match="upstream is not a setting"):
+        changes_for("m", "upstream", {}, WANTED, CURVE, None)
+
+
+def test_it_is_written_and_loads(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text('# mine\n[models.m]\nengine = "sim"\nmin_workers = 1\n')
+    applied = apply_settings(tmp_path, "m", WANTED, CURVE, None)
+    text = path.read_text()
+    assert text.startswith("# mine\n") and tomllib.loads(text)["models"]["m"]["options"]["slots"] == 48
+    assert applied.changes == [
+        "models.m.options.slots = 48", "models.m.options.kv_tokens = 30720", "models.m.max_workers = 2"
+    ]  # fmt: skip
+    assert [each.name for each in tmp_path.iterdir()] == ["penstock.toml"]
+
+
+def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
+    """A curve for one shape of two: the other has none, and the scheduler could not compare them."""
+    path = tmp_path / "penstock.toml"
+    before = '[models.m]\nengine = "sim"\n[models.m.shapes.big]\nupto = 8\n[models.m.shapes.small]\n'
+    path.write_text(before)
+    with pytest.raises(ConfigError, match="with the measured settings"):
+        apply_settings(tmp_path, "m", WANTED, CURVE, "big")
+    assert path.read_text() == before and [each.name for each in tmp_path.iterdir()] == ["penstock.toml"]
+
+
+def test_a_model_of_another_folder_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match="does not configure the model 'other'"):
+        apply_settings(tmp_path, "other", WANTED, CURVE, None)

@@ -1,0 +1,250 @@
+"""`penstock tune`: a server with a known curve is measured, and its settings are written only if it is a Penstock."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.table1.client import TimedAnswer
+from cli.__main__ import main
+from cli.tune.goodput import goodput_words, kept
+from cli.tune.load import LevelReading
+from planner.serving import Attainment, LatencySlo
+
+T_MEM, T_COMP = 0.010, 0.002
+"""Of a step: its knee is 4.5 * 5 = 22.5, so 32."""
+
+
+class CurveServer:
+    """A server whose steps take T_MEM + T_COMP * requests at once, and whose answers have `max_tokens` tokens."""
+
+    def __init__(self) -> None:
+        self.owner, self.refuses = "penstock", ""
+        self.bodies: list[dict[str, Any]] = []
+        self.port = 0
+        self._running = 0
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> CurveServer:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._connected, "127.0.0.1", 0))
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        for task in (tasks := asyncio.all_tasks(self._loop)):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(server.wait_closed())
+        self._loop.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                size = int(head.partition("content-length: ")[2].partition("\r\n")[0] or 0)
+                body = await reader.readexactly(size)
+                if head.startswith("get"):
+                    await self._whole(writer, {"data": [{"id": "m", "owned_by": self.owner}]})
+                else:
+                    await self._answer(writer, json.loads(body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _whole(self, writer: asyncio.StreamWriter, value: object, status: str = "200 OK") -> None:
+        data = json.dumps(value).encode()
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+        await writer.drain()
+
+    async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        self.bodies.append(body)
+        if self.refuses and (self.refuses == "all" or self.refuses in body):
+            await self._whole(writer, {"error": "no"}, "400 Bad Request")
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        self._running += 1
+        try:
+            for number in range(body["max_tokens"]):
+                await asyncio.sleep(T_MEM + T_COMP * self._running)
+                self._write(writer, json.dumps({"choices": [{"delta": {"content": f" t{number}"}}]}))
+        finally:
+            self._running -= 1
+        self._write(writer, json.dumps({"choices": [], "usage": {"completion_tokens": body["max_tokens"]}}))
+        self._write(writer, "[DONE]")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    @staticmethod
+    def _write(writer: asyncio.StreamWriter, data: str) -> None:
+        event = f"data: {data}\n\n".encode()
+        writer.write(b"%x\r\n%b\r\n" % (len(event), event))
+
+
+@pytest.fixture
+def server() -> Iterator[CurveServer]:
+    with CurveServer() as found:
+        yield found
+
+
+def tuned(capsys: pytest.CaptureFixture[str], server: CurveServer, *words: str) -> dict[str, Any]:
+    line = ["tune", "frontier", "--url", server.url, "--in", "32", "--out", "4", "--repeats", "1", *words, "--json"]
+    assert main(line) == 0
+    said = capsys.readouterr()
+    assert "measuring m with 1, 2, 4" in said.err and "a pass" in said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+@pytest.mark.slow
+def test_a_frontier_of_a_known_curve(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+    """Throughput rises with concurrency, every request differs, and lengths are those that were asked for."""
+    found = tuned(capsys, server, "--requests", "32", "--max", "16")
+    points = {point["concurrency"]: point for point in found["points"]}
+    assert set(points) == {1, 2, 4, 8, 16} and all(point["failed"] == 0 for point in points.values())
+    assert points[16]["tokens_s"] > 3 * points[1]["tokens_s"]
+    assert points[1]["requests_s"] == pytest.approx(points[1]["tokens_s"] / 4)
+    prompts = [body["messages"][0]["content"] for body in server.bodies]
+    assert len(set(prompts)) == len(prompts) and {body["max_tokens"] for body in server.bodies} == {4}
+    assert all(body["ignore_eos"] and body["temperature"] == 0 for body in server.bodies)
+    assert found["knee"]["confidence"] is None and found["applied"] is None
+    assert found["curve"] == [[point, round(points[point]["tokens_s"], 1)] for point in sorted(points)]
+    assert found["recommended"]["max_batch_size"] == found["knee"]["concurrency"]
+
+
+def test_a_server_that_refuses_a_field_is_asked_without_it(
+    capsys: pytest.CaptureFixture[str], server: CurveServer
+) -> None:
+    server.refuses = "ignore_eos"
+    found = tuned(capsys, server, "--requests", "4", "--max", "4")
+    assert all(point["failed"] == 0 for point in found["points"])
+
+
+def test_it_writes_the_settings_of_a_penstock(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("penstock.toml").write_text('[models.m]\nengine = "sim"\n')
+    found = tuned(capsys, server, "--requests", "4", "--max", "4", "--apply")
+    written = tomllib.loads(Path("penstock.toml").read_text())["models"]["m"]["options"]
+    assert written["slots"] == found["recommended"]["max_batch_size"] and len(found["applied"]) == 2
+
+
+def test_it_writes_nothing_for_another_server(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server.owner = "llamacpp"
+    assert main(["tune", "frontier", "--url", server.url, "--apply"]) == 2
+    assert "is no Penstock" in capsys.readouterr().err and not server.bodies and not list(tmp_path.iterdir())
+
+
+def test_a_frontier_as_a_table(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+    words = [
+        "--requests",
+        "4",
+        "--max",
+        "4",
+        "--in",
+        "32",
+        "--out",
+        "2",
+        "--repeats",
+        "1",
+        "--card",
+        "opt-125m",
+        "--gpu",
+        "a100-40gb",
+    ]
+    assert main(["tune", "frontier", "--url", server.url, *words]) == 0
+    page = capsys.readouterr().out
+    assert "requests at once" in page and "Set a batch of" in page and "measured once" in page
+
+
+def test_the_budget_ends_the_repeats(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+    line = [
+        "tune",
+        "frontier",
+        "--url",
+        server.url,
+        "--in",
+        "32",
+        "--out",
+        "4",
+        "--requests",
+        "8",
+        "--budget",
+        "1",
+        "--json",
+    ]
+    assert main(line) == 0
+    assert min(point["repeats"] for point in json.loads(capsys.readouterr().out)["points"]) == 1
+
+
+def test_requests_that_fail_end_it(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+    server.refuses = "all"
+    assert main(["tune", "frontier", "--url", server.url]) == 1
+    assert "1 of 1 requests failed" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "frontier", "--url", "http://127.0.0.1:9/v1"]) == 3
+    assert main(["tune", "frontier", "--url", "127.0.0.1:9"]) == 2
+    assert main(["tune", "frontier", "--url", "http://127.0.0.1:9/v1", "--requests", "1"]) == 2
+    assert "whole numbers from 2" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_rate_that_is_served_in_time(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+    """Steps of 10 ms and 2 ms for each request at once: 60 ms a token allow at most 25 at once."""
+    words = ["--requests", "40", "--in", "16", "--out", "4", "--ttft-ms", "300", "--tpot-ms", "60"]
+    assert main(["tune", "goodput", "--url", server.url, *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kept_rates = [each["requests_s"] for each in found["rates"] if each["kept_both"] >= 0.9]
+    assert found["is_bisected"] and found["requests_s"] == max(kept_rates) > 1
+    assert any(each["kept_both"] < 0.9 for each in found["rates"])
+    assert main(["tune", "goodput", "--url", server.url, "--requests", "2"]) == 2
+
+
+def answer(first_s: float, *gaps_s: float) -> TimedAnswer:
+    times = [first_s]
+    for gap in gaps_s:
+        times.append(times[-1] + gap)
+    return TimedAnswer(0.0, times, len(times))
+
+
+def test_a_request_that_failed_kept_nothing() -> None:
+    reading = LevelReading(0, 4, 1, 1.0, 1.0, 1.0, [answer(0.1, 0.05), answer(0.3, 0.05), answer(0.1, 0.5)])
+    assert kept(reading, LatencySlo(0.2, 0.1)) == Attainment(0.25, 0.5, 0.5)
+
+
+def test_what_gives_way_is_said() -> None:
+    slo = LatencySlo()
+    tried = {1.0: Attainment(1.0, 1.0, 1.0), 2.0: Attainment(0.5, 0.5, 1.0)}
+    assert goodput_words(1.0, tried, slo, True).endswith("beyond it the first token gives way.")
+    none = {2.0: Attainment(0.5, 1.0, 0.5)}
+    said = goodput_words(0.0, none, slo, False)
+    assert "At no rate" in said and "time between tokens gives way" in said and "budget ended" in said

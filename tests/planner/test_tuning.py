@@ -1,0 +1,103 @@
+"""Tuning: the sweep fits its budget, stops where it is flat, and its frontier speaks for settings."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from planner.facts.catalogue import device, model
+from planner.load import RequestLengths
+from planner.tuning import (
+    LatencyLine,
+    MeasuredFrontier,
+    SweepLevel,
+    frontier_of,
+    is_flat,
+    is_settled,
+    line_of,
+    recommend,
+    sweep_plan,
+    tuning_advice,
+)
+
+LINE = LatencyLine(1.0, 0.1)
+
+
+def test_two_probes_give_the_line() -> None:
+    line = line_of(1.1, 5, 1.5)
+    assert (line.a, line.b) == pytest.approx((1.0, 0.1))
+    assert line_of(1.0, 5, 0.9).b == 0  # noise: more clients are no faster
+
+
+def test_a_level_takes_its_rounds_one_after_the_other() -> None:
+    assert LINE.level_s(SweepLevel(10, 40)) == pytest.approx(4 * 2.0)
+
+
+def test_a_sweep_asks_eight_times_for_each_client_up_to_the_requests() -> None:
+    plan = sweep_plan(LINE, 60, 64, 1e9)
+    assert plan.levels == tuple(SweepLevel(c, n) for c, n in ((1, 8), (2, 16), (4, 32), (8, 60), (16, 60), (32, 60)))
+    assert plan.expected_s == pytest.approx(sum(map(LINE.level_s, plan.levels))) and plan.note == ""
+
+
+@pytest.mark.parametrize("budget", [30.0, 60.0, 120.0, 200.0])
+def test_a_sweep_keeps_its_budget(budget: float) -> None:
+    plan = sweep_plan(LINE, 500, 256, budget)
+    assert plan.expected_s <= budget and plan.note and len(plan.levels) >= 2
+    assert all(level.requests >= min(500, 2 * level.clients) for level in plan.levels)
+
+
+def test_two_levels_stay_whatever_the_budget() -> None:
+    plan = sweep_plan(LINE, 500, 256, 0.001)
+    assert [level.clients for level in plan.levels] == [1, 2] and "at most 2 clients" in plan.note
+
+
+def test_flat_is_two_doublings_without_gain() -> None:
+    assert not is_flat({1: 10, 2: 20}) and not is_flat({1: 10, 2: 20, 4: 21})
+    assert is_flat({1: 10, 2: 10.5, 4: 11}) and not is_flat({1: 10, 2: 10.5, 4: 20})
+
+
+def measured(noise: float, repeats: int = 3, most: int = 64) -> MeasuredFrontier:
+    """thr(B) = B / (0.02 + 0.001 B) tokens a second, of answers of 100 tokens; the knee is 90, so 128, or the end."""
+    random = Random(3)
+    rates = {
+        2**p: [2**p / (0.02 + 0.001 * 2**p) * random.gauss(1, noise) for _ in range(repeats)]
+        for p in range(most.bit_length())
+    }
+    requests = {b: [rate / 100 for rate in each] for b, each in rates.items()}
+    latencies = {b: [b / rate for rate in each] for b, each in requests.items()}
+    return frontier_of(rates, requests, latencies, random)
+
+
+def test_a_frontier_of_measurements() -> None:
+    found = measured(0.0, most=512)
+    assert (found.knee.batch, found.repeats, len(found.points)) == (128, 3, 10)
+    assert found.kept == found.points  # each larger batch yields more
+    assert found.curve[0] == (1.0, pytest.approx(47.6, abs=0.1))
+
+
+def test_noise_needs_repeats_until_the_knee_is_sure() -> None:
+    random = Random(5)
+    samples = {2**p: [2**p / (0.02 + 0.001 * 2**p) * random.gauss(1, 0.03) for _ in range(5)] for p in range(10)}
+    assert is_settled(samples, Random(1))
+    assert not is_settled({b: rates[:2] for b, rates in samples.items()}, Random(1))
+
+
+def test_the_knee_speaks_for_batch_cache_and_replicas() -> None:
+    found = measured(0.0, most=512)
+    alone = recommend(found, RequestLengths(512, 256))
+    assert (alone.max_batch_size, alone.kv_tokens, alone.replicas) == (128, 128 * 768, None)
+    small = recommend(found, RequestLengths(512, 256), model("opt-125m"), device("a100-40gb"))
+    assert small.replicas == 3 and small.kv_bytes == 128 * 768 * 36_864
+    assert small.spare_bytes == pytest.approx(36e9 - 2 * model("opt-125m").weights - small.kv_bytes - (1 << 30))
+    big = recommend(found, RequestLengths(512, 256), model("opt-13b"), device("a100-40gb"))
+    assert big.replicas == 0 and (big.spare_bytes or 0) < 0
+    assert "3 replicas with such a batch fit" in tuning_advice(found, small)
+    assert "Not one replica" in tuning_advice(found, big)
+
+
+def test_the_advice_says_what_more_would_cost() -> None:
+    said = tuning_advice(measured(0.0, most=512), recommend(measured(0.0, most=512), RequestLengths()))
+    assert said.startswith("Set a batch of 128: twice 128 would gain 7 %") and "512 at once yield 1.11 x" in said
+    beyond = measured(0.0, most=8)
+    assert "still rises at 8" in tuning_advice(beyond, recommend(beyond, RequestLengths()))
