@@ -1,13 +1,15 @@
-"""`python -m bench.pictures`: takes the pictures of docs/console.md, of real processes with the simulated engine.
+"""`python -m bench.pictures`: takes the pictures of console, top and report, of real processes.
 
-Starts `penstock up`, sends it chats, jobs, a batch and a request that kills its workers, opens the console in a
-headless browser, and kills a worker while it answers a chat there.
+Starts `penstock up` with the simulated engine, sends it chats, jobs, a batch and a request that kills its workers, opens
+the console in a headless browser, and kills a worker while it answers a chat there. The browser also shows what
+`penstock top` prints, and the page of `penstock report`.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import io
 import json
 import os
 import random
@@ -22,6 +24,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+from rich.text import Text
 
 from bench.browser import BrowserPage, browsing, missing
 from bench.penstock import own_environ
@@ -40,6 +46,7 @@ faults = true
 CHATS, LOAD_S, KILL_AFTER_CHARACTERS = 12, 12.0, 100
 QUESTIONS = ("Name a river.", "What is a turbine?", "Write a haiku about water.", "List three dams.")
 WIDE, NARROW = (1280, 800), (390, 844)
+TERMINAL, TALL = (960, 560), (1280, 1400)
 PENSTOCK = (sys.executable, "-m", "penstock")
 
 
@@ -51,11 +58,11 @@ class PicturedInstance:
         (folder / "penstock.toml").write_text(SETTINGS, encoding="utf-8")
         self.command("up", "--detach", "--port", str(self.port), "--workers", "2")
 
-    def command(self, *words: str) -> str:
+    def command(self, *words: str, **environ: str) -> str:
         """Run a `penstock` command on it, and return what it printed. Raises CalledProcessError."""
         data = ("--data-dir", str(self.folder / "data"))
         done = subprocess.run(
-            [*PENSTOCK, *words, *data], cwd=self.folder, env=own_environ() | {"PYTHONPATH": str(Path.cwd())},
+            [*PENSTOCK, *words, *data], cwd=self.folder, env=own_environ() | {"PYTHONPATH": str(Path.cwd())} | environ,
             stdout=subprocess.PIPE, text=True, check=True,
         )  # fmt: skip
         return done.stdout
@@ -119,6 +126,30 @@ def take(instance: PicturedInstance, page: BrowserPage, out: Path) -> None:
     page.screenshot(out / "console-job.png")
 
 
+def take_texts(instance: PicturedInstance, page: BrowserPage, out: Path) -> None:
+    """Take the pictures of `penstock top`, as a terminal shows it, and of the page of `penstock report`."""
+    page.show(*TERMINAL)
+    _show_text(instance, page, instance.command("top", "--once", FORCE_COLOR="1"))
+    page.screenshot(out / "top.png")
+    file = instance.folder / "report.html"
+    instance.command("report", "--since", "10m", "--html", str(file))
+    page.show(*TALL)
+    page.goto(file.as_uri())
+    page.wait("document.querySelector('.tiles')")
+    page.screenshot(out / "report.png")
+
+
+def _show_text(instance: PicturedInstance, page: BrowserPage, text: str) -> None:
+    """Show the text of a terminal, with its styles."""
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(Text.from_ansi(text))
+    file = instance.folder / "terminal.html"
+    file.write_text(console.export_html(theme=MONOKAI, inline_styles=True), encoding="utf-8")
+    page.goto(file.as_uri())
+    page.wait("document.querySelector('pre')")
+    page.run("document.body.style.padding = '16px', document.querySelector('pre').style.fontSize = '15px'")
+
+
 def _interrupted_chat(instance: PicturedInstance, page: BrowserPage, base: str, file: Path) -> str:
     """Kill the worker that answers a chat, and take a picture once another went on. Returns the path of its job."""
     page.goto(f"{base}/chat")
@@ -158,11 +189,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             for _ in range(CHATS):
                 clients.submit(instance.chat_until, over)
             try:
-                take(instance, browser.page(), args.out)
+                page = browser.page()
+                take(instance, page, args.out)
+                take_texts(instance, page, args.out)
             finally:
                 over.set()
                 clients.shutdown()
-    for file in sorted(args.out.glob("console-*.png")):
+    for file in sorted(args.out.glob("*.png")):
         sys.stdout.write(f"{file}: {file.stat().st_size / 1024:.0f} KiB\n")
     return 0
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from cli.output import styled, terminal_width
 from telemetry.latency import PARTS
+from telemetry.report.energy import EnergyFigures
 from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
 from telemetry.report.ideal import ModelRunTime
 from telemetry.report.report import RequestReport
@@ -35,6 +36,8 @@ def shown(report: RequestReport) -> str:
         blocks.append(_advice(report))
     if whole.requests:
         blocks += [_latencies(whole), _parts(whole), *_groups(report), _usage(report.figures.usage)]
+        if report.figures.usage.energy is not None:
+            blocks += _energy(report.figures.usage.energy)
     if report.run_times:
         blocks.append(_run_times(report.run_times))
     if lost := report.torn_lines + report.newer_lines:
@@ -143,9 +146,24 @@ def _usage(usage: WindowUsage) -> RenderableType:
         words.append(f"{three(usage.gateway_cpu_s_per_1000)} s of CPU in API processes for 1,000 requests")
     if usage.tokens_per_joule is not None:
         words.append(f"{three(usage.tokens_per_joule)} per joule of the GPUs")
+    if usage.slots_in_use is not None:
+        words.append(f"{percent(usage.slots_in_use)} of the workers' slots in use")
     if usage.tokens_per_cost is not None:
         words.append(f"{three(usage.tokens_per_cost)} per unit of cost_per_hour")
     return Text("; ".join(words) + ".")
+
+
+def _energy(energy: EnergyFigures) -> Iterable[RenderableType]:
+    """What the GPUs used, and for whom."""
+    table = _table("GPU", "energy", "power", "idle", "busy")
+    for each in energy.gpus:
+        idle = percent(each.idle_joules / each.joules) if each.joules else "–"
+        busy = percent(each.busy) if each.busy is not None else "–"
+        table.add_row(each.gpu, f"{three(each.joules)} J", f"{three(each.watts)} W", idle, busy)
+    yield table
+    words = [f"{three(energy.joules_per_request)} J a request", f"{three(energy.joules_per_token)} J a token"]
+    words += [f"{name} {three(joules)} J" for name, joules in energy.tenants.items()]
+    yield Text("; ".join(words) + f"; idle {three(energy.idle_joules)} J.")
 
 
 def _run_times(found: Sequence[ModelRunTime]) -> RenderableType:

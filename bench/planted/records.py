@@ -73,7 +73,13 @@ RECORDS = (
     Bug(
         "a GPU that costs nothing",
         "Tokens per joule are infinite on machines that do not measure energy.",
-        (Edit("telemetry/report/figures.py", " if any(len(each) > 1 for each in readings.values()) else None", ""),),
+        (Edit("telemetry/report/energy.py", "        if len(each) > 1\n", ""),),
         (REPORT + "figures.py::test_usage_is_of_what_is_known",),
+    ),
+    Bug(
+        "idle energy for tenants",
+        "Tenants pay for a GPU that runs for nobody.",
+        (Edit("telemetry/report/energy.py", "            idle += spent\n", "            idle += 0.0\n"),),
+        (REPORT + "energy.py::test_idle_energy_belongs_to_nobody",),
     ),
 )

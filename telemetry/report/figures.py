@@ -9,11 +9,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 
 import msgspec
 
 from telemetry.records.schema import SampleRecord
+from telemetry.report.energy import EnergyFigures, energy_of
 from telemetry.report.requests import GROUP_OF, PART_NAMES, Evidence, ReportedRequest
 
 
@@ -80,6 +80,10 @@ class WindowUsage(msgspec.Struct, frozen=True, kw_only=True):
     """CPU time of the API processes for a thousand requests."""
     joules: float | None
     tokens_per_joule: float | None
+    energy: EnergyFigures | None = None
+    """None without a GPU that tells its energy."""
+    slots_in_use: float | None = None
+    """Share of 1 of the workers' places that ran a text, over their samples."""
     cost: float | None
     """Hours of workers times cost_per_hour of their model, in its unit."""
     tokens_per_cost: float | None
@@ -188,21 +192,6 @@ def process_of(samples: Sequence[SampleRecord]) -> ProcessFigures:
     )
 
 
-def joules_of(evidence: Evidence) -> float | None:
-    """Energy of all GPUs between their first and last sample, each GPU once; None if none is known."""
-    readings: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-    for samples in evidence.samples.values():
-        for sample in samples:
-            for gpu, joules in sample.gpus.items():
-                readings[gpu].append((sample.at_us, joules))
-    spent = 0.0
-    for each in readings.values():
-        ordered = sorted(each)
-        pairs = pairwise(ordered)
-        spent += sum(max(0.0, after - before) for (_, before), (_, after) in pairs)  # a restarted driver counts anew
-    return spent if any(len(each) > 1 for each in readings.values()) else None
-
-
 def usage_of(evidence: Evidence, processes: Sequence[ProcessFigures], prices: Mapping[str, float]) -> WindowUsage:
     """What the requests cost. `prices`: cost of one worker in an hour, by model."""
     records = [each.record for each in evidence.requests]
@@ -211,7 +200,8 @@ def usage_of(evidence: Evidence, processes: Sequence[ProcessFigures], prices: Ma
     seconds = (max(record.ended_us for record in records) - min(began)) / 1e6 if records else 0.0
     cpu_s = sum(each.cpu_s for each in processes) if processes else None
     gateway = [each.cpu_s for each in processes if each.role == "api"]
-    joules = joules_of(evidence)
+    energy = energy_of(evidence)
+    joules = energy.joules if energy is not None else None
     workers = [each for each in processes if each.role == "worker"]
     cost = sum(each.seconds / 3600 * prices.get(each.model, 0.0) for each in workers) or None
 
@@ -227,9 +217,17 @@ def usage_of(evidence: Evidence, processes: Sequence[ProcessFigures], prices: Ma
         gateway_cpu_s_per_1000=1000 * sum(gateway) / len(records) if gateway and records else None,
         joules=joules,
         tokens_per_joule=per(joules),
+        energy=energy,
+        slots_in_use=_slots_in_use(workers),
         cost=cost,
         tokens_per_cost=per(cost),
     )
+
+
+def _slots_in_use(workers: Sequence[ProcessFigures]) -> float | None:
+    slots = sum(each.slots * each.seconds for each in workers)
+    used = sum((each.mean_running or 0.0) * each.seconds for each in workers)
+    return used / slots if slots else None
 
 
 def figures_of(evidence: Evidence, prices: Mapping[str, float]) -> Figures:

@@ -66,6 +66,11 @@ def _tiles(report: RequestReport) -> str:
     ]
     if usage.tokens_per_joule is not None:
         tiles.append(("tokens per joule", three(usage.tokens_per_joule), f"{three(usage.joules)} J of all GPUs"))
+    if (energy := usage.energy) is not None:
+        idle = percent(energy.idle_joules / energy.joules) if energy.joules else "–"
+        tiles.append(("joules a request", three(energy.joules_per_request), f"{idle} of all while idle"))
+    if usage.slots_in_use is not None:
+        tiles.append(("slots in use", percent(usage.slots_in_use), "of the workers' places, over their samples"))
     if usage.tokens_per_cost is not None:
         tiles.append(("tokens per unit of cost", three(usage.tokens_per_cost), "cost_per_hour of the workers"))
     cells = "".join(
