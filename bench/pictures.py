@@ -1,8 +1,8 @@
 """`python -m bench.pictures`: takes the pictures of console, top and report, of real processes.
 
-Starts `penstock up` with the simulated engine, sends it chats, jobs, a batch and a request that kills its workers, opens
-the console in a headless browser, and kills a worker while it answers a chat there. The browser also shows what
-`penstock top` prints, and the page of `penstock report`.
+Starts `penstock up` with the simulated engine, sends it chats and jobs, opens the console in a headless browser, and
+kills a worker while it answers a chat there. The browser also shows what `penstock top` prints, and the page of
+`penstock report`.
 """
 
 from __future__ import annotations

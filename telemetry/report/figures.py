@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from telemetry.records.schema import SampleRecord
-from telemetry.report.energy import EnergyFigures, energy_of
+from telemetry.report.energy import EnergyFigures
 from telemetry.report.requests import GROUP_OF, PART_NAMES, Evidence, ReportedRequest
 
 
@@ -192,7 +192,12 @@ def process_of(samples: Sequence[SampleRecord]) -> ProcessFigures:
     )
 
 
-def usage_of(evidence: Evidence, processes: Sequence[ProcessFigures], prices: Mapping[str, float]) -> WindowUsage:
+def usage_of(
+    evidence: Evidence,
+    processes: Sequence[ProcessFigures],
+    prices: Mapping[str, float],
+    energy: EnergyFigures | None,
+) -> WindowUsage:
     """What the requests cost. `prices`: cost of one worker in an hour, by model."""
     records = [each.record for each in evidence.requests]
     tokens = sum(record.completion_tokens for record in records)
@@ -200,7 +205,6 @@ def usage_of(evidence: Evidence, processes: Sequence[ProcessFigures], prices: Ma
     seconds = (max(record.ended_us for record in records) - min(began)) / 1e6 if records else 0.0
     cpu_s = sum(each.cpu_s for each in processes) if processes else None
     gateway = [each.cpu_s for each in processes if each.role == "api"]
-    energy = energy_of(evidence)
     joules = energy.joules if energy is not None else None
     workers = [each for each in processes if each.role == "worker"]
     cost = sum(each.seconds / 3600 * prices.get(each.model, 0.0) for each in workers) or None
@@ -230,8 +234,8 @@ def _slots_in_use(workers: Sequence[ProcessFigures]) -> float | None:
     return used / slots if slots else None
 
 
-def figures_of(evidence: Evidence, prices: Mapping[str, float]) -> Figures:
-    """All figures of a window."""
+def figures_of(evidence: Evidence, prices: Mapping[str, float], energy: EnergyFigures | None = None) -> Figures:
+    """All figures of a window. `energy`: of all its requests, also where `evidence` has only some of them."""
     requests = evidence.requests
     processes = sorted(map(process_of, evidence.samples.values()), key=lambda each: (each.role, each.process))
     return Figures(
@@ -241,5 +245,5 @@ def figures_of(evidence: Evidence, prices: Mapping[str, float]) -> Figures:
         tenants=groups_of(requests, lambda each: each.record.tenant),
         hours=groups_of(requests, hour_of, by_name=True),
         processes=processes,
-        usage=usage_of(evidence, processes, prices),
+        usage=usage_of(evidence, processes, prices, energy),
     )

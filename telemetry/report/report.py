@@ -10,6 +10,7 @@ import msgspec
 
 from telemetry.records.reader import Skipped, read_records
 from telemetry.report.advice import Advice, advise, verdict
+from telemetry.report.energy import energy_of
 from telemetry.report.figures import Figures, figures_of, percentile
 from telemetry.report.ideal import ModelRunTime, run_times
 from telemetry.report.requests import Evidence, ReportedRequest, evidence_of
@@ -72,7 +73,7 @@ def report_of(folder: Path, scope: Scope, prices: Mapping[str, float]) -> Reques
     skipped = Skipped()
     found = evidence_of(read_records(folder, scope.since, scope.until, skipped))
     evidence = Evidence([each for each in found.requests if scope.holds(each)], found.samples)
-    figures = figures_of(evidence, prices)
+    figures = figures_of(evidence, prices, energy_of(found))
     last = max((each.record.ended_us / 1e6 for each in evidence.requests), default=scope.until)
     return RequestReport(
         since=scope.since or last - figures.usage.seconds,
