@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.records.schema import RequestRecord, SampleRecord
+from telemetry.records.schema import ENCODER, RequestRecord, SampleRecord
 from telemetry.report.energy import energy_of
+from telemetry.report.report import Scope, report_of
 from telemetry.report.requests import evidence_of
 
 
@@ -40,6 +44,17 @@ def test_idle_energy_belongs_to_nobody() -> None:
     assert (found.joules_per_request, found.joules_per_token) == (1750, 3.5)
     (gpu,) = found.gpus
     assert (gpu.watts, gpu.seconds, gpu.busy) == (175, 20, pytest.approx(0.8 / 6))
+
+
+def test_a_report_about_one_tenant_splits_the_energy_over_all(tmp_path: Path) -> None:
+    """It would else have all of it."""
+    records = [sample("worker-1", at, joules, steps=at) for at, joules in ((1, 0), (11, 1000))]
+    lines = [*records, request("ann", 300), request("bob", 100)]
+    (tmp_path / "19700101T000000.000-worker-1.jsonl").write_bytes(
+        b"".join(ENCODER.encode(each) + b"\n" for each in lines)
+    )
+    energy = report_of(tmp_path, Scope(0.0, math.inf, tenant="ann"), {}).figures.usage.energy
+    assert energy is not None and energy.tenants == {"ann": 750, "bob": 250}
 
 
 def test_a_text_that_runs_across_two_samples_is_work() -> None:
