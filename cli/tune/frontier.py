@@ -18,7 +18,7 @@ from cli.plan.inputs import device_named, model_named
 from cli.plan.plot import plot
 from cli.scale import Period
 from cli.tune.load import LevelReading, LoadSource, check, is_penstock, run, server_at
-from cli.tune.settings_edit import Applied, apply_settings
+from cli.tune.settings_edit import Applied, apply_settings, check_applicable
 from planner.facts.catalogue import PlanError
 from planner.load import RequestLengths
 from planner.tuning import (
@@ -37,6 +37,8 @@ from planner.tuning import (
 
 PROBE_CLIENTS = 4
 MAX_CLIENTS = 256
+MIN_LEVELS = 2
+"""Without two concurrencies there is no knee."""
 
 
 @plan_command("frontier")
@@ -74,6 +76,8 @@ def frontier(
     server = server_at(url, model)
     if apply and not is_penstock(server):
         raise Problem(f"--apply: {url} is no Penstock, so there is no penstock.toml to write", exit_code=USAGE)
+    if apply:
+        check_applicable(Path.cwd(), server.model, shape)
     source = LoadSource(server, lengths)
     began = time.monotonic()
     plan = planned(source, requests, most, budget)
@@ -111,18 +115,27 @@ def planned(source: LoadSource, requests: int, most: int, budget_s: float) -> Sw
 def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float) -> dict[int, list[LevelReading]]:
     """Pass over the levels until the knee is sure, `repeats` are done, or the next pass would take too long.
 
-    The first pass ends where throughput is flat; later ones repeat its levels. Raises Problem if requests fail.
+    The first pass ends where throughput is flat; later ones repeat its levels. A level whose requests fail ends the
+    measurement; what was measured before counts, if it is two levels or more. Raises Problem otherwise.
     """
     found: defaultdict[int, list[LevelReading]] = defaultdict(list)
     levels = list(plan.levels)
     for _ in range(repeats):
         began = time.monotonic()
         for level in levels:
-            found[level.clients].append(run(source.level(level)))
-            check(found[level.clients][-1])
-            note(f"  {level.clients} at once: {three(found[level.clients][-1].tokens_s)} tokens/s")
-            late = time.monotonic() > until and len(found) > 1
-            if late or (len(found[1]) == 1 and is_flat({each: ones[0].tokens_s for each, ones in found.items()})):
+            reading = run(source.level(level))
+            try:
+                check(reading)
+            except Problem as problem:
+                if len(found) < MIN_LEVELS:
+                    raise
+                note(f"  {level.clients} at once: {problem.message} ({problem.cause}); the measurement ends here")
+                return dict(found)
+            found[level.clients].append(reading)
+            note(f"  {level.clients} at once: {three(reading.tokens_s)} tokens/s")
+            if time.monotonic() > until and len(found) >= MIN_LEVELS:
+                break
+            if len(found[1]) == 1 and is_flat({each: ones[0].tokens_s for each, ones in found.items()}):
                 break
         levels = [level for level in levels if level.clients in found]
         took = time.monotonic() - began

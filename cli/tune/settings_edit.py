@@ -34,23 +34,37 @@ class Applied:
     """As lines of the file: key = value."""
 
 
+def check_applicable(folder: Path, model: str, shape: str | None) -> None:
+    """Check, before anything is measured, that settings of the model could be written. Raises Problem, ConfigError."""
+    check(folder, changed_text(folder, model, Recommendation(1, 1 << 20), ((1.0, 1.0), (2.0, 2.0)), shape)[0])
+
+
 def apply_settings(
     folder: Path, model: str, wanted: Recommendation, curve: Sequence[Sequence[float]], shape: str | None
 ) -> Applied:
     """Write the recommended settings of a model into penstock.toml of a folder. Raises Problem, ConfigError."""
+    text, changes = changed_text(folder, model, wanted, curve, shape)
+    check(folder, text)
+    write_file(folder / FILE, text.encode())
+    return Applied(
+        folder / FILE, [f"{'.'.join(map(quoted, keys))} = {literal(value)}" for keys, value in changes.items()]
+    )
+
+
+def changed_text(
+    folder: Path, model: str, wanted: Recommendation, curve: Sequence[Sequence[float]], shape: str | None
+) -> tuple[str, Mapping[Keys, Any]]:
+    """The file with the recommended settings, and what was changed. Raises Problem, ConfigError."""
     path = folder / FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     before = load_deployment({}, os.environ, folder, path if path.is_file() else None)
     if model not in before.models:
-        raise Problem(f"{path} does not configure the model {model!r}, which was measured",
+        raise Problem(f"{path} does not configure the model {model!r}, which is to be measured",
                       next_step="run this in the folder of its penstock.toml")  # fmt: skip
     changes = changes_for(model, before.models[model].engine, tomllib.loads(text), wanted, curve, shape)
-    after = text
     for keys, value in changes.items():
-        after = with_value(after, keys, value)
-    check(folder, after)
-    write_file(path, after.encode())
-    return Applied(path, [f"{'.'.join(map(quoted, keys))} = {literal(value)}" for keys, value in changes.items()])
+        text = with_value(text, keys, value)
+    return text, changes
 
 
 def changes_for(
@@ -85,13 +99,15 @@ def changes_for(
 
 
 def check(folder: Path, text: str) -> None:
-    """Load the changed file as `penstock up` would. Raises ConfigError."""
+    """Load the changed file as `penstock up` would. Raises ConfigError, Problem if the folder cannot be written."""
     trial = folder / f".{FILE}.tune"
     try:
         write_file(trial, text.encode())
         load_deployment({}, os.environ, folder, trial)
     except ConfigError as error:
         raise ConfigError(error.key, f"with the measured settings: {error.problem}", error.hint) from None
+    except OSError as error:
+        raise Problem(f"{folder / FILE} cannot be written", cause=error.strerror or str(error)) from None
     finally:
         trial.unlink(missing_ok=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.errors import Problem
-from cli.tune.settings_edit import Keys, apply_settings, changes_for, with_value
+from cli.tune.settings_edit import Keys, apply_settings, changes_for, check_applicable, with_value
 from planner.tuning import Recommendation
 from runtime.config import ConfigError
 
@@ -99,3 +99,13 @@ def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
 def test_a_model_of_another_folder_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(Problem, match="does not configure the model 'other'"):
         apply_settings(tmp_path, "other", WANTED, CURVE, None)
+
+
+def test_what_cannot_be_written_is_known_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text('[models.m]\nengine = "sim"\n')
+    check_applicable(tmp_path, "m", None)
+    assert [each.name for each in tmp_path.iterdir()] == ["penstock.toml"]
+    with pytest.raises(Problem, match="no such shape"):
+        check_applicable(tmp_path, "m", "big")
+    with pytest.raises(Problem, match="cannot be written"):
+        check_applicable(tmp_path / "nowhere", "smollm2-135m-instruct", None)

@@ -27,6 +27,8 @@ class CurveServer:
 
     def __init__(self) -> None:
         self.owner, self.refuses = "penstock", ""
+        self.most = 1 << 20
+        """Requests after which it refuses all."""
         self.bodies: list[dict[str, Any]] = []
         self.port = 0
         self._running = 0
@@ -82,7 +84,7 @@ class CurveServer:
 
     async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         self.bodies.append(body)
-        if self.refuses and (self.refuses == "all" or self.refuses in body):
+        if self.refuses in (*body, "all") or len(self.bodies) > self.most:
             await self._whole(writer, {"error": "no"}, "400 Bad Request")
             return
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -208,6 +210,22 @@ def test_requests_that_fail_end_it(capsys: pytest.CaptureFixture[str], server: C
     server.refuses = "all"
     assert main(["tune", "frontier", "--url", server.url]) == 1
     assert "1 of 1 requests failed" in capsys.readouterr().err
+
+
+def test_what_was_measured_before_a_failure_counts(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+    """Six requests probe it, then 1 and 2 clients ask 8 and 16 times; with 4 it breaks down."""
+    server.most = 6 + 8 + 16
+    found = tuned(capsys, server, "--requests", "32", "--max", "8")
+    assert [point["concurrency"] for point in found["points"]] == [1, 2]
+
+
+def test_it_measures_nothing_for_a_file_it_could_not_write(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("penstock.toml").write_text('[models.other]\nengine = "sim"\n')
+    assert main(["tune", "frontier", "--url", server.url, "--apply"]) == 1
+    assert "does not configure the model 'm'" in capsys.readouterr().err and not server.bodies
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
