@@ -28,6 +28,9 @@ SAMPLE_INTERVAL_S = 1.0
 """Least time between two sampled jobs of one source, and between two looks."""
 RECHECK_SHARE = 0.1
 """A job that still waits is looked at again after this share of its age."""
+CLOCK_SLACK_S = 1.0
+"""A wait that is longer by more than this than the job has been watched is not one: its record is corrupt, or the
+store's clock was set."""
 
 
 @dataclass(slots=True)
@@ -86,7 +89,8 @@ class WaitSampler:
             watched = self._watched[job_id]
             measured = None if record is None else measured_wait(record, watched.prediction.seconds)
             if measured is not None:
-                self._errors.learn(watched.prediction, watched.told, measured.seconds, bound=measured.bound)
+                if measured.seconds <= now - watched.since + CLOCK_SLACK_S:
+                    self._errors.learn(watched.prediction, watched.told, measured.seconds, bound=measured.bound)
             elif record is not None and not record.state.final:
                 watched.look_at = now + max(SAMPLE_INTERVAL_S, RECHECK_SHARE * (now - watched.since))
                 continue

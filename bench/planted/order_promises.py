@@ -36,6 +36,12 @@ PROMISES = (
         (SAMPLER + "jobs_that_expire_teach_that_a_limit_cannot_be_met",),
     ),
     Bug(
+        "a corrupt record is taken for a wait",
+        "One spoiled number in the store, or its clock set forward, and every request with a deadline is refused.",
+        (Edit("api/waits/sampler.py", "now - watched.since + CLOCK_SLACK_S", "float('inf')"),),
+        (SAMPLER + "a_wait_longer_than_the_job_was_watched_teaches_nothing",),
+    ),
+    Bug(
         "the plan alone refuses",
         "For a second after the lane was emptied, requests that would start at once are sent away.",
         (

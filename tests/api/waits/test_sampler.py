@@ -90,6 +90,24 @@ async def test_jobs_that_expire_teach_that_a_limit_cannot_be_met(clock: Clock) -
     assert wait.low_ms is not None and 2_000 < wait.low_ms < 2_500 and wait.eta_ms == 15_000 and wait.high_ms is None
 
 
+@pytest.mark.parametrize("started_ms", [10**30, 10_000 + 600_000], ids=["corrupt", "clock set forward"])
+async def test_a_wait_longer_than_the_job_was_watched_teaches_nothing(clock: Clock, started_ms: int) -> None:
+    """One corrupt record must not become the estimate of every later job of its lane, which would be refused."""
+    records, errors = Records(), WaitErrors()
+    watching, prediction = WaitSampler(cast(JobReader, records), errors), Prediction(STANDARD, 15.0)
+    watching.note("j", prediction, errors.wait(prediction))
+    records.known["j"] = dataclasses.replace(QUEUED, state=JobState.RUNNING, started_ms=started_ms)
+    clock.now += 16.0
+    await watching.look()
+    assert records.asked == ["j"] and watching.watched == 0
+    assert errors.wait(prediction) == Wait(15_000)
+    watching.note("k", prediction, errors.wait(prediction))
+    records.known["k"] = dataclasses.replace(QUEUED, state=JobState.RUNNING, started_ms=10_000 + 16_500)
+    clock.now += 16.0
+    await watching.look()
+    assert errors.wait(prediction).eta_ms == 16_500, "clocks that differ by less than a second are believed"
+
+
 async def test_a_sample_of_each_lane_is_watched_until_it_starts(clock: Clock) -> None:
     """At most one a second and so many at once; none is forgotten, and none is read all the time."""
     records, errors = Records(), WaitErrors()
