@@ -275,7 +275,8 @@ class Worker:
                         self._room.set()
                 continue
             attempt, index = choice
-            if piece.finish == RETURNED and self._preemption.hand_back(attempt):
+            finish = piece.finish
+            if finish and finish == RETURNED and self._preemption.hand_back(attempt):
                 freed = True
                 continue
             try:
@@ -288,7 +289,7 @@ class Worker:
                 rows = writers[attempt.partition].step.rows
                 for address in attempt.addresses:
                     rows[address].append(delta)
-            if piece.finish or piece.failure is not None:
+            if finish or piece.failure is not None:
                 self._starter.end(attempt, index, piece)
                 self._end_if_over(attempt)
                 freed = True
