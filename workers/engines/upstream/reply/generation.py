@@ -46,6 +46,14 @@ MISMATCH = "the replay differs from what was shown"
 class UpstreamGeneration:
     """See the module. `take` is called once for each chunk."""
 
+    __slots__ = (
+        *("request", "id", "rows", "cancelled", "tried", "counts", "refusals", "progress_at", "prompt", "outcome", "out"),
+        *("received", "_model", "_unsaid", "_scheduled", "_first", "_prompt_tokens", "_cached", "_told_prompt", "_began"),
+        *("_uncounted", "_characters", "_max_characters", "_facts", "_rung", "_expected", "_gate", "_cap", "_calls"),
+        *("_reasoning", "_tags", "_held"),
+    )
+    # An instance with 30 attributes or more gets a dict of its own: see workers/attempt.py.
+
     def __init__(self, request: Request, now: float, counts: BreakCounts | None = None) -> None:
         """`now`: monotonic seconds of its submission; `counts`: of earlier submissions."""
         self.request, self.id = request, request.id
