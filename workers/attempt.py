@@ -45,7 +45,7 @@ class Attempt:
         *("_history", "_sections", "_first_ms", "_record", "_counts", "_begun", "_choices", "_finishes", "_prompts"),
         *("_unlogged_prompts", "_servers", "_stopped", "_open", "_waiting"),
     )
-    """An instance with 30 attributes or more gets a dict of its own, which made each token of the worker dearer by 10 %."""
+    """An instance with 30 attributes or more gets a dict of its own: each token then cost the worker 10 % more."""
 
     def __init__(self, claim: Claim, history: History = NOTHING) -> None:
         self.claim = claim

@@ -84,7 +84,7 @@ def _frontier(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Repo
         "gpu-frontier", "Throughput and energy by batch size: 512 tokens in, 256 out", FRONTIER, rows, ratios, notes,
         **settings, knees=knees, idle_watts=idle,
     )  # fmt: skip
-    return run.keep(result, _draw)
+    return run.keep(result, draw)
 
 
 def _words(name: str, at: int | None) -> str:
@@ -93,7 +93,7 @@ def _words(name: str, at: int | None) -> str:
     return f"{name}: knee at batch {at}, the first whose double gives less than 10 % more."
 
 
-def _draw(found: Report, folder: Path) -> list[Path]:
+def draw(found: Report, folder: Path) -> list[Path]:
     names = dict.fromkeys(row["shape"] for row in found.rows)
     batch = plots.Axis(title="batch size", log=True)
     written = []

@@ -19,7 +19,7 @@ from telemetry.records.schema import DeliveryRecord, Record, RequestRecord, Samp
 pytestmark = pytest.mark.slow
 
 LONG = 30_000
-"""Tokens of a job that runs until it is ended: alone it would take minutes, so that no slow machine sees it complete."""
+"""Tokens of a job that runs until it is ended: it would take minutes, so that no slow machine sees it complete."""
 SECRET = "a secret of the prompt"
 FINAL = ("completed", "failed", "cancelled", "expired")
 

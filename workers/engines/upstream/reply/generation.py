@@ -21,15 +21,7 @@ from workers.engines.upstream.continuation.ladder import Row, Rung
 from workers.engines.upstream.http.errors import MAX_WORDS
 from workers.engines.upstream.reply import chunks
 from workers.engines.upstream.reply.chunks import Choice, Chunk
-from workers.engines.upstream.reply.endings import (
-    LIMITED,
-    End,
-    ReplyOutcome,
-    by_cut,
-    by_error,
-    by_finish,
-    by_malformed,
-)
+from workers.engines.upstream.reply.endings import LIMITED, End, ReplyOutcome, by_cut, by_error, by_finish, by_malformed
 from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 
 MAX_EXCESS_TOKENS = 64
@@ -47,10 +39,10 @@ class UpstreamGeneration:
     """See the module. `take` is called once for each chunk."""
 
     __slots__ = (
-        *("request", "id", "rows", "cancelled", "tried", "counts", "refusals", "progress_at", "prompt", "outcome", "out"),
-        *("received", "_model", "_unsaid", "_scheduled", "_first", "_prompt_tokens", "_cached", "_told_prompt", "_began"),
-        *("_uncounted", "_characters", "_max_characters", "_facts", "_rung", "_expected", "_gate", "_cap", "_calls"),
-        *("_reasoning", "_tags", "_held"),
+        *("request", "id", "rows", "cancelled", "tried", "counts", "refusals", "progress_at", "prompt", "outcome"),
+        *("out", "received", "_model", "_unsaid", "_scheduled", "_first", "_prompt_tokens", "_cached", "_told_prompt"),
+        *("_began", "_uncounted", "_characters", "_max_characters", "_facts", "_rung", "_expected", "_gate", "_cap"),
+        *("_calls", "_reasoning", "_tags", "_held", "_answer"),
     )
     # An instance with 30 attributes or more gets a dict of its own: see workers/attempt.py.
 
