@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from api.openai.wait import Wait
+from penstock.engine import TaskKind
 from runtime.plurals import counted
 from streaming.errors import QuotaExceeded
 from streaming.jobs.job import Job, prompt_count
@@ -95,9 +96,25 @@ def context_length_exceeded(tokens: int, context: int, param: str = "messages") 
     return ApiError(400, "context_length_exceeded", message, param=param)
 
 
+TASK_FIELDS: Mapping[TaskKind, str] = {
+    "embed": "input",
+    "rerank": "documents",
+    "tokenize": "prompt",
+    "detokenize": "tokens",
+}
+"""The field with what a task is about."""
+
+
 def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
     """`needed`: bytes that the job brings and may write; `most`: what a store that holds no other gives to one."""
     sampling, prompts = job.sampling, prompt_count(job.prompt)
+    if job.task is not None:
+        param = TASK_FIELDS[job.task.kind]
+        message = (
+            f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
+            f"{most / _MIB:,.1f} MiB for one request, however long it waits. Send {param} in several requests."
+        )
+        return ApiError(400, "too_large_for_store", message, param=param)
     asked = {
         "prompts": f"{prompts:,}" if prompts > 1 else "",
         "n": f"{sampling.n}" if sampling.n > 1 else "",

@@ -31,6 +31,8 @@ ID_BYTES, TEXT_BYTES, SCORE_BYTES = 9, 32, 26
 """Of the answers to tasks: a token id with its comma, the text of a token, and a score."""
 NUMBER_BYTES = 16 / 3
 """Of one number of a vector, as base64 of float32."""
+PADDING_BYTES = 4
+"""Of the base64 of a vector, with the comma behind it."""
 UNKNOWN_SIZE = 4096
 """Numbers of a vector of a model that does not say how many."""
 JOB_BYTES = 1536
@@ -117,7 +119,7 @@ def task_bytes(job: Job, task: Task, card: ModelCard | None = None) -> int:
     if task.kind == "rerank":
         return SCORE_BYTES * count
     size = task.dimensions or (card.embedding_size if card is not None else 0) or UNKNOWN_SIZE
-    return count * math.ceil(size * NUMBER_BYTES)
+    return count * (math.ceil(size * NUMBER_BYTES) + PADDING_BYTES)
 
 
 def reserved_bytes(job: Job, card: ModelCard | None = None) -> int:

@@ -7,11 +7,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from api.openai.batch_lines import traits
 from api.openai.schemas import Kind, parse, to_job
-from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
-from streaming.jobs.job import Chat, Prompt, Text, Tokens
+from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling, Task, TaskKind
+from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
 from streaming.jobs.work import (
     JOB_BYTES,
     TOKEN_BYTES,
@@ -19,9 +20,14 @@ from streaming.jobs.work import (
     answer_tokens,
     prompt_sizes,
     reserved_bytes,
+    task_bytes,
     work_of,
 )
 from streaming.priority import Priority
+from workers.engines.sim.card import card_of
+from workers.engines.sim.settings import SimSettings
+from workers.engines.sim.tasks import task_answer
+from workers.prompts import inputs_of, prompt_of
 
 CARD = ModelCard(
     name="m", engine="sim", context=1000, max_output=900, capabilities=Capabilities(), created=1, default_output=100
@@ -115,3 +121,27 @@ def test_many_choices_weigh_what_as_many_requests_weigh(
 
 def _prompt(kind: Kind, asked: dict[str, object]) -> Prompt:
     return parse(kind, json.dumps({"model": "m", **asked}).encode()).prompt_asked
+
+
+TASKS: dict[TaskKind, tuple[Prompt, int | None]] = {
+    "embed": (Inputs((("a", "bc", (1, 2)), ("d",))), 3),
+    "rerank": (Inputs((("q", "a", "the q is here"), ("q", "x" * 50))), None),
+    "tokenize": (Text(("some text that has a few tokens, ünïcode 😀 too",)), None),
+    "detokenize": (Tokens(((1, 2, 2**31 - 1),)), None),
+}
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_the_answer_to_a_task_fits_into_what_is_reserved(kind: TaskKind) -> None:
+    """In log and record; of vectors also where neither request nor card says how long they are."""
+    prompt, dimensions = TASKS[kind]
+    task = Task(kind=kind, dimensions=dimensions)
+    made = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, task=task)
+    written = 0
+    for index in range(prompt_count(prompt)):
+        request = Request(f"{index}", prompt_of(made, index), Sampling(), task=task, inputs=inputs_of(made, index))
+        written += len(task_answer(request, task, 8192))
+    assert 0 < written <= task_bytes(made, task) < reserved_bytes(made)
+    if kind == "embed":
+        unknown = task_bytes(made, Task(kind="embed"))
+        assert unknown > task_bytes(made, Task(kind="embed"), replace(card_of("m", SimSettings()), embedding_size=8))
