@@ -95,19 +95,36 @@ class UpstreamExchange:
             generation.tried.add(way.rung)
 
     async def _perform(self, generation: UpstreamGeneration, task: Task, place: ServerPlace) -> ReplyOutcome:
-        """Have the server answer a task."""
-        facts, request = place.endpoint.facts, generation.request
+        """Have the server answer a task, in a span of its own."""
+        facts = place.endpoint.facts
         assert facts is not None
+        span = self._span(generation, place.endpoint, facts)
+        try:
+            trace = span.carrier()[TRACEPARENT] if generation.request.trace else ""
+            outcome = await self._performed(generation, task, place, facts, trace)
+            span.end(error=outcome.end.value if outcome.end in BROKEN else None, attributes=_answered(outcome))
+        finally:
+            span.end(error="cancelled")  # unless it has ended
+        return outcome
+
+    async def _performed(
+        self, generation: UpstreamGeneration, task: Task, place: ServerPlace, facts: ServerFacts, trace: str
+    ) -> ReplyOutcome:
+        request = generation.request
         try:
             match task.kind:
                 case "tokenize":
-                    generation.answer(await self._told_tokens(request, task, place, facts), 0)
+                    generation.answer(await self._told_tokens(request, task, place, facts, trace), 0)
                 case "detokenize":
-                    found = await self._ask(place, "/detokenize", task_calls.detokenize_body(facts, request))
+                    found = await self._ask(
+                        place, "/detokenize", task_calls.detokenize_body(facts, request), trace=trace
+                    )
                     generation.answer(task_calls.read_text(found), 0)
                 case _:
                     body, limit_s = task_calls.body_of(facts, request, task), self._settings.first_token_s
-                    found = await self._ask(place, task_calls.path_of(task), body, limit_s=limit_s, based=True)
+                    found = await self._ask(
+                        place, task_calls.path_of(task), body, limit_s=limit_s, based=True, trace=trace
+                    )
                     generation.answer(*task_calls.read_reply(request, task, found))
         except Unprepared as error:
             return error.outcome.without(place.endpoint.keys.secrets)
@@ -116,7 +133,9 @@ class UpstreamExchange:
             return by_malformed(f"reply to {task.kind}")
         return ReplyOutcome(End.DONE, finish="stop")
 
-    async def _told_tokens(self, request: Request, task: Task, place: ServerPlace, facts: ServerFacts) -> str:
+    async def _told_tokens(
+        self, request: Request, task: Task, place: ServerPlace, facts: ServerFacts, trace: str
+    ) -> str:
         """Raises Unprepared, ValueError."""
         body = task_calls.tokenize_body(facts, request, task)
         turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
@@ -127,7 +146,7 @@ class UpstreamExchange:
             begins = task.generation_prompt
             prompt = await self._rendered(place, facts, turns, request.reasoning, begins=begins)
             body = task_calls.rendered_body(prompt)
-        return task_calls.read_tokens(facts, await self._ask(place, "/tokenize", body))
+        return task_calls.read_tokens(facts, await self._ask(place, "/tokenize", body, trace=trace))
 
     async def _send(
         self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, way: Continuation
@@ -206,6 +225,8 @@ class UpstreamExchange:
         """Begin the span of one request to a server, which the server continues."""
         request, address = generation.request, endpoint.client.address
         operation = "text_completion" if isinstance(request.prompt, str) else "chat"
+        if request.task is not None:
+            operation = task_calls.OPERATIONS[request.task.kind]
         attributes: Attributes = {
             names.OPERATION: operation,
             names.PROVIDER: facts.kind,
@@ -294,14 +315,21 @@ class UpstreamExchange:
             raise Unprepared(ReplyOutcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
 
     async def _ask(
-        self, place: ServerPlace, path: str, body: Mapping[str, Any], *, limit_s: float = ASK_S, based: bool = False
+        self,
+        place: ServerPlace,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        limit_s: float = ASK_S,
+        based: bool = False,
+        trace: str = "",
     ) -> Mapping[str, Any]:
         """An answer of the server's own. `based`: its path is behind the base, such as /v1. Raises Unprepared."""
         endpoint: ServerEndpoint = place.endpoint
         address = endpoint.client.address
         path = (address.base if based else address.root) + path
         try:
-            reply = await endpoint.client.ask("POST", path, body, place.key.secret, limit_s)
+            reply = await endpoint.client.ask("POST", path, body, place.key.secret, limit_s, trace)
         except (ConnectError, BrokenReply) as error:
             raise Unprepared(by_cut(f"{path}: {error}", sent=isinstance(error, BrokenReply))) from None
         try:

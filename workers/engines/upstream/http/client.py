@@ -113,7 +113,7 @@ class UpstreamClient:
         connection.send(self._head(method, path, body, key, stream=stream, trace=trace) + body, sink, self._free)
 
     async def ask(
-        self, method: str, path: str, body: Any = None, key: str = "", timeout_s: float = 10.0
+        self, method: str, path: str, body: Any = None, key: str = "", timeout_s: float = 10.0, trace: str = ""
     ) -> BufferedReply:
         """Send one request and read its whole reply. Raises ConnectError, BrokenReply.
 
@@ -123,12 +123,12 @@ class UpstreamClient:
         connection = await self.connection()
         was_used, whole = connection.used > 0, _ReplyBuffer()
         try:
-            return await self._asked(connection, method, path, data, key, whole, timeout_s)
+            return await self._asked(connection, method, path, data, key, whole, timeout_s, trace)
         except BrokenReply:
             if not was_used or whole.begun:
                 raise
         connection = await self.connection(fresh=True)
-        return await self._asked(connection, method, path, data, key, _ReplyBuffer(), timeout_s)
+        return await self._asked(connection, method, path, data, key, _ReplyBuffer(), timeout_s, trace)
 
     async def _asked(
         self,
@@ -139,11 +139,12 @@ class UpstreamClient:
         key: str,
         whole: _ReplyBuffer,
         timeout_s: float,
+        trace: str,
     ) -> BufferedReply:
         """Raises BrokenReply."""
         done = whole.done
         try:
-            self.send(connection, method, path, data, key, whole)
+            self.send(connection, method, path, data, key, whole, trace=trace)
             async with asyncio.timeout(timeout_s):
                 return await done
         except TimeoutError:
