@@ -10,7 +10,7 @@ import click
 
 from cli.chat_answer import Turns, ask
 from cli.client import Client
-from cli.conversation import Conversation
+from cli.conversation import TerminalChat
 from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, Where, where_options
 from cli.progress import ProgressLine
@@ -33,7 +33,7 @@ def chat(message: str | None, model: str | None, system: str | None, max_tokens:
         if max_tokens is not None:
             options["max_tokens"] = max_tokens
         if message is None and sys.stdin is not None and sys.stdin.isatty():
-            return Conversation(client, options, system or "").run()
+            return TerminalChat(client, options, system or "").run()
         turns: Turns = [{"role": "system", "content": system}] if system else []
         ask(client, options, [*turns, {"role": "user", "content": _question(message)}])
     return DONE

@@ -27,7 +27,7 @@ HELP = """\
   Ctrl-C stops an answer. A space before a / makes it a question."""
 
 
-class Conversation:
+class TerminalChat:
     """One conversation: its model, its system prompt, and the turns so far."""
 
     def __init__(self, client: Client, options: dict[str, Any], system: str) -> None:

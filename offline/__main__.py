@@ -30,7 +30,7 @@ from offline.broker.consumer import Consumer
 from offline.broker.intake import Intake
 from offline.broker.publisher import Publisher
 from offline.settings import OfflineSettings
-from offline.webhooks.dispatcher import Endpoint, WebhookDispatcher
+from offline.webhooks.dispatcher import WebhookDispatcher, WebhookEndpoint
 from runtime.config import Config, ConfigError
 from runtime.lifeline import Lifeline
 from runtime.loops import ExpectedErrors, retry_until, wait, watch_lag
@@ -119,7 +119,7 @@ class OfflineProcess:
         self._quotas = config.section("quotas", QuotaSettings)
         self._weights = weights_of(config.table("tenants", TenantSettings))
         self._webhooks = config.table("webhooks", WebhookSettings)
-        self._endpoints = [Endpoint(name, row) for name, row in self._webhooks.items()]
+        self._endpoints = [WebhookEndpoint(name, row) for name, row in self._webhooks.items()]
         check_broker("events.publish_url", self._events.publish_url)
         check_broker("events.take_url", self._events.take_url)
         self._me, self._metrics, self._lifeline, self._tracing = me, metrics, lifeline, tracing

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.engine import NEUTRAL_PRIORITY, Failure, Piece, Request
-from penstock.tools import CallReader, read_answer
+from penstock.tools import read_answer
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
 from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
@@ -25,13 +25,13 @@ from workers.engines.call_checks import FoundCalls, check_calls
 from workers.engines.constraint import complete_texts
 from workers.engines.task_answers import check_task_piece
 from workers.prompts import inputs_of, prompt_of
+from workers.reasoned import reasoned_tokens
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
 MAX_COUNT = 2**40
 """The largest token count that a piece may give, far above any model's: sums of them fit into 64 bits."""
-
 ENGINE_PRIORITY = {Priority.INTERACTIVE: 0.8, Priority.STANDARD: NEUTRAL_PRIORITY, Priority.BATCH: 0.2}
 """The priority inside an engine of each lane's requests; between two lanes there is room for a resumed request."""
 
@@ -45,7 +45,7 @@ class Attempt:
         *("_history", "_sections", "_first_ms", "_record", "_counts", "_begun", "_choices", "_finishes", "_prompts"),
         *("_unlogged_prompts", "_servers", "_stopped", "_open", "_waiting"),
     )
-    """An instance with 30 attributes or more gets a dict of its own: each token then cost the worker 10 % more."""
+    """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
 
     def __init__(self, claim: Claim, history: History = NOTHING) -> None:
         self.claim = claim
@@ -395,14 +395,6 @@ class Attempt:
 
     def _usage(self) -> Usage:
         usage = total_usage(self._prompts, sum(self._counts), self._choices, self.job.sampling.n)
-        return replace(usage, reasoning=self._reasoned()) if self.job.reasoning else usage
-
-    def _reasoned(self) -> int:
-        """Tokens of reasoning: those whose text is reasoning, or that end it."""
-        readers, count = defaultdict[int, CallReader](CallReader), 0
-        for row in unpacked(self.seq, self._record):
-            reader = readers[row.index]
-            reasons = reader.reasons
-            reader.feed(row.text)
-            count += row.n if reasons or reader.reasons else 0
-        return count
+        return (
+            replace(usage, reasoning=reasoned_tokens(unpacked(self.seq, self._record))) if self.job.reasoning else usage
+        )

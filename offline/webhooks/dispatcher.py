@@ -65,7 +65,7 @@ def _no_store() -> ExpectedErrors:
     return ExpectedErrors(Unavailable, log.debug, "no webhooks until the store answers: %s")
 
 
-class Endpoint:
+class WebhookEndpoint:
     """One configured receiver of webhooks. Raises ConfigError when its `ca_file` cannot be used."""
 
     def __init__(self, name: str, settings: WebhookSettings) -> None:
@@ -129,7 +129,7 @@ class WebhookDispatcher:
         self,
         store_client: RedisClient,
         name: str,
-        endpoints: Sequence[Endpoint],
+        endpoints: Sequence[WebhookEndpoint],
         metrics: Metrics,
         tracing: Tracing = NO_TRACING,
     ) -> None:
@@ -152,7 +152,7 @@ class WebhookDispatcher:
             told = await as_told(event, self._job_reader)
             await self._webhooks.dispatch(told, endpoints_for(told, self._rows))
 
-    async def _keep_delivering(self, endpoint: Endpoint) -> None:
+    async def _keep_delivering(self, endpoint: WebhookEndpoint) -> None:
         under_way: set[asyncio.Task[None]] = set()
         try:
             await run_periodically(partial(self._start_attempts, endpoint, under_way), POLL_INTERVAL_S, _no_store())
@@ -162,7 +162,7 @@ class WebhookDispatcher:
             await asyncio.gather(*under_way, return_exceptions=True)
             await endpoint.close()
 
-    async def _start_attempts(self, endpoint: Endpoint, under_way: set[asyncio.Task[None]]) -> None:
+    async def _start_attempts(self, endpoint: WebhookEndpoint, under_way: set[asyncio.Task[None]]) -> None:
         """Start an attempt for each due message, up to MAX_IN_FLIGHT (a partition may return a few more)."""
         room = MAX_IN_FLIGHT - len(under_way)
         for attempt in await self._webhooks.outgoing(endpoint.name, room, endpoint.lease_ms) if room > 0 else []:
@@ -170,7 +170,7 @@ class WebhookDispatcher:
             under_way.add(task)
             task.add_done_callback(under_way.discard)
 
-    async def _attempt_safely(self, endpoint: Endpoint, attempt: DeliveryAttempt) -> None:
+    async def _attempt_safely(self, endpoint: WebhookEndpoint, attempt: DeliveryAttempt) -> None:
         try:
             await self._attempt(endpoint, attempt)
         except Unavailable as error:
@@ -179,7 +179,7 @@ class WebhookDispatcher:
             # A bug in one attempt must not stop the other messages; this one is retried when its lease expires.
             log.exception("a webhook could not be sent", extra={"endpoint": endpoint.name, "message_id": attempt.id})
 
-    async def _attempt(self, endpoint: Endpoint, attempt: DeliveryAttempt) -> None:
+    async def _attempt(self, endpoint: WebhookEndpoint, attempt: DeliveryAttempt) -> None:
         """Send the message once and save the outcome. Raises Unavailable."""
         span = await self._begin_span(endpoint, attempt)
         status, problem = await endpoint.send(attempt, span.carrier()[TRACEPARENT] if span.recorded else "")
@@ -202,7 +202,7 @@ class WebhookDispatcher:
         self._metrics.webhooks.labels("retried").inc()
         log.warning("webhook not delivered: %s; %s", problem, decision.reason, extra=about)
 
-    async def _begin_span(self, endpoint: Endpoint, attempt: DeliveryAttempt) -> Span:
+    async def _begin_span(self, endpoint: WebhookEndpoint, attempt: DeliveryAttempt) -> Span:
         """Begin the span of an attempt, in the trace of the job or batch that it tells of. Raises Unavailable."""
         parent = await self._context_of(attempt.subject, endpoint.settings.tenant) if self._tracing.recording else {}
         about: Attributes = {

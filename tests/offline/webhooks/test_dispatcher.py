@@ -26,7 +26,7 @@ from redis import Redis
 
 from cli.__main__ import main
 from offline.webhooks.backoff import after_failure
-from offline.webhooks.dispatcher import MAX_IN_FLIGHT, Endpoint, WebhookDispatcher, signed_headers
+from offline.webhooks.dispatcher import MAX_IN_FLIGHT, WebhookDispatcher, WebhookEndpoint, signed_headers
 from offline.webhooks.guard import networks_of, refusal
 from runtime.config import ConfigError, build
 from streaming.events.outbox import Event
@@ -132,7 +132,7 @@ async def test_no_spelling_of_this_machine_is_connected_to(host: str) -> None:
     """The receiver is there, and hears nothing."""
     with receiving(Receiver()) as receiver:
         port = receiver.url.split(":")[2]
-        endpoint = Endpoint("test", settings_of(url=f"http://{host}:{port}", allow_http=True, timeout_s=5))
+        endpoint = WebhookEndpoint("test", settings_of(url=f"http://{host}:{port}", allow_http=True, timeout_s=5))
         status, problem = await endpoint.send(an_errand())
         await endpoint.close()
     assert status == 0 and "is not a public address" in problem and receiver.got == []
@@ -151,9 +151,9 @@ async def test_a_name_that_is_looked_up_differently_each_time_gains_nothing(monk
     with receiving(Receiver()) as receiver:
         port = receiver.url.split(":")[2].split("/")[0]
         named = settings_of(url=f"http://rebind.test:{port}", allow_http=True, networks=["127.0.0.0/8"], timeout_s=5)
-        allowed = Endpoint("test", named)
+        allowed = WebhookEndpoint("test", named)
         assert (await allowed.send(an_errand()))[0] == 204 and asked == ["rebind.test"]
-        mixed = Endpoint("test", settings_of(url=f"http://rebind.test:{port}", allow_http=True, timeout_s=5))
+        mixed = WebhookEndpoint("test", settings_of(url=f"http://rebind.test:{port}", allow_http=True, timeout_s=5))
         assert "127.0.0.1 is not a public address" in (await mixed.send(an_errand()))[1]
         await allowed.close()
         await mixed.close()
@@ -176,7 +176,7 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         row = settings_of(url=f"http://127.0.0.1:{port}", allow_http=True, networks=["127.0.0.0/8"], timeout_s=5)
-        endpoint = Endpoint("test", row)
+        endpoint = WebhookEndpoint("test", row)
         assert await endpoint.send(an_errand()) == (200, "")
         async with asyncio.timeout(30):
             await taken.wait()
@@ -185,7 +185,7 @@ async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
 
 async def test_so_much_is_read_of_an_answer_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 KiB: with the piece that comes behind these it is enough."""
-    endpoint, pieces = Endpoint("test", settings_of()), list[bytes]()
+    endpoint, pieces = WebhookEndpoint("test", settings_of()), list[bytes]()
 
     async def body() -> AsyncIterator[bytes]:
         while True:
@@ -210,7 +210,7 @@ async def test_redirects_are_not_followed_and_slow_answers_not_waited_for() -> N
 
     with receiving(Receiver(answer)) as receiver:
         row = settings_of(url=receiver.url, allow_http=True, networks=["127.0.0.0/8"], timeout_s=1)
-        endpoint = Endpoint("test", row)
+        endpoint = WebhookEndpoint("test", row)
         assert await endpoint.send(an_errand()) == (302, "the endpoint answered 302")
         assert await endpoint.send(an_errand()) == (0, "TimeoutError")
         await endpoint.close()
@@ -250,7 +250,9 @@ async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wir
         entry = await wire.redis.xadd(partition_key(0, "outbox", "webhooks"), {"id": "job_1"})
         event = Event("job_1", "t", "job.completed", await wire.now_ms(), 0, entry.decode())
         await webhooks.dispatch(event, ["test"])
-        dispatcher = asyncio.create_task(WebhookDispatcher(wire, "p", [Endpoint("test", row)], metrics).keep_going())
+        dispatcher = asyncio.create_task(
+            WebhookDispatcher(wire, "p", [WebhookEndpoint("test", row)], metrics).keep_going()
+        )
         await until(lambda: receiver.got)
         (message,) = await webhooks.recent(1)
         looked.set()

@@ -18,7 +18,7 @@ from house import House, eventually
 from openai import OpenAI
 from receiver import Receiver, due_now, receiving
 
-from offline.webhooks.dispatcher import Endpoint
+from offline.webhooks.dispatcher import WebhookEndpoint
 from runtime.config import ConfigError, build
 from streaming.events.settings import WebhookSettings
 from streaming.events.webhooks import DeliveryAttempt
@@ -67,7 +67,7 @@ async def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def sent(receiver: Receiver, host: str = NAME, **more: Any) -> tuple[int, str]:
     """What one attempt comes to."""
     row = {"url": f"https://{host}:{receiver.port}/hook", "secret": SECRET, "networks": ["127.0.0.0/8"], "timeout_s": 5}
-    endpoint = Endpoint("test", build(WebhookSettings, row | more, "webhooks.test"))
+    endpoint = WebhookEndpoint("test", build(WebhookSettings, row | more, "webhooks.test"))
     try:
         return await endpoint.send(ERRAND)
     finally:
@@ -139,7 +139,7 @@ def test_a_file_without_certificates_is_refused_at_the_start(tmp_path: Path, tex
         path.write_text(text)
     row = {"url": "https://example.com", "secret": SECRET, "ca_file": str(path)}
     with pytest.raises(ConfigError, match=r"webhooks\.test\.ca_file: .*ca\.pem cannot be used"):
-        Endpoint("test", build(WebhookSettings, row, "webhooks.test"))
+        WebhookEndpoint("test", build(WebhookSettings, row, "webhooks.test"))
 
 
 # --- the whole way ---------------------------------------------------------------------------------------------------
