@@ -130,6 +130,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock plan what-if --model llama-3.1-8b --gpu l4 --rate 4",
         "penstock plan what-if --model opt-13b --gpu h200 --other-gpu b200",
     ),
+    "penstock plan simulate": (
+        "penstock plan simulate --model opt-13b --gpu h200 --rate 4",
+        "penstock plan simulate --model opt-13b --gpu h200 --trace burstgpt.csv",
+    ),
     "penstock tune": (
         "penstock tune frontier --url http://127.0.0.1:8000/v1 --requests 60",
         "penstock tune goodput --url http://127.0.0.1:8000/v1",

@@ -13,8 +13,8 @@ from typing import Any
 from bench.order.contenders import FIFO, LANES, NOTES, OURS, capacity, ran, waits_s
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
-from bench.workload.trace import WorkloadShape, arrivals
 from planner.simulator.engine import EngineShape, ModelText
+from planner.simulator.trace import WorkloadShape, arrivals
 from streaming.priority import Priority
 
 RULES = (OURS, FIFO, LANES)

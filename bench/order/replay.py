@@ -14,8 +14,8 @@ from bench.order.contenders import CONTENDERS, NOTES, OURS, ran
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
 from bench.stats import quantile
-from bench.workload.trace import TraceRow, WorkloadShape, cut, requests
 from planner.simulator.engine import EngineShape, ModelText
+from planner.simulator.trace import TraceRow, WorkloadShape, cut, requests
 from scheduler.policy.limits import TARGETS
 from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority

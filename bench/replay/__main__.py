@@ -24,7 +24,7 @@ from bench.program import BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Ratio, columns
 from bench.stats import spread
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, ask, seen, servers
-from bench.workload.trace import Malformed, Trace, TraceRow, WorkloadShape, cut, requests
+from planner.simulator.trace import Malformed, Trace, TraceRow, WorkloadShape, cut, requests
 from scheduler.policy.limits import TARGETS
 
 MAX_OPEN = 2000

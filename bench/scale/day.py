@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.scale.contenders import Contender, Freeness, KedaRule, Own, Static, Utilisation
 from bench.scale.simulator import LANES, EngineModel, PoolSimulator, SimWorker
-from bench.workload.trace import TraceRow, WorkloadShape, bursts, requests
+from planner.simulator.trace import TraceRow, WorkloadShape, bursts, requests
 from scheduler.policy.limits import TARGETS, ScalingLimits
 
 SAMPLE_INTERVAL_S = 60.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.scale.simulator import EngineModel, PoolSimulator
-from bench.workload.trace import Lengths, TraceRow
+from planner.simulator.trace import Lengths, TraceRow
 from scheduler.policy import shapes
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.switch import Switch, decide

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from bench.workload.trace import TraceRow
+from planner.simulator.trace import TraceRow
 from scheduler.policy.snapshot import LaneLoad, Snapshot
 from streaming.fleet.process import Process, Served
 

@@ -22,6 +22,7 @@ class PlanGroup(Group):
         "goodput",
         "place",
         "what-if",
+        "simulate",
     )
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from bench.load.streams import StreamedAnswer
 from bench.replay.__main__ import ReplayedRequest, ReplayLimits, lateness, main, replay, rows, workload
 from bench.table1.client import TargetServer
-from bench.workload.trace import COLUMNS, Trace, TraceRow
+from planner.simulator.trace import COLUMNS, Trace, TraceRow
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'

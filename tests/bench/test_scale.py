@@ -21,7 +21,7 @@ from bench.scale.day import (
 )
 from bench.scale.shapes import Site
 from bench.scale.simulator import EngineModel, PoolSimulator
-from bench.workload.trace import TraceRow
+from planner.simulator.trace import TraceRow
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.snapshot import LaneLoad, Snapshot
 

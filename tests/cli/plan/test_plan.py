@@ -197,3 +197,36 @@ def test_bad_input_of_the_simulated_plans(line: str, says: str, capsys: pytest.C
     assert main(["plan", *line.split()]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and says in said.err
+
+
+def test_simulate_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.jsonl"
+    rows = [{"StartTimeOffset": n * 500_000_000, "ContextTokens": 200, "GeneratedTokens": 20} for n in range(40)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = f"simulate --model opt-13b --gpu h200 --trace {trace} --scale 2"
+    found = asked(capsys, line)
+    assert found["requests"] == 40 and found["kept_both"] == 1.0
+    assert 9.75 < found["seconds"] < 12 and sum(row["requests"] for row in found["timeline"]) == 40
+    assert main(["plan", *line.split()]) == 0
+    page = capsys.readouterr().out
+    assert "the plan serves this trace" in page and "J/token" in page
+
+
+def test_simulate_generated_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    found = asked(capsys, "simulate --model opt-13b --gpu h200 --rate 4 --count 50 --out 32 --dp 2")
+    assert found["requests"] == 50 and found["gpus"] == 2 and found["evictions"] == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("simulate --model opt-13b --gpu h200 --trace nowhere.csv", "nowhere.csv"),
+        ("simulate --model opt-13b --gpu h200 --tp 3", "penstock plan search"),
+        ("simulate --model opt-13b --gpu h200 --rate 0", "above 0"),
+        ("simulate --model llama-3.1-70b --gpu l4", "does not fit"),
+    ],
+)
+def test_bad_input_of_a_simulation(line: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *line.split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and says in said.err

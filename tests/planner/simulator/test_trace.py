@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from bench.workload.trace import (
+from planner.simulator.trace import (
     API,
     COLUMNS,
     DAY_S,
@@ -126,3 +126,22 @@ def test_a_file_without_the_columns_says_which(tmp_path: Path) -> None:
 def test_a_cut_is_moved_scaled_and_clipped() -> None:
     found = list(cut([TraceRow(at, 100, 100) for at in (5.0, 10.0, 30.0)], begin=10, end=30, scale=2, longest=120))
     assert found == [TraceRow(0.0, 20, 100)]
+
+
+def test_json_lines_of_apex(tmp_path: Path) -> None:
+    """Nanoseconds; a line without an answer is a failure."""
+    path = tmp_path / "t.jsonl"
+    lines = [(0, 10, 5), (1_500_000_000, 20, 0), (2_000_000_000, 0, 7)]
+    path.write_text(
+        "".join(f'{{"StartTimeOffset": {at}, "ContextTokens": {n}, "GeneratedTokens": {g}}}\n' for at, n, g in lines)
+    )
+    trace = Trace(path)
+    assert list(trace) == [TraceRow(0.0, 10, 5), TraceRow(2.0, 1, 7)] and trace.failed == 1
+
+
+@pytest.mark.parametrize("line", ["{}", "x", '{"StartTimeOffset": -1, "ContextTokens": 1, "GeneratedTokens": 1}'])
+def test_a_line_that_is_none_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(f"{line}\n")
+    with pytest.raises(Malformed, match="line 1"):
+        list(Trace(path))

@@ -1,7 +1,8 @@
-"""Requests of a trace in BurstGPT's columns, and generated ones with the gaps, lengths and bursts of such a day.
+"""Requests of a trace, in BurstGPT's columns or APEX's JSON lines, and generated ones with the gaps of such a day.
 
-Columns: Timestamp (s), Model, Request tokens, Response tokens, Total tokens, Log Type; newer files add Session ID and
-Elapsed time. A row without response tokens is a request that failed: counted, never sent.
+APEX's lines: {"StartTimeOffset": ns, "ContextTokens": n, "GeneratedTokens": n}. BurstGPT's columns: Timestamp (s),
+Model, Request tokens, Response tokens, Total tokens, Log Type; newer files add Session ID and Elapsed time. A row
+without response tokens is a request that failed: counted, never sent.
 
 Generated gaps are Gamma with shape 1/cv^2 and scale cv^2/rate: mean 1/rate, coefficient of variation cv. Where the rate
 changes with time, gaps are drawn at rate 1 and stretched by the rate of their moment.
@@ -17,6 +18,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
 CONVERSATION, API = "Conversation log", "API log"
@@ -36,29 +40,51 @@ class TraceRow:
     session: str = ""
 
 
+class ApexLine(msgspec.Struct, frozen=True):
+    """One line of APEX's form."""
+
+    StartTimeOffset: Annotated[int, msgspec.Meta(ge=0)]
+    """Nanoseconds since the trace began."""
+    ContextTokens: Annotated[int, msgspec.Meta(ge=0)]
+    GeneratedTokens: Annotated[int, msgspec.Meta(ge=0)]
+
+
 class Malformed(ValueError):
     """A row that cannot be read, with its number and what is wrong."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """A file as an iterable of requests; `failed` counts the rows that were left out on the way."""
+    """A file as an iterable of requests; `failed` counts the rows that were left out on the way. Its name ends in
+    .jsonl if it has JSON lines."""
 
     path: Path
     failed: int = 0
 
     def __iter__(self) -> Iterator[TraceRow]:
         """Rows in the order of the file. Raises Malformed, OSError."""
+        for request in self._lines() if self.path.suffix == ".jsonl" else self._rows():
+            if request.answer > 0:
+                yield request
+            else:
+                self.failed += 1
+
+    def _lines(self) -> Iterator[TraceRow]:
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    found = msgspec.json.decode(line, type=ApexLine)
+                except msgspec.DecodeError as error:
+                    raise Malformed(f"{self.path}, line {number}: {error}") from None
+                yield TraceRow(found.StartTimeOffset / 1e9, max(1, found.ContextTokens), found.GeneratedTokens)
+
+    def _rows(self) -> Iterator[TraceRow]:
         with self.path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
             if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
                 raise Malformed(f"{self.path}: no column {', '.join(map(repr, missing))}")
             for number, row in enumerate(rows, 2):
-                request = _request(row, f"{self.path}, line {number}")
-                if request.answer > 0:
-                    yield request
-                else:
-                    self.failed += 1
+                yield _request(row, f"{self.path}, line {number}")
 
 
 def _request(row: dict[str, str], where: str) -> TraceRow:
