@@ -74,7 +74,7 @@ RECORDS = (
         "a GPU that costs nothing",
         "Tokens per joule are infinite on machines that do not measure energy.",
         (Edit("telemetry/report/energy.py", "        if len(each) > 1\n", ""),),
-        (REPORT + "figures.py::test_usage_is_of_what_is_known",),
+        (REPORT + "energy.py::test_without_two_readings_there_is_none",),
     ),
     Bug(
         "idle energy for tenants",

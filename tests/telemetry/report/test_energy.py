@@ -50,9 +50,8 @@ def test_a_report_about_one_tenant_splits_the_energy_over_all(tmp_path: Path) ->
     """It would else have all of it."""
     records = [sample("worker-1", at, joules, steps=at) for at, joules in ((1, 0), (11, 1000))]
     lines = [*records, request("ann", 300), request("bob", 100)]
-    (tmp_path / "19700101T000000.000-worker-1.jsonl").write_bytes(
-        b"".join(ENCODER.encode(each) + b"\n" for each in lines)
-    )
+    data = b"".join(ENCODER.encode(each) + b"\n" for each in lines)
+    (tmp_path / "19700101T000000.000-worker-1.jsonl").write_bytes(data)
     energy = report_of(tmp_path, Scope(0.0, math.inf, tenant="ann"), {}).figures.usage.energy
     assert energy is not None and energy.tenants == {"ann": 750, "bob": 250}
 
