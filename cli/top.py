@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from cli.options import Command, Where, json_option, where_options
 from cli.output import print_json, styled, terminal_width
 from cli.top_view import Overview, frame
 
+STALE_S = 3.0
+"""An overview that is older than that and the interval says nothing about now."""
 FORGET_S = 60.0
 """A server that does not answer for so long ends the command."""
 
@@ -80,25 +83,54 @@ def _stream(client: Client, interval: float) -> None:
         time.sleep(interval)
 
 
+class OverviewReader:
+    """Reads overviews in a thread of its own, so that a server that does not answer holds up no screen and no key."""
+
+    def __init__(self, client: Client, interval: float) -> None:
+        """Raises Problem, if there is no first overview."""
+        self._client, self._interval = client, interval
+        self.newest, self.read_at = _read(client), time.monotonic()
+        self.problem: Problem | None = None
+        """Why there are no newer ones; None while they come, or while an answer is waited for."""
+        self._ended = threading.Event()
+        threading.Thread(target=self._keep_reading, name="overviews", daemon=True).start()
+
+    def _keep_reading(self) -> None:
+        while not self._ended.wait(self._interval):
+            try:
+                self.newest, self.read_at, self.problem = _read(self._client), time.monotonic(), None
+            except Problem as problem:
+                self.problem = problem
+
+    def age_s(self) -> float:
+        return time.monotonic() - self.read_at
+
+    def stale(self) -> str:
+        """Why the newest overview says nothing about now; "" if it does. Raises the problem that lasts."""
+        if self.problem is not None and (self.problem.exit_code != UNREACHABLE or self.age_s() > FORGET_S):
+            raise self.problem
+        late = self.age_s() > STALE_S + self._interval
+        return f"the server has not answered for {self.age_s():.0f} s" if late else ""
+
+    def end(self) -> None:
+        self._ended.set()
+
+
 def _show(client: Client, interval: float) -> None:
     """Redraw the screen until q or Ctrl-C; restores the terminal whatever ends it. Raises Problem."""
-    overview, read_at = _read(client), time.monotonic()
-    stale, paused = "", False
-    with _ended_by_term(), Keys() as keys, Live(console=_console(), screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(frame(overview, client.url, stale=stale, paused=paused), refresh=True)
-            pressed = keys.pressed(interval)
-            if "q" in pressed:
-                return
-            paused ^= bool(pressed.count("p") % 2)
-            if paused:
-                continue
-            try:
-                overview, read_at, stale = _read(client), time.monotonic(), ""
-            except Problem as problem:
-                if problem.exit_code != UNREACHABLE or time.monotonic() - read_at > FORGET_S:
-                    raise
-                stale = stale or f"the server does not answer since {time.strftime('%H:%M:%S')}"
+    reader = OverviewReader(client, interval)
+    overview, paused = reader.newest, False
+    try:
+        with _ended_by_term(), Keys() as keys, Live(console=_console(), screen=True, auto_refresh=False) as live:
+            while True:
+                overview = overview if paused else reader.newest
+                live.update(frame(overview, client.url, stale=reader.stale(), paused=paused), refresh=True)
+                pressed = keys.pressed(interval)
+                if "q" in pressed:
+                    return
+                paused ^= bool(pressed.count("p") % 2)
+    finally:
+        reader.end()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -113,13 +115,17 @@ def test_many_problems_do_not_hide_the_lanes() -> None:
 
 
 class Serve(BaseHTTPRequestHandler):
+    answers = threading.Event()
+
     def do_GET(self) -> None:
+        self.answers.wait(60)
         body = json.dumps(OVERVIEW).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # of a command that has ended meanwhile
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Quiet."""
@@ -127,6 +133,7 @@ class Serve(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
+    Serve.answers.set()
     with serving_http(ThreadingHTTPServer(("127.0.0.1", 0), Serve)) as server:
         yield f"http://127.0.0.1:{server.server_port}"
 
@@ -170,5 +177,37 @@ def test_whatever_ends_it_the_terminal_is_as_before(url: str, end: str | signal.
     assert termios.tcgetattr(theirs) == before
     assert out.count(b"\x1b[?1049h") == out.count(b"\x1b[?1049l") == 1
     assert out.rindex(b"\x1b[?25h") > out.rindex(b"\x1b[?25l")
+    for handle in (ours, theirs):
+        os.close(handle)
+
+
+def test_a_server_that_hangs_makes_the_screen_unknown_and_holds_up_no_key(url: str) -> None:
+    """What was shown before stays, as old; q still leaves; when the server answers again, it is live again."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (30, 100))
+    command = [sys.executable, "-m", "cli", "top", "--url", url, "--interval", "0.5"]
+    environ = {**os.environ, "TERM": "xterm", "NO_COLOR": "1"}
+    seen = b""
+
+    def until(text: bytes, times: int = 1) -> None:
+        nonlocal seen
+        deadline = time.monotonic() + 60
+        while seen.count(text) < times:
+            assert time.monotonic() < deadline, seen[-3000:]
+            if select.select([ours], [], [], 0.1)[0]:
+                seen += os.read(ours, 65_536)
+
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ) as process:
+        until(b"Falling behind")
+        Serve.answers.clear()
+        until(b"Unknown: the server has not answered for")
+        Serve.answers.set()
+        seen = b""
+        until(b"Falling behind")
+        Serve.answers.clear()
+        until(b"Unknown: the server has not answered for")
+        os.write(ours, b"q")
+        assert process.wait(20) == 0
+        Serve.answers.set()
     for handle in (ours, theirs):
         os.close(handle)
