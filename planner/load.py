@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
 
-BITS = (1.0, 8.0)
-"""Bits of a quantised weight or cache entry, at least and at most (Tilus: any width; FlexQ: 6)."""
+MIN_BITS, MAX_BITS = 1.0, 32.0
+"""Of a weight, an activation or an entry of the cache: any width between them (Tilus; FlexQ: 6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +56,13 @@ class Precision:
 
     def __post_init__(self) -> None:
         for flag, bits in (("--w-bits", self.w), ("--a-bits", self.a), ("--kv-bits", self.kv)):
-            if not (BITS[0] <= bits <= BITS[1] or bits in (16, 32)):
-                raise PlanError(f"{flag} {bits:g}: 1 to 8, 16 or 32 bits can be planned with")
+            if not MIN_BITS <= bits <= MAX_BITS:
+                raise PlanError(f"{flag} {bits:g}: {MIN_BITS:g} to {MAX_BITS:g} bits can be planned with")
 
     @classmethod
     def stored(cls, model: ModelShape, w: float | None = None, a: float = 16, kv: float = 16) -> Precision:
         """With the weights as the model's file has them, unless `w` says otherwise."""
-        bits = model.stored_bits if w is None else w
-        return cls(bits if w is not None else _planned(bits), a, kv)
-
-
-def _planned(bits: float) -> float:
-    """A file's mean bits, which may lie between 8 and 16, rounded up to a width that is computed with."""
-    return bits if bits <= BITS[1] else 16.0 if bits <= 16 else 32.0
+        return cls(model.stored_bits if w is None else w, a, kv)
 
 
 @dataclass(frozen=True, slots=True)

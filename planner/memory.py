@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from planner.facts.catalogue import PlanError, devices
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
-from planner.load import BITS, Precision, RequestLengths
+from planner.load import Precision, RequestLengths
 from scheduler.policy.packing import USABLE
 
 PAPER_CAP = 512
@@ -22,6 +22,8 @@ PAPER_CAP = 512
 BLOCK_TOKENS = 32
 """TensorRT-LLM's tokens_per_block: a request takes whole blocks of the cache."""
 MAX_TP = 64
+NARROW_BITS = 8.0
+"""What weights or cache are proposed to be narrowed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def what_fits(model: ModelShape, device: Accelerator, lengths: RequestLengths, p
     degrees = [each for each in divisors(model.heads) if tp < each <= MAX_TP]
     if (more := next((n for n in degrees if fits(model, device, lengths, precision, n)), 0)) > 0:
         found.append(f"--tp {more}")
-    for bits in (BITS[1], 4.0):
+    for bits in (NARROW_BITS, 4.0):
         if bits < precision.w and fits(model, device, lengths, Precision(bits, precision.a, precision.kv), tp):
             found.append(f"--w-bits {bits:g}")
             break
@@ -118,8 +120,8 @@ def memory_advice(
         f"tokens at once; with GUARANTEED_NO_EVICT {plan.max_batch_worst:,}, for each then keeps room for all its "
         "tokens"
     )
-    if precision.kv > BITS[1]:
-        half = Precision(precision.w, precision.a, BITS[1])
+    if precision.kv > NARROW_BITS:
+        half = Precision(precision.w, precision.a, NARROW_BITS)
         more = memory_plan(model, device, lengths, half, tp=tp, activation_bytes=plan.activation_bytes)
         said += f". A KV cache of 8 bits would hold {more.max_batch:,}"
     if plan.weight_bytes > plan.kv_bytes:

@@ -118,7 +118,7 @@ def bits_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswe
 
     call = click.option("--kv-bits", type=float, default=16, show_default=True, help="Bits of the KV cache.")(call)
     call = click.option("--a-bits", type=float, default=16, show_default=True, help="Bits of activations.")(call)
-    return click.option("--w-bits", type=float, help="Bits of a weight, 1 to 8 or 16 [as the file has them].")(call)
+    return click.option("--w-bits", type=float, help="Bits of a weight, from 1 [as the file has them].")(call)
 
 
 def reads_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:

@@ -80,7 +80,7 @@ def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("memory --model opt-13b --gpu h200 --in -5", "whole numbers from 1"),
         ("memory --model opt-13b --gpu h200 --in 2000", "--out 48 would fit"),
         ("memory --model opt-13b --gpu h200 --tp 3", "it must divide the 40 heads"),
-        ("memory --model opt-13b --gpu h200 --w-bits 12", "1 to 8, 16 or 32 bits"),
+        ("memory --model opt-13b --gpu h200 --w-bits 40", "1 to 32 bits"),
         ("memory --model opt-13b --gpu h200 --activation-gb -1", "a number from 0"),
         ("memory --gpu h200", "give --model NAME"),
         ("memory --model opt-13b --config x.json --gpu h200", "leave one out"),
