@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.frontier import FrontierPoint, batches, undominated
-from planner.knee import GAIN, Knee, knee
+from planner.knee import GAIN, Knee, fitted, knee
 from planner.load import Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS
 from scheduler.policy.packing import SLACK_BYTES, USABLE, Footprint, pack, replicas_for
@@ -28,6 +28,8 @@ MAX_REPEATS = 5
 ENOUGH = 0.95
 """Confidence in the knee at which measuring ends."""
 MIN_REPEATS = 3
+MIN_HELD_OUT = 4
+"""Concurrencies of which half are predicted from the other half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,19 @@ def is_flat(rates: Mapping[int, float], gain: float = GAIN) -> bool:
     return len(gains) >= 2 and max(gains[-2:]) < gain
 
 
+def held_out_error(rates: Mapping[int, Sequence[float]]) -> float | None:
+    """How far the curve of every second concurrency is from the others: the median of |predicted / measured - 1|.
+
+    None: fewer than four were measured, or they have no such curve (planner/knee.py).
+    """
+    clients = sorted(rates)
+    line = fitted({each: rates[each] for each in clients[::2]}) if len(clients) >= MIN_HELD_OUT else None
+    if line is None:
+        return None
+    t_mem, t_comp = line
+    return median(abs(each / (t_mem + t_comp * each) / fmean(rates[each]) - 1) for each in clients[1::2])
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredFrontier:
     """All points, those that no other beats, and the knee."""
@@ -110,6 +125,8 @@ class MeasuredFrontier:
     kept: tuple[FrontierPoint, ...]
     knee: Knee
     repeats: int
+    error: float | None = None
+    """How far the curve of every second point is from the others, as a share; None: unknown."""
 
     @property
     def curve(self) -> tuple[tuple[float, float], ...]:
@@ -129,8 +146,9 @@ def frontier_of(
         FrontierPoint(each, fmean(rates[each]), fmean(requests_s[each]), fmean(latencies_s[each]))
         for each in sorted(rates)
     )
+    repeats = min(map(len, rates.values()))
     return MeasuredFrontier(
-        points, tuple(undominated(points)), knee(rates, random, gain), min(map(len, rates.values()))
+        points, tuple(undominated(points)), knee(rates, random, gain), repeats, held_out_error(rates)
     )
 
 

@@ -177,6 +177,7 @@ def as_json(found: MeasuredFrontier, wanted: Recommendation, readings: dict[int,
             "replicas": wanted.replicas,
         },
         "curve": found.curve,
+        "held_out_error": found.error,
     }
 
 
@@ -205,6 +206,10 @@ def _notes(found: MeasuredFrontier, wanted: Recommendation, written: Applied | N
         f"{100 * found.knee.confidence:.0f} % sure" if found.repeats > 1 else "measured once: its confidence is unknown"
     )
     notes = [f"The knee is {sure}. KV cache of that batch: {wanted.kv_tokens:,} tokens."]
+    if found.error is not None:
+        notes.append(
+            f"The curve of every second concurrency predicts the throughput of the others to {100 * found.error:.0f} %."
+        )
     if written is not None:
         notes.append(
             f"Written to {written.path}: {', '.join(written.changes)}. Restart the instance: penstock down, penstock up"

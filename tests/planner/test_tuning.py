@@ -13,6 +13,7 @@ from planner.tuning import (
     MeasuredFrontier,
     SweepLevel,
     frontier_of,
+    held_out_error,
     is_flat,
     is_settled,
     line_of,
@@ -101,3 +102,13 @@ def test_the_advice_says_what_more_would_cost() -> None:
     assert said.startswith("Set a batch of 128: twice 128 would gain 7 %") and "512 at once yield 1.11 x" in said
     beyond = measured(0.0, most=8)
     assert "still rises at 8" in tuning_advice(beyond, recommend(beyond, RequestLengths()))
+
+
+def test_half_of_the_points_predict_the_others() -> None:
+    """Exactly on the engine's curve, to the noise with noise, and not at all on another curve."""
+    assert held_out_error({2**p: [2**p / (0.02 + 0.001 * 2**p)] for p in range(6)}) == pytest.approx(0, abs=1e-9)
+    noisy = measured(0.03, most=512).error
+    assert noisy is not None and noisy < 0.05
+    falls = held_out_error({1: [10.0], 2: [20.0], 4: [39.0], 8: [30.0], 16: [60.0], 32: [10.0]})
+    assert falls is None or falls > 0.2
+    assert held_out_error({1: [1.0], 2: [2.0], 4: [3.0]}) is None
