@@ -205,7 +205,7 @@ def test_a_file_deleted_meanwhile_takes_nothing_from_the_batch(openai: OpenAI) -
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"endpoint": "/v1/embeddings"}, "endpoint must be"),
+        ({"endpoint": "/v1/rerank"}, "endpoint must be"),
         ({"completion_window": "25h"}, "completion_window must be"),
         ({"input_file_id": "file-" + "0" * 32}, "input_file_id names no file"),
         ({"metadata": {str(number): "x" for number in range(17)}}, "metadata"),
