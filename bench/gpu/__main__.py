@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from bench import plots
-from bench.gpu.knee import knee
-from bench.gpu.shapes import SHAPES
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
 from bench.report import Ratio, Report, columns
+from planner.facts import catalogue
+from planner.knee import knee
 
 if TYPE_CHECKING:
     from bench.gpu.device import Device
@@ -24,7 +25,8 @@ BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 STEPS = [(1, 512), (8, 512), (32, 512), (128, 512), (1, 1920), (8, 1920), (32, 1920), (128, 1920)]
 """Batch and context of the decode steps."""
 COPIES = [1, 2, 3]
-SMALL = "125m"
+MODELS = ("opt-125m", "opt-1.3b")
+SMALL = MODELS[0]
 WRONG = 0.05
 """Beyond this the step loop does not compute what it should, and its times say nothing."""
 
@@ -51,7 +53,7 @@ def _run(run: ProgramRun) -> int:
     from bench.gpu.device import Device  # noqa: PLC0415
 
     device = Device()
-    error = wrong_by(SHAPES[SMALL])
+    error = wrong_by(catalogue.model(SMALL))
     run.console.print(f"{device.name}: logits are off by {error:.4f} from float32")
     if not error < WRONG:
         raise WrongResult(f"logits are off by {error:.4f} of their norm, more than {WRONG}")
@@ -68,29 +70,30 @@ def _frontier(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Repo
     from bench.gpu.frontier import frontier  # noqa: PLC0415
 
     idle = device.idle_watts()
-    each = {shape.name: frontier(device, shape, BATCHES, run.args.seconds, idle) for shape in SHAPES.values()}
+    each = {name: frontier(device, catalogue.model(name), BATCHES, run.args.seconds, idle) for name in MODELS}
     rows = [row for found in each.values() for row in found]
-    knees = {name: knee(found) for name, found in each.items()}
+    dice = Random(1)  # noqa: S311 - draws for the confidence
+    knees = {name: knee({row["batch"]: [row["tokens_per_s"]] for row in each[name]}, dice) for name in MODELS}
     ratios = []
     for name, found in each.items():
-        joules = [row["joules_per_token"] for row in found]
-        if None not in joules:
+        joules = {row["batch"]: row["joules_per_token"] for row in found}
+        if None not in joules.values():
             what = f"{name}: J/token at the knee, or the largest batch / at batch 1"
-            at_knee = next((row["joules_per_token"] for row in found if row["batch"] == knees[name]), joules[-1])
-            ratios.append(Ratio.held("gpu.energy", what, at_knee / joules[0], digits=3))
-    notes = [_words(name, at) for name, at in knees.items()]
+            ratios.append(Ratio.held("gpu.energy", what, joules[knees[name].batch] / joules[1], digits=3))
+    notes = [f"{name}: knee at batch {found.batch}: {found.reason}." for name, found in knees.items()]
     notes.append(f"Idle, with memory taken: {idle:.0f} W." if idle is not None else "The driver tells no energy.")
     result = run.result(
-        "gpu-frontier", "Throughput and energy by batch size: 512 tokens in, 256 out", FRONTIER, rows, ratios, notes,
-        **settings, knees=knees, idle_watts=idle,
-    )  # fmt: skip
+        "gpu-frontier",
+        "Throughput and energy by batch size: 512 tokens in, 256 out",
+        FRONTIER,
+        rows,
+        ratios,
+        notes,
+        **settings,
+        knees={name: found.batch for name, found in knees.items()},
+        idle_watts=idle,
+    )
     return run.keep(result, draw)
-
-
-def _words(name: str, at: int | None) -> str:
-    if at is None:
-        return f"{name}: no knee up to batch {BATCHES[-1]}; each double gives at least 10 % more."
-    return f"{name}: knee at batch {at}, the first whose double gives less than 10 % more."
 
 
 def draw(found: Report, folder: Path) -> list[Path]:
@@ -110,15 +113,16 @@ def draw(found: Report, folder: Path) -> list[Path]:
 def _bounds(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Report:
     from bench.gpu.frontier import decode_bounds  # noqa: PLC0415
 
-    flops, bandwidth = device.flops(), device.bandwidth()
-    rows = [row for shape in SHAPES.values() for row in decode_bounds(device, shape, STEPS, flops, bandwidth)]
+    accelerator = device.measured()
+    flops, bandwidth = accelerator.peak[16], accelerator.bytes_s
+    rows = [row for name in MODELS for row in decode_bounds(device, catalogue.model(name), STEPS, accelerator)]
     ratios = []
-    for shape in SHAPES.values():
-        shares = [row["share"] for row in rows if row["shape"] == shape.name]
-        ratios.append(Ratio.held("gpu.bound", f"{shape.name}: bound / step, the worst", min(shares), rounds=shares))
+    for name in MODELS:
+        shares = [row["share"] for row in rows if row["shape"] == name]
+        ratios.append(Ratio.held("gpu.bound", f"{name}: bound / step, the worst", min(shares), rounds=shares))
     notes = [
-        f"The bound is by what was measured in this run: {flops / 1e12:.0f} TFLOP/s of a bfloat16 product, "
-        f"{bandwidth / 1e12:.2f} TB/s of a copy, read and written."
+        f"The bound is that of `penstock plan roofline`, with what was measured in this run: {flops / 1e12:.0f} "
+        f"TFLOP/s of a bfloat16 product, {bandwidth / 1e12:.2f} TB/s of a copy, read and written."
     ]
     found = run.result(
         "gpu-bound", "A decode step and its roofline bound", BOUNDS, rows, ratios, notes,

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from bench.gpu.attention import attend
-from bench.gpu.shapes import HEAD, DecoderShape
+from planner.facts.model import ModelShape
 
 PREFILL_ROWS = 16
 """Sequences of one prefill pass: it bounds the memory of their activations."""
@@ -17,11 +17,11 @@ PREFILL_ROWS = 16
 class Layer:
     """One block's weights, biases left out, and its keys and values: batch x heads x length x head."""
 
-    def __init__(self, shape: DecoderShape, batch: int, length: int, make: Callable[..., torch.Tensor]) -> None:
+    def __init__(self, shape: ModelShape, batch: int, length: int, make: Callable[..., torch.Tensor]) -> None:
         hidden = shape.hidden
         self.qkv, self.out = make(hidden, 3 * hidden), make(hidden, hidden)
         self.up, self.down = make(hidden, 4 * hidden), make(4 * hidden, hidden)
-        room = (batch, shape.heads, length, HEAD)
+        room = (batch, shape.heads, length, shape.head_dim)
         self.keys, self.values = (torch.zeros(room, dtype=self.qkv.dtype, device=self.qkv.device) for _ in range(2))
 
 
@@ -29,7 +29,7 @@ class Decoder:
     """`length`: most tokens of a sequence, prompt and answer. All sequences stand at the same place."""
 
     def __init__(
-        self, shape: DecoderShape, batch: int, length: int, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16
+        self, shape: ModelShape, batch: int, length: int, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16
     ) -> None:
         self.shape, self.batch, self.length = shape, batch, length
         dice = torch.Generator(device="cuda").manual_seed(seed)
@@ -39,7 +39,7 @@ class Decoder:
             return drawn.to(torch.bfloat16).to(dtype)  # the same weights, whatever they are kept in
 
         self.layers = [Layer(shape, batch, length, make) for _ in range(shape.layers)]
-        self.embedding, self.positions = make(shape.vocabulary, shape.hidden), make(shape.positions, shape.hidden)
+        self.embedding, self.positions = make(shape.vocab, shape.hidden), make(shape.positions, shape.hidden)
         self.tokens = torch.zeros(batch, dtype=torch.int64, device="cuda")
         self.place = torch.zeros(1, dtype=torch.int64, device="cuda")
         """Where the next token goes."""
@@ -85,7 +85,7 @@ class Decoder:
         count, length = prompts.shape
         state = self.embedding[prompts] + self.positions[:length]
         for layer in self.layers:
-            parts = (layer_norm(state) @ layer.qkv).view(count, length, 3, self.shape.heads, HEAD)
+            parts = (layer_norm(state) @ layer.qkv).view(count, length, 3, self.shape.heads, self.shape.head_dim)
             query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
             layer.keys[rows, :, :length], layer.values[rows, :, :length] = key, value
             seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -102,11 +102,11 @@ def layer_norm(state: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(state, state.shape[-1:])
 
 
-def wrong_by(shape: DecoderShape) -> float:
+def wrong_by(shape: ModelShape) -> float:
     """How far the logits of eight steps after a prefill are from those of one pass over the same tokens in float32:
     norm of the difference over the norm. bfloat16 gives 0.001 to 0.03."""
     dice = torch.Generator(device="cuda").manual_seed(1)
-    tokens = torch.randint(shape.vocabulary, (3, 100), generator=dice, device="cuda")
+    tokens = torch.randint(shape.vocab, (3, 100), generator=dice, device="cuda")
     quick, exact = Decoder(shape, 3, 128), Decoder(shape, 3, 128, dtype=torch.float32)
     quick.prefill(tokens)
     worst = 0.0

@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 
+from planner.facts.device import Accelerator
 from telemetry.records.nvml import GpuReadings
 
 COPY_BYTES = 1 << 32
@@ -40,6 +41,19 @@ class Device:
         time.sleep(seconds)
         after = self.joules()
         return None if before is None or after is None else (after - before) / seconds
+
+    def measured(self) -> Accelerator:
+        """What the planner needs to know of it, as measured now; its links and its power are not."""
+        return Accelerator(
+            name=self.name,
+            source="measured by bench gpu",
+            memory_bytes=self.memory,
+            bytes_s=self.bandwidth(),
+            peak={16: self.flops()},
+            link_bytes_s=1.0,
+            hop_s=0.0,
+            watts=0.0,
+        )
 
     def bandwidth(self) -> float:
         """Bytes a second of a large copy, read and written."""

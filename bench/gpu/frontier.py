@@ -8,20 +8,22 @@ import torch
 
 from bench.gpu.decoder import Decoder
 from bench.gpu.device import Device, seconds_of
-from bench.gpu.shapes import DecoderShape, bound
 from bench.gpu.waves import ANSWER, PROMPT, Waves
+from planner.facts.device import Accelerator
+from planner.facts.model import ModelShape
+from planner.roofline import RooflineInput, decode
 
 USABLE = 0.9
 """Of the memory; the rest is for activations and the library."""
 
 
-def fits(shape: DecoderShape, batch: int, length: int, memory: int) -> bool:
+def fits(shape: ModelShape, batch: int, length: int, memory: int) -> bool:
     """Whether weights, keys and values do."""
-    return shape.parameters * 2 + batch * length * shape.kv_token < USABLE * memory
+    return shape.weight_bytes(16) + batch * length * shape.kv_token_bytes(16) < USABLE * memory
 
 
 def frontier(
-    device: Device, shape: DecoderShape, batches: list[int], seconds: float, idle_w: float | None
+    device: Device, shape: ModelShape, batches: list[int], seconds: float, idle_w: float | None
 ) -> list[dict[str, Any]]:
     """A row for each batch size that fits."""
     rows = []
@@ -54,9 +56,9 @@ def frontier(
 
 
 def decode_bounds(
-    device: Device, shape: DecoderShape, at: list[tuple[int, int]], flops: float, bandwidth: float
+    device: Device, shape: ModelShape, at: list[tuple[int, int]], accelerator: Accelerator
 ) -> list[dict[str, Any]]:
-    """A row for each batch and context: seconds of a step, and the bound's share of them."""
+    """A row for each batch and context: ms of a step and of the planner's roofline bound, and the bound's share."""
     rows = []
     for batch, context in at:
         if not fits(shape, batch, context + 128, device.memory):
@@ -68,7 +70,7 @@ def decode_bounds(
             layer.keys.normal_()
             layer.values.normal_()
         measured = seconds_of(step, 60)
-        least = bound(shape, batch, context + 33, flops, bandwidth)
+        least = decode(RooflineInput(shape, accelerator), batch, context + 33).seconds
         rows.append({
             "shape": shape.name,
             "batch": batch,

@@ -9,14 +9,14 @@ import json
 import sys
 from dataclasses import asdict
 
-from bench.gpu.shapes import SHAPES
 from bench.gpu.waves import Waves
+from planner.facts import catalogue
 
 
 def main(words: list[str]) -> None:
-    """`words`: shape, batch, seconds, and `graphs` or `eager`."""
+    """`words`: model, batch, seconds, and `graphs` or `eager`."""
     shape, batch, seconds, kind = words
-    waves = Waves(SHAPES[shape], int(batch), graphs=kind == "graphs")
+    waves = Waves(catalogue.model(shape), int(batch), graphs=kind == "graphs")
     waves.serve(0.5, None)
     print("ready", flush=True)
     sys.stdin.readline()

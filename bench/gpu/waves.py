@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from bench.gpu.decoder import Decoder
-from bench.gpu.shapes import DecoderShape
+from planner.facts.model import ModelShape
 
 PROMPT, ANSWER = 512, 256
 """Tokens, as in SLM-Pareto."""
@@ -43,10 +43,10 @@ class ServedWaves:
 class Waves:
     """One decoder that serves waves; with `graphs`, its step is a captured graph."""
 
-    def __init__(self, shape: DecoderShape, batch: int, *, graphs: bool = True) -> None:
+    def __init__(self, shape: ModelShape, batch: int, *, graphs: bool = True) -> None:
         self.decoder = Decoder(shape, batch, PROMPT + ANSWER)
         self._step: Callable[[], object] = self.decoder.graph() if graphs else self.decoder.step
-        self._prompts = torch.randint(shape.vocabulary, (batch, PROMPT), device="cuda")
+        self._prompts = torch.randint(shape.vocab, (batch, PROMPT), device="cuda")
 
     def serve(self, at_least_s: float, at_most_requests: int | None = REQUESTS) -> ServedWaves:
         """Waves until so many seconds have passed, or so many requests have been served."""
