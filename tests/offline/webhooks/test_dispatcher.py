@@ -458,5 +458,24 @@ def test_responses_alone_can_be_asked_for(empty_house: House, receiver: Receiver
     assert [body["data"]["id"] for body in receiver.bodies()] == [made.id]
 
 
+def test_the_end_of_a_turn_is_told_when_its_conversation_has_it(empty_house: House, receiver: Receiver) -> None:
+    """Whoever gets the event can begin the next turn at once."""
+    configure(empty_house, receiver, events=["response.incomplete"])
+    for role in ("workers", "offline"):
+        empty_house.start(role)
+    empty_house.start_api()
+    empty_house.wait_ready()
+    openai = client(empty_house)
+    conversation = openai.conversations.create().id
+    asked: Any = {"model": "sim", "conversation": conversation, "background": True, "max_output_tokens": 3}
+    first = openai.responses.create(input="one", **asked)
+    eventually(lambda: receiver.got)
+    second = openai.responses.create(input="two", **asked)
+    eventually(lambda: len(receiver.got) == 2)
+    assert [body["data"]["id"] for body in receiver.bodies()] == [first.id, second.id]
+    items = list(openai.conversations.items.list(conversation, order="asc"))
+    assert [getattr(item, "role", None) for item in items] == ["user", "assistant"] * 2
+
+
 def test_every_end_can_be_asked_for() -> None:
     assert len(ENDS) == 12 and settings_of(events=["batch.failed"]).events == ("batch.failed",)
