@@ -28,6 +28,7 @@ PROGRAMS = {
     "recovery": "Kill a worker or an API process under load: how long readers wait, who stands still.",
     "abuse": "A tenant's short chat beside the largest requests that another tenant may send.",
     "connections": "A load beside slow connections, and requests no server should take.",
+    "conformance": "Conformance suites of others, from folders of yours, against real processes.",
     "clients": "Clients, agents and load generators of others, each unchanged, against real processes.",
     "chaos": "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",
 }

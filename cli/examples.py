@@ -163,6 +163,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock bench recovery": ("penstock bench recovery --quick",),
     "penstock bench abuse": ("penstock bench abuse --quick",),
     "penstock bench connections": ("penstock bench connections --quick",),
+    "penstock bench conformance": ("penstock bench conformance --suite ~/suites/durable-streams",),
     "penstock bench clients": ("penstock bench clients --clients openai,instructor --install",),
     "penstock bench chaos": ("penstock bench chaos --list", "penstock bench chaos --rows F01 --short"),
     "penstock probe": ("penstock probe api", "penstock probe worker --id worker-1 --alive"),

@@ -1,0 +1,114 @@
+"""`python -m bench.conformance`: conformance suites of others, against a real Penstock with the simulated engine.
+
+Each --suite names a folder outside this tree: one in which npm has installed
+@durable-streams/server-conformance-tests, a checkout of Open Responses with its packages, or a checkout of llama.cpp.
+A case that is not passed needs a reason in bench/conformance/exceptions.py. The exit code is 1 if one has none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.conformance.adapter import serving_streams
+from bench.conformance.exceptions import DURABLE, RESPONSES
+from bench.conformance.stream_writer import LEASE_MS, MODEL
+from bench.conformance.suites import (
+    FAILED,
+    PASSED,
+    SKIPPED,
+    CaseVerdict,
+    SuiteMissing,
+    run_durable,
+    run_llama,
+    run_open_responses,
+    suite_of,
+    version_of,
+)
+from bench.penstock import MODEL as SIM_MODEL
+from bench.penstock import Penstock
+from bench.processes import Died
+from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
+from bench.report import Ratio, columns
+
+NAME = "conformance"
+
+COLUMNS = columns("""
+    suite: suite; version: version; group: group; cases: cases; passed: passed; excepted: not passed, with a reason;
+    failed: failed
+""")
+
+
+def rows_of(version: str, verdicts: Sequence[CaseVerdict]) -> list[dict[str, Any]]:
+    """Count the verdicts of one suite by group."""
+    rows: dict[str, Counter[str]] = {}
+    for each in verdicts:
+        counts = rows.setdefault(each.group, Counter())
+        counts["cases"] += 1
+        counts["passed" if each.status == PASSED else "excepted" if each.reason else "failed"] += 1
+    return [
+        {
+            "suite": verdicts[0].suite,
+            "version": version,
+            "group": group,
+            **dict.fromkeys(("passed", "excepted", "failed"), 0),
+        }
+        | counts
+        for group, counts in rows.items()
+    ]
+
+
+def notes_of(verdicts: Sequence[CaseVerdict]) -> list[str]:
+    """Say what failed without a reason, then each reason with the number of its cases."""
+    unexpected = [each for each in verdicts if each.status in (FAILED, SKIPPED) and not each.reason]
+    reasons = Counter((each.suite, each.reason) for each in verdicts if each.reason)
+    wrong = [f"{each.suite}: {each.case}: {each.status}: {each.message[:200]}" for each in unexpected]
+    return [*wrong, *(f"{suite}, {count} cases: {reason}." for (suite, reason), count in reasons.items())]
+
+
+def _run_suite(folder: Path, only: str, stage: Testbed) -> list[CaseVerdict]:
+    suite = suite_of(folder)
+    room = stage.room(suite)
+    if suite == DURABLE:
+        lines, settings = f'[models.{MODEL}]\nengine = "sim"\n', {"redis.lease_ms": LEASE_MS}
+        with (
+            Penstock(room, workers=0, settings=settings, config=lines) as penstock,
+            serving_streams(penstock.redis_url, penstock.url) as url,
+        ):
+            return run_durable(folder, url, room, only)
+    with Penstock(room, settings={"sim.step_ms": 2}) as penstock:
+        if suite == RESPONSES:
+            return run_open_responses(folder, penstock.url, SIM_MODEL, room)
+        return run_llama(folder, penstock.port, room)
+
+
+def _work(run: ProgramRun) -> int:
+    rows: list[dict[str, Any]] = []
+    verdicts: list[CaseVerdict] = []
+    with Testbed(run.console, "starting", len(run.args.suite)) as stage:
+        for folder in map(Path, run.args.suite):
+            stage.say(f"{suite_of(folder)}: {folder}")
+            found = _run_suite(folder, run.args.only, stage)
+            if not found:
+                raise SuiteMissing(f"no case of {folder} has run")
+            rows += rows_of(version_of(found[0].suite, folder), found)
+            verdicts += found
+            stage.done()
+        failed = sum(row["failed"] for row in rows)
+        if failed:
+            stage.keep()
+    ratios = [Ratio.none("cases that failed without a reason", float(failed))]
+    title = "Conformance suites of others"
+    return int(run.keep(run.result(NAME, title, COLUMNS, rows, ratios, notes_of(verdicts))).missed)
+
+
+main = BenchProgram("penstock bench conformance", __doc__, _work, Died, SuiteMissing, OSError).taking(
+    Option("--suite", action="append", required=True, help="the folder of a suite; may be there several times"),
+    Option("--only", default="", help="only cases whose name matches this pattern (Durable Streams)"),
+    OUT,
+)
+
+if __name__ == "__main__":
+    main.exit()

@@ -1,0 +1,141 @@
+"""Suites of others: which one a folder holds, and how each is run against a server and its verdicts are read.
+
+No suite is part of this tree: `--suite` names a folder in which it was installed, or a checkout of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from bench.conformance.exceptions import DURABLE, LLAMA, RESPONSES, all_but_expected, reason_of
+
+DURABLE_PACKAGE = Path("node_modules/@durable-streams/server-conformance-tests")
+OPEN_RESPONSES_PROGRAM = Path("bin/compliance-test.ts")
+LLAMA_TESTS = Path("tools/server/tests")
+LLAMA_FILE = "unit/test_compat_oai_responses.py"
+TIMEOUT_S = 1800.0
+CASE_TIMEOUT_MS = 30_000
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+class SuiteMissing(Exception):
+    """Raised when a folder holds no suite that is known here, or the suite gives no verdicts; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseVerdict:
+    """What a suite says of one case."""
+
+    suite: str
+    group: str
+    case: str
+    status: str
+    """PASSED, FAILED or SKIPPED."""
+    message: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why it is not passed, if that is expected; "" otherwise."""
+        return reason_of(self.suite, self.case) if self.status != PASSED else ""
+
+
+def suite_of(folder: Path) -> str:
+    """Return which suite a folder holds. Raises SuiteMissing."""
+    for suite, place in (
+        (DURABLE, DURABLE_PACKAGE / "dist" / "index.js"),
+        (RESPONSES, OPEN_RESPONSES_PROGRAM),
+        (LLAMA, LLAMA_TESTS / LLAMA_FILE),
+    ):
+        if (folder / place).exists():
+            return suite
+    raise SuiteMissing(f"{folder} holds none of: {DURABLE_PACKAGE}, {OPEN_RESPONSES_PROGRAM}, {LLAMA_TESTS}")
+
+
+def version_of(suite: str, folder: Path) -> str:
+    """Return the version of a suite: of its package, or of its checkout."""
+    if suite == DURABLE:
+        return str(json.loads((folder / DURABLE_PACKAGE / "package.json").read_text())["version"])
+    found = subprocess.run(["git", "-C", folder, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)  # noqa: S607, PLW1510
+    return found.stdout.strip() or "unknown"
+
+
+def run_durable(suite: Path, url: str, folder: Path, only: str = "") -> list[CaseVerdict]:
+    """Run the suite of the Durable Streams protocol, without the cases that are not passed for a reason, of which many
+    would wait for their time limit. `only`: a pattern of names. Raises SuiteMissing."""
+    index, report = (suite / DURABLE_PACKAGE / "dist" / "index.js").resolve(), folder / "report.json"
+    test = f"import {{ runConformanceTests }} from {json.dumps(str(index))}\n"
+    (folder / "suite.test.mjs").write_text(
+        test + "runConformanceTests({ baseUrl: process.env.CONFORMANCE_TEST_URL })\n"
+    )
+    words = [str((suite / "node_modules/.bin/vitest").resolve()), "run", "--root", str(folder), "--reporter=json"]
+    words += [f"--outputFile={report}", f"--testTimeout={CASE_TIMEOUT_MS}", "-t", only or all_but_expected(DURABLE)]
+    _run(words, folder, {"CONFORMANCE_TEST_URL": url})
+    if not report.exists():
+        raise SuiteMissing("the suite has written no report: see its log")
+    results = json.loads(report.read_text())["testResults"]
+    found = [_of_vitest(each) for result in results for each in result["assertionResults"]]
+    return [each for each in found if each.status != SKIPPED or (each.reason and not only)]
+
+
+def _of_vitest(found: Mapping[str, Any]) -> CaseVerdict:
+    group, *_ = [each for each in found["ancestorTitles"] if each] or [""]
+    message = (found["failureMessages"] or [""])[0].partition("\n")[0]
+    status = found["status"] if found["status"] in (PASSED, FAILED) else SKIPPED
+    return CaseVerdict(DURABLE, group, found["fullName"], status, message)
+
+
+def run_open_responses(suite: Path, url: str, model: str, folder: Path) -> list[CaseVerdict]:
+    """Run the suite of the Open Responses specification, by the `bun` or the `tsx` that is installed with it. Raises
+    SuiteMissing."""
+    runners = [suite / "node_modules" / ".bin" / name for name in ("bun", "tsx")]
+    runner = next((str(each) for each in runners if each.exists()), "bun")
+    words = [runner, str(OPEN_RESPONSES_PROGRAM), "--base-url", f"{url}/v1", "--api-key", "none", "--model", model]
+    data = _run([*words, "--json"], folder, {}, cwd=suite)
+    try:
+        results = json.loads(data)["results"]
+    except (ValueError, KeyError):
+        raise SuiteMissing("the suite has written no results: see its log") from None
+    return [
+        CaseVerdict(RESPONSES, "HTTP", each["id"], each["status"], "; ".join(map(str, each.get("errors") or ())))
+        for each in results
+    ]
+
+
+def run_llama(suite: Path, port: int, folder: Path) -> list[CaseVerdict]:
+    """Run llama.cpp's tests of /v1/responses against a server that runs. Raises SuiteMissing."""
+    report = folder / "report.xml"
+    words = [sys.executable, "-m", "pytest", LLAMA_FILE, f"--junitxml={report}"]
+    _run(words, folder, {"DEBUG_EXTERNAL": "1", "PORT": str(port)}, cwd=suite / LLAMA_TESTS)
+    if not report.exists():
+        raise SuiteMissing("the tests have written no report: see their log")
+    return list(_of_junit(ElementTree.parse(report).iter("testcase")))  # noqa: S314 - our own pytest wrote it
+
+
+def _of_junit(cases: Iterable[ElementTree.Element]) -> Iterable[CaseVerdict]:
+    for case in cases:
+        fault = next((each for each in case if each.tag in ("failure", "error")), None)
+        status = SKIPPED if case.find("skipped") is not None else FAILED if fault is not None else PASSED
+        message = (fault.get("message") or "").partition("\n")[0] if fault is not None else ""
+        yield CaseVerdict(LLAMA, "responses", case.get("name", ""), status, message)
+
+
+def _run(words: list[str], folder: Path, environ: Mapping[str, str], cwd: Path | None = None) -> bytes:
+    """Run a suite, whose exit code only says that a case failed, and return what it wrote. Raises SuiteMissing."""
+    try:
+        with (folder / "suite.log").open("wb") as log:
+            found = subprocess.run(
+                words, cwd=cwd or folder, env=os.environ | environ, stdout=subprocess.PIPE, stderr=log,
+                timeout=TIMEOUT_S, check=False,
+            )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SuiteMissing(f"the suite did not run: {error}") from None
+    return found.stdout
