@@ -171,7 +171,7 @@ async def _next_page(request: Request, services: Services, page: Page) -> Page:
 def _sse_response(services: Services, page: Page, asked: _Read) -> EventSourceResponse:
     return EventSourceResponse(
         _events(services, page, asked.cursor),
-        headers=_REVALIDATED | _SAFETY | job_headers(page.record),
+        headers=_REVALIDATED | _SAFETY | job_headers(page.record) | {"Content-Type": "text/event-stream"},
         ping=int(services.settings.keep_alive_s) or 1,
         ping_message_factory=lambda: ServerSentEvent(comment="ping"),
         sep="\n",
@@ -205,5 +205,5 @@ def _encoded(messages: Sequence[bytes], after: Cursor, cursor: int, *, up_to_dat
         control["upToDate"] = True
     if closed:
         control["streamClosed"] = True
-    data = b"event: data\ndata: [%b]\n\n" % b",".join(messages) if messages else b""
-    return data + b"event: control\ndata: %b\n\n" % to_json(control)
+    data = b"event: data\ndata:[%b]\n\n" % b",".join(messages) if messages else b""
+    return data + b"event: control\ndata:%b\n\n" % to_json(control)

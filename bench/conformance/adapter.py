@@ -72,6 +72,8 @@ class StreamAdapter:
             stream = self._streams[request.url.path] = await self._writer.open(kind)
             if texts:
                 await self._writer.append(stream, texts)
+            if request.headers.get("stream-closed", "").lower() == "true":
+                await self._writer.close(stream)
         stream = self._streams[request.url.path]
         headers = SAFE | {"Location": str(request.url), "Content-Type": stream.kind, **await self._tail(stream)}
         return Response(status_code=201 if known is None else 200, headers=headers)
@@ -80,6 +82,8 @@ class StreamAdapter:
         closes, body = request.headers.get("stream-closed", "").lower() == "true", await request.body()
         if stream.closed and (body or not closes):
             return Response("closed", 409, SAFE | await self._tail(stream))
+        if body and "content-type" not in request.headers:
+            return Response("no content type", 400, SAFE)
         if body and _plain(request.headers.get("content-type", "")) != _plain(stream.kind):
             return Response("another content type", 409, SAFE)
         texts = _texts(body, stream.kind, empty=closes)
@@ -106,7 +110,9 @@ class StreamAdapter:
         headers = {name: answer.headers[name] for name in PASSED if name in answer.headers}
         if answer.headers.get("content-type", "").startswith("text/event-stream"):
             events = _rendered(answer, stream.kind)
-            return StreamingResponse(events, answer.status_code, headers, media_type="text/event-stream")
+            return StreamingResponse(
+                events, answer.status_code, headers | {"content-type": answer.headers["content-type"]}
+            )
         data = await answer.aread()
         await answer.aclose()
         if answer.status_code != 200:
@@ -125,10 +131,11 @@ def _plain(kind: str) -> str:
 
 
 def _texts(body: bytes, kind: str, *, empty: bool) -> list[str] | None:
-    """What a body appends, one text a message; None if it is malformed, or no text: Penstock's streams hold text."""
+    """What a body appends, one text a message; None if it is malformed. Each byte is a character of a stream that is no
+    JSON, so that it may hold any."""
+    if _plain(kind) != JSON:
+        return [body.decode("latin-1")] if body else []
     try:
-        if _plain(kind) != JSON:
-            return [body.decode()] if body else []
         value = json.loads(body) if body else []
     except ValueError:
         return None
@@ -144,7 +151,7 @@ def _appended(messages: Iterable[dict[str, Any]]) -> list[str]:
 def _joined(texts: list[str], kind: str) -> bytes:
     if _plain(kind) == JSON:
         return f"[{','.join(texts)}]".encode()
-    return "".join(texts).encode()
+    return "".join(texts).encode("latin-1")
 
 
 async def _rendered(answer: httpx2.Response, kind: str) -> AsyncIterator[bytes]:
@@ -157,9 +164,9 @@ async def _rendered(answer: httpx2.Response, kind: str) -> AsyncIterator[bytes]:
                 continue
             event, lines = lines, []
             if event[:1] == ["event: data"]:
-                found = _appended(json.loads("\n".join([each.removeprefix("data: ") for each in event[1:]])))
-                text = _joined(found, kind).decode()
-                event = ["event: data", *(f"data: {each}" for each in text.replace("\r", "\n").split("\n"))]
+                found = _appended(json.loads("\n".join([each.removeprefix("data:") for each in event[1:]])))
+                text = _joined(found, kind).decode("utf-8", "replace")
+                event = ["event: data", *(f"data:{each}" for each in text.replace("\r", "\n").split("\n"))]
                 event = event if found else []
             if event:
                 yield ("\n".join(event) + "\n\n").encode()

@@ -24,6 +24,12 @@ EXPECTED = (
     ExpectedFailure(
         DURABLE, r"(?:[Ww]ebhook|[Ss]ubscription)", "no subscriptions of this protocol: Penstock has webhooks"
     ),
+    ExpectedFailure(
+        DURABLE, r"(?:\bseq\b|[Ss]equence [Oo]rdering)", "no Stream-Seq: workers write, each run in its order"
+    ),
+    ExpectedFailure(DURABLE, r"(?:base64|SSE Mode.*binary)", "no binary streams: Penstock's hold JSON"),
+    ExpectedFailure(DURABLE, r"CORS preflight", "preflights are answered for the origins in [api] cors_origins alone"),
+    ExpectedFailure(DURABLE, r"body dedup", "no producers: workers write"),
     ExpectedFailure(RESPONSES, r"^image-input$", "no images: 400 that names the part"),
     ExpectedFailure(RESPONSES, r"^compact", "no /v1/responses/compact: 404"),
     ExpectedFailure(RESPONSES, r"^websocket", "no WebSockets: a stream, which can be resumed"),

@@ -22,7 +22,7 @@ OPEN_RESPONSES_PROGRAM = Path("bin/compliance-test.ts")
 LLAMA_TESTS = Path("tools/server/tests")
 LLAMA_FILE = "unit/test_compat_oai_responses.py"
 TIMEOUT_S = 1800.0
-CASE_TIMEOUT_MS = 30_000
+CASE_TIMEOUT_MS = 90_000
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 

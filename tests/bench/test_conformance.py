@@ -43,7 +43,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
     folder = tmp_path_factory.mktemp("conformance")
     lines, settings = f'[models.{MODEL}]\nengine = "sim"\n', {"redis.lease_ms": LEASE_MS}
     with (
-        Penstock(folder, workers=0, settings=settings, config=lines) as penstock,
+        Penstock(folder, workers=0, settings=settings, config=lines, tree=Path(__file__).parents[2]) as penstock,
         serving_streams(penstock.redis_url, penstock.url) as url,
         httpx2.Client(base_url=url, timeout=60) as client,
     ):
@@ -94,8 +94,8 @@ def test_a_closed_stream_ends_live_reads(door: httpx2.Client) -> None:
     polled = door.get("/closed", params={"offset": tail["stream-next-offset"], "live": "long-poll"})
     assert (polled.status_code, polled.headers["stream-closed"]) == (204, "true")
     lines = door.get("/closed", params={"offset": "-1", "live": "sse"}).text.split("\n")
-    assert lines[:2] == ["event: data", "data: ab"]
-    control = json.loads(next(line for line in lines if line.startswith("data: {")).removeprefix("data: "))
+    assert lines[:2] == ["event: data", "data:ab"]
+    control = json.loads(next(line for line in lines if line.startswith("data:{")).removeprefix("data:"))
     assert control["streamClosed"] is True and "streamCursor" not in control
     assert more(door, "/closed", "c").status_code == 409
 
@@ -108,7 +108,7 @@ def test_a_long_poll_gets_what_is_appended_meanwhile(door: httpx2.Client) -> Non
         lines = reader.iter_lines()
         assert next(lines) == "event: control"
         more(door, "/live", "b")
-        assert "data: b" in (next(lines) for _ in range(10))
+        assert "data:b" in (next(lines) for _ in range(10))
     got = door.get("/live", params={"offset": at, "live": "long-poll"})
     assert (got.status_code, got.text) == (200, "b") and int(got.headers["stream-cursor"]) > 0
 

@@ -107,7 +107,8 @@ class SseReader(threading.Thread):
             name, data = "", ""
             for raw in self.response:
                 line = raw.decode().rstrip("\n")
-                field, _, value = line.partition(": ")
+                field, _, value = line.partition(":")
+                value = value.removeprefix(" ")
                 if field == "event":
                     name = value
                 elif field == "data":
@@ -448,4 +449,4 @@ async def test_live_reads_end_after_a_while(redis_url: str, monkeypatch: pytest.
         assert (poll.status_code, poll.content, poll.headers["Stream-Up-To-Date"]) == (204, b"", "true")
         assert "Stream-Closed" not in poll.headers and "Stream-Cursor" in poll.headers
         events = (await api.client.get(path, params={"offset": "-1", "live": "sse"})).text
-        assert events.startswith("event: control\ndata: {") and "streamClosed" not in events
+        assert events.startswith("event: control\ndata:{") and "streamClosed" not in events
