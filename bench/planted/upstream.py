@@ -197,7 +197,7 @@ UPSTREAM = (
         (
             Edit(
                 "workers/worker.py",
-                "if piece.finish == RETURNED and self._preemption.hand_back(attempt):",
+                "if finish and finish == RETURNED and self._preemption.hand_back(attempt):",
                 "if False:",
             ),
         ),
