@@ -244,13 +244,16 @@ async def _put(
 ) -> Accepted:
     digest = hashlib.sha256(body).hexdigest() if key else ""
     reason = services.headroom.reason
+    refusal = refused or (StoreFull(reason) if reason else None)
+    late: OutOfReach | None = None
     try:
-        refusal = refused or (StoreFull(reason) if reason else await out_of_reach(services, job))
+        if refusal is None:
+            late = await out_of_reach(services, job)
         return await services.queue.put(
             job,
             idempotency_key=key,
             digest=digest,
-            must_run=must_run,
+            must_run=must_run or late is not None,
             card=card,
             refusal=refusal,
             quota=quota,
@@ -268,10 +271,10 @@ async def _put(
         retry_s = services.waits.retry_s(job, error.waiting)
         raise errors.queue_full(error.waiting, error.own, retry_s, _eta_ms(services, job)) from None
     except NoCapacity:
+        if late is not None:
+            raise errors.deadline_unreachable(late.limit.field, late.limit.ms, job.priority, late.wait) from None
         retry_s = services.waits.retry_s(job)
         raise errors.no_capacity(retry_s, _eta_ms(services, job)) from None
-    except OutOfReach as error:
-        raise errors.deadline_unreachable(error.limit.field, error.limit.ms, job.priority, error.wait) from None
     except KeyReused:
         raise errors.idempotency_key_reused() from None
     except Unavailable:

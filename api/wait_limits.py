@@ -1,8 +1,9 @@
 """Wait limits: finds out, before anything is queued, that a request cannot start in the time that it allows.
 
-A request is refused if the waits that were measured lately say so: nine of ten jobs with its estimate wait longer than
-its limit. Without enough measured waits, it is refused if the estimate is TRUSTED_FACTOR times the limit and no further
-worker is on its way. Without a fresh plan, or while the model sleeps (its first job wakes it), the request is accepted.
+A request is refused if no worker would begin it at once, which the store finds out as it would accept it, and if the
+waits that were measured lately say so: nine of ten jobs with its estimate wait longer than its limit. Without enough
+measured waits, it is refused if the estimate is more than TRUSTED_FACTOR times the limit and no further worker is on
+its way. Without a fresh plan, or while the model sleeps (its first job wakes it), the request is accepted.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import NamedTuple
 
 from api.openai.wait import Wait
 from api.services import Services
-from api.waits.calibration import least_credible_ms
-from streaming.errors import StreamingError, Unavailable
+from api.waits.calibration import TRUSTED_FACTOR
+from streaming.errors import Unavailable
 from streaming.jobs.job import Job
 
 
@@ -23,12 +24,11 @@ class WaitLimit(NamedTuple):
     ms: int
 
 
-class OutOfReach(StreamingError):
-    """Raised when a job would not start within its limit."""
+class OutOfReach(NamedTuple):
+    """A limit within which a job would not start, unless it starts at once, and its expected wait."""
 
-    def __init__(self, limit: WaitLimit, wait: Wait) -> None:
-        super().__init__(f"{limit.field} is {limit.ms} ms, and the job would wait about {wait.eta_ms} ms")
-        self.limit, self.wait = limit, wait
+    limit: WaitLimit
+    wait: Wait
 
 
 def limit_of(job: Job) -> WaitLimit | None:
@@ -45,11 +45,11 @@ def exceeds(wait: Wait | None, limit: WaitLimit, *, settled: bool = False) -> bo
         return False
     if wait.low_ms is not None:
         return wait.low_ms > limit.ms
-    return settled and least_credible_ms(wait) > limit.ms
+    return settled and wait.eta_ms > TRUSTED_FACTOR * limit.ms
 
 
 async def out_of_reach(services: Services, job: Job) -> OutOfReach | None:
-    """Return why the job cannot start in time; None if it may.
+    """Return the limit that the job exceeds unless it starts at once; None if it may start in time.
 
     The lane's wait alone refuses nothing, because jobs may have left the lane since, and because a job with a tight
     limit goes before others: those that would start before it are counted now.

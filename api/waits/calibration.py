@@ -137,11 +137,6 @@ def _scaled(seconds: float, factor: float) -> float:
     return max(0.0, (seconds + OFFSET_S) * factor - OFFSET_S)
 
 
-def least_credible_ms(wait: Wait) -> int:
-    """The least wait that an estimate without a band allows."""
-    return int(1000 * _scaled(wait.eta_ms / 1000, 1 / TRUSTED_FACTOR))
-
-
 def _quantile(ordered: list[tuple[float, bool]], share: float) -> float | None:
     """The quantile of sorted ratios and whether they are bounds, interpolated; None if too many are bounds."""
     if not any(bound for _, bound in ordered):

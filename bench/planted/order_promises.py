@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.planted.bug import Bug, Edit, lua
 
+TAKERS = "tests/streaming/jobs/test_takers.py::test_"
 LIMITS = "tests/api/test_wait_limits.py::test_"
 SAMPLER = "tests/api/waits/test_sampler.py::test_"
 CALIBRATION = "tests/api/waits/test_calibration.py::test_"
@@ -68,6 +69,12 @@ PROMISES = (
     Bug(
         "a job that was accepted is refused",
         "A client that repeats its request with the key of a job that waits is told that it never could.",
+        (lua("put", "local found = key and find", "local found = key and not must_run and find"),),
+        (LIMITS + "a_request_that_was_accepted_before_is_not_refused",),
+    ),
+    Bug(
+        "a refusal hides the job of a key",
+        "While the store takes no new job, a client that repeats its request does not get the answer that is there.",
         (
             Edit(
                 "streaming/jobs/queue.py",
@@ -75,7 +82,62 @@ PROMISES = (
                 "raise refusal",
             ),
         ),
-        (LIMITS + "a_request_that_was_accepted_before_is_not_refused",),
+        ("tests/streaming/store/test_memory.py::test_a_full_store_answers_a_key_whose_job_it_has",),
+    ),
+    Bug(
+        "a second makes every short wait possible",
+        "With all slots taken for seconds, a deadline of a millisecond is accepted, and the job expires.",
+        (Edit("api/wait_limits.py", "wait.eta_ms > TRUSTED_FACTOR", "wait.eta_ms - 9_000 > TRUSTED_FACTOR"),),
+        (LIMITS + "a_short_wait_beyond_a_shorter_limit_is_refused_without_measured_ones",),
+    ),
+    Bug(
+        "a free place is refused",
+        "A request that would start at once is sent away, because the plan of a second ago knew no free place.",
+        (
+            Edit(
+                "api/admission.py",
+                "            late = await out_of_reach(services, job)\n",
+                "            late = await out_of_reach(services, job)\n            if late is not None:\n"
+                "                raise NoCapacity\n",
+            ),
+        ),
+        (LIMITS + "what_would_start_at_once_is_accepted_whatever_was_measured",),
+    ),
+    Bug(
+        "reserved slots are free for a batch",
+        "A line that must not queue waits for hours behind slots that are reserved from it.",
+        (lua("claims", "if batches >= c.spare then", "if false then"),),
+        (
+            TAKERS + "places_that_are_reserved_from_lane_batch_are_not_free_for_it",
+            TAKERS + "jobs_that_the_claim_brings_take_the_places_of_lane_batch",
+        ),
+    ),
+    Bug(
+        "kept slots are free for a flood",
+        "A tenant that floods a worker is let in for the slot that is kept from it, and waits.",
+        (lua("takers", " and not is_closed_to('tenant:' .. tenant .. '\\n')", ""),),
+        (
+            TAKERS + "kept_places_are_free_for_others_alone",
+            TAKERS + "a_chat_is_let_in_where_batch_work_gives_way_unless_its_tenant_crowds_the_worker",
+        ),
+    ),
+    Bug(
+        "a flood holds up those that a slot is kept for",
+        "While a flood waits, every other tenant's job that must not queue is refused beside a free slot.",
+        (lua("takers", "is_closed_to('tenant:') and own or waiting", "waiting"),),
+        (TAKERS + "jobs_that_a_kept_place_is_kept_from_do_not_hold_up_others",),
+    ),
+    Bug(
+        "any worker is woken",
+        "A job that must not queue wakes a worker whose room is for others, and waits until another one looks.",
+        (lua("put", "if taker then\n", "if taker and not must_run then\n"),),
+        (TAKERS + "the_worker_that_would_begin_the_job_is_woken",),
+    ),
+    Bug(
+        "a batch waits for reserved slots without knowing it",
+        "A line is told that it starts at once, while three of four slots run lines and the fourth is reserved.",
+        (Edit("scheduler/policy/forecast.py", "max(snapshot.running, kept)", "snapshot.running"),),
+        ("tests/scheduler/policy/test_estimates.py::test_slots_that_are_reserved_from_lane_batch_are_not_free_for_it",),
     ),
     Bug(
         "a wait that grows by itself",

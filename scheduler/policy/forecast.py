@@ -19,6 +19,8 @@ from scheduler.policy.snapshot import LaneLoad, Snapshot
 
 MIN_TARGET_SHARE = 0.1
 """Minimum share of its target that a late lane still gets, so that it asks for at most ten times the workers."""
+RESERVED_FROM = "batch"
+"""The lane that may not fill the slots which workers reserve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +51,16 @@ def clear_s(ahead: Ahead, workers: int, demand: Demand, running: int) -> float:
 
 
 def wait_s(snapshot: Snapshot, demand: Demand, workers: int) -> dict[str, float]:
-    """Seconds, by lane, until `workers` workers begin a job put now, after all jobs in its lane and in higher ones."""
+    """Seconds, by lane, until `workers` workers begin a job put now, after all in its lane and in higher ones. Slots
+    that workers reserve from lane batch are not free for it."""
+    reserved = workers * sum(worker.reserved for worker in snapshot.ready) / max(1, len(snapshot.ready))
     waits, jobs, tokens, overtaking = {}, 0, 0.0, 0.0
     for lane in snapshot.lanes:
         size = demand.size(lane.name)
         jobs, tokens = jobs + lane.waiting, tokens + lane.waiting * size
         ahead = Ahead(lane.name, jobs + 1, tokens + size, overtaking, 0.0, "")
-        waits[lane.name] = clear_s(ahead, workers, demand, snapshot.running)
+        kept = lane.running + round(reserved) if lane.name == RESERVED_FROM else 0
+        waits[lane.name] = clear_s(ahead, workers, demand, max(snapshot.running, kept))
         overtaking += demand.rate(lane.name) * size
     return waits
 

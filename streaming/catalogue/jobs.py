@@ -92,7 +92,7 @@ JOBS = (
         "register; append",
         "an hour after its end",
         "one worker's lease: state (live, dead, left), model, name, number of its last frame, the end it was spared "
-        "until",
+        "until, and for whom the places are not that its last claim has left",
     ),
     Key(
         "leases",

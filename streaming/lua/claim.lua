@@ -13,7 +13,7 @@ local c = {
   begun = 0, taken = {}, lanes = {}, chosen = {}, dropped = 0, crowding = {}, crowds = 0, commit = commit_choices
 }
 local worker, model, want, lease = c.worker, c.model, c.want, tonumber(ARGV[4])
-local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame', 'name')
+local mine = redis.call('HMGET', worker_key(worker), 'state', 'frame', 'name', 'closed')
 if mine[1] ~= 'live' then return 'fenced' end
 c.exact = exact_ms()
 c.now, c.frame, c.name = math.floor(c.exact), tonumber(mine[2]), mine[3] or ''
@@ -62,6 +62,8 @@ if c.begun < want and c.free < want and not must_run then
   redis.call('ZADD', yielding_key(model), c.now, worker)
   redis.call('EXPIRE', yielding_key(model), YIELDING_EXPIRY_S)
 end
+local closed = closed_to(c)
+if closed ~= (mine[4] or '') then redis.call('HSET', worker_key(worker), 'closed', closed) end
 local begins = tonumber(ARGV[9]) or c.free
 redis.call('ZREM', idle_key(model), worker)
 redis.call('ZREM', prefetching_key(model), worker)

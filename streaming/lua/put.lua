@@ -55,13 +55,10 @@ local waiting = line_sizes[arrivals] or redis.call('ZCARD', arrivals)
 local own = waiting > 0 and (line_sizes[line] or redis.call('ZCARD', line)) or 0
 -- The jobs of others may fill the lane: a tenant without any is let in beyond the limit, up to a tenth of it.
 if waiting >= limit and (own > 0 or waiting >= limit + math.ceil(limit / 10)) then return {'full', waiting, own} end
-local function is_fresh(key)
-  local freshest = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')
-  return #freshest > 0 and tonumber(freshest[2]) >= now - 2000
-end
+local taker, takers = nil, nil
 if must_run then
-  local room = is_fresh(idle_key(model)) or priority == PRIORITIES[1] and is_fresh(yielding_key(model))
-  if waiting > 0 or not room then return {'busy'} end
+  taker, takers = find_taker(model, priority, tenant, waiting, own, now)
+  if not taker then return {'busy'} end
 end
 if max_reserved then
   if total_reserved_bytes() + reserved > max_reserved then return {'crowded'} end
@@ -109,7 +106,12 @@ if key then
   redis.call('SET', key, id .. ':' .. digest)
   redis.call('HSET', job, 'idem', key, 'pinned', reply == '' and 1 or '')
 end
-if not wake_worker(model, priority, now) and waiting == 0 and not has_consumer(model) then wake_scheduler(model) end
+if taker then
+  redis.call('ZREM', takers, taker)
+  notify_worker(taker, {'w'})
+elseif not wake_worker(model, priority, now) and waiting == 0 and not has_consumer(model) then
+  wake_scheduler(model)
+end
 if part then return {'queued', now, {}, epoch} end
 
 -- Find the place of the job (streaming/jobs/places.py says how it is estimated). A job without a limit starts after all of

@@ -146,6 +146,7 @@ SHARED = (
     "signals",
     "consumers",
     "index",
+    "takers",
     "outboxes",
     "logs",
     "endings",

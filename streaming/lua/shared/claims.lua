@@ -140,6 +140,17 @@ local function is_crowded(c)
   return c.crowds > 0 and c.begun + #c.chosen >= c.shared
 end
 
+-- For whom the places are not that this claim leaves, as put reads it (find_taker): lane batch, if the others are reserved,
+-- and tenants that crowd the worker, if they are kept from them. '' if they are for anyone.
+local function closed_to(c)
+  local lowest, names = c.lanes[#c.lanes], {}
+  local batches = lowest and lowest.rank == #PRIORITIES and lowest.claimed or 0
+  if batches >= c.spare then names[1] = 'lane:' .. PRIORITIES[#PRIORITIES] end
+  for tenant in pairs(is_crowded(c) and c.crowding or {}) do names[#names + 1] = 'tenant:' .. tenant end
+  table.sort(names)
+  return names[1] and '\n' .. table.concat(names, '\n') .. '\n' or ''
+end
+
 -- Read the first tenants of a lane with their counters: one more than can be needed shows whether the lane gets empty.
 -- `more`: it may have others.
 local function read_lines(c, lane)

@@ -232,6 +232,19 @@ def test_a_job_put_now_waits_for_everything_above_it() -> None:
     assert waits == {"interactive": 100 / 800, "standard": 4000 / 800}
 
 
+def test_slots_that_are_reserved_from_lane_batch_are_not_free_for_it() -> None:
+    """Three of four slots run its jobs: another one waits, and a job of another lane does not. With fewer, it finds
+    what is free in both counts."""
+    demand = Demand(slots=4, held_s=10.0, flows={"batch": Flow(jobs=10, tokens=1000.0)})
+    for running, waits in ((3, {"standard": 0.0, "batch": 100 / 400}), (2, {"standard": 0.0, "batch": 0.0})):
+        lanes = (LaneLoad("standard"), LaneLoad("batch", 0, running))
+        worker = a_worker("w", slots=4, running=running, reserved=1)
+        assert wait_s(Snapshot("m", lanes, (worker,)), demand, 1) == waits
+    lanes = (LaneLoad("standard", 0, 2), LaneLoad("batch", 0, 1))
+    worker = a_worker("w", slots=4, running=3, reserved=1)
+    assert wait_s(Snapshot("m", lanes, (worker,)), demand, 1)["batch"] == 0.0, "the fourth is free for anyone"
+
+
 def test_each_lanes_jobs_are_of_its_own_size() -> None:
     """Ten short jobs are begun before ten that are nine times as long, in a tenth of the time both take; so much is to
     be done within the target of each, and before a deadline."""

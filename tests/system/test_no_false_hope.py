@@ -1,0 +1,119 @@
+"""Real processes: what must not queue, or cannot start in time, is refused at once, also where a slot is for others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from house import House, eventually, redis_process
+
+SLOTS = 4
+SETTINGS = """
+[worker]
+reserved_slots = 1
+tenant_slots = {tenant_slots}
+[keys.flood]
+tenant = "flood"
+sha256 = "{flood}"
+[keys.light]
+tenant = "light"
+sha256 = "{light}"
+"""
+
+
+@pytest.fixture(params=[(1, 0), (4, 1)], ids=["one partition", "four partitions"])
+def door(tmp_path: Any, request: pytest.FixtureRequest) -> Iterator[House]:
+    """An API process, a scheduler and a worker of four slots; two tenants."""
+    partitions, tenant_slots = request.param
+    digests = {name: hashlib.sha256(f"key-of-{name}".encode()).hexdigest() for name in ("flood", "light")}
+    (tmp_path / "penstock.toml").write_text(SETTINGS.format(tenant_slots=tenant_slots, **digests))
+    with redis_process(tmp_path, None, "--appendonly", "yes") as url:
+        house = House(url, tmp_path)
+        house.environ |= {
+            "PENSTOCK_SIM_SLOTS": str(SLOTS),
+            "PENSTOCK_SIM_STEP_MS": "10",
+            "PENSTOCK_REDIS_PARTITIONS": str(partitions),
+        }
+        try:
+            house.start("workers")
+            house.start("scheduler")
+            house.start_api()
+            house.wait_ready()
+            yield house
+        finally:
+            house.close()
+
+
+def ask(house: House, tenant: str, tokens: int = 6_000, **queue: Any) -> tuple[int, dict[str, str], Any]:
+    """Post a job of a tenant; what is answered."""
+    model = json.loads(house.request("GET", "/v1/models", headers=key(tenant))[2])["data"][0]["id"]
+    body = {"model": model, "messages": [{"role": "user", "content": "Name a river."}], "max_tokens": tokens}
+    status, headers, answer = house.post("/v1/jobs", body | {"queue": queue}, key(tenant))
+    return status, headers, json.loads(answer)
+
+
+def key(tenant: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer key-of-{tenant}"}
+
+
+def runs(house: House, tenant: str, job: str) -> None:
+    """Until this job has begun."""
+
+    def begun() -> bool:
+        found = json.loads(house.request("GET", f"/v1/jobs/{job}", headers=key(tenant))[2])
+        return bool(found["status"] == "in_progress")
+
+    eventually(begun)
+
+
+def begin(house: House, tenant: str, **queue: Any) -> None:
+    status, _, job = ask(house, tenant, **queue)
+    assert status == 202, job
+    runs(house, tenant, job["id"])
+
+
+def test_a_slot_for_others_is_not_free_and_a_limit_that_nothing_can_meet_is_refused(door: House) -> None:
+    """Three slots run lines of a batch, and the fourth is reserved from them; then a chat has it, too."""
+    status, _, short = ask(door, "light", tokens=20)
+    assert status == 202, "from now on, the pace of work and the two tenants are known"
+    eventually(lambda: b"completed" in door.request("GET", f"/v1/jobs/{short['id']}", headers=key("light"))[2])
+    for _ in range(SLOTS - 1):
+        begin(door, "flood", priority="batch")
+
+    def is_refused() -> bool:
+        """A claim may not have told yet what the last jobs have left."""
+        status, headers, answer = ask(door, "flood", priority="batch", do_not_queue=True)
+        if status == 202:
+            door.post(f"/v1/jobs/{answer['id']}/cancel", {}, key("flood"))
+            return False
+        assert (status, answer["error"]["code"]) == (503, "no_capacity") and int(headers["retry-after"]) >= 1
+        return bool(answer["error"]["eta_ms"])
+
+    eventually(is_refused)
+    for _ in range(5):
+        assert is_refused(), "a slot that lane batch may not use is free for it"
+    if "tenant_slots = 1" in (door.folder / "penstock.toml").read_text():
+        status, _, answer = ask(door, "flood", do_not_queue=True)
+        assert (status, answer["error"]["code"]) == (503, "no_capacity"), "the slot is kept from this tenant"
+    status, _, answer = ask(door, "light", do_not_queue=True)
+    assert status == 202, "and free for the other one"
+    runs(door, "light", answer["id"])
+    for lane in ("standard", "batch"):
+
+        def is_late(lane: str = lane) -> bool:
+            status, headers, answer = ask(door, "light", priority=lane, deadline_ms=1)
+            if status == 202:
+                return False
+            error = answer["error"]
+            assert (status, error["code"], error["param"]) == (429, "deadline_unreachable", "queue.deadline_ms")
+            assert int(headers["retry-after"]) >= 1
+            return bool(error["eta_ms"] > 10)
+
+        eventually(is_late)
+        for _ in range(3):
+            assert is_late(), "no slot is free, and none will be within a millisecond"
+    status, _, answer = ask(door, "light", deadline_ms=3_600_000)
+    assert status == 202, answer
