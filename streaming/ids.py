@@ -28,9 +28,11 @@ def joined(*names: str) -> str:
     return "".join(f"{len(name)}:{name}" for name in names)
 
 
-def idempotency_digest(tenant: str, key: str) -> str:
-    """Hash under which a tenant's idempotency key is stored (hexadecimal); each tenant and key has its own."""
-    return hashlib.sha256(joined(tenant, key).encode()).hexdigest()[:32]
+def idempotency_digest(tenant: str, key: str, conversation: str = "") -> str:
+    """Hash under which a tenant's idempotency key is stored (hexadecimal); each tenant, conversation and key has its
+    own. `conversation`: whose turn the request is; "" for other requests."""
+    names = (tenant, key, conversation) if conversation else (tenant, key)
+    return hashlib.sha256(joined(*names).encode()).hexdigest()[:32]
 
 
 def digest_partition(digest: str, partitions: int) -> int:

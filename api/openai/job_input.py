@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from penstock.engine import Sampling, Task, TaskKind
+from penstock.engine import Sampling, Task
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Inputs, Job, Text, Tokens
 from streaming.jobs.response_form import ResponseForm
-
-TASK_ENDPOINTS: Mapping[TaskKind, str] = {
-    "embed": "/v1/embeddings",
-    "rerank": "/v1/rerank",
-    "tokenize": "/tokenize",
-    "detokenize": "/detokenize",
-}
 
 SAME = (
     *("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"),
@@ -32,8 +24,7 @@ def input_object(job: Job) -> dict[str, Any]:
         return _task_input(job, job.task) | _kept(job)
     sampling, prompt = job.sampling, job.prompt
     chat = isinstance(prompt, Chat)
-    endpoint = "/v1/chat/completions" if chat else "/v1/completions"
-    found: dict[str, Any] = {"endpoint": endpoint, "model": job.model}
+    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
     match prompt:
         case Chat(turns):
             found["messages"] = [turn.shown for turn in turns]
@@ -61,7 +52,7 @@ def input_object(job: Job) -> dict[str, Any]:
 
 def _task_input(job: Job, task: Task) -> dict[str, Any]:
     """Render a request with a task."""
-    found: dict[str, Any] = {"endpoint": TASK_ENDPOINTS[task.kind], "model": job.model}
+    found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
     form = job.task_form
     match job.prompt:
         case Chat(turns):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -16,6 +16,7 @@ from api.jobs import as_json
 from api.openai import errors
 from api.openai.fields import MAX_MESSAGES
 from api.openai.json_body import read_object
+from api.openai.rendering import to_json
 from api.openai.responses.conversation import (
     ConversationRequest,
     ConversationUpdate,
@@ -33,6 +34,9 @@ from streaming.ids import joined
 from streaming.jobs.conversations import Conversation, ConversationItem
 
 Body = TypeVar("Body", bound=BaseModel)
+
+KEY_DIGITS = 16
+"""Hexadecimal digits of an item's id that tell the request that added it, before as many that tell what it sent."""
 
 
 async def create(request: Request) -> Response:
@@ -83,15 +87,12 @@ async def add_items(request: Request) -> Response:
     """POST /v1/conversations/{id}/items: append items. With an Idempotency-Key, once however often it is sent."""
     services, caller = services_of(request), caller_of(request)
     asked, key = await _asked(request, ItemsRequest), idempotency_key(request.scope)
-    token = secrets.token_hex(16)
-    if key:
-        token = hashlib.sha256(joined(caller.tenant, request.url.path, key).encode()).hexdigest()[:32]
+    token = _token(asked.items, joined(caller.tenant, request.url.path, key) if key else secrets.token_hex(16))
     items = new_items(asked.items, token)
     check_include(request)
     for _ in range(MAX_READS):
         conversation = await _own(request)
-        known = {item.id for item in conversation.items}
-        if not items or items[0].id in known:  # added by an earlier try
+        if not items or _already_added(conversation, token):
             return as_json(item_list(items))
         if conversation.turn:
             raise errors.conversation_locked()
@@ -158,6 +159,26 @@ def _item(request: Request, conversation: Conversation) -> ConversationItem:
         if item.id == named:
             return item
     raise errors.conversation_item_not_found()
+
+
+def _token(sent: Sequence[Any], name: str) -> str:
+    """What makes the ids of new items unique: 16 digits of the request's name, then 16 of what it sent."""
+    shown = to_json([item.shown for item in new_items(sent, "")])
+    return _digits(name.encode()) + _digits(shown)
+
+
+def _digits(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:KEY_DIGITS]
+
+
+def _already_added(conversation: Conversation, token: str) -> bool:
+    """Whether an earlier try of the request has added its items. Raises ApiError (422) if the request of the same key
+    that added items had others."""
+    tokens = [item.id.rpartition("_")[2] for item in conversation.items]
+    earlier = [each for each in tokens if each.startswith(token[:KEY_DIGITS])]
+    if earlier and not any(each.startswith(token) for each in earlier):
+        raise errors.idempotency_key_reused()
+    return bool(earlier)
 
 
 async def _asked(request: Request, model: type[Body]) -> Body:

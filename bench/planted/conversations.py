@@ -57,6 +57,12 @@ CONVERSATIONS = (
         (CLIENT + "a_deleted_or_unstored_response_stays_in_its_conversation",),
     ),
     Bug(
+        "items that were never added",
+        "Other items with the same idempotency key get an answer that says they were added.",
+        (Edit("api/responses/conversations.py", "if earlier and not any(", "if False and any("),),
+        (CLIENT + "other_items_with_the_same_idempotency_key_are_refused",),
+    ),
+    Bug(
         "another tenant's conversation",
         "Whoever knows the id of a conversation reads it.",
         (

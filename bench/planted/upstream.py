@@ -174,6 +174,12 @@ UPSTREAM = (
         (f"{TESTS}test_task_calls.py::test_no_other_model_makes_the_vectors",),
     ),
     Bug(
+        "vectors of two lengths",
+        "Two servers make the vectors of one request, and nobody can compare them.",
+        (Edit(ENGINE + "server/card.py", 'least["embed"] and len(sizes) <= 1', 'least["embed"]'),),
+        (f"{TESTS}test_task_calls.py::test_servers_with_vectors_of_different_lengths_make_none_together",),
+    ),
+    Bug(
         "vectors in the order of the reply",
         "A server that answers out of order gives each text the vector of another one.",
         (Edit(ENGINE + "task_calls.py", "[scores[index] for index in range(len(scores))]", "list(scores.values())"),),

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from penstock.engine import ChatTurn, Input, Sampling, Task
+from penstock.engine import ChatTurn, Input, Sampling, Task, TaskKind
 from penstock.tools import Tools
 from streaming.jobs.response_form import ResponseForm
 from streaming.jobs.task_form import TaskForm
@@ -35,6 +35,10 @@ class Endpoint(StrEnum):
     CHAT = "c"
     COMPLETIONS = "t"
     RESPONSES = "r"
+    EMBEDDINGS = "e"
+    RERANK = "k"
+    TOKENIZE = "o"
+    DETOKENIZE = "d"
 
     @property
     def path(self) -> str:
@@ -45,6 +49,16 @@ _PATHS = {
     Endpoint.CHAT: "/v1/chat/completions",
     Endpoint.COMPLETIONS: "/v1/completions",
     Endpoint.RESPONSES: "/v1/responses",
+    Endpoint.EMBEDDINGS: "/v1/embeddings",
+    Endpoint.RERANK: "/v1/rerank",
+    Endpoint.TOKENIZE: "/tokenize",
+    Endpoint.DETOKENIZE: "/detokenize",
+}
+_TASKS: dict[TaskKind, Endpoint] = {
+    "embed": Endpoint.EMBEDDINGS,
+    "rerank": Endpoint.RERANK,
+    "tokenize": Endpoint.TOKENIZE,
+    "detokenize": Endpoint.DETOKENIZE,
 }
 
 
@@ -164,7 +178,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
 
     @property
     def endpoint(self) -> Endpoint:
-        """The endpoint whose request it is; `POST /v1/jobs` takes requests of the other two."""
+        """The endpoint whose request it is; `POST /v1/jobs` takes requests of some of them."""
+        if self.task is not None:
+            return _TASKS[self.task.kind]
         if self.response is not None:
             return Endpoint.RESPONSES
         return Endpoint.CHAT if isinstance(self.prompt, Chat) else Endpoint.COMPLETIONS

@@ -143,7 +143,12 @@ class Queue:
 
     async def _join(self, job: Job, key: str, digest: str) -> Accepted | None:
         """Find the job of an idempotency key; None if the key is free. Raises KeyReused, Unavailable."""
-        args = (job.tenant, idempotency_digest(job.tenant, key), digest, "1" if job.reply_to else "")
+        args = (
+            job.tenant,
+            idempotency_digest(job.tenant, key, _conversation_of(job)),
+            digest,
+            "1" if job.reply_to else "",
+        )
         answer = await self._client.call("join", self._partition(job.id), *args)
         return None if answer[0] == b"free" else self._accepted(job, answer)
 
@@ -211,9 +216,9 @@ class Queue:
     ) -> tuple[Call, Reservation]:
         """Build the call and reserve its memory. Raises StoreFull, NeverFits."""
         settings, partition, body = self._client.settings, self._partition(job.id), encode(job)
-        key = idempotency_digest(job.tenant, key) if key else ""
+        key = idempotency_digest(job.tenant, key, _conversation_of(job)) if key else ""
         may_write, cost = reserved_bytes(job, card), cost_of(job, card)
-        conversation = job.response.conversation if job.response is not None and version is not None else ""
+        conversation = _conversation_of(job) if version is not None else ""
         reserved = Reservation()
         if self._headroom is not None:
             reserved = self._headroom.reserve(partition, len(body), may_write, part=part)
@@ -305,6 +310,11 @@ class Queue:
         if answer == b"unknown":
             raise UnknownJob("no such job")
         return _state(answer)
+
+
+def _conversation_of(job: Job) -> str:
+    """The conversation whose turn a job is, or ""."""
+    return job.response.conversation if job.response is not None else ""
 
 
 def _exceeded(quota: QuotaSettings, answer: Sequence[Any], left: Sequence[int | str]) -> QuotaExceeded:

@@ -168,7 +168,7 @@ def _parsed(
         epoch=int(epoch or 0) + 1 + number("epoch"),
         resets=number("epoch"),
         has_lost="born" in raw and number("born") != int(epoch or 0),
-        endpoint=Endpoint(word("endpoint") or job.endpoint),
+        endpoint=_endpoint(word("endpoint"), job.endpoint),
         keep_s=number("keep"),
         runs=runs,
         attempts=attempt_log(raw, last, terminal, job.past),
@@ -181,6 +181,11 @@ def _parsed(
         drafts=_drafts(raw),
         fault=fault,
     )
+
+
+def _endpoint(letter: str, otherwise: Endpoint) -> Endpoint:
+    """The endpoint of a record's letter; `otherwise` if it has none, or one that a newer version wrote."""
+    return next((each for each in Endpoint if each == letter), otherwise)
 
 
 def _drafts(raw: Mapping[str, bytes]) -> tuple[bytes, ...]:

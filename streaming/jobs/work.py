@@ -112,7 +112,9 @@ def task_bytes(job: Job, task: Task, card: ModelCard | None = None) -> int:
     """The most bytes of the answer to a task, as far as its request and the model's card tell."""
     prompt = job.prompt
     if task.kind == "tokenize":
-        return ID_BYTES * CHARACTERS_PER_TOKEN * max(1, sum(prompt_sizes(prompt)))
+        return ID_BYTES * len(
+            msgspec.msgpack.encode(prompt)
+        )  # a character beside the vocabulary has an id for each byte
     if task.kind == "detokenize":
         return TEXT_BYTES * sum(prompt_sizes(prompt))
     count = sum([len(group) for group in prompt.groups]) if isinstance(prompt, Inputs) else prompt_count(prompt)

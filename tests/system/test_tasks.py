@@ -139,6 +139,25 @@ def test_a_job_has_the_same_answer_from_any_process(house: House, other_port: in
         assert b'"tokens":0' in events
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/detokenize", {"tokens": [1]}),
+    ],
+)
+def test_a_job_names_the_endpoint_of_its_request(house: House, path: str, fields: dict[str, Any]) -> None:
+    """When it is accepted, when it is shown, and in the list of jobs."""
+    _, _, answer = house.post(path, {"model": "sim"} | fields, headers={"Prefer": "respond-async"})
+    made = json.loads(answer)
+    shown = json.loads(house.get(f"/v1/jobs/{made['id']}?wait=30&include=input")[1])
+    (listed,) = [each for each in json.loads(house.get("/v1/jobs")[1])["data"] if each["id"] == made["id"]]
+    assert {each["endpoint"] for each in (made, shown, listed, shown["input"])} == {path}
+
+
 def test_a_repeated_request_with_its_key_gets_the_same_answer(house: House, other_port: int) -> None:
     """At another API process, and long after."""
     body, key = {"model": "sim", "input": TEXTS}, {"Idempotency-Key": "vectors"}

@@ -46,11 +46,12 @@ def check_task_piece(task: Task | None, inputs: Sequence[Input], piece: Piece) -
         check_task_answer(task, inputs, piece.text)
 
 
-def check_task_answer(task: Task, inputs: Sequence[Input], text: str) -> None:
-    """Raises ValueError if the text does not answer the task, so that no reader could use it."""
+def check_task_answer(task: Task, inputs: Sequence[Input], text: str, size: int = 0) -> None:
+    """Raises ValueError if the text does not answer the task, so that no reader could use it. `size`: numbers of the
+    vectors that the engine makes, if it is known."""
     match task.kind:
         case "embed":
-            _check_vectors(text.split(","), len(inputs), task.dimensions)
+            _check_vectors(text.split(","), len(inputs), task.dimensions or size)
         case "rerank":
             scores = _SCORES.decode(text)
             if len(scores) != len(inputs) - 1 or not math.isfinite(sum(scores)):
@@ -66,12 +67,12 @@ class _Told(msgspec.Struct):
     max_model_len: int
 
 
-def _check_vectors(vectors: Sequence[str], wanted: int, dimensions: int | None) -> None:
+def _check_vectors(vectors: Sequence[str], wanted: int, size: int) -> None:
     if len(vectors) != wanted:
         raise ValueError(f"{len(vectors)} vectors for {wanted} inputs")
     numbers = [array("f", base64.b64decode(each, validate=True)) for each in vectors]
     sizes = {len(each) for each in numbers}
-    if len(sizes) > 1 or 0 in sizes or (dimensions is not None and sizes != {dimensions}):
+    if len(sizes) > 1 or 0 in sizes or (size and sizes != {size}):
         raise ValueError(f"vectors of {sorted(sizes)[:4]} numbers")
     if sys.byteorder == "little" and not all(math.isfinite(sum(each)) for each in numbers):
         raise ValueError("a vector with a number that is none")

@@ -138,11 +138,11 @@ Input: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[Items, Tag
 class ConversationName(ClosedBody):
     """A conversation, by its id."""
 
-    id: Annotated[str, Field(max_length=128)]
+    id: Annotated[str, Field(min_length=1, max_length=128)]
 
 
 Conversation: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=128), Tag("<str>")] | Annotated[ConversationName, Tag("<object>")],
+    Annotated[str, Field(min_length=1, max_length=128), Tag("<str>")] | Annotated[ConversationName, Tag("<object>")],
     Discriminator(lambda value: "<str>" if isinstance(value, str) else "<object>"),
 ]
 

@@ -124,6 +124,31 @@ def test_items_are_added_once_with_an_idempotency_key(house: House, client: Open
 
 
 @pytest.mark.parametrize(
+    "others",
+    [
+        [{"role": "user", "content": "other"}],
+        [{"role": "user", "content": "once"}, {"role": "user", "content": "more"}],
+        [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}],
+    ],
+)
+def test_other_items_with_the_same_idempotency_key_are_refused(house: House, client: OpenAI, others: Any) -> None:
+    """An answer 200 would say that they were added."""
+    made = client.conversations.create()
+    path = f"/v1/conversations/{made.id}/items"
+    raw(house, "POST", path, {"items": [{"role": "user", "content": "once"}]}, Idempotency_Key="k")
+    status, answer = raw(house, "POST", path, {"items": others}, Idempotency_Key="k")
+    assert status == 422 and answer["error"]["code"] == "idempotency_key_reused"
+    assert texts(client, made.id) == ["once"]
+
+
+@pytest.mark.parametrize("named", ["", {"id": ""}])
+def test_an_empty_id_names_no_conversation(house: House, named: Any) -> None:
+    """A response outside the conversation that was meant would be lost to it."""
+    status, answer = raw(house, "POST", "/v1/responses", {"model": "sim", "input": "x", "conversation": named})
+    assert status == 400 and "conversation" in answer["error"]["param"]
+
+
+@pytest.mark.parametrize(
     ("body", "words"),
     [
         ({"items": [{"role": "user", "content": "x"}] * 21}, "at most 20"),

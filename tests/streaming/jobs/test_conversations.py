@@ -111,6 +111,9 @@ async def test_an_idempotency_key_counts_within_its_conversation(wire: RedisClie
     assert again.joined and again.id == first.id
     with pytest.raises(KeyReused):
         await queue.put(turn_of(made, queue), idempotency_key="k", digest="other", version=0)
+    other = await begun(wire)
+    elsewhere = await queue.put(turn_of(other, queue), idempotency_key="k", digest="another", version=0)
+    assert not elsewhere.joined and (await read(wire, other)).turn == elsewhere.id
     assert queue.new_id(TENANT, "k", made.id)[:6] == queue.new_id(TENANT, "l", made.id)[:6]
     assert partition_of(first.id) == 0
 

@@ -11,9 +11,12 @@ import pytest
 from flow import until
 
 from streaming.errors import MalformedJob, UnknownJob
+from streaming.jobs.codec import encode
+from streaming.jobs.job import Endpoint, Job, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import REASONS, parse_record
+from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
 
@@ -37,6 +40,14 @@ def test_a_key_of_another_kind_is_no_record() -> None:
     """It says what is wrong with it."""
     with pytest.raises(MalformedJob, match="the key holds no hash"):
         parse_record("j", b"text", None)  # type: ignore[arg-type]
+
+
+def test_the_letter_of_an_endpoint_of_a_newer_version_is_no_fault() -> None:
+    """A process of this version still shows the job, and lists it among others."""
+    body = encode(Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("a",))))
+    fields = [b"state", b"queued", b"lane", b"m:batch", b"body", body, b"endpoint", b"?"]
+    record = parse_record("j", fields, None)
+    assert record is not None and record.endpoint is Endpoint.COMPLETIONS and not record.fault
 
 
 def test_why_a_script_ended_a_job_has_the_code_that_the_page_lists() -> None:

@@ -27,6 +27,7 @@ from streaming.priority import Priority
 from workers.engines.sim.card import card_of
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.tasks import task_answer
+from workers.engines.task_answers import told_tokens
 from workers.prompts import inputs_of, prompt_of
 
 CARD = ModelCard(
@@ -145,3 +146,10 @@ def test_the_answer_to_a_task_fits_into_what_is_reserved(kind: TaskKind) -> None
     if kind == "embed":
         unknown = task_bytes(made, Task(kind="embed"))
         assert unknown > task_bytes(made, Task(kind="embed"), replace(card_of("m", SimSettings()), embedding_size=8))
+
+
+@pytest.mark.parametrize("prompt", [Text(("😀" * 1000,)), Chat((ChatTurn("user", "😀" * 1000),))])
+def test_an_id_for_each_byte_fits_into_what_is_reserved(prompt: Prompt) -> None:
+    """Such are the tokens of characters that no vocabulary has."""
+    made = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, task=Task(kind="tokenize"))
+    assert task_bytes(made, Task(kind="tokenize")) >= len(told_tokens([100_000] * 4000, 8192))

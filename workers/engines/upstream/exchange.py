@@ -125,7 +125,7 @@ class UpstreamExchange:
                     found = await self._ask(
                         place, task_calls.path_of(task), body, limit_s=limit_s, based=True, trace=trace
                     )
-                    generation.answer(*task_calls.read_reply(request, task, found))
+                    generation.answer(*task_calls.read_reply(facts, request, task, found))
         except Unprepared as error:
             return error.outcome.without(place.endpoint.keys.secrets)
         except ValueError as error:  # of msgspec and of base64 too

@@ -65,8 +65,9 @@ def body_of(facts: ServerFacts, request: Request, task: Task) -> dict[str, Any]:
     return body if task.dimensions is None else body | {"dimensions": task.dimensions}
 
 
-def read_reply(request: Request, task: Task, found: Mapping[str, Any]) -> tuple[str, int]:
-    """The text of the answer, and the tokens of its inputs. Raises ValueError for a reply that does not answer."""
+def read_reply(facts: ServerFacts, request: Request, task: Task, found: Mapping[str, Any]) -> tuple[str, int]:
+    """The text of the answer, and the tokens of its inputs. Raises ValueError for a reply that does not answer, also
+    for vectors of another length than those of the server's probe."""
     if task.kind == "embed":
         data = msgspec.convert(found, EmbeddingReply).data
         if sorted([each.index for each in data]) == list(range(len(data))):
@@ -78,7 +79,7 @@ def read_reply(request: Request, task: Task, found: Mapping[str, Any]) -> tuple[
         if sorted(scores) != list(range(len(request.inputs) - 1)):
             raise ValueError("scores of other documents")
         text = told_scores([scores[index] for index in range(len(scores))])
-    check_task_answer(task, request.inputs, text)
+    check_task_answer(task, request.inputs, text, facts.embedding_size)
     usage = msgspec.convert(found.get("usage") or {}, TaskUsage)
     return text, max(0, usage.prompt_tokens or usage.total_tokens or 0)
 

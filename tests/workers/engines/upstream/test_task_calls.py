@@ -17,6 +17,9 @@ from upstream_bench import HELLO, Answer, bench
 from penstock.engine import Request, Sampling, Task
 from telemetry.tracing import Tracing
 from workers.engines.upstream.engine import MAX_BREAKS
+from workers.engines.upstream.server.card import card_of, lacking
+from workers.engines.upstream.server.kinds import ServerFacts
+from workers.engines.upstream.settings import UpstreamSettings
 
 __all__ = ["collector"]  # a fixture
 
@@ -72,6 +75,9 @@ BREAKS = {
     "of two lengths": Fault(
         data=json.dumps({"data": [{"embedding": [1.0] * n, "index": n - 1} for n in (1, 2, 3)]}).encode()
     ),
+    "of another length": Fault(
+        data=json.dumps({"data": [{"embedding": [1.0, 2.0], "index": n} for n in range(3)]}).encode()
+    ),
     "no base64": Fault(data=json.dumps({"data": [{"index": n, "embedding": "%%%"} for n in range(3)]}).encode()),
     "empty": Fault(data=b'{"data": []}'),
 }
@@ -84,6 +90,21 @@ async def test_a_reply_that_breaks_is_asked_for_again(what: str) -> None:
     async with bench(upstream) as desk:
         answer = await desk.perform(EMBED, inputs=TEXTS)
     assert vectors_of(answer) == [VECTOR] * 3 and len(upstream.sent) == 2
+
+
+async def test_servers_with_vectors_of_different_lengths_make_none_together() -> None:
+    """The groups of one request would get vectors that cannot be compared."""
+    long, short = fake(), fake()
+    short.vector = VECTOR[:2]
+    async with bench(long, short) as desk:
+        assert desk.card is not None and not desk.card.capabilities.embed and desk.card.capabilities.rerank
+
+
+def test_a_server_that_comes_with_vectors_of_another_length_does_not_stand_in() -> None:
+    known, other = (ServerFacts(kind="vllm", model="m", embeds=True, embedding_size=size) for size in (3, 2))
+    card = card_of("m", UpstreamSettings(urls=("http://localhost:1/v1",)), [known])
+    assert card.capabilities.embed and not lacking(card, known)
+    assert lacking(card, other) == "its vectors have 2 numbers, and the others' have 3"
 
 
 async def test_a_task_that_a_server_always_fails_ends() -> None:

@@ -19,7 +19,7 @@ def card_of(model: str, settings: UpstreamSettings, known: Sequence[ServerFacts]
         context=context,
         max_output=min(settings.max_output or context, context),
         default_output=settings.default_output,
-        capabilities=_common([facts.capabilities() for facts in known]),
+        capabilities=_common(known),
         embedding_size=max([facts.embedding_size for facts in known]),
         created=int(time.time()),
     )
@@ -30,11 +30,16 @@ def lacking(card: ModelCard, facts: ServerFacts) -> str:
     if facts.context and facts.context < card.context:
         return f"its context is {facts.context} tokens, and the others' is {card.context}"
     can, must = facts.capabilities(), card.capabilities
+    sizes = facts.embedding_size, card.embedding_size
+    if must.embed and all(sizes) and sizes[0] != sizes[1]:
+        return "its vectors have {} numbers, and the others' have {}".format(*sizes)
     lacks = [name for name in Capabilities.__struct_fields__ if getattr(can, name) < getattr(must, name)]
     return f"it lacks {', '.join(lacks)}" if lacks else ""
 
 
-def _common(each: Sequence[Capabilities]) -> Capabilities:
-    """What all of these can do."""
+def _common(known: Sequence[ServerFacts]) -> Capabilities:
+    """What all of these can do. Vectors of different lengths cannot be compared, so such servers make none together."""
+    each = [facts.capabilities() for facts in known]
     least = {name: min(getattr(one, name) for one in each) for name in Capabilities.__struct_fields__}
-    return Capabilities(**least)
+    sizes = {facts.embedding_size for facts in known if facts.embedding_size}
+    return Capabilities(**least | {"embed": least["embed"] and len(sizes) <= 1})
