@@ -47,10 +47,16 @@ QUEUE = (
         (PROTOCOL + "a_full_lane_refuses_and_keeps_what_it_has",),
     ),
     Bug(
+        "an idempotency key of all conversations",
+        "A turn of another conversation with the same key is refused, where its job is in the same partition.",
+        (Edit("streaming/ids.py", "(tenant, key, conversation) if conversation", "(tenant, key) if conversation"),),
+        ("tests/streaming/jobs/test_conversations.py::test_an_idempotency_key_counts_within_its_conversation",),
+    ),
+    Bug(
         "an idempotency key of everybody",
         "Two tenants with the same key share one job and read each other's answer.",
         (
-            Edit("streaming/ids.py", "joined(tenant, key).encode()", 'joined("", key).encode()'),
+            Edit("streaming/ids.py", "if conversation else (tenant, key)", 'if conversation else ("", key)'),
             lua("malformed", "s[1] ~= tenant or ", ""),
         ),
         (PROTOCOL + "an_idempotency_key_leads_to_one_job",),
