@@ -70,8 +70,10 @@ def read_reply(facts: ServerFacts, request: Request, task: Task, found: Mapping[
     for vectors of another length than those of the server's probe."""
     if task.kind == "embed":
         data = msgspec.convert(found, EmbeddingReply).data
-        if sorted([each.index for each in data]) == list(range(len(data))):
+        if any(each.index for each in data):  # else the server leaves them out
             data.sort(key=lambda each: each.index)
+            if [each.index for each in data] != list(range(len(data))):
+                raise ValueError("vectors of other inputs")
         vectors = [each.embedding for each in data]
         text = ",".join([each if isinstance(each, str) else joined_vectors([each]) for each in vectors])
     else:

@@ -78,6 +78,10 @@ BREAKS = {
     "of another length": Fault(
         data=json.dumps({"data": [{"embedding": [1.0, 2.0], "index": n} for n in range(3)]}).encode()
     ),
+    "of one input twice": Fault(
+        data=json.dumps({"data": [{"embedding": VECTOR, "index": index} for index in (0, 0, 2)]}).encode()
+    ),
+    "too deep": Fault(data=b"[" * 100_000),
     "no base64": Fault(data=json.dumps({"data": [{"index": n, "embedding": "%%%"} for n in range(3)]}).encode()),
     "empty": Fault(data=b'{"data": []}'),
 }

@@ -36,7 +36,10 @@ class BufferedReply:
 
     def json(self) -> Any:
         """Raises ValueError."""
-        return msgspec.json.decode(self.body)
+        try:
+            return msgspec.json.decode(self.body)
+        except RecursionError:
+            raise ValueError("nested too deep") from None
 
 
 class _ReplyBuffer:
