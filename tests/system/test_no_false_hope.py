@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from house import House, eventually, redis_process
+from redis import Redis
+
+from streaming.keys import partition_key
 
 SLOTS = 4
 SETTINGS = """
@@ -59,48 +62,68 @@ def key(tenant: str) -> dict[str, str]:
     return {"Authorization": f"Bearer key-of-{tenant}"}
 
 
-def runs(house: House, tenant: str, job: str) -> None:
-    """Until this job has begun."""
+def reaches(house: House, tenant: str, job: str, status: str) -> None:
+    """Until this job has this status."""
 
-    def begun() -> bool:
+    def is_there() -> bool:
         found = json.loads(house.request("GET", f"/v1/jobs/{job}", headers=key(tenant))[2])
-        return bool(found["status"] == "in_progress")
+        return bool(found["status"] == status)
 
-    eventually(begun)
+    eventually(is_there)
+
+
+def is_told(house: House, name: str) -> None:
+    """Until the worker has said in every partition for whom its free slot is not: until its next claim there."""
+    with Redis.from_url(house.redis_url) as store:
+
+        def said() -> bool:
+            keys = [key for p in range(4) for key in store.keys(partition_key(p, "worker", "*"))]
+            return bool(keys) and all(name in str(store.hget(key, "closed")) for key in keys)
+
+        eventually(said)
+
+
+def is_full(house: House) -> None:
+    """Until the worker's claims have said in every partition that it has no free slot."""
+    with Redis.from_url(house.redis_url) as store:
+        eventually(lambda: not any(store.exists(partition_key(p, "idle", "sim")) for p in range(4)))
+
+
+def try_at_once(house: House, tenant: str, **queue: Any) -> dict[str, Any] | None:
+    """Post a job that must not queue. The error of its refusal; None if it was accepted: then it is taken back."""
+    status, headers, answer = ask(house, tenant, do_not_queue=True, **queue)
+    if status == 202:
+        house.post(f"/v1/jobs/{answer['id']}/cancel", {}, key(tenant))
+        return None
+    error: dict[str, Any] = answer["error"]
+    assert (status, error["code"]) == (503, "no_capacity") and int(headers["retry-after"]) >= 1
+    return error
 
 
 def begin(house: House, tenant: str, **queue: Any) -> None:
     status, _, job = ask(house, tenant, **queue)
     assert status == 202, job
-    runs(house, tenant, job["id"])
+    reaches(house, tenant, job["id"], "in_progress")
 
 
 def test_a_slot_for_others_is_not_free_and_a_limit_that_nothing_can_meet_is_refused(door: House) -> None:
     """Three slots run lines of a batch, and the fourth is reserved from them; then a chat has it, too."""
     status, _, short = ask(door, "light", tokens=20)
     assert status == 202, "from now on, the pace of work and the two tenants are known"
-    eventually(lambda: b"completed" in door.request("GET", f"/v1/jobs/{short['id']}", headers=key("light"))[2])
+    reaches(door, "light", short["id"], "completed")
     for _ in range(SLOTS - 1):
         begin(door, "flood", priority="batch")
-
-    def is_refused() -> bool:
-        """A claim may not have told yet what the last jobs have left."""
-        status, headers, answer = ask(door, "flood", priority="batch", do_not_queue=True)
-        if status == 202:
-            door.post(f"/v1/jobs/{answer['id']}/cancel", {}, key("flood"))
-            return False
-        assert (status, answer["error"]["code"]) == (503, "no_capacity") and int(headers["retry-after"]) >= 1
-        return bool(answer["error"]["eta_ms"])
-
-    eventually(is_refused)
-    for _ in range(5):
-        assert is_refused(), "a slot that lane batch may not use is free for it"
+    wanted = [("lane:batch", {"priority": "batch"})]
     if "tenant_slots = 1" in (door.folder / "penstock.toml").read_text():
-        status, _, answer = ask(door, "flood", do_not_queue=True)
-        assert (status, answer["error"]["code"]) == (503, "no_capacity"), "the slot is kept from this tenant"
-    status, _, answer = ask(door, "light", do_not_queue=True)
-    assert status == 202, "and free for the other one"
-    runs(door, "light", answer["id"])
+        wanted.append(("tenant:flood", {"priority": "standard"}))  # the slot is kept from this tenant in every lane
+    for name, queue in wanted:
+        is_told(door, name)
+        for _ in range(5):
+            assert try_at_once(door, "flood", **queue), "a slot that is for others is free for it"
+    eventually(lambda: (try_at_once(door, "flood", priority="batch") or {}).get("eta_ms"))  # a plan knows of the jobs
+    job = eventually(lambda: (answer := ask(door, "light", do_not_queue=True))[0] == 202 and answer[2]["id"])
+    reaches(door, "light", str(job), "in_progress")
+    is_full(door)
     for lane in ("standard", "batch"):
 
         def is_late(lane: str = lane) -> bool:
