@@ -135,8 +135,6 @@ def test_a_slot_for_others_is_not_free_and_a_limit_that_nothing_can_meet_is_refu
             assert int(headers["retry-after"]) >= 1
             return bool(error["eta_ms"] > 10)
 
-        eventually(is_late)
-        for _ in range(3):
-            assert is_late(), "no slot is free, and none will be within a millisecond"
+        eventually(is_late)  # once a plan is fresh: no slot is free, and none will be within a millisecond
     status, _, answer = ask(door, "light", deadline_ms=3_600_000)
     assert status == 202, answer
