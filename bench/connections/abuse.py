@@ -88,7 +88,7 @@ ABUSES = (
     Abuse("91 MiB of header fields", lambda: many_fields(91 * MIB)),
     Abuse("100 MB body, announced", lambda: announced_body(100 * MIB)),
     Abuse("100 MB body, in chunks", lambda: chunked_body(100 * MIB)),
-    Abuse("10,000-deep JSON, of too many values", lambda: json_body(_extra(_nested(10_000)))),
+    Abuse("25,000-deep JSON, of too many values", lambda: json_body(_extra(_nested(25_000)))),
     Abuse("5,000-deep JSON, light enough, beyond the parser's depth", lambda: json_body(_extra(_nested(5_000)))),
     Abuse("100-deep JSON, beyond the depth of a request", lambda: json_body(_extra(_nested(100)))),
     Abuse("2 MB of empty lists", lambda: json_body(_extra(b"[" + b"[]," * (2 * MIB // 3 - 100) + b"1]"))),

@@ -237,7 +237,7 @@ async def test_a_store_that_lost_what_was_shown_resets_its_readers(door: House, 
     assert text_of(whole[:reset]) == "abc" and text_of(whole[reset:]) == "ABCDE"
     cursors = [tuple(map(int, event.id.split(":")[:2])) for event in whole]
     assert cursors == sorted(set(cursors)), "no id stands for two events"
-    assert b"penstock_stream_resets_total 1.0" in door.services.metrics.expose()
+    assert b"penstock_stream_resets_total 1.0" in (await asyncio.to_thread(door.get, "/metrics"))[1]
     again = await read(door, job_id, seen)
     assert again[0].name == "stream.reset" and text_of(again) == "ABCDE"
     assert [event.id for event in await read(door, job_id)] == [event.id for event in whole[reset + 1 :]]
@@ -652,6 +652,7 @@ def services_of(wire: RedisClient, relay: object, queue: object, reader: object)
         relay=relay,
         queue=queue,
         job_reader=reader,
+        metrics=SimpleNamespace(stream_resets=SimpleNamespace(inc=lambda: None)),
     )
 
 

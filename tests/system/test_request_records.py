@@ -32,6 +32,7 @@ def house(tmp_path: Path) -> Iterator[House]:
             "PENSTOCK_RECORDS_DIR": str(tmp_path / "records"),
             "PENSTOCK_RECORDS_SAMPLE_S": "0.5",
             "PENSTOCK_SIM_SLOTS": "2",
+            "PENSTOCK_WORKER_PREFETCH": "0",  # else the engine may hold a job that is to expire in the lane
             "PENSTOCK_SIM_CONTEXT": str(2 * LONG),
             "PENSTOCK_SIM_STEP_MS": "5",
             "PENSTOCK_REDIS_PARTITIONS": "2",

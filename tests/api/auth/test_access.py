@@ -148,6 +148,8 @@ def filled(path: str) -> str:
         "response_id",
         "file_id",
         "batch_id",
+        "conversation_id",
+        "item_id",
         "letter_id",
         "message_id",
         "model:path",
