@@ -119,7 +119,7 @@ def _bounds(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Report
     ratios = []
     for name in MODELS:
         shares = [row["share"] for row in rows if row["shape"] == name]
-        ratios.append(Ratio.held("gpu.bound", f"{name}: bound / step, the worst", min(shares), rounds=shares))
+        ratios.append(Ratio.held("gpu.bound", f"{name}: bound / step, the worst", min(shares)))
     notes = [
         f"The bound is that of `penstock plan roofline`, with what was measured in this run: {flops / 1e12:.0f} "
         f"TFLOP/s of a bfloat16 product, {bandwidth / 1e12:.2f} TB/s of a copy, read and written."
