@@ -293,6 +293,8 @@ class Stats(msgspec.Struct, frozen=True):
     (MAX_UTILIZATION). If not, it keeps each request's longest answer free before it begins."""
     evictions: int = 0
     """How often the engine has evicted or paused a request since it started."""
+    miscounted: int = 0
+    """Complete answers since it started whose counts of tokens could not be true; they are counted as without."""
     steps: int = 0
     accepts: bool = True
     """False while the engine can begin no request, because what computes them is away: its worker claims nothing."""

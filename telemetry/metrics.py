@@ -112,6 +112,7 @@ class Metrics:
         self.worker_kv = self._gauge("penstock_worker_kv_tokens")
         self.worker_kv_used = self._gauge("penstock_worker_kv_used_tokens")
         self.evictions = self._counter("penstock_engine_evictions_total")
+        self.miscounted = self._counter("penstock_engine_miscounted_total")
         self.gpu_energy = self._gauge("penstock_gpu_energy_joules")
         self.gpu_busy = self._gauge("penstock_gpu_busy_ratio")
         self.gate_refusals = self._counter("penstock_gate_refusals_total")

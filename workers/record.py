@@ -79,7 +79,7 @@ class Recorder:
         self._prompt, self._completion, self._cached = (metrics.tokens.labels(model, kind) for kind in kinds)
         self._tally = tally or WorkCounters()
         self._cancelled: dict[str, float] = {}
-        self._evictions = 0
+        self._evictions = self._miscounted = 0
 
     def claimed(self, attempt: Attempt) -> None:
         """Record that the worker claimed a job."""
@@ -183,10 +183,9 @@ class Recorder:
         if stats.kv_tokens:
             self.metrics.worker_kv.labels(self._model).set(stats.kv_tokens)
             self.metrics.worker_kv_used.labels(self._model).set(stats.kv_used)
-        # Less than before: the engine has begun to count anew.
-        evicted = stats.evictions - self._evictions if stats.evictions >= self._evictions else stats.evictions
-        self.metrics.evictions.labels(self._model).inc(evicted)
-        self._evictions = stats.evictions
+        self.metrics.evictions.labels(self._model).inc(_grown(self._evictions, stats.evictions))
+        self.metrics.miscounted.labels(self._model).inc(_grown(self._miscounted, stats.miscounted))
+        self._evictions, self._miscounted = stats.evictions, stats.miscounted
 
     def gpus(self, joules: Mapping[str, float], busy: Mapping[str, float]) -> None:
         """Set the gauges of this machine's GPUs, by UUID: energy used, and share of the time that they were busy."""
@@ -199,3 +198,8 @@ class Recorder:
         self.metrics.worker_slots.labels(self._model).set(slots)
         self.metrics.worker_running.labels(self._model).set(running)
         self.metrics.worker_reserved.labels(self._model).set(reserved)
+
+
+def _grown(before: int, now: int) -> int:
+    """By how much an engine's count has grown; it begins anew with a new engine, and is then less than before."""
+    return now - before if now >= before else now

@@ -35,6 +35,24 @@ UPSTREAM = (
         (f"{TESTS}reply/test_chunks.py::test_a_number_that_cannot_be_true_makes_a_chunk_malformed",),
     ),
     Bug(
+        "a finished answer that is begun again",
+        "A count that cannot be read behind the finish reason discards a whole answer, which is computed again.",
+        (Edit(ENGINE + "reply/generation.py", "finished or by_malformed(", "by_malformed("),),
+        (f"{FAILOVER}a_finished_answer_counts_whatever_follows",),
+    ),
+    Bug(
+        "half a call that counts as finished",
+        "A finish reason in the chunk whose call cannot be read completes the answer without that call.",
+        (Edit(ENGINE + "reply/generation.py", "finished or by_malformed(", "self.outcome or by_malformed("),),
+        (f"{FAILOVER}calls_that_end_malformed_are_no_finished_answer",),
+    ),
+    Bug(
+        "a count of vectors as large as a server likes",
+        "A server's count of an embedding's tokens goes unchecked onto bills, and its job ends with 500.",
+        (Edit(ENGINE + "task_calls.py", "prompt_tokens: Count | None", "prompt_tokens: int | None"),),
+        (f"{TESTS}test_task_calls.py::test_an_answer_whose_count_cannot_be_true_counts_none",),
+    ),
+    Bug(
         "a probe that is the last one",
         "A page that cannot be read leaves its probe running for ever, and the server gets no request again.",
         (Edit(ENGINE + "places/endpoint.py", "except Exception as error:", "except ProbeFailed as error:"),),
@@ -83,8 +101,8 @@ UPSTREAM = (
         (
             Edit(
                 ENGINE + "reply/generation.py",
-                'self.outcome = self.outcome or by_cut("[DONE] without a finish reason")',
-                'self.outcome = self.outcome or by_finish("stop")',
+                'self.outcome = finished or by_cut("[DONE] without a finish reason")',
+                'self.outcome = finished or by_finish("stop")',
             ),
         ),
         (f"{FAKES}an_end_without_a_finish_reason_completes_nothing",),

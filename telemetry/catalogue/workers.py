@@ -43,6 +43,16 @@ WORKERS = (
         watch="if it grows steadily: a larger cache, or fewer slots",
     ),
     MetricSpec(
+        "penstock_engine_miscounted_total",
+        "counter",
+        "{text}",
+        "worker",
+        "Complete answers whose counts of tokens, as an upstream server gave them, could not be true. Their tokens are "
+        "counted as those of a server that gives no counts.",
+        ("model",),
+        watch="whether bills by `usage` are exact: a server counts wrongly",
+    ),
+    MetricSpec(
         "penstock_gpu_energy_joules",
         "gauge",
         "J",

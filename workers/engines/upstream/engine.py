@@ -151,6 +151,7 @@ class UpstreamEngine:
             waiting=max(0, len(self._live) - running),
             steps=self._steps,
             accepts=slots > 0,
+            miscounted=sum([pool.exchange.miscounted for pool in self._pools]),
         )
 
     def health(self) -> EngineHealth:

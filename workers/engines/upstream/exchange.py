@@ -59,6 +59,8 @@ class UpstreamExchange:
         self.readers: dict[str, StreamReader] = {}
         """By request id, the replies that are being read."""
         self._aborts: set[asyncio.Future[None]] = set()
+        self.miscounted = 0
+        """Complete replies whose counts could not be true."""
         self.tracing = NO_TRACING
         """Gets a span for each request that is sent."""
 
@@ -69,6 +71,13 @@ class UpstreamExchange:
 
     async def run(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
         """Send the request and read the reply. A rung that the server refuses is followed by the next one."""
+        outcome = await self._run(generation, place)
+        if generation.miscounted and outcome.end is End.DONE:
+            self.miscounted += 1
+            log.warning("%s: a complete answer with counts that cannot be true", place.endpoint.url)
+        return outcome
+
+    async def _run(self, generation: UpstreamGeneration, place: ServerPlace) -> ReplyOutcome:
         if generation.request.task is not None:
             return await self._perform(generation, generation.request.task, place)
         endpoint, first_refusal = place.endpoint, ""

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.engine import ChatTurn, Request, Task, TaskKind
 from workers.engines.task_answers import check_task_answer, joined_vectors, told_scores, told_tokens
-from workers.engines.upstream.reply.chunks import TokenId
+from workers.engines.upstream.reply.chunks import Count, TokenId
 from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 
 BASE64 = ("openai", "vllm", "sglang", "llama-server")
@@ -44,8 +44,8 @@ class RankingReply(msgspec.Struct):
 
 
 class TaskUsage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    total_tokens: Count | None = None
 
 
 def path_of(task: Task) -> str:
@@ -65,9 +65,10 @@ def body_of(facts: ServerFacts, request: Request, task: Task) -> dict[str, Any]:
     return body if task.dimensions is None else body | {"dimensions": task.dimensions}
 
 
-def read_reply(facts: ServerFacts, request: Request, task: Task, found: Mapping[str, Any]) -> tuple[str, int]:
-    """The text of the answer, and the tokens of its inputs. Raises ValueError for a reply that does not answer, also
-    for vectors of another length than those of the server's probe."""
+def read_reply(facts: ServerFacts, request: Request, task: Task, found: Mapping[str, Any]) -> tuple[str, int | None]:
+    """The text of the answer, and the tokens of its inputs: 0 if the server counts none, None if its count cannot be
+    true. Raises ValueError for a reply that does not answer, also for vectors of another length than those of the
+    server's probe."""
     if task.kind == "embed":
         data = msgspec.convert(found, EmbeddingReply).data
         if any(each.index for each in data):  # else the server leaves them out
@@ -82,8 +83,15 @@ def read_reply(facts: ServerFacts, request: Request, task: Task, found: Mapping[
             raise ValueError("scores of other documents")
         text = told_scores([scores[index] for index in range(len(scores))])
     check_task_answer(task, request.inputs, text, facts.embedding_size)
-    usage = msgspec.convert(found.get("usage") or {}, TaskUsage)
-    return text, max(0, usage.prompt_tokens or usage.total_tokens or 0)
+    return text, _count_of(found)
+
+
+def _count_of(found: Mapping[str, Any]) -> int | None:
+    try:
+        usage = msgspec.convert(found.get("usage") or {}, TaskUsage)
+    except msgspec.ValidationError:
+        return None
+    return usage.prompt_tokens or usage.total_tokens or 0
 
 
 def tokenize_body(facts: ServerFacts, request: Request, task: Task) -> dict[str, Any]:

@@ -9,6 +9,9 @@ import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault
 from upstream_bench import HELLO, bench
 
+from penstock.tools import Tool, Tools
+from workers.engines.upstream.http.sse import MAX_LINE_BYTES
+
 TOKENS = 70
 WHOLE = "".join(ANSWER[:TOKENS])
 CUT = Fault(after=5, cut=True)
@@ -63,6 +66,47 @@ async def test_a_reader_gets_the_whole_answer_once(scenario: str, kind: str) -> 
     refused = scenario.startswith("S14") and kind in CONTINUES
     assert bool(answer.restarts) == (shown and (kind not in CONTINUES or refused))
     assert not fake.faults or fake.faults[0].only_continued
+
+
+FINISH = b'data: {"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "length"}]}\n\n'
+PATIENT = {"first_token_s": 60, "between_tokens_s": 60}
+LAST_WORDS = {
+    "a huge count": FINISH + b'data: {"choices": [], "usage": {"prompt_tokens": 1%s}}\n\n' % (b"0" * 30),
+    "a negative count": FINISH + b'data: {"choices": [], "usage": {"completion_tokens": -1}}\n\n',
+    "a count of a wrong type": FINISH + b'data: {"choices": [], "usage": {"completion_tokens": true}}\n\n',
+    "usage of a wrong type": FINISH + b'data: {"choices": [], "usage": "many"}\n\n',
+    "half a chunk": FINISH + b'data: {"choices": [], "usage": {"comp\n\n',
+    "a count in the chunk that finishes": FINISH[:-3] + b', "usage": {"prompt_tokens": 1e300}}\n\n',
+    "a line without an end": FINISH + b"data: " + b"x" * (MAX_LINE_BYTES + 9),
+    "an error": FINISH + b"data: " + NESTED + b"\n\n",
+}  # fmt: skip
+"""What servers say at the end of an answer that is complete."""
+
+
+@pytest.mark.parametrize("burst", [False, True])
+@pytest.mark.parametrize("kind", ["vllm", "llama-server", "openai"])
+@pytest.mark.parametrize("last", LAST_WORDS)
+async def test_a_finished_answer_counts_whatever_follows(last: str, kind: str, burst: bool) -> None:
+    """It is not computed again, and its tokens are counted as of a server that gives no counts."""
+    fake = FakeUpstream(kind, [Fault(after=TOKENS, data=LAST_WORDS[last])])
+    fake.burst = burst
+    async with bench(fake, **PATIENT) as desk:
+        answer = await desk.ask(HELLO, max_tokens=TOKENS)
+        counted = desk.engine.stats().miscounted
+    assert answer.failure is None and (answer.text, answer.finish) == (WHOLE, "length")
+    assert answer.tokens == TOKENS and answer.prompt_tokens in (0, 3)
+    assert len(fake.sent) == 1
+    assert counted == int("error" not in last and "without an end" not in last)
+
+
+async def test_calls_that_end_malformed_are_no_finished_answer() -> None:
+    """The chunk that brings the finish reason also brings more of a call that another one has followed."""
+    calls = [{"index": n, "id": f"c{n}", "function": {"name": "f", "arguments": "{"}} for n in (0, 1, 0)]
+    bad = {"choices": [{"index": 0, "delta": {"tool_calls": calls}, "finish_reason": "tool_calls"}]}
+    fake = FakeUpstream("vllm", [Fault(data=b"data: " + json.dumps(bad).encode() + b"\n\n")])
+    async with bench(fake, **PATIENT) as desk:
+        await desk.ask(HELLO, max_tokens=5, tools=Tools(offered=(Tool("f"),)))
+        assert len(fake.sent) == 2 and desk.engine.stats().miscounted == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -96,6 +96,23 @@ async def test_a_reply_that_breaks_is_asked_for_again(what: str) -> None:
     assert vectors_of(answer) == [VECTOR] * 3 and len(upstream.sent) == 2
 
 
+@pytest.mark.parametrize("usage", [
+    {"prompt_tokens": 10**18}, {"prompt_tokens": 10**30}, {"prompt_tokens": -5}, {"prompt_tokens": True},
+    {"prompt_tokens": 1.5}, {"total_tokens": 2**63}, {"prompt_tokens": None, "total_tokens": "9"}, "many", [1],
+])  # fmt: skip
+@pytest.mark.parametrize("task", [EMBED, RERANK], ids=["embed", "rerank"])
+async def test_an_answer_whose_count_cannot_be_true_counts_none(task: Task, usage: object) -> None:
+    """It is whole, so it is not asked for again."""
+    data = [{"index": n, "embedding": VECTOR} for n in range(3)]
+    results = [{"index": n, "relevance_score": 0.5} for n in range(2)]
+    upstream = fake("vllm", Fault(data=json.dumps({"data": data, "results": results, "usage": usage}).encode()))
+    async with bench(upstream) as desk:
+        answer = await desk.perform(task, inputs=TEXTS)
+        counted = desk.engine.stats().miscounted
+    assert answer.failure is None and answer.finish == "stop" and answer.text
+    assert (answer.prompt_tokens, counted, len(upstream.sent)) == (0, 1, 1)
+
+
 async def test_servers_with_vectors_of_different_lengths_make_none_together() -> None:
     """The groups of one request would get vectors that cannot be compared."""
     long, short = fake(), fake()

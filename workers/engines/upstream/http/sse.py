@@ -23,9 +23,9 @@ class EventSplitter:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The data of each event that these bytes complete. Raises LineTooLongError."""
+        """The data of each event that these bytes complete. Raises LineTooLongError, if they complete no line."""
         lines = (self._rest + data if self._rest else data).split(b"\n")
         self._rest = lines.pop()
-        if len(self._rest) > MAX_LINE_BYTES:
+        if len(self._rest) > MAX_LINE_BYTES and not lines:
             raise LineTooLongError
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]

@@ -73,13 +73,51 @@ class Chunk(msgspec.Struct, gc=False):
     object: Any = None
 
 
+class Uncounted(Chunk, gc=False):
+    """One chunk, read without its counts."""
+
+    usage: Any = None
+    prompt_progress: Any = None
+    verbose: Any = msgspec.field(default=None, name="__verbose")
+
+
 decode = msgspec.json.Decoder(Chunk).decode
 """Raises msgspec.DecodeError, also for values of wrong types and numbers out of bounds."""
+_decode_uncounted = msgspec.json.Decoder(Uncounted).decode
+
+
+def decode_uncounted(data: bytes) -> Chunk:
+    """The chunk as if it had no counts. Raises msgspec.DecodeError if something else of it is wrong too."""
+    chunk = _decode_uncounted(data)
+    chunk.usage = chunk.prompt_progress = chunk.verbose = None
+    return chunk
 
 
 def is_error(chunk: Chunk) -> bool:
     """Whether the chunk tells an error, in any form."""
     return chunk.error is not None or chunk.object == "error" or (chunk.choices is None and chunk.usage is None)
+
+
+def text_of(choice: Choice) -> tuple[str, bool]:
+    """The text of a chunk, and whether its tokens are hidden from it (reasoning, tool calls)."""
+    delta = choice.delta
+    if delta is None:
+        return choice.text or "", False
+    text = delta.content or ""
+    return text, not text and bool(delta.reasoning or delta.reasoning_content or delta.tool_calls)
+
+
+def calls_of(choice: Choice) -> Any:
+    """Its part of calls."""
+    return choice.delta.tool_calls if choice.delta is not None else None
+
+
+def decoded(data: bytes) -> Any:
+    """The JSON of these bytes; None if they are none."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
 
 
 def logprobs_of(raw: msgspec.Raw, most: int) -> tuple[Logprob, ...]:

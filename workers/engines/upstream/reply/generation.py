@@ -21,7 +21,16 @@ from workers.engines.upstream.continuation.ladder import Row, Rung
 from workers.engines.upstream.http.errors import MAX_WORDS
 from workers.engines.upstream.reply import chunks
 from workers.engines.upstream.reply.chunks import Choice, Chunk
-from workers.engines.upstream.reply.endings import LIMITED, End, ReplyOutcome, by_cut, by_error, by_finish, by_malformed
+from workers.engines.upstream.reply.endings import (
+    GOOD,
+    LIMITED,
+    End,
+    ReplyOutcome,
+    by_cut,
+    by_error,
+    by_finish,
+    by_malformed,
+)
 from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 
 MAX_EXCESS_TOKENS = 64
@@ -42,7 +51,7 @@ class UpstreamGeneration:
         *("request", "id", "rows", "cancelled", "tried", "counts", "refusals", "progress_at", "prompt", "outcome"),
         *("out", "received", "_model", "_unsaid", "_scheduled", "_first", "_prompt_tokens", "_cached", "_told_prompt"),
         *("_began", "_uncounted", "_characters", "_max_characters", "_facts", "_rung", "_expected", "_gate", "_cap"),
-        *("_calls", "_reasoning", "_tags", "_held", "_answer"),
+        *("_calls", "_reasoning", "_tags", "_held", "_answer", "miscounted"),
     )
     # An instance with 30 attributes or more gets a dict of its own: see workers/attempt.py.
 
@@ -75,6 +84,8 @@ class UpstreamGeneration:
         """Tokens that have come out, also by earlier attempts."""
         self.received = 0
         """Tokens of this reply."""
+        self.miscounted = False
+        """Whether this reply ended with counts that cannot be true, and is counted as one without."""
         self._uncounted = 0
         """Chunks of this reply with text and no tokens."""
         self._characters = self._max_characters = 0
@@ -168,7 +179,7 @@ class UpstreamGeneration:
     def begin(self, facts: ServerFacts, rung: Rung, now: float) -> None:
         """A new reply begins, `now` in monotonic seconds."""
         self._facts, self._rung, self.outcome = facts, rung, None
-        self.progress_at = now
+        self.progress_at, self.miscounted = now, False
         self._scheduled = self._scheduled or now
         shown = self.text
         self._expected = self.written(facts) if rung is Rung.REPLAY else ""
@@ -189,18 +200,31 @@ class UpstreamGeneration:
 
     def take(self, data: bytes, now: float) -> Piece | None:
         """Turn one chunk into a piece, if it brings anything. `outcome` is set when it says how the reply ends."""
+        finished = self.outcome  # of an earlier chunk: the answer is complete, whatever comes now
         if data == DONE:
-            self.outcome = self.outcome or by_cut("[DONE] without a finish reason")
+            self.outcome = finished or by_cut("[DONE] without a finish reason")
             return None
         try:
-            chunk = chunks.decode(data)
+            chunk = self._read(data)
             if chunks.is_error(chunk):
-                self.outcome = by_error(decoded(data))
+                self.outcome = finished or by_error(chunks.decoded(data))
                 return None
             return self._piece(chunk, now)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, OverflowError) as error:
-            self.outcome = by_malformed(f"chunk ({type(error).__name__})")
+            self.miscounted = finished is not None
+            self.outcome = finished or by_malformed(f"chunk ({type(error).__name__})")
             return None
+
+    def _read(self, data: bytes) -> Chunk:
+        """The chunk; without its counts if they alone cannot be read and it ends the answer. Raises DecodeError."""
+        try:
+            return chunks.decode(data)
+        except msgspec.DecodeError:
+            chunk = chunks.decode_uncounted(data)
+            if not (chunk.choices and chunk.choices[0].finish_reason in GOOD):
+                raise
+            self.miscounted = True
+            return chunk
 
     def _piece(self, chunk: Chunk, now: float) -> Piece | None:
         choice = chunk.choices[0] if chunk.choices else None
@@ -209,12 +233,12 @@ class UpstreamGeneration:
         if choice is None:
             self._correct(chunk)
             return None
-        text, hidden = _text(choice)
+        text, hidden = chunks.text_of(choice)
         count = min(max(0, count), max(0, self._cap + 1 - self._began - self.received))  # more cannot be true
         if choice.finish_reason and self.outcome is None:
             self.outcome = by_finish(choice.finish_reason)
         if self._calls is not None:
-            text, hidden = self._with_calls(self._calls, choice, text), hidden and not _calls(choice)
+            text, hidden = self._with_calls(self._calls, choice, text), hidden and not chunks.calls_of(choice)
         if self._reasoning is not None and choice.delta is not None:
             content = without_marks(text) if self._calls is None else text
             text = self._reasoning.write(choice.delta.reasoning or choice.delta.reasoning_content or "", content)
@@ -234,7 +258,7 @@ class UpstreamGeneration:
     def _with_calls(self, calls: DeltaWriter, choice: Choice, content: str) -> str:
         """The text of a chunk, with its part of calls. Raises ValueError."""
         text = calls.text(content) if content else ""
-        if found := _calls(choice):
+        if found := chunks.calls_of(choice):
             text += calls.write(found)
         return text + calls.end() if choice.finish_reason else text
 
@@ -246,7 +270,7 @@ class UpstreamGeneration:
             return self.received + len(choice.token_ids)
         if self._facts.running_usage and chunk.usage is not None and chunk.usage.completion_tokens:
             return max(self.received, chunk.usage.completion_tokens)
-        text, hidden = _text(choice) if choice is not None else ("", False)
+        text, hidden = chunks.text_of(choice) if choice is not None else ("", False)
         return self.received + (1 if text or hidden else 0)
 
     def _correct(self, chunk: Chunk) -> None:
@@ -335,9 +359,9 @@ class UpstreamGeneration:
 
     # --- the end -------------------------------------------------------------------------------------------------
 
-    def answer(self, text: str, prompt_tokens: int) -> None:
-        """A server has answered the task."""
-        self._answer, self._prompt_tokens = text, prompt_tokens
+    def answer(self, text: str, prompt_tokens: int | None) -> None:
+        """A server has answered the task. `prompt_tokens`: None of one whose count cannot be true."""
+        self._answer, self._prompt_tokens, self.miscounted = text, prompt_tokens or 0, prompt_tokens is None
 
     def last(self, finish: str = "", failure: Failure | None = None) -> Piece:
         """The piece that ends the request. What was held back comes out if the answer is complete."""
@@ -371,24 +395,3 @@ class UpstreamGeneration:
     def spent(self) -> int:
         """Tokens of prompt and reply, for rate limits."""
         return self._prompt_tokens + self.received
-
-
-def _text(choice: Choice) -> tuple[str, bool]:
-    """The text of a chunk, and whether its tokens are hidden from it (reasoning, tool calls)."""
-    delta = choice.delta
-    if delta is None:
-        return choice.text or "", False
-    text = delta.content or ""
-    return text, not text and bool(delta.reasoning or delta.reasoning_content or delta.tool_calls)
-
-
-def _calls(choice: Choice) -> Any:
-    return choice.delta.tool_calls if choice.delta is not None else None
-
-
-def decoded(data: bytes) -> Any:
-    """The JSON of these bytes; None if they are none."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None

@@ -10,8 +10,9 @@ from penstock.engine import Piece
 from workers.engines.stops import joined
 from workers.engines.upstream.http.connection import UpstreamConnection
 from workers.engines.upstream.http.sse import EventSplitter, LineTooLongError
+from workers.engines.upstream.reply.chunks import decoded
 from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_malformed, by_status
-from workers.engines.upstream.reply.generation import DONE, UpstreamGeneration, decoded
+from workers.engines.upstream.reply.generation import DONE, UpstreamGeneration
 
 MAX_ERROR_BYTES = 64 << 10
 FINISH_GRACE_S = 2.0
@@ -58,7 +59,7 @@ class StreamReader:
         try:
             events = self._splitter.feed(data)
         except LineTooLongError:
-            self.settle(by_malformed("line, which has no end"))
+            self.settle(generation.outcome or by_malformed("line, which has no end"))
             return
         ended = False
         for event in events:
