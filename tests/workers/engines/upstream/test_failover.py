@@ -101,7 +101,8 @@ async def test_a_finished_answer_counts_whatever_follows(last: str, kind: str, b
 
 async def test_calls_that_end_malformed_are_no_finished_answer() -> None:
     """The chunk that brings the finish reason also brings more of a call that another one has followed."""
-    calls = [{"index": n, "id": f"c{n}", "function": {"name": "f", "arguments": "{"}} for n in (0, 1, 0)]
+    calls: list[object] = [{"index": n, "function": {"name": "f", "arguments": "{"}} for n in (0, 1)]
+    calls.append({"index": 0, "function": {"arguments": "}"}})
     bad = {"choices": [{"index": 0, "delta": {"tool_calls": calls}, "finish_reason": "tool_calls"}]}
     fake = FakeUpstream("vllm", [Fault(data=b"data: " + json.dumps(bad).encode() + b"\n\n")])
     async with bench(fake, **PATIENT) as desk:
