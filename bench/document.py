@@ -66,6 +66,7 @@ PAGES_OF_DOCS = (
     "production",
     "metrics",
     "clients",
+    "planning",
 )
 
 PAGES = (

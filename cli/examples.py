@@ -156,6 +156,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock bench growth": ("penstock bench growth --quick",),
     "penstock bench engine": ("penstock bench engine --c 4 --rounds 1",),
     "penstock bench gpu": ("penstock bench gpu --seconds 3",),
+    "penstock bench papers": ("penstock bench papers",),
     "penstock bench scale": ("penstock bench scale --quick",),
     "penstock bench order": ("penstock bench order --part gate --quick",),
     "penstock bench replay": ("penstock bench replay --base-url http://127.0.0.1:8000/v1 --rate 4 --seconds 30",),

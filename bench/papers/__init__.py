@@ -1,0 +1,1 @@
+"""The planner's figures beside those that papers published."""
