@@ -110,9 +110,12 @@ def apex_example() -> Iterator[Comparison]:
     for plan, (tokens_s, tpot_ms, kilojoules) in APEX_EXAMPLE.items():
         found = _apex_served(plan)
         case = f"Llama-3-70B on 2 x H100, {plan.name}"
-        yield Comparison("APEX", case, "tokens/s", (tokens_s,), found and found.tokens_s)
-        yield Comparison("APEX", case, "ms a token", (tpot_ms,), found and 1e3 * quantile(found.tpots_s, 0.5))
-        yield Comparison("APEX", case, "kJ", (kilojoules,), found and found.joules / 1e3)
+        figures = (None,) * 3 if found is None else (
+            found.tokens_s, 1e3 * quantile(found.tpots_s, 0.5), found.joules / 1e3
+        )  # fmt: skip
+        published = (("tokens/s", tokens_s), ("ms a token", tpot_ms), ("kJ", kilojoules))
+        for (unit, value), figure in zip(published, figures, strict=True):
+            yield Comparison("APEX", case, unit, (value,), figure)
 
 
 def _apex_served(plan: ParallelPlan) -> ServedLoad | None:
