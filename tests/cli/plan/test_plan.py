@@ -75,7 +75,7 @@ def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ("line", "says"),
     [
         ("memory --model opt-13c --gpu l4", "nearest are opt-13b"),
-        ("memory --model opt-13b --gpu h20", "nearest are h200"),
+        ("memory --model opt-13b --gpu h2000", "nearest are h200"),
         ("memory --model opt-13b --gpu l4", "--tp 2 or --w-bits 8"),
         ("memory --model opt-13b --gpu h200 --in -5", "whole numbers from 1"),
         ("memory --model opt-13b --gpu h200 --in 2000", "--out 48 would fit"),
