@@ -133,6 +133,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock plan simulate": (
         "penstock plan simulate --model opt-13b --gpu h200 --rate 4",
         "penstock plan simulate --model opt-13b --gpu h200 --trace burstgpt.csv",
+        "penstock plan simulate --model opt-13b --gpu l4 --trace .penstock/records",
+    ),
+    "penstock plan fit": (
+        "penstock plan fit --since 1h",
+        "penstock plan fit --records .penstock/records --scale 2",
     ),
     "penstock tune": (
         "penstock tune frontier --url http://127.0.0.1:8000/v1 --requests 60",

@@ -23,6 +23,7 @@ class PlanGroup(Group):
         "place",
         "what-if",
         "simulate",
+        "fit",
     )
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from cli.plan.command import (
 )
 from cli.plan.figures import given as inputs
 from cli.plan.figures import seconds, three
+from cli.plan.records import is_records, records_in, rows_of
 from cli.plan.slo import batch_option, slo_options
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
@@ -34,7 +36,7 @@ from planner.timeline import TimelineRow, simulated, texts_of, timeline, timelin
 @plan_command("simulate")
 @model_options
 @gpu_option
-@click.option("--trace", "path", type=click.Path(path_type=Path), help="BurstGPT's CSV, or APEX's lines in a .jsonl.")
+@click.option("--trace", "path", type=click.Path(path_type=Path), help="A CSV, a .jsonl, or records.")
 @click.option("--scale", type=float, default=1.0, show_default=True, help="So many times as fast as the trace.")
 @click.option("--rate", type=float, default=1.0, show_default=True, help="Without a trace: requests a second.")
 @click.option("--count", type=int, default=1000, show_default=True, help="Without a trace: requests.")
@@ -62,11 +64,14 @@ def simulate(
     slo: LatencySlo,
     efficiency: float,
 ) -> PlanAnswer:
-    """Serve a trace with one parallelism, iteration by iteration, and show who was served in time, and when."""
+    """Serve a trace with one parallelism, iteration by iteration, and show who was served in time, and when.
+
+    A trace is a CSV in BurstGPT's columns, a .jsonl in APEX's form, or Penstock's own records: a file or their folder.
+    """
     plan = ParallelPlan(dp, pp, tp)
     if min(dp, pp, tp) < 1 or not is_valid(plan, model):
         raise PlanError(f"{plan.name} does not divide {model.name}: `penstock plan search` lists what does")
-    if scale <= 0 or rate <= 0 or count < 1:
+    if not (0 < scale < math.inf and 0 < rate < math.inf) or count < 1:
         raise PlanError("--scale and --rate are above 0, and --count from 1")
     lengths.check(model)
     texts, failed = _texts(path, scale, rate, count, lengths, model)
@@ -86,7 +91,7 @@ def simulate(
     }
     note = (
         f"{three(found.tokens_s)} tokens/s over {seconds(found.seconds)}, {three(found.joules_token)} J/token, "
-        f"{evictions} evictions." + (f" {failed} failed requests of the trace are left out." if failed else "")
+        f"{evictions} evictions." + (f" {failed} requests without an answer are left out." if failed else "")
     )
     return PlanAnswer(value, [_table(rows)], timeline_advice(rows, kept.both, slo), notes=[note])
 
@@ -94,11 +99,14 @@ def simulate(
 def _texts(
     path: Path | None, scale: float, rate: float, count: int, lengths: RequestLengths, model: ModelShape
 ) -> tuple[list[ModelText], int]:
-    """The requests, and how many of the trace are left out because they failed. Raises PlanError."""
+    """The requests, and how many of the trace are left out because they had no answer. Raises PlanError."""
     if path is None:
         return requests(lengths, count, rate), 0
-    trace = Trace(path)
     try:
+        if is_records(path):
+            rows, failed = rows_of(records_in(path).requests)
+            return texts_of(cut(rows, scale=scale), model), failed
+        trace = Trace(path)
         return texts_of(cut(trace, scale=scale), model), trace.failed
     except (Malformed, OSError) as error:
         raise PlanError(str(error)) from None

@@ -14,7 +14,7 @@ import csv
 import heapq
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -81,22 +81,31 @@ class Trace:
     def _rows(self) -> Iterator[TraceRow]:
         with self.path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
-            if missing := [name for name in COLUMNS if name not in (rows.fieldnames or ())]:
+            if missing := [name for name in COLUMNS if name not in self._columns(rows)]:
                 raise Malformed(f"{self.path}: no column {', '.join(map(repr, missing))}")
-            for number, row in enumerate(rows, 2):
-                yield _request(row, f"{self.path}, line {number}")
+            try:
+                for row in rows:
+                    yield _request(row, f"{self.path}, line {rows.line_num}")
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise Malformed(f"{self.path}, line {rows.line_num + 1}: {error}") from None
+
+    def _columns(self, rows: csv.DictReader[str]) -> Sequence[str]:
+        try:
+            return rows.fieldnames or ()
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise Malformed(f"{self.path} is no CSV: {error}") from None
 
 
 def _request(row: dict[str, str], where: str) -> TraceRow:
     try:
         at = float(row["Timestamp"])
         prompt, answer = int(float(row["Request tokens"])), int(float(row["Response tokens"]))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise Malformed(f"{where}: {error}") from None
-    if at < 0 or prompt < 0 or answer < 0:
-        raise Malformed(f"{where}: a number is negative")
-    lane = LANES.get(row["Log Type"].strip(), "standard")
-    return TraceRow(at, max(1, prompt), answer, lane, row["Model"].strip(), row.get("Session ID") or "")
+    if at < 0 or prompt < 0 or answer < 0 or not math.isfinite(at):
+        raise Malformed(f"{where}: a number is negative or not finite")
+    lane = LANES.get((row["Log Type"] or "").strip(), "standard")
+    return TraceRow(at, max(1, prompt), answer, lane, (row["Model"] or "").strip(), row.get("Session ID") or "")
 
 
 def cut(

@@ -74,7 +74,7 @@ class PenstockWorker(ModelWorker):
 
     rule: PastFuture
 
-    def __init__(self, engine: ModelEngine, random: Random, targets: LatencyTargets) -> None:
+    def __init__(self, engine: ModelEngine, random: Random, targets: LatencyTargets | None = None) -> None:
         super().__init__(engine, PastFuture(random, targets))
         self.preemptions = 0
         self._shares = SlotShares()

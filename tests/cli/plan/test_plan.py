@@ -230,3 +230,59 @@ def test_bad_input_of_a_simulation(line: str, says: str, capsys: pytest.CaptureF
     assert main(["plan", *line.split()]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and says in said.err
+
+
+APEX = ("StartTimeOffset", "ContextTokens", "GeneratedTokens")
+HEAD = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("t.csv", b"", "no column 'Timestamp'"),
+        ("t.csv", b"a,b\n1,2\n", "no column 'Timestamp'"),
+        ("t.csv", HEAD.encode(), "no request with an answer"),
+        ("t.csv", (HEAD + "1,m,5,0,5,API log\n").encode(), "no request with an answer"),
+        ("t.csv", (HEAD + "1,m,5\n").encode(), "line 2"),
+        ("t.csv", (HEAD + "x,m,5,5,10,API log\n").encode(), "line 2: could not convert"),
+        ("t.csv", (HEAD + "-1,m,5,5,10,API log\n").encode(), "line 2: a number is negative"),
+        ("t.csv", (HEAD + "nan,m,5,5,10,API log\n").encode(), "line 2: a number is negative or not finite"),
+        ("t.csv", (HEAD + "1,m,1e999,5,10,API log\n").encode(), "line 2: cannot convert float infinity"),
+        ("t.csv", b"\xff\xfe\x00\x01", "t.csv is no CSV"),
+        ("t.csv", HEAD.encode() + b"1,m,5,5,10,\xff\n", "t.csv"),
+        ("t.jsonl", b"", "no request with an answer"),
+        ("t.jsonl", b"{}\n", "line 1: Object missing required field"),
+        (
+            "t.jsonl",
+            b'{"StartTimeOffset": -1, "ContextTokens": 1, "GeneratedTokens": 1}\n',
+            "line 1: Expected `int` >= 0",
+        ),
+        ("t.jsonl", b'{"StartTimeOffset": 1, "Conte', "line 1: Input data was truncated"),
+        ("t.jsonl", b'{"kind": "request", "v": 1}\n', "has no record of a request"),
+        ("", b"", "has no record of a request"),
+    ],
+)
+def test_a_bad_trace_is_one_line(
+    name: str, content: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CSV, JSON lines and records, each with what can be wrong in it; "": a folder without records."""
+    if name:
+        (tmp_path / name).write_bytes(content)
+    assert main(["plan", "simulate", "--model", "opt-13b", "--gpu", "h200", "--trace", f"{tmp_path / name}"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and says in said.err
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl"])
+def test_hours_of_a_trace_are_simulated(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three hours of BurstGPT's columns, which follow any order of lines, and of APEX's lines."""
+    at = range(0, 10_800, 10)
+    if name == "t.csv":
+        lines = [HEAD.strip(), *(f"{second},ChatGPT,200,40,240,Conversation log" for second in reversed(at))]
+    else:
+        rows = [(second * 10**9, 200, 40) for second in at]
+        lines = [json.dumps(dict(zip(APEX, row, strict=True))) for row in rows]
+    (tmp_path / name).write_text("\n".join(lines) + "\n")
+    found = asked(capsys, f"simulate --model opt-13b --gpu h200 --trace {tmp_path / name}")
+    assert found["requests"] == 1080 and 10_790 < found["seconds"] < 10_800
+    assert found["timeline"][0]["begin_s"] == 0 and sum(row["requests"] for row in found["timeline"]) == 1080

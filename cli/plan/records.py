@@ -1,0 +1,146 @@
+"""Records of a Penstock as inputs of a plan: what its engines served, and the trace of its requests."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from cli.errors import Problem
+from cli.options import Where
+from cli.report import moment, source
+from planner.calibration import ServedLimits, ServedText
+from planner.facts.catalogue import PlanError
+from planner.simulator.trace import TraceRow
+from telemetry.records.reader import Skipped, decode_line, read_records
+from telemetry.records.schema import Record
+from telemetry.report.requests import Evidence, ReportedRequest, evidence_of
+
+DEFAULT_STEP_TOKENS = 512
+"""Prompt tokens of one step of the embedded and of the simulated engine, unless they are set otherwise."""
+
+
+def records_in(path: Path | None, since: str | None = None) -> Evidence:
+    """The records of a folder or of one file, or those of this folder's instance, from a time on. Raises PlanError."""
+    try:
+        path = source(Where(), None)[0] if path is None else path
+        begin = moment(since, time.time()) if since else 0.0
+    except Problem as error:
+        raise PlanError(f"{error}; {error.next_step}" if error.next_step else str(error)) from None
+    skipped = Skipped()
+    try:
+        found = evidence_of(_of_folder(path, begin, skipped) if path.is_dir() else _of_file(path, begin, skipped))
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror or error}") from None
+    if not found.requests:
+        lost = f" ({skipped.torn} lines are no records)" if skipped.torn else ""
+        raise PlanError(f"{path} has no record of a request{' since ' + since if since else ''}{lost}")
+    return found
+
+
+def _of_folder(path: Path, begin: float, skipped: Skipped) -> Iterator[Record]:
+    if not os.access(path, os.R_OK):
+        raise PermissionError(13, "permission denied")
+    return read_records(path, begin, float("inf"), skipped)
+
+
+def _of_file(path: Path, begin: float, skipped: Skipped) -> Iterator[Record]:
+    """Also of one that was renamed, which `read_records` would not take for records."""
+    with path.open("rb") as file:
+        for line in file:
+            if (record := decode_line(line, skipped)) is not None and getattr(record, "ended_us", 1e18) >= begin * 1e6:
+                yield record
+
+
+def of_model(requests: Iterable[ReportedRequest], model: str | None) -> list[ReportedRequest]:
+    """The requests of one model. Raises PlanError if none is named and there are several, or if there is no such."""
+    found = [each for each in requests if each.record.model]
+    names = sorted({each.record.model for each in found})
+    if model is None and len(names) > 1:
+        raise PlanError(f"the records are of {', '.join(names)}: name one with --model")
+    if model is not None and model not in names:
+        raise PlanError(f"the records have no request of {model}; they are of {', '.join(names) or 'no model'}")
+    return [each for each in found if model in (None, each.record.model)]
+
+
+def served_of(requests: Iterable[ReportedRequest]) -> list[ServedText]:
+    """The texts of the requests that ended in their first attempt: several for a request with several choices."""
+    return list(chain.from_iterable(map(_texts, requests)))
+
+
+def _texts(request: ReportedRequest) -> list[ServedText]:
+    record = request.record
+    begun = record.scheduled_us or record.released_us
+    arrived = record.received_us or record.accepted_us
+    timed = 0 < arrived <= begun <= record.first_us <= record.last_us
+    if not request.completed or record.attempts != 1 or not timed or record.completion_tokens < 1:
+        return []
+    choices = max(1, record.choices)
+    heard = request.stamps.first_sent or record.first_us
+    text = ServedText(
+        record.by, arrived / 1e6, begun / 1e6, record.first_us / 1e6, record.last_us / 1e6, heard / 1e6,
+        max(1, record.prompt_tokens - record.cached_tokens), max(1, record.completion_tokens // choices),
+        record.lane or "standard", record.tenant,
+    )  # fmt: skip
+    return [text] * choices
+
+
+def limits_of(evidence: Evidence, served: Iterable[ServedText], step_tokens: int) -> ServedLimits:
+    """What an engine takes at once, as its worker's samples say; without them, what one was seen to hold."""
+    names = {each.worker for each in served}
+    samples = [each for (name, _), rows in evidence.samples.items() if name in names for each in rows]
+    slots = max((each.slots for each in samples), default=0) or max(_at_once(_spans_by_worker(served)), default=1)
+    return ServedLimits(slots, max((each.kv_tokens for each in samples), default=0), step_tokens)
+
+
+def workers_of(served: Iterable[ServedText]) -> int:
+    """How many workers served at the same time, at most: each from its first text to its last."""
+    spans = [(min(begin for begin, _ in each), max(end for _, end in each)) for each in _spans_by_worker(served)]
+    return max(_at_once([spans]), default=1)
+
+
+def _spans_by_worker(served: Iterable[ServedText]) -> list[list[tuple[float, float]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for each in served:
+        found.setdefault(each.worker, []).append((each.begun_s, each.last_s))
+    return list(found.values())
+
+
+def _at_once(groups: Iterable[list[tuple[float, float]]]) -> list[int]:
+    """The most spans of each group that overlap."""
+    found = []
+    for spans in groups:
+        changes = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+        at_once = most = 0
+        for _, change in changes:
+            at_once += change
+            most = max(most, at_once)
+        found.append(most)
+    return found
+
+
+def is_records(path: Path) -> bool:
+    """Whether a file or folder has records, by its first line."""
+    if path.is_dir():
+        return True
+    if path.suffix != ".jsonl":
+        return False
+    with path.open("rb") as file:
+        return b'"kind"' in next(iter(file), b"")
+
+
+def rows_of(requests: Iterable[ReportedRequest]) -> tuple[list[TraceRow], int]:
+    """The requests as a trace, by their arrival, and how many are left out because they had no answer."""
+    requests = list(requests)
+    answered = [each for each in requests if each.completed and each.record.completion_tokens > 0]
+    arrived = [((each.stamps.received or each.record.ended_us) / 1e6, each.record) for each in answered]
+    begin = min((at for at, _ in arrived), default=0.0)
+    rows = [
+        TraceRow(
+            at - begin, max(1, each.prompt_tokens), each.completion_tokens, each.lane or "standard", each.model
+        )
+        for at, each in arrived
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: row.at), len(requests) - len(rows)

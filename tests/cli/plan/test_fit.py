@@ -1,0 +1,122 @@
+"""`penstock plan fit` and traces from records: what a Penstock recorded becomes step times, and the trace of a plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served_texts import served_texts
+
+from cli.__main__ import main
+from planner.calibration import ServedText
+from telemetry.records.schema import ENCODER, RequestRecord, SampleRecord
+
+BEGAN_US = 1_764_000_000_000_000
+
+
+def record_of(number: int, text: ServedText, **more: Any) -> RequestRecord:
+    def stamp(at_s: float) -> int:
+        return BEGAN_US + round(1e6 * at_s)
+
+    given: dict[str, Any] = {
+        "id": f"j{number}", "state": "completed", "model": "m", "lane": "interactive", "by": text.worker,
+        "ended_us": stamp(text.last_s), "received_us": stamp(text.arrived_s), "accepted_us": stamp(text.arrived_s),
+        "started_us": stamp(text.begun_s), "released_us": stamp(text.begun_s), "first_us": stamp(text.first_s),
+        "last_us": stamp(text.last_s), "prompt_tokens": text.prompt, "completion_tokens": text.answer, "attempts": 1,
+    }  # fmt: skip
+    return RequestRecord(**given | more)
+
+
+def recorded(folder: Path, texts: list[ServedText], **more: Any) -> Path:
+    """A folder of records with the sample of their worker."""
+    folder.mkdir(exist_ok=True)
+    sample = SampleRecord(
+        at_us=BEGAN_US, role="worker", process="w", pid=1, model="m", cpu_s=0.0, slots=16, kv_tokens=100_000
+    )
+    lines = [ENCODER.encode(each) for each in [sample, *(record_of(n, t, **more) for n, t in enumerate(texts))]]
+    (folder / "20251124T000000.000-worker-1.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    return folder
+
+
+def test_the_records_are_fitted_and_half_predicts_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = recorded(tmp_path / "r", served_texts())
+    assert main(["plan", "fit", "--records", f"{folder}", "--scale", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["requests"], found["texts"], found["workers"], found["slots"]) == (400, 400, 1, 16)
+    assert max(found["median_errors"].values()) < 0.1
+    assert found["decode"]["fixed_s"] == pytest.approx(0.012, rel=0.05)
+    assert found["scaled"]["ttft_p90_s"] > max(load["predicted"]["ttft_p50_s"] for load in found["loads"])
+    assert main(["plan", "fit", "--records", f"{folder}", "--scale", "2"]) == 0
+    page = capsys.readouterr().out
+    assert "held out" in page and "2 times as fast" in page and "may be planned with" in page
+
+
+def test_what_did_not_end_in_its_first_attempt_is_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = recorded(tmp_path / "r", served_texts())
+    bad = [
+        record_of(1000, served_texts()[0], attempts=2),
+        record_of(1001, served_texts()[0], state="cancelled"),
+        record_of(1002, served_texts()[0], first_us=0),
+    ]
+    path = folder / "20251124T000001.000-worker-2.jsonl"
+    path.write_bytes(b"".join(ENCODER.encode(each) + b"\n" for each in bad) + b'{"kind": "request", "ha')
+    assert main(["plan", "fit", "--records", f"{folder}"]) == 0
+    assert "400 of 403 requests are used" in capsys.readouterr().out
+
+
+def test_a_request_of_several_choices_is_several_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = recorded(tmp_path / "r", served_texts(), choices=2)
+    assert main(["plan", "fit", "--records", f"{folder}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["texts"] == 800
+
+
+@pytest.mark.parametrize("name", ["20251124T000000.000-worker-1.jsonl", "kept.jsonl", ""])
+def test_records_are_a_trace_of_a_plan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder, or one file whatever its name."""
+    folder = recorded(tmp_path / "r", served_texts()[:60])
+    if name:
+        (folder / "20251124T000000.000-worker-1.jsonl").rename(folder / name)
+    line = ["plan", "simulate", "--model", "opt-13b", "--gpu", "h200", "--trace", f"{folder / name}", "--json"]
+    assert main(line) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["requests"] == 60 and found["failed_in_trace"] == 0
+    last_s = max(text.arrived_s for text in served_texts()[:60]) - served_texts()[0].arrived_s
+    assert found["seconds"] == pytest.approx(last_s, abs=5)
+
+
+@pytest.mark.parametrize(
+    ("written", "options", "says"),
+    [
+        (None, "", "No such file"),
+        ("", "", "has no record of a request"),
+        ("no json\n", "", "1 lines are no records"),
+        ("few", "", "3 requests can be used, and a fit needs 40"),
+        ("all", "--model other", "no request of other; they are of m"),
+        ("two", "", "the records are of a, b: name one with --model"),
+        ("all", "--since yesterday", "'yesterday' is no time"),
+        ("all", "--since 1h", "has no record of a request since 1h"),
+        ("all", "--scale 0", "--scale 0: above 0"),
+        ("all", "--scale nan", "--scale nan: above 0"),
+        ("all", "--step-tokens 0", "a step computes at least 1"),
+    ],
+)
+def test_bad_records_are_one_line(
+    written: str | None, options: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, texts = tmp_path / "r", served_texts()
+    if written == "two":
+        recorded(path, texts[:50], model="a")
+        lines = b"".join(ENCODER.encode(record_of(n, text, model="b")) + b"\n" for n, text in enumerate(texts))
+        (path / "20251124T000001.000-worker-2.jsonl").write_bytes(lines)
+    elif written in ("few", "all"):
+        recorded(path, texts[:3] if written == "few" else texts)
+    elif written is not None:
+        path.mkdir()
+        (path / "20251124T000000.000-worker-1.jsonl").write_text(written)
+    assert main(["plan", "fit", "--records", f"{path}", *options.split()]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and says in said.err

@@ -1,0 +1,47 @@
+"""Calibration: the step times of a known engine come back from the requests that it has served."""
+
+from __future__ import annotations
+
+import pytest
+from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
+
+from planner.calibration import ServedLimits, by_worker, fitted
+from planner.facts.catalogue import PlanError
+
+
+def test_a_known_engine_comes_back() -> None:
+    found = fitted(served_texts(), LIMITS)
+    for texts, held, prefilled in ((1, 200, 0), (8, 6000, 0), (16, 20_000, 0), (4, 2000, 500)):
+        assert found.times.step_s(texts, held, prefilled) == pytest.approx(
+            TRUTH.step_s(texts, held, prefilled), rel=0.04
+        )
+    assert found.delay_s == pytest.approx(DELAY_S, abs=0.004) and found.path_s == pytest.approx(PATH_S, abs=0.001)
+
+
+def test_workers_are_fitted_together_and_do_not_count_beside_each_other() -> None:
+    """The same texts on two workers at the same times tell the same."""
+    texts = served_texts()
+    twice = [each._replace(worker=name) for name in ("a", "b") for each in texts]
+    assert list(by_worker(twice)) == ["a", "b"]
+    one, both = fitted(texts, LIMITS), fitted(twice, LIMITS)
+    assert both.times.step_s(8, 4000, 0) == pytest.approx(one.times.step_s(8, 4000, 0), rel=0.01)
+
+
+def test_requests_all_alike_tell_what_a_step_takes() -> None:
+    """What cannot be told is 0: a text alone of one length tells no share of a text or of the cache."""
+    alike = [
+        each._replace(prompt=100, answer=11, begun_s=n, arrived_s=n, first_s=n + 0.1, last_s=n + 0.3, heard_s=n + 0.1)
+        for n, each in enumerate(served_texts()[:60])
+    ]
+    found = fitted(alike, LIMITS)
+    assert found.times.step_s(1, 100, 0) == pytest.approx(0.02, rel=0.01)
+
+
+def test_too_little_is_refused() -> None:
+    with pytest.raises(PlanError, match="at least 40 are needed"):
+        fitted(served_texts()[:10], LIMITS)
+
+
+def test_the_simulator_gets_a_cache_of_any_size_if_only_slots_limit_it() -> None:
+    found = fitted(served_texts(), ServedLimits(slots=3))
+    assert found.shape.slots == 3 and found.shape.kv_tokens > 1e9

@@ -1,0 +1,82 @@
+"""Prediction: half of the loads predicts the others, in an open and in a closed loop, and what is too far is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
+
+from planner.calibration import EngineFit
+from planner.facts.catalogue import PlanError
+from planner.prediction import compared, errors_of, figures, fit_advice, loads_of, predicted, predicted_clients
+
+EXACT = EngineFit(TRUTH, LIMITS, DELAY_S, PATH_S, 0)
+
+
+def test_half_of_the_loads_predicts_the_others() -> None:
+    """With noise of up to 5 %."""
+    _, found = compared(loads_of(served_texts(noise=0.05)), LIMITS, 1)
+    errors = errors_of(found)
+    assert sum(each.held_out for each in found) in (len(found) // 2, (len(found) + 1) // 2) and len(found) >= 4
+    assert max(errors.tokens_s, errors.ttft_p50_s, errors.ttft_p90_s, errors.tpot_p50_s) < 0.08
+    assert "may be planned with" in fit_advice(found, errors)
+
+
+def test_what_is_held_out_is_not_fitted() -> None:
+    """Loads that were twice as slow as the fitted ones are predicted wrong, and the advice says so."""
+    loads = loads_of(served_texts())
+    for load in loads[1::2]:
+        load[:] = [
+            each._replace(
+                first_s=each.begun_s + 2 * (each.first_s - each.begun_s),
+                heard_s=each.begun_s + 2 * (each.first_s - each.begun_s),
+                last_s=each.begun_s + 2 * (each.last_s - each.begun_s),
+            )
+            for each in load
+        ]
+    _, found = compared(loads, LIMITS, 1)
+    errors = errors_of(found)
+    assert errors.tpot_p50_s == pytest.approx(0.5, abs=0.1) and "too far" in fit_advice(found, errors)
+
+
+def test_loads_are_cut_where_nothing_is_in_flight_and_hold_every_text_once() -> None:
+    texts = served_texts()
+    loads = loads_of(texts)
+    assert sorted(each for load in loads for each in load) == sorted(texts)
+    ends = [max(each.last_s for each in load) for load in loads]
+    assert all(end <= load[0].arrived_s for end, load in zip(ends, loads[1:], strict=False))
+
+
+def test_a_load_without_a_pause_is_cut_into_equal_parts() -> None:
+    busy = [each._replace(last_s=1e6) for each in served_texts()]
+    loads = loads_of(busy)
+    assert len(loads) == 8 and {len(load) for load in loads} == {50}
+    with pytest.raises(PlanError, match="39 requests can be used, and a fit needs 40"):
+        loads_of(busy[:39])
+
+
+def test_twice_the_load_waits_longer_and_two_workers_less() -> None:
+    texts = served_texts(rates=(2, 3))
+    one, fast, two = (predicted(EXACT, texts, *how) for how in ((1, 1.0), (1, 2.0), (2, 2.0)))
+    p90 = [figures(EXACT, each).ttft_p90_s for each in (one, fast, two)]
+    assert p90[0] < p90[1] and p90[2] < p90[1]
+    assert [text.output for text in one] == [each.answer for each in texts], "in the order of what was served"
+
+
+def test_a_closed_loop_keeps_its_clients_busy() -> None:
+    """A client alone: prefill, steps, and the way in between; sixteen yield more tokens a second, but not 16 times."""
+    lengths = [(100, 20)] * 64
+    alone = predicted_clients(EXACT, 1, lengths)
+    each_s = TRUTH.step_s(1, 100, 100) + sum(TRUTH.step_s(1, 101 + done, 0) for done in range(19))
+    assert alone[-1].ended_s == pytest.approx(64 * (each_s + DELAY_S + PATH_S) - DELAY_S - PATH_S, rel=0.01)
+    many = predicted_clients(EXACT, 16, lengths)
+    assert len(many) == 64 and all(text.generated == 20 for text in many)
+    rates = [figures(EXACT, each).tokens_s for each in (alone, many)]
+    assert 2 * rates[0] < rates[1] < 16 * rates[0]
+
+
+def test_a_load_without_a_figure_counts_in_no_error() -> None:
+    _, found = compared(loads_of(served_texts()), LIMITS, 1)
+    empty = replace(found[1], measured=replace(found[1].measured, tpot_p50_s=0.0))
+    assert errors_of([found[0], empty]).tpot_p50_s == 0.0
