@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.output import styled, terminal_width
-from telemetry.latency import PARTS
+from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.report.energy import EnergyFigures
 from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
 from telemetry.report.ideal import ModelRunTime
@@ -115,6 +115,9 @@ def _parts(whole: GroupFigures) -> RenderableType:
             percent(spent / total),
             Text(bar, COLOURS[GROUP_OF[part.name]]),
         )
+    if whole.egress_first is not None:
+        name = EGRESS_FIRST.name.replace("_", " ")
+        table.add_row(name, duration(whole.egress_first.mean), "–", Text("beside decode", "dim"))
     return table
 
 

@@ -22,6 +22,9 @@ INPUT_TOKENS = "gen_ai.usage.input_tokens"
 CACHED_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 
+FIRST_SENT = "first token sent"
+"""Event of a request's span: the first token was written to the connection."""
+
 PROVIDER_NAME = "penstock"
 """Value of PROVIDER: the conventions ask for the system that a client sees."""
 

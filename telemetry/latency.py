@@ -9,7 +9,7 @@ with its last token, not with its first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -105,6 +105,19 @@ GROUPS = {
     "engine": ("prefill", "decode"),
 }
 """Parts by cause: the overhead of the path, waiting for a slot, generation."""
+
+
+def engine_parts(times: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Names and lengths of the parts up to the engine's last token, as `split` has them; a cheaper form for counting.
+
+    Args:
+        times: when the request was received and when each of these parts ended, in one unit; 0: not known.
+    """
+    since = times[0]
+    for part, end in zip(PARTS, times[1:], strict=False):
+        if end and since:
+            yield part.name, max(0, end - since)
+        since = end or since
 
 
 @dataclass(frozen=True, slots=True)

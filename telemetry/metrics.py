@@ -87,6 +87,7 @@ class Metrics:
         self.preemptions = self._counted("penstock_preemptions_total")
         self.fallbacks = self._counted("penstock_fallbacks_total")
         self.queue_time = self._observed("penstock_queue_time_seconds")
+        self.parts = self._observed("penstock_part_seconds")
         self.tokens = self._counted("penstock_tokens_total")
         self.cancel_to_abort = self._histogram("penstock_cancel_to_abort_seconds")
         self.deadline_misses = self._counter("penstock_deadline_misses_total")

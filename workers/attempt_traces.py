@@ -48,23 +48,23 @@ class AttemptTraces:
         self._open: dict[str, _Open] = {}
         """By job."""
 
-    def claimed(self, attempt: Attempt) -> None:
-        """Write the span of the wait that ends now, and begin that of the attempt."""
+    def claimed(self, attempt: Attempt, ago_us: int = 0) -> None:
+        """Write the span of the wait that has ended, and begin that of the attempt. `ago_us`: since the claim."""
         job, claim = attempt.job, attempt.claim
         attempt.trace = extract(job.trace).get(TRACEPARENT, "")
         if not (self.tracing.recording and is_sampled(job.trace)):
             return
-        now_ns, earlier = time.time_ns(), own_attempts(job, claim.earlier)
+        claimed_ns, earlier = time.time_ns() - 1000 * max(0, ago_us), own_attempts(job, claim.earlier)
         # The store's clock measured the wait; this process's clock places it.
         waits_since_ms = earlier[-1].ended_ms if earlier else claim.created_ms
         about: Attributes = {names.JOB_ID: job.id, names.PRIORITY: str(job.priority), names.ATTEMPT: claim.attempt}
-        began_ns = now_ns - max(0, claim.claimed_ms - waits_since_ms) * 1_000_000
-        self.tracing.span("queue", job.trace, "consumer", began_ns, about).end(now_ns)
+        began_ns = claimed_ns - max(0, claim.claimed_ms - waits_since_ms) * 1_000_000
+        self.tracing.span("queue", job.trace, "consumer", began_ns, about).end(claimed_ns)
         span = self.tracing.span(
             span_name(job),
             job.trace,
             "internal",
-            now_ns,
+            claimed_ns,
             {**about, **requested(job), names.TENANT: job.tenant, names.WORKER: self._worker},
             link_before(job, earlier),
             attempt_id(job, claim.claimed_ms),

@@ -10,6 +10,7 @@ from streaming.fleet.process import Served
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import HANDED_BACK
 from streaming.jobs.terminal import Terminal
+from telemetry.latency import PARTS, engine_parts
 from telemetry.logs import EventLog
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
@@ -77,12 +78,13 @@ class Recorder:
         """Of jobs that are over, by job, until the store has their ends."""
         kinds = ("prompt", "completion", "cached")
         self._prompt, self._completion, self._cached = (metrics.tokens.labels(model, kind) for kind in kinds)
+        self._parts = {part.name: metrics.parts.labels(model, part.name) for part in PARTS[:-1]}
         self._tally = tally or WorkCounters()
         self._cancelled: dict[str, float] = {}
         self._evictions = self._miscounted = 0
 
-    def claimed(self, attempt: Attempt) -> None:
-        """Record that the worker claimed a job."""
+    def claimed(self, attempt: Attempt, now_us: int = 0) -> None:
+        """Record that the worker claimed a job. `now_us`: Redis time, 0: not known."""
         job, claim = attempt.job, attempt.claim
         waited_s = max(0, claim.claimed_ms - claim.created_ms) / 1000
         self.metrics.claims.labels(self._model, job.priority).inc()
@@ -92,7 +94,7 @@ class Recorder:
             self.metrics.continuations.labels(self._model).inc()
         if claim.attempt == 1:
             self.metrics.queue_time.labels(self._model, job.priority).observe(waited_s)
-        self.traces.claimed(attempt)
+        self.traces.claimed(attempt, now_us - claim.claimed_us if now_us and claim.claimed_us else 0)
 
     def cancelled(self, job_id: str) -> None:
         """Record that a cancel arrived."""
@@ -104,6 +106,8 @@ class Recorder:
         metrics, usage = self.metrics, end.usage
         self._tally.ended(attempt.job.priority, end)
         metrics.jobs.labels(self._model, end.state).inc()
+        if end.state is JobState.COMPLETED:
+            self._count_parts(attempt, end)
         if end.served_by:
             self._served_by_others(attempt)
         else:
@@ -118,6 +122,14 @@ class Recorder:
             self.failed(end)
         self.traces.over(attempt, end)
         self._trace_ids[end.job] = attempt.trace[3:35]
+
+    def _count_parts(self, attempt: Attempt, end: Terminal) -> None:
+        """Count how long the job took by part, up to the engine's last token; the API counts the rest."""
+        claim, made = attempt.claim, end.generated
+        started_us = claim.started_us or claim.claimed_us
+        times = (attempt.job.received_us, claim.accepted_us, started_us, claim.claimed_us)
+        for part, spent_us in engine_parts((*times, made.released, made.scheduled, made.first, made.last)):
+            self._parts[part].observe(spent_us / 1_000_000)
 
     def _served_by_others(self, attempt: Attempt) -> None:
         """Count the tokens of a job whose answer, or a part of it, another model gave."""

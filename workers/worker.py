@@ -228,7 +228,7 @@ class Worker:
         self._attempts[claim.job.id] = attempt
         for address in self._claimer.followers(claim.job.id):
             attempt.follow(address)
-        self._recorder.claimed(attempt)
+        self._recorder.claimed(attempt, self._now_us(attempt.partition))
         if failure := refusal or unsupported(claim.job, self._card.capabilities):
             attempt.stop(JobState.FAILED, failure)
         elif self._claimer.was_cancelled(claim.job.id):

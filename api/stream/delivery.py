@@ -7,7 +7,13 @@ import time
 from api.admission import Admitted
 from api.services import Services
 from streaming.jobs.deliveries import Delivered
+from streaming.jobs.job import JobState
+from streaming.jobs.terminal import Terminal
+from telemetry.conventions import FIRST_SENT
+from telemetry.latency import EGRESS_FIRST, PARTS
+from telemetry.metrics import Metrics
 from telemetry.records.schema import DeliveryRecord
+from telemetry.tracing import current
 
 
 class Delivery:
@@ -34,9 +40,9 @@ class Delivery:
         """The end of the answer was written to the connection."""
         self._last_sent = time.monotonic()
 
-    def note(self, services: Services, admitted: Admitted) -> None:
-        """Record the timestamps, for the job's timing and on the local disk, unless another request created the job
-        (same idempotency key)."""
+    def note(self, services: Services, admitted: Admitted, end: Terminal | None) -> None:
+        """Record the timestamps, for the job's timing, in its trace, in the metrics and on the local disk, unless
+        another request created the job (same idempotency key). `end`: of the job, if this process has it."""
         if admitted.accepted.joined or not (self._first_received or self._last_received):
             return
         clock, partition, whole = services.clock, admitted.partition, not admitted.request.streams
@@ -50,6 +56,23 @@ class Delivery:
         )
         services.deliveries.note(admitted.job.id, delivered)
         services.records.write(_record(admitted.job.id, services.name, delivered))
+        self._mark_trace()
+        if end is not None and end.state is JobState.COMPLETED:
+            count_parts(services.metrics, admitted.job.model, delivered, end)
+
+    def _mark_trace(self) -> None:
+        """Add the moment of the first token to the span of the request, if its trace is recorded."""
+        span = current()
+        if span is not None and span.recorded and self._first_sent:
+            span.add_event(FIRST_SENT, time.time_ns() - int((time.monotonic() - self._first_sent) * 1e9))
+
+
+def count_parts(metrics: Metrics, model: str, delivered: Delivered, end: Terminal) -> None:
+    """Count how long the answer of a completed job was on its way from the engine to the client."""
+    ways = ((PARTS[-1], end.last_ms, delivered.last_sent), (EGRESS_FIRST, end.first_ms, delivered.first_sent))
+    for part, made_ms, sent_us in ways:
+        if made_ms and sent_us:
+            metrics.parts.labels(model, part.name).observe(max(0, sent_us - 1000 * made_ms) / 1_000_000)
 
 
 def _record(job_id: str, process: str, delivered: Delivered) -> DeliveryRecord:

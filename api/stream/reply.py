@@ -138,7 +138,7 @@ class Reply:
     def _measure_end(self) -> None:
         metrics, terminal = self._metrics, self._buffer.terminal
         metrics.duration.observe(end_to_end(self._received, time.monotonic()))
-        self._delivery.note(self._services, self._admitted)
+        self._delivery.note(self._services, self._admitted, terminal)
         if terminal is not None:
             self._services.waits.completions.ended(self._job.model)
             metrics.input.observe(terminal.usage.prompt)

@@ -28,6 +28,18 @@ TRACES = (
         (ATTEMPTS + "a_preempted_attempt_and_the_next_one_are_linked",),
     ),
     Bug(
+        "a claim that is traced when its worker sees it",
+        "What held a claimed job up before its worker began it is in no span: the trace has a gap.",
+        (
+            Edit(
+                "workers/attempt_traces.py",
+                "        claimed_ns, earlier = time.time_ns() - 1000 * max(0, ago_us), own",
+                "        claimed_ns, earlier = time.time_ns(), own",
+            ),
+        ),
+        (ATTEMPTS + "a_claim_that_waited_for_its_worker_ends_the_wait_when_it_was_made",),
+    ),
+    Bug(
         "a client that decides what is recorded",
         "Clients that sample all of their own traces fill the collector, whatever the ratio is.",
         (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from telemetry.catalogue.spec import GEN_AI, MetricSpec
+from telemetry.latency import EGRESS_FIRST, PARTS
 
 TTFT_BUCKETS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 30, 60)
 TPOT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 DURATION_BUCKETS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 327.68)
 QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200)
+PART_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 300)
 ABORT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 USAGE_BUCKETS = tuple(4**power for power in range(11))
 """Upper bounds in seconds (tokens for the last); close to those the GenAI conventions advise."""
@@ -137,6 +139,17 @@ JOBS = (
         ("model", "priority"),
         buckets=QUEUE_BUCKETS,
         watch="if TTFT is high: whether the queue or the engine causes it",
+    ),
+    MetricSpec(
+        "penstock_part_seconds",
+        "histogram",
+        "s",
+        "worker, api",
+        "Time of completed jobs by part, as in the timing of one job; both egress parts to a millisecond.",
+        ("model", "part"),
+        tuple(each.name for each in (*PARTS, EGRESS_FIRST)),
+        PART_BUCKETS,
+        watch="which part of a request became slower",
     ),
     MetricSpec(
         "penstock_tokens_total",

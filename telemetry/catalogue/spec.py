@@ -23,6 +23,7 @@ LABELS: Mapping[str, str] = {
     "gpu": "the UUID of a GPU of this machine",
     "kind": "prompt, completion, cached",
     "model": "a configured model",
+    "part": "a part of [a job's timing](operations.md#where-a-requests-time-went)",
     "priority": "the lane: interactive, standard, batch",
     "reason": "as the row says",
     "role": "api, worker, scheduler, offline",

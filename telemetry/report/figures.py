@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from telemetry.latency import EGRESS_FIRST
 from telemetry.records.schema import SampleRecord
 from telemetry.report.energy import EnergyFigures
 from telemetry.report.requests import GROUP_OF, PART_NAMES, Evidence, ReportedRequest
@@ -45,6 +46,8 @@ class GroupFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Of completed requests."""
     parts: Mapping[str, float]
     """The sum of each part over the completed requests."""
+    egress_first: Distribution | None = None
+    """From the engine's first token to the client: beside decode, so it is no part of the sum. Of streamed answers."""
     preempted: int = 0
     lost: int = 0
 
@@ -126,10 +129,13 @@ def group_of(name: str, requests: Sequence[ReportedRequest]) -> GroupFigures:
     """Figures of these requests."""
     done = [each for each in requests if each.completed]
     parts: dict[str, int] = dict.fromkeys(PART_NAMES, 0)
+    first_ways: list[float | None] = []
     for each in done:
-        for part, spent in each.split.parts.items():
-            if part in parts:
-                parts[part] += max(0, spent or 0)
+        spent_us = each.split.parts
+        for part in PART_NAMES:
+            parts[part] += max(0, spent_us[part] or 0)
+        way = spent_us[EGRESS_FIRST.name]
+        first_ways.append(None if way is None else max(0, way) / 1000)
     records = [each.record for each in requests]
     return GroupFigures(
         name=name,
@@ -143,6 +149,7 @@ def group_of(name: str, requests: Sequence[ReportedRequest]) -> GroupFigures:
         itl=distribution(each.itl_ms for each in done),
         e2e=distribution(each.e2e_ms for each in done),
         parts={part: spent / 1000 for part, spent in parts.items()},
+        egress_first=distribution(first_ways),
         preempted=sum(record.preempted for record in records),
         lost=sum(record.lost for record in records),
     )

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 
-from telemetry.latency import PARTS
+from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.report.figures import Distribution, GroupFigures, group_shares
 from telemetry.report.plots import curve_plot, parts_plot, time_plot
 from telemetry.report.report import RequestReport
@@ -110,6 +110,8 @@ def _plots(report: RequestReport) -> str:
         for part in PARTS
         if whole.parts[part.name]
     ]
+    if whole.egress_first is not None:
+        rows.append((EGRESS_FIRST.name, "beside decode", duration(whole.egress_first.mean), EGRESS_FIRST.meaning))
     return (
         "<section><h2>Where the time went</h2>"
         f"{parts_plot(whole.parts, f'Time of completed requests by part: {words}.')}"

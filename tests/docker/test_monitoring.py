@@ -33,6 +33,7 @@ SHOWN = {
     "penstock_stream_resets_total", "penstock_gate_refusals_total", "penstock_worker_kv_tokens",
     "penstock_worker_kv_used_tokens", "penstock_engine_evictions_total", "penstock_gate_reserve_ratio",
     "penstock_gpu_energy_joules", "penstock_gpu_busy_ratio", "penstock_cancel_to_abort_seconds_bucket",
+    "penstock_part_seconds_sum",
 }  # fmt: skip
 """What an operator must be able to see without asking for it."""
 

@@ -13,6 +13,7 @@ from telemetry.latency import (
     GROUPS,
     PARTS,
     Stamps,
+    engine_parts,
     inter_token_latency,
     split,
     time_per_output_token,
@@ -78,6 +79,16 @@ def test_a_delay_is_in_exactly_one_part(step: int) -> None:
     before, after = split(WHOLE, over=True), split(replace(WHOLE, **late), over=True)
     grown = {name: (after.parts[name] or 0) - (time or 0) for name, time in before.parts.items()}
     assert grown == {name: 50_000 if name == PARTS[step].name else 0 for name in grown}
+
+
+@given(st.lists(st.integers(0, 2**50), min_size=8, max_size=8), st.sets(st.integers(0, 7)))
+def test_the_parts_up_to_the_last_token_are_those_of_the_split(steps: list[int], missing: set[int]) -> None:
+    """Whichever stamps are missing: the counted parts are those that the timing of the job shows."""
+    times = [0 if number in missing else sum(steps[: number + 1]) + 1 for number in range(8)]
+    names = ("received", *(part.ends for part in PARTS[:-1]))
+    found = split(Stamps(**{name: at or None for name, at in zip(names, times, strict=True)}), over=False)
+    known = {part.name: found.parts[part.name] for part in PARTS[:-1] if found.parts[part.name] is not None}
+    assert dict(engine_parts(times)) == known
 
 
 def test_a_job_under_way_shows_what_is_known() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -59,6 +60,23 @@ def claimed(job: Job, number: int, claimed_ms: int, earlier: tuple[PastAttempt, 
 def sampled(tracing: Tracing) -> Job:
     changed: Job = replace(JOB, trace=tracing.enter("chat").carrier())
     return changed
+
+
+def test_a_claim_that_waited_for_its_worker_ends_the_wait_when_it_was_made(
+    tracing: Tracing, collector: Collector
+) -> None:
+    """The time between the claim and the worker's hand-over to its engine belongs to the attempt, not to no span."""
+    job = sampled(tracing)
+    traces, held = AttemptTraces(tracing, "worker-1"), claimed(job, 1, 3_000)
+    now_ns = time.time_ns()
+    traces.claimed(held, 5_000_000)
+    end = Terminal(job.id, JobState.COMPLETED, 0)
+    traces.over(held, end)
+    traces.written([end])
+    tracing.close()
+    wait, attempt = (next(span for span in collector.sent if span.name == name) for name in ("queue", "chat m"))
+    assert wait.end_time_unix_nano == attempt.start_time_unix_nano <= now_ns - 4_000_000_000
+    assert wait.end_time_unix_nano - wait.start_time_unix_nano == 2_000_000_000
 
 
 def test_a_preempted_attempt_and_the_next_one_are_linked(tracing: Tracing, collector: Collector) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.engine import ChatTurn, Failure, Sampling, Stats
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim
-from streaming.jobs.terminal import Terminal
+from streaming.jobs.terminal import Generated, Terminal
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
@@ -76,6 +77,19 @@ def test_failed_jobs_alone_are_counted_as_failures(metrics: Metrics) -> None:
     recorder.ended(attempt(1), Terminal(JOB.id, JobState.COMPLETED, 0))
     assert shown(metrics, "penstock_job_failures_total") == {("engine_error",): 1}
     assert shown(metrics, "penstock_jobs_total").keys() == {("m", str(state)) for state in JobState if state.final}
+
+
+def test_the_parts_of_completed_jobs_are_counted(metrics: Metrics) -> None:
+    """In seconds, up to the engine's last token; not of a job that failed, and not a part whose end is not known."""
+    recorder, held = Recorder("m", metrics, Tracing()), attempt(1)
+    held.claim = replace(held.claim, accepted_us=1_000_000, claimed_us=3_000_000)
+    made = Generated(3_500_000, 0, 4_000_000, 9_000_000)
+    recorder.ended(held, Terminal(JOB.id, JobState.FAILED, 0, failure=Failure("x", "", 500), generated=made))
+    recorder.ended(held, Terminal(JOB.id, JobState.COMPLETED, 0, generated=made))
+    counts = {part: count for (_, part), count in shown(metrics, "penstock_part_seconds_count").items() if count}
+    sums = {part: spent for (_, part), spent in shown(metrics, "penstock_part_seconds_sum").items() if part in counts}
+    assert sums == {"queue": 2.0, "retries": 0.0, "gate": 0.5, "prefill": 0.5, "decode": 5.0}
+    assert counts == dict.fromkeys(sums, 1)
 
 
 def test_the_slots_of_the_engine_are_shown(metrics: Metrics) -> None:

@@ -3,9 +3,10 @@
 import { api } from "./api.js";
 import { count, milliseconds, plural, seconds } from "./format.js";
 import { watch } from "./live.js";
-import { act, badge, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, section, table, when } from "./parts.js";
+import { act, badge, bar, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, section, table, when } from "./parts.js";
 import { Growing, follow } from "./stream.js";
 
+const GROUPS = { queue: "wait", retries: "wait", engine_wait: "wait", prefill: "engine", decode: "engine" };
 const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
 
 export function job({ root, signal, id, go, title }) {
@@ -108,12 +109,22 @@ function timeline(found) {
     h("div", { class: "dim" }, when(step.at, { relative: false }), number ? ` +${seconds(Math.max(0, step.at - steps[number - 1].at))}` : ""))));
 }
 
+/** Each part as a bar at its place in the request's time; a first token on its way is beside the engine's work. */
 function parts(timing) {
   const known = Object.entries(timing.parts_ms).filter(([name, value]) => value !== null && name !== "egress_first");
-  const total = known.reduce((sum, [, value]) => sum + value, 0);
+  const total = known.reduce((sum, [, value]) => sum + Math.max(0, value), 0);
   if (!total) return null;
+  let at = 0;
+  const rows = known.map(([name, value]) => {
+    const begins = at;
+    at += Math.max(0, value);
+    return [name, begins, value];
+  });
+  const first = timing.parts_ms.egress_first, decode = rows.findIndex(([name]) => name === "decode");
+  if (first !== null && decode >= 0) rows.splice(decode, 0, ["egress_first", rows[decode][1], first]);
   return section("Where the time went", h("p", { class: "dim" }, `${milliseconds(total)} in all, ${plural(timing.attempts, "attempt")}.`),
-    table("Time by part", [["Part"], ["Time", "num"], ["Share"]], known.map(([name, value]) => h("tr", { key: name },
+    table("Time by part", [["Part"], ["Time", "num"], ["Share", "num"], ["When"]], rows.map(([name, begins, value]) => h("tr", { key: name, "data-part": name, "data-ms": value },
       h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", { class: "num" }, milliseconds(value)),
-      h("td", {}, h("meter", { min: 0, max: total, value, "aria-label": `${name}: ${Math.round((100 * value) / total)} %` }))))));
+      h("td", { class: "num" }, name === "egress_first" ? h("span", { class: "dim" }, "beside") : `${Math.round((100 * value) / total)} %`),
+      h("td", {}, bar(begins / total, value / total, GROUPS[name] ?? "path"))))));
 }

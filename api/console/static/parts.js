@@ -110,6 +110,14 @@ export function spark(points, sentence) {
   return svg;
 }
 
+/** A bar on a line of time; both numbers are shares of the line. Decoration: the table has the numbers. */
+export function bar(begins, length, kind) {
+  const svg = h("svg", { class: `bar ${kind}`, viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" });
+  const width = Math.min(100, Math.max(0.6, 100 * length));
+  svg.append(h("rect", { class: "rail", x: 0, y: 3, width: 100, height: 2 }), h("rect", { x: Math.min(100 - width, 100 * begins).toFixed(2), y: 0, width: width.toFixed(2), height: 8 }));
+  return svg;
+}
+
 export function copyButton(text, label = "Copy") {
   return h("button", {
     type: "button", class: "small", onclick: () => act(() => navigator.clipboard.writeText(text), "Copied."),

@@ -112,15 +112,18 @@ def test_counts_tokens_and_percentiles_equal_the_raw_lines(found: list[bytes]) -
     waits = [
         ms((row.get("started_us") or row["ended_us"]) - row["accepted_us"]) for row in rows if row.get("accepted_us")
     ]
-    firsts, wholes, gaps = [], [], []
+    firsts, wholes, gaps, ways = [], [], [], []
     for row in done:
         sent = deliveries.get(row["id"], {})
         firsts.append(ms((sent.get("first_sent_us") or row["first_us"]) - row["received_us"]))
         wholes.append(ms((sent.get("last_sent_us") or row["last_us"]) - row["received_us"]))
+        if sent.get("first_sent_us"):
+            ways.append(ms(sent["first_sent_us"] - row["first_us"]))
         each = Fraction(row.get("completion_tokens", 0) - row.get("continued_tokens", 0), row.get("choices", 1))
         if each > 1:
             gaps.append(ms(row["last_us"] - row["first_us"]) / (each - 1))
-    for known, values in ((whole.wait, waits), (whole.ttft, firsts), (whole.e2e, wholes), (whole.itl, gaps)):
+    kinds = ((whole.wait, waits), (whole.ttft, firsts), (whole.e2e, wholes), (whole.itl, gaps))
+    for known, values in (*kinds, (whole.egress_first, ways)):
         expected = ranks(values)
         assert (known is None) == (expected is None)
         if known is not None and expected is not None:
