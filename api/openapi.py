@@ -58,7 +58,7 @@ ERRORS = {
     404: "model_not_found; job_not_found, response_not_found, file_not_found, batch_not_found, also for those of "
     "another tenant.",
     408: "deadline_exceeded_in_queue or deadline_exceeded: its deadline passed. request_timeout: sent too slowly.",
-    409: "idempotency_in_progress: repeat it in a second. job_cancelled: there is no result. batch_not_steerable. "
+    409: "job_cancelled: there is no result. batch_not_steerable. "
     "response_still_ends: delete it again in a second. stream_reset: read it from its first event.",
     410: "result_expired: the retention time is over. offset_gone: read the stream from its beginning.",
     413: "payload_too_large: the body is above the limit.",

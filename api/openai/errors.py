@@ -90,12 +90,6 @@ def invalid_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, "invalid_request_error", message, param=param)
 
 
-def context_length_exceeded(tokens: int, context: int, param: str = "messages") -> ApiError:
-    """`tokens` are those of the prompt and those asked for."""
-    message = f"The request needs {tokens} tokens, but the model's context is {context}. Shorten prompt or max_tokens."
-    return ApiError(400, "context_length_exceeded", message, param=param)
-
-
 TASK_FIELDS: Mapping[TaskKind, str] = {
     "embed": "input",
     "rerank": "documents",
@@ -283,11 +277,6 @@ def result_expired(job_id: str) -> ApiError:
 
 
 # --- one job per idempotency key -----------------------------------------------------------------------------------
-
-
-def idempotency_in_progress() -> ApiError:
-    message = "A request with this Idempotency-Key is being accepted right now. Send it again in a second."
-    return ApiError(409, "idempotency_in_progress", message, headers=retry_after(1))
 
 
 def idempotency_key_reused() -> ApiError:

@@ -39,7 +39,6 @@ ANY = 1 << 30
 
 REFUSALS = frozenset(
     {
-        (409, "idempotency_in_progress"),
         (429, "deadline_unreachable"),
         (429, "queue_full"),
         (503, "draining"),

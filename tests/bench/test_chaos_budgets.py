@@ -55,7 +55,7 @@ def test_a_budget_is_near_what_was_seen(row: Any) -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_a_budget_names_the_refusals_that_its_fault_explains(row: Any) -> None:
-    """Fifty answers that the store is away are no twins of a request that is being accepted."""
+    """Any other refusal is a violation."""
     budget: Budget = row.budget
     assert (budget.codes is None) is (budget.refused == 0)
     assert len(budget.codes or ()) <= 1 and set(budget.codes or ()) <= {code for _, code in REFUSALS}
@@ -70,7 +70,7 @@ def test_a_budget_names_the_refusals_that_its_fault_explains(row: Any) -> None:
 def test_a_real_breakage_does_not_fit_into_a_budget(row: str, refused: int, broken: int) -> None:
     """As many as the budgets once allowed."""
     found = next(each for each in ROWS if each.id == row)
-    (code,) = found.budget.codes or ("",)
+    (code,) = found.budget.codes or ("store_unavailable",)
     status = next(status for status, name in REFUSALS if name == code)
     answers = [{"t": 1, "event": "answered", "what": "", "status": status, "code": code, "retry_after": "1"}] * refused
     cuts = [{"t": 1, "event": "cut", "req": 1, "why": ""}] * broken

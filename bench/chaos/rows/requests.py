@@ -236,11 +236,6 @@ ROWS = (
     FaultRow(
         *("F13", "duplicates", f"one key {COPIES} times at once; after a lost answer; another body", 20, f13, 90),
         proves="One key of one tenant is one job; the same key of another tenant is another.",
-        budget=Budget(
-            refused=1,
-            codes=("idempotency_in_progress",),
-            why="a request may meet its twin that is being accepted (409, idempotency_in_progress)",
-        ),
         short=4,
     ),
     FaultRow(

@@ -32,7 +32,6 @@ JOB = Job(id="j1", model="m", tenant="t", priority=Priority.STANDARD, prompt=Cha
 
 EVERY: dict[str, tuple[ApiError, int, str]] = {
     "invalid_request": (errors.invalid_request("n must be at most 8.", "n"), 400, "invalid_request_error"),
-    "context_length_exceeded": (errors.context_length_exceeded(9000, 8192), 400, "context_length_exceeded"),
     "too_large_for_store": (errors.too_large_for_store(JOB, 9 << 20, 8 << 20), 400, "too_large_for_store"),
     "body_too_complex": (errors.body_too_complex(131_072), 400, "body_too_complex"),
     "invalid_http": (connection_errors.invalid_http("no version"), 400, "invalid_http"),
@@ -77,7 +76,6 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "upload_stalled": (errors.upload_stalled(30), 408, "upload_stalled"),
     "deadline_exceeded_in_queue": (job_errors.deadline_exceeded_in_queue(), 408, "deadline_exceeded_in_queue"),
     "deadline_exceeded": (job_errors.deadline_exceeded(), 408, "deadline_exceeded"),
-    "idempotency_in_progress": (errors.idempotency_in_progress(), 409, "idempotency_in_progress"),
     "job_cancelled": (job_errors.job_cancelled(), 409, "job_cancelled"),
     "batch_not_commanded": (errors.batch_not_commanded("pause", "failed"), 409, "batch_not_steerable"),
     "nothing_to_replay": (errors.nothing_to_replay("j1", "no map"), 409, "malformed_job"),
