@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ from workers.engines.llamacpp import weights
 
 LONGEST = ("cli/test_up.py", "system/", "bench/")
 """Where the tests are that take longest, by the beginnings of their files."""
+
+SLOW_FILE = "\npytestmark = pytest.mark.slow\n"
+"""Stands in a file whose tests are all slow."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,12 +58,19 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test-fast` does not even read the files whose tests are all slow: that is a third of its collection."""
+    is_fast = config.getoption("markexpr") == "not slow" and collection_path.suffix == ".py"
+    return True if is_fast and SLOW_FILE in collection_path.read_text(encoding="utf-8") else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files of slow tests begin first: of several processes, none has a long one left when the others have ended."""
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: _rank(item.path) if item.path in slow else len(LONGEST) + 1)
 
 
+@cache
 def _rank(file: Path) -> int:
     name = file.relative_to(Path(__file__).parent).as_posix()
     return next((rank for rank, beginning in enumerate(LONGEST) if name.startswith(beginning)), len(LONGEST))

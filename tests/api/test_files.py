@@ -204,6 +204,7 @@ def test_ids_lead_nowhere_else(door: House, name: str) -> None:
     assert door.request("GET", f"/v1/files/{name}", headers={"Authorization": "Bearer ann"})[0] == 404
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only where the kernel tells")
 def test_a_large_upload_stays_out_of_memory(tmp_path: Path) -> None:
     """100 MB in, and the process has grown by less than 64 MiB."""

@@ -119,6 +119,7 @@ async def test_calls_and_responses_say_who_gave_them(place: Place) -> None:
     assert again["served_by"] == "spare"
 
 
+@pytest.mark.slow
 async def test_a_lost_workers_answer_is_continued_by_the_model_that_began_it(place: Place, wire: RedisClient) -> None:
     """Although its own model is back."""
     place.own.step_s = place.other.step_s = 0.05

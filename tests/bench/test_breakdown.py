@@ -70,6 +70,7 @@ def test_the_share_is_judged_where_it_counts() -> None:
     assert any("1 timings without their end" in note for note in notes_of([lost], None, 4))
 
 
+@pytest.mark.slow
 def test_a_run_against_real_processes(house: House, tmp_path: Path) -> None:
     """Table, JSON and plots; the engine takes most of the time; every request was timed."""
     words = ["--base-url", house.url, "--levels", "1,4", "--requests-per-stream", "3", "--tokens", "40"]

@@ -105,6 +105,7 @@ def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
             os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+@pytest.mark.slow
 def test_a_client_that_is_not_there_is_left_out_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_BENCH_CACHE", str(tmp_path / "none"))
     monkeypatch.setattr("bench.clients.__main__.ENGINES", (SIM,))

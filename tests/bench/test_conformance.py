@@ -175,6 +175,7 @@ def test_the_results_of_open_responses_are_read(tmp_path: Path) -> None:
     assert "images" in found[1].reason
 
 
+@pytest.mark.slow
 def test_the_report_of_llama_is_read(tmp_path: Path) -> None:
     program(
         tmp_path / LLAMA_TESTS / LLAMA_FILE,

@@ -86,6 +86,7 @@ def test_costs_that_are_put_in_come_out() -> None:
         unit_costs(rows[:1])
 
 
+@pytest.mark.slow
 async def test_a_step_costs_more_the_more_readers_it_has(tmp_path: Path) -> None:
     with Processes(tmp_path) as store:
         url = start_redis(store)

@@ -86,6 +86,7 @@ def measured(serving: ServingJobs, store: Processes) -> JobsReading:
     return measure(serving, store, CallerPlan(serving.url, 4, 0.1, 15.0))
 
 
+@pytest.mark.slow
 def test_every_form_is_answered_at_the_door(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     with Processes(tmp_path / "store") as store:

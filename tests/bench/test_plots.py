@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench import plots
 from bench.breakdown.__main__ import draw as draw_breakdown
 from bench.gateway.sweep import draw as draw_gateway
@@ -55,6 +57,7 @@ def test_curves_of_many_points_may_go_without_marks(tmp_path: Path) -> None:
     assert plain[1].stat().st_size < marked[1].stat().st_size
 
 
+@pytest.mark.slow
 def test_the_plots_of_the_docs_show_the_results(tmp_path: Path) -> None:
     """The same figures make the same file, so an old plot beside new results is found."""
     results, shown = ROOT / "bench" / "results", ROOT / "docs" / "plots"

@@ -39,6 +39,7 @@ def test_the_lines_that_run_a_script_are_found(name: str) -> None:
     assert callers(SOURCE, [name])
 
 
+@pytest.mark.slow
 def test_a_test_that_fails_at_every_change_is_not_tried() -> None:
     """It would notice the wrong change as it notices the right one."""
     file, _, name = CHECKSUM.partition("::")

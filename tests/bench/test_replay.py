@@ -117,6 +117,7 @@ def test_what_cannot_be_read_is_said(words: list[str], capsys: pytest.CaptureFix
     assert "error: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_against_penstock_the_queue_is_told_by_the_server(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Its own, with a simulated engine: both classes are answered, in time."""
     assert main(["--seconds", "1", "--rate", "18", "--longest", "60", "--out", str(tmp_path)]) == 0

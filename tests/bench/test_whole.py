@@ -59,6 +59,7 @@ def test_the_longest_wait_of_one_long_text_is_judged_and_every_answer_must_come(
     assert judged(came(None, "timed out"), choices=1024) == ["missed"]
 
 
+@pytest.mark.slow
 def test_a_short_run_against_real_processes(tmp_path: Path) -> None:
     """Whether it is in time depends on the machine; that all of it comes does not."""
     words = ["--tokens", "40", "--choices", "16", "--choice-tokens", "4", "--answers", "1", "--step-ms", "1"]

@@ -153,6 +153,7 @@ def test_without_a_terminal_it_names_what_works(url: str, capsys: pytest.Capture
     assert not out and "penstock ps --json" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "code"), [("q", 0), (signal.SIGINT, 130), (signal.SIGTERM, 130)])
 def test_whatever_ends_it_the_terminal_is_as_before(url: str, end: str | signal.Signals, code: int) -> None:
     """Its settings, its cursor and its first screen."""
@@ -181,6 +182,7 @@ def test_whatever_ends_it_the_terminal_is_as_before(url: str, end: str | signal.
         os.close(handle)
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_makes_the_screen_unknown_and_holds_up_no_key(url: str) -> None:
     """What was shown before stays, as old; q still leaves; when the server answers again, it is live again."""
     ours, theirs = pty.openpty()

@@ -150,6 +150,7 @@ def test_the_build_sees_what_the_package_is_made_of() -> None:
     assert "*" in lines and {*needed, *project["license-files"], "pyproject.toml", "requirements.lock"} == let_in
 
 
+@pytest.mark.slow
 def test_a_worker_needs_no_more_than_the_tensorrt_llm_image_gets(empty_house: House) -> None:
     """There only a few packages are laid over the image's own: with these alone a worker runs, and can be probed."""
     (command,) = [line for line in pip_commands("Dockerfile.tensorrt-llm") if "--target" in line]

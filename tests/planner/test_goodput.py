@@ -31,6 +31,7 @@ TWO = SearchInput(model("opt-13b"), device("a100-80gb"), 2, RequestLengths(512, 
 ONE = ParallelPlan()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_prefill_apart_is_an_m_d_1_queue(load: float) -> None:
     """Mean time to the first token: D + rho D / (2 (1 - rho)), within 5 %."""
@@ -57,6 +58,7 @@ def test_no_rate_holds_or_every_rate() -> None:
     assert highest_rate(lambda _: True, 1.0) == 4096
 
 
+@pytest.mark.slow
 def test_stricter_objectives_never_serve_more() -> None:
     rates = [goodput(replace(TWO, slo=LatencySlo(ttft, 0.05)), ServingSetup(ONE)) for ttft in (0.1, 0.2, 0.5, 2.0)]
     assert rates == sorted(rates) and rates[0] < rates[-1]
@@ -95,6 +97,7 @@ def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
     assert f"prefill takes {share:.2f} replicas" in work_note(TWO, ServingSetup(ParallelPlan(dp=2)))
 
 
+@pytest.mark.slow
 def test_the_best_deployment_and_its_reason() -> None:
     rows = best_goodput(TWO)
     assert [row.rate for row in rows] == sorted((row.rate for row in rows), reverse=True)
@@ -120,6 +123,7 @@ def test_objectives_out_of_range_are_refused(wrong: tuple[float, float, float]) 
         slo_of(*wrong)
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_serves_less() -> None:
     narrow = replace(TWO, limits=BatchLimits(1))
     assert goodput(narrow, ServingSetup(ONE)) < goodput(TWO, ServingSetup(ONE))

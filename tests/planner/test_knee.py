@@ -48,6 +48,7 @@ def settled(random: Random, t_mem: float, t_comp: float) -> tuple[Knee, int]:
     return found, len(samples[1])
 
 
+@pytest.mark.slow
 def test_a_hundred_curves_with_noise_of_three_percent() -> None:
     """Three repeats suffice for most; a knee just beside a power of two takes more, for then both are nearly right."""
     repeats = []

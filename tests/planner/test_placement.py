@@ -25,6 +25,7 @@ def test_every_model_gets_a_copy_and_the_busy_one_more() -> None:
     assert list(found.steps) == sorted(found.steps)
 
 
+@pytest.mark.slow
 def test_it_is_as_good_as_all_placements_of_two_copies() -> None:
     """Small enough to try all of them."""
     loads = [load("opt-6.7b", 1.0), load("opt-1.3b", 1.0)]

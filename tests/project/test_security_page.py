@@ -41,6 +41,7 @@ def collected(request: pytest.FixtureRequest) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "words"), sorted(set(NAMED)))
 def test_a_test_that_the_page_names_is_there(name: str, words: str, collected: dict[str, set[str]]) -> None:
     """Its file has tests, and each word of a selection selects one by its name, not by that of its file."""

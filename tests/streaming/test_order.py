@@ -79,6 +79,7 @@ def test_of_one_tenant_the_most_urgent_then_the_earliest() -> None:
     assert picked({HIGH: lane(job("a2", patience=7), job("a1", patience=7))})[0] == "a1"
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(1, 5_000), min_size=1, max_size=40),
     st.lists(st.integers(1, 5_000), min_size=1, max_size=40),

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 
 CONFTEST = """
@@ -38,6 +40,7 @@ async def test_slow(stubborn):
 """
 
 
+@pytest.mark.slow
 def test_its_last_words_name_the_test_and_what_it_waits_for(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(HANGS)

@@ -106,6 +106,7 @@ def begin(house: House, tenant: str, **queue: Any) -> None:
     reaches(house, tenant, job["id"], "in_progress")
 
 
+@pytest.mark.slow
 def test_a_slot_for_others_is_not_free_and_a_limit_that_nothing_can_meet_is_refused(door: House) -> None:
     """Three slots run lines of a batch, and the fourth is reserved from them; then a chat has it, too."""
     status, _, short = ask(door, "light", tokens=20)

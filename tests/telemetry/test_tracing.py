@@ -218,6 +218,7 @@ def test_an_endpoint_without_a_scheme_is_refused() -> None:
         TelemetrySettings(otlp_endpoint="127.0.0.1:4318")
 
 
+@pytest.mark.slow
 def test_a_request_through_real_processes_is_one_trace(collector: Collector, empty_house: House) -> None:
     """API, queue and attempt spans of two processes, under the caller's own traceparent; none of health probes."""
     house = empty_house

@@ -77,6 +77,7 @@ async def test_a_wrong_filter_is_named(api: LocalApi, name: str, value: str) -> 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
+@pytest.mark.slow
 async def test_a_long_list_comes_in_pages_each_job_once(api: LocalApi) -> None:
     made = [await put(api, "ab"[number % 2], number="even" if number % 4 else "four") for number in range(230)]
     filters: list[tuple[dict[str, str], list[str]]] = [({}, made), ({"search": "four"}, made[::4])]

@@ -13,6 +13,7 @@ from bench.report import load
 from planner.simulator.engine import ModelText
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["deadlines", "replay", "tenants"])
 def test_a_quick_run_shows_every_order_and_judges_nothing(part: str, tmp_path: Path) -> None:
     assert main(["--part", part, "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0

@@ -97,6 +97,7 @@ def test_an_engine_by_rank_begins_the_chat_next_and_evicts_lines_first() -> None
     assert sum(each.evictions for each in chats) == 0 < sum(each.evictions for each in more)
 
 
+@pytest.mark.slow
 def test_a_batch_gets_its_floor_and_no_more_while_chats_of_another_tenant_wait() -> None:
     """Of 64 slots a worker keeps one from tenants with more than their share: not for lower lanes. (Each line that was
     there first has its place until its text ends.)"""

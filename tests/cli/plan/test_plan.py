@@ -105,6 +105,7 @@ def test_prices_that_are_none(text: str) -> None:
         prices_of((text,), ("h200",))
 
 
+@pytest.mark.slow
 def test_this_machines_cpu() -> None:
     """Within what any machine can have."""
     pytest.importorskip("numpy")
@@ -158,6 +159,7 @@ def test_goodput(capsys: pytest.CaptureFixture[str]) -> None:
     assert "beside decode" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_place(capsys: pytest.CaptureFixture[str]) -> None:
     line = "place --load opt-1.3b=2:256:32 --load opt-125m=2:256:32 --gpu l4 --gpus 2"
     found = asked(capsys, line)

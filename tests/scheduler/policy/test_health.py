@@ -68,6 +68,7 @@ def test_a_worker_five_times_slower_is_cordoned_within_a_minute(count: int, seed
     assert "times its peers'" in health.cordons[0].reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 5, 16])
 def test_a_healthy_worker_is_not_cordoned_in_an_hour(count: int) -> None:
     """With noise of a quarter, batches from 1 to 32 and prompts that hold some steps up."""

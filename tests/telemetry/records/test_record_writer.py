@@ -103,6 +103,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_what_came_in_the_last_second(tmp_path: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

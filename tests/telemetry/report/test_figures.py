@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded import BEGIN_S, sample
@@ -99,6 +100,7 @@ def ms(us: int) -> Fraction:
     return Fraction(us, 1000)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(lines())
 def test_counts_tokens_and_percentiles_equal_the_raw_lines(found: list[bytes]) -> None:
@@ -142,6 +144,7 @@ def test_parts_sum_to_the_end_to_end_time(found: list[bytes]) -> None:
     assert abs(sum(whole.parts[part.name] for part in PARTS) - total) <= 0.001 * max(1, whole.requests)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(lines())
 def test_groups_divide_the_whole(found: list[bytes]) -> None:

@@ -352,6 +352,7 @@ def test_what_pip_cannot_do_is_named(
         download.locate("a==1")
 
 
+@pytest.mark.slow
 def test_a_real_pip_understands_the_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked offline for a wheel in a local folder, it gives the file's address."""
     metadata = b"Metadata-Version: 2.1\nName: small\nVersion: 1\n"
