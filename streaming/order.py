@@ -13,8 +13,8 @@ holds both equal. The rule, in this order:
    divided by the tenant's weight; the end adds those of what the job generated, and what the prompt was longer than
    estimated, or shorter, but never less than nothing: so counters never go down. A tenant
    that returns from idle starts at the lane's virtual time at least, so that it cannot save up turns (VTC, Sheng et
-   al. 2024). A worker keeps its last places from tenants that hold more than their share of it: there, their jobs are
-   passed over. While they wait, a lower lane gets such a place only when its credit pays for it.
+   al. 2024). A worker keeps its last slots from tenants that hold more than their share of it: there, their jobs are
+   passed over. While they wait, a lower lane gets such a slot only when its credit pays for it.
 4. Urgency: the earliest latest start. A job without a deadline has the patience of its lane.
 5. Arrival.
 """

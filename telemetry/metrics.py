@@ -116,7 +116,7 @@ class Metrics:
         self.miscounted = self._counter("penstock_engine_miscounted_total")
         self.gpu_energy = self._gauge("penstock_gpu_energy_joules")
         self.gpu_busy = self._gauge("penstock_gpu_busy_ratio")
-        self.gate_refusals = self._counter("penstock_gate_refusals_total")
+        self.gate_waits = self._counter("penstock_gate_waits_total")
         self.gate_peak = self._gauge("penstock_gate_peak_tokens")
         self.gate_reserve = self._gauge("penstock_gate_reserve_ratio")
         self.lapsed_workers = self._counter("penstock_lapsed_workers_total")

@@ -230,8 +230,8 @@ class ChoiceStarter:
 
     def start_waiting(self) -> None:
         """Start waiting choices while there is room: first for jobs that have none running, by lane and time since the
-        last start, so that every job makes progress; then by lane, and in a lane the oldest job. What the gate refuses
-        first holds back its lane and the lower ones."""
+        last start, so that every job makes progress; then by lane, and in a lane the oldest job. What waits at the
+        gate first holds back its lane and the lower ones."""
         blocked = len(Priority)
         waiting = sorted(self.waiting.values(), key=lambda each: each.job.priority.rank)
         slots = self.stats().slots

@@ -57,8 +57,8 @@ class Gatekeeper:
         """Of the text that was tried last."""
         self._scale = Smoothed()
         """Counted over estimated tokens of prompts sent as text."""
-        self._refused: dict[str, tuple[str, HeldText]] = {}
-        """By job: the choice that was refused, by its request id, and tried again as it is."""
+        self._waiting: dict[str, tuple[str, HeldText]] = {}
+        """By job: the choice that waits, by its request id, and is tried again as it is."""
         self._retry_at = 0.0
         self._ended = 0
         self.begins = 0
@@ -112,24 +112,24 @@ class Gatekeeper:
         return slots if decision.admitted else 0
 
     def admits(self, attempt: Attempt, index: int, request_id: str) -> bool:
-        """Decide whether a choice begins now; counts a refusal once per choice."""
+        """Decide whether a choice begins now; counts one that waits once."""
         job = attempt.job
         if job.task is not None or (not self.limits_cache and self._colocation is None):
             return True  # a task holds no part of the KV cache that other texts need
         self._sync()
-        refused_id, text = self._refused.get(job.id, ("", None))
-        if text is None or refused_id != request_id:
+        waiting_id, text = self._waiting.get(job.id, ("", None))
+        if text is None or waiting_id != request_id:
             text = self._text(attempt, index)
             self._note(job, text)
         decision = self._decide(job, text)
         if decision.admitted:
-            self._refused.pop(job.id, None)
+            self._waiting.pop(job.id, None)
             if self._colocation is not None:
                 self._colocation.begin(text, self.gate.held.values())
             self.gate.held[request_id] = text
-        elif refused_id != request_id:
-            self._refused[job.id] = request_id, text
-            self._recorder.refused(decision.reason)
+        elif waiting_id != request_id:
+            self._waiting[job.id] = request_id, text
+            self._recorder.waits_at_gate(decision.reason)
         return decision.admitted
 
     def would_admit(self, choices: Iterable[tuple[Attempt, int]], without: Collection[str]) -> bool:
@@ -146,7 +146,7 @@ class Gatekeeper:
 
     def is_due(self, now: float) -> bool:
         """Whether texts that wait at the gate are to be tried again though none has ended."""
-        if not self._refused or now < self._retry_at:
+        if not self._waiting or now < self._retry_at:
             return False
         self._retry_at = now + RETRY_INTERVAL_S
         return True
@@ -216,7 +216,7 @@ class Gatekeeper:
 
     def forget(self, job_id: str, request_id: str = "") -> None:
         """Forget what of a job waits at the gate, and a choice that the engine no longer runs."""
-        self._refused.pop(job_id, None)
+        self._waiting.pop(job_id, None)
         self.gate.held.pop(request_id, None)
 
     async def keep_reporting(self) -> None:

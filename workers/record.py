@@ -165,9 +165,9 @@ class Recorder:
         """Count a failed job by its reason."""
         self.metrics.job_failures.labels(end.failure.code if end.failure else "job_failed").inc()
 
-    def refused(self, reason: GateReason) -> None:
+    def waits_at_gate(self, reason: GateReason) -> None:
         """Count a text that the gate did not let begin at once."""
-        self.metrics.gate_refusals.labels(self._model, reason).inc()
+        self.metrics.gate_waits.labels(self._model, reason).inc()
 
     def gate(self, peak: int, reserve: float) -> None:
         """Set the gauges of the gate: tokens of KV cache that the running texts will hold at most, and the reserve."""

@@ -107,7 +107,7 @@ class PenstockWorker(ModelWorker):
             self.rule.colocation.note_step(len(step.tokens), self.rule.gate.held.values(), now_s)
 
     def _begin_held(self, now_s: float) -> None:
-        """What the gate refuses first holds back its lane and the lower ones."""
+        """What waits at the gate first holds back its lane and the lower ones."""
         for text in sorted(self.held, key=lambda each: Priority(each.lane).rank):
             if not self.admits(text):
                 return

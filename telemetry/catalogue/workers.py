@@ -71,7 +71,7 @@ WORKERS = (
         combined="livemostrecent",
     ),
     MetricSpec(
-        "penstock_gate_refusals_total",
+        "penstock_gate_waits_total",
         "counter",
         "{text}",
         "worker",

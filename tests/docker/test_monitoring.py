@@ -30,7 +30,7 @@ SHOWN = {
     "penstock_batch_lines_total", "penstock_batch_turns_total", "penstock_batch_due_notices_total",
     "penstock_worker_reserved_slots", "penstock_webhook_attempts_total", "penstock_events_published_total",
     "penstock_events_taken_total", "penstock_continuations_total", "penstock_preemptions_total",
-    "penstock_stream_resets_total", "penstock_gate_refusals_total", "penstock_worker_kv_tokens",
+    "penstock_stream_resets_total", "penstock_gate_waits_total", "penstock_worker_kv_tokens",
     "penstock_worker_kv_used_tokens", "penstock_engine_evictions_total", "penstock_gate_reserve_ratio",
     "penstock_gpu_energy_joules", "penstock_gpu_busy_ratio", "penstock_cancel_to_abort_seconds_bucket",
     "penstock_part_seconds_sum",

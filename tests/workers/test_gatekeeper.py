@@ -30,7 +30,7 @@ class Noted:
     def stats(self) -> Stats:
         return self.load
 
-    def refused(self, reason: str) -> None:
+    def waits_at_gate(self, reason: str) -> None:
         self.reasons.append(reason)
 
     def gate(self, peak: int, reserve: float) -> None:
@@ -89,7 +89,7 @@ def test_only_slots_limit_an_engine_whose_cache_does_not(unlimited: Bench) -> No
     assert (unlimited.keeper.room(0), unlimited.keeper.gate.held, unlimited.noted.reasons) == (0, {}, [])
 
 
-def test_what_does_not_fit_is_refused_once_and_begins_when_there_is_room() -> None:
+def test_what_does_not_fit_waits_is_counted_once_and_begins_when_there_is_room() -> None:
     bench = Bench()
     texts = [bench.text() for _ in range(6)]
     assert [bench.begin(each) for each in texts] == [True] * 4 + [False] * 2

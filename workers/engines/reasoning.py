@@ -1,4 +1,4 @@
-"""Reasoning gate: marks what a model thinks between its own tags before it answers. Pure.
+"""Reasoning marker: marks what a model thinks between its own tags before it answers. Pure.
 
 Models write `<think>...</think>` at the begin of an answer; some chat templates write the first tag themselves. The
 marks are those of penstock/tools.py, and each stands for exactly one tag, so that a text can be turned back
@@ -18,7 +18,7 @@ EFFORT_NAMES = ("enable_thinking", "reasoning_effort")
 """Variables by which chat templates are told how much to reason."""
 
 
-class ReasoningGate:
+class ReasoningMarker:
     """Passes whole tokens: those that may be the begin of a tag are held back until that is known, so that another
     attempt can continue after those that have passed."""
 

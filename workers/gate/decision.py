@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 GateReason: TypeAlias = Literal["", "slots", "kv", "ttft", "itl"]
-"""Why a text is refused. "": it is admitted; "slots": every slot is taken; "kv": the KV cache would overflow before the
+"""Why a text waits. "": it is admitted; "slots": every slot is taken; "kv": the KV cache would overflow before the
 texts have ended; "ttft", "itl": a chat would wait too long for its first token, or between two tokens."""
 
-REFUSALS: tuple[GateReason, ...] = tuple(reason for reason in get_args(GateReason) if reason)
+WAIT_REASONS: tuple[GateReason, ...] = tuple(reason for reason in get_args(GateReason) if reason)
 
 
 class GateDecision(NamedTuple):
-    """Whether a text is admitted, and why not."""
+    """Whether a text is admitted now, and else why it waits."""
 
     admitted: bool
     reason: GateReason = ""

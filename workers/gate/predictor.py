@@ -109,7 +109,7 @@ def may_admit_offline(
     """Decide whether the engine takes a text of lane batch beside the chats that it runs, or that may come.
 
     Otherwise a target that cannot be met would keep the lane waiting for ever: so an idle engine takes one, and so does
-    an engine that runs none of the lane and misses the target without it. Nothing is refused for a latency that is not
+    an engine that runs none of the lane and misses the target without it. Nothing waits for a latency that is not
     known yet.
 
     Args:

@@ -1,4 +1,4 @@
-"""Reasoning gate: the split of an answer into reasoning and text, however its text comes."""
+"""Reasoning marker: the split of an answer into reasoning and text, however its text comes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.engine import Piece
 from penstock.tools import REASONED, REASONING, TEXT, CallReader, read_answer
-from workers.engines.reasoning import ReasoningGate, ReasoningWriter, as_written
+from workers.engines.reasoning import ReasoningMarker, ReasoningWriter, as_written
 
 TEXTS = [
     "<think>a b</think>c", "<think>\n\n</think>\n\nc", "  <think> a<b </thin </think> c </think> d",
@@ -21,7 +21,7 @@ TEXTS = [
 
 def passed(texts: Sequence[str], *, past: Sequence[Piece] = (), opened: bool = False) -> list[Piece]:
     """The pieces of an answer that comes in these texts, one token each."""
-    gate = ReasoningGate("".join(piece.text for piece in past), opened=opened)
+    gate = ReasoningMarker("".join(piece.text for piece in past), opened=opened)
     pieces = [gate.feed(Piece("r", text, (number,), 1)) for number, text in enumerate(texts)]
     return [piece for piece in (*pieces, gate.flush("r")) if piece.n or piece.text]
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Request
 from workers.engines.llamacpp.calls import forced_schema, writer_of
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.reasoning import ReasoningGate
+from workers.engines.reasoning import ReasoningMarker
 from workers.engines.stops import TokenGate, joined
 
 
@@ -39,7 +39,7 @@ class Generation:
         self._gate = TokenGate(request.sampling.stop, request.past_text)
         self._writer = writer_of(request.tools)
         plain = request.tools is None and request.sampling.json_schema is None
-        self._reasoning = ReasoningGate(request.past_text, opened=opened) if request.reasoning and plain else None
+        self._reasoning = ReasoningMarker(request.past_text, opened=opened) if request.reasoning and plain else None
         self._cached = 0
         self._finish = "stop" if self._gate.hit else "length" if self.remaining == 0 else ""
         self._failure: Failure | None = None

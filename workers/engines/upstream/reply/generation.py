@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
 from penstock.tools import without_marks
 from workers.engines.call_writer import DeltaWriter
-from workers.engines.reasoning import BEGIN, ReasoningGate, ReasoningWriter, as_written
+from workers.engines.reasoning import BEGIN, ReasoningMarker, ReasoningWriter, as_written
 from workers.engines.stops import TokenGate, joined
 from workers.engines.upstream.continuation.breaks import BreakCounts
 from workers.engines.upstream.continuation.ladder import Row, Rung
@@ -100,7 +100,7 @@ class UpstreamGeneration:
         """Of a request with tools."""
         self._reasoning: ReasoningWriter | None = None
         """Of a request with reasoning that the server tells apart."""
-        self._tags: ReasoningGate | None = None
+        self._tags: ReasoningMarker | None = None
         """Of one whose text has the model's own tags."""
         self._answer: str | None = None
         """The answer of a task."""
@@ -189,7 +189,7 @@ class UpstreamGeneration:
         self._held.clear()
         self._calls = None if self.request.tools is None else DeltaWriter()
         tagged = self._is_tagged(facts)
-        self._tags = ReasoningGate(shown, opened=self._is_opened) if tagged else None
+        self._tags = ReasoningMarker(shown, opened=self._is_opened) if tagged else None
         self._reasoning = ReasoningWriter() if self.request.reasoning and not tagged else None
         limit = self.request.sampling.max_tokens
         self._cap = (facts.context or DEFAULT_CONTEXT if limit is None else limit) + MAX_EXCESS_TOKENS
