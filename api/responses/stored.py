@@ -20,11 +20,12 @@ from api.responses.facts import form_of, own_turns
 from api.responses.turns import current
 from api.services import Services
 from penstock.engine import ChatTurn
-from streaming.errors import UnknownJob
+from streaming.errors import DecodeError, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import encode
+from streaming.jobs.conversations import Conversation
 from streaming.jobs.job import Chat
-from streaming.jobs.records import NEWER, JobRecord
+from streaming.jobs.records import JobRecord
 
 
 async def find(services: Services, tenant: str, response_id: str) -> JobRecord | None:
@@ -44,7 +45,7 @@ async def _record(services: Services, tenant: str, job_id: str) -> JobRecord | N
             return None
         if record.fault:
             ended = record.terminal
-            raise from_failure(ended.failure if ended is not None and ended.failure is not None else NEWER)
+            raise from_failure(ended.failure if ended is not None and ended.failure is not None else record.unread)
         if record.job.response is not None and record.job.response.store:
             return record
     return None
@@ -69,12 +70,20 @@ async def context_of(services: Services, caller: Caller, asked: InputFields) -> 
         conversation = await current(services, caller.tenant, asked.conversation_id)
         if conversation.turn and isinstance(asked, ResponseRequest):
             raise errors.conversation_locked()
-        turns, version, named = turns_of(conversation.items), conversation.version, "conversation"
+        turns, version, named = await _turns(services, conversation), conversation.version, "conversation"
     left -= sum([len(encode(turn)) for turn in turns])
     if left < 0 or len(turns) + len(asked.own_turns) + len(asked.references) > MAX_MESSAGES:
         message = f"The conversation has more than {MAX_MESSAGES} turns or {limit} bytes ([api] body_limit)"
         raise errors.invalid_request(f"{message}: begin another.", named)
     return Context(turns, previous, await _referenced(services, caller, asked, left), version)
+
+
+async def _turns(services: Services, conversation: Conversation) -> tuple[ChatTurn, ...]:
+    """Return the turns of a conversation. Raises ApiError (500)."""
+    try:
+        return await services.store_client.turns.run(turns_of(conversation.items), len(conversation.items))
+    except DecodeError:
+        raise errors.conversation_unreadable() from None
 
 
 async def _continued(services: Services, record: JobRecord) -> tuple[ChatTurn, ...]:

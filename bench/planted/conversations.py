@@ -57,6 +57,36 @@ CONVERSATIONS = (
         (CLIENT + "a_deleted_or_unstored_response_stays_in_its_conversation",),
     ),
     Bug(
+        "a turn that a full store hides",
+        "A conversation whose last turn nobody has read cannot be read while the store is full.",
+        (Edit("api/responses/turns.py", "            if kept:\n                raise\n", "            raise\n"),),
+        (CLIENT + "a_full_store_shows_a_turn_that_nobody_has_read",),
+    ),
+    Bug(
+        "a turn that is deleted before it is kept",
+        "A response is deleted while the store is too full to add its turn to its conversation, which loses it.",
+        (Edit("api/responses/turns.py", "conversation_id, kept=True)", "conversation_id)"),),
+        (CLIENT + "a_full_store_shows_a_turn_that_nobody_has_read",),
+    ),
+    Bug(
+        "corruption that looks like an upgrade",
+        "Clients ask again and again for a response whose record nobody can read, of any version.",
+        (Edit("streaming/jobs/records.py", "return NEWER if self.is_newer_body else MALFORMED", "return NEWER"),),
+        (CLIENT + "a_turn_whose_job_is_corrupt_is_no_newer_versions",),
+    ),
+    Bug(
+        "items that replace others",
+        "Where a conversation's next number is corrupt, the next items take the places of earlier ones.",
+        (
+            Edit(
+                "streaming/jobs/conversations.py",
+                'if numbers and read_number(raw[b"next"]) < numbers[-1]:',
+                "if False:",
+            ),
+        ),
+        (STORE + "a_conversation_with_a_corrupt_field_is_unreadable",),
+    ),
+    Bug(
         "items that were never added",
         "Other items with the same idempotency key get an answer that says they were added.",
         (Edit("api/responses/conversations.py", "if earlier and not any(", "if False and any("),),

@@ -100,6 +100,13 @@ class JobRecord:
     """The texts of a response that were given up before the present one, oldest first, each an encoded Draft."""
     fault: str = ""
     """Why its body cannot be read, or "". If it cannot, `job` has only the fields that the record holds beside it."""
+    is_newer_body: bool = False
+    """Whether a newer version wrote the body that cannot be read."""
+
+    @property
+    def unread(self) -> Failure:
+        """The failure of whoever needs the body that cannot be read."""
+        return NEWER if self.is_newer_body else MALFORMED
 
     @property
     def rowless(self) -> bool:
@@ -150,7 +157,7 @@ def _parsed(
         return raw.get(name, b"").decode()
 
     terminal = end or end_of(job_id, state, raw.get("record") or raw.get("summary"), word("reason"))
-    job, fault = _job(job_id, body, raw) if bodies else (_beside(job_id, raw), "")
+    job, fault = _job(job_id, body, raw) if bodies else (_beside(job_id, raw), None)
     runs = parse_runs(word("runs"))
     last = runs[-1].run if runs else None
     return JobRecord(
@@ -179,7 +186,8 @@ def _parsed(
         stamps=stamps_of(job, state, raw, terminal),
         delivered=_delivered(raw.get("delivered")),
         drafts=_drafts(raw),
-        fault=fault,
+        fault="" if fault is None else str(fault),
+        is_newer_body=isinstance(fault, NewerMessage),
     )
 
 
@@ -280,13 +288,13 @@ def with_delivery(stamps: Stamps, delivered: Delivered) -> Stamps:
     )
 
 
-def _job(job_id: str, body: bytes, raw: Mapping[str, bytes]) -> tuple[Job, str]:
-    """The job as it was put, and ""; of one whose body cannot be read what stands beside the body, so that it can be
-    shown, and why."""
+def _job(job_id: str, body: bytes, raw: Mapping[str, bytes]) -> tuple[Job, DecodeError | None]:
+    """The job as it was put; of one whose body cannot be read what stands beside the body, so that it can be shown, and
+    why."""
     try:
-        return decode_job(body), ""
+        return decode_job(body), None
     except DecodeError as error:
-        return _beside(job_id, raw), str(error)
+        return _beside(job_id, raw), error
 
 
 def _beside(job_id: str, raw: Mapping[str, bytes]) -> Job:

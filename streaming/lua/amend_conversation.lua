@@ -2,14 +2,14 @@
 -- turn. ARGV: id, tenant, version and turn that it must have (version '': any), the turn that it then has, seconds to
 -- keep it, '=' and the metadata | '' to leave it, the tenant's quota of request bytes | '', numbers of the items to delete, separated
 -- by commas, the items to add
--- Returns: 'unknown' (gone, or another tenant's) | 'changed' (another version or turn) | 'done' |
+-- Returns: 'unknown' (gone, no hash, or another tenant's) | 'changed' (another version or turn) | 'done' |
 --          {'quota', 'requests', bytes the tenant keeps}
 local id, tenant, version, turn, next_turn = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local keep, metadata = tonumber(ARGV[6]), ARGV[7] ~= '' and string.sub(ARGV[7], 2)
 local most, dropped = tonumber(ARGV[8]), ARGV[9]
 local key, now = conversation_key(id), now_ms()
-local s = redis.call('HMGET', key, 'tenant', 'version', 'turn', 'next', 'size', 'metadata')
-if not s[1] or s[1] ~= tenant then return 'unknown' end
+local s = redis.pcall('HMGET', key, 'tenant', 'version', 'turn', 'next', 'size', 'metadata')
+if s.err or not s[1] or s[1] ~= tenant then return 'unknown' end
 if version ~= '' and (s[2] ~= version or s[3] ~= turn) then return 'changed' end
 local bytes, number = conversation_bytes(s[5]), tonumber(s[4])
 if metadata then bytes = bytes + #metadata - #(s[6] or '') end

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from pydantic import Field, field_validator
@@ -14,10 +13,41 @@ from api.openai.rendering import to_json
 from api.openai.responses.items import Item, ItemReference, Message, kind_of, shown_turn
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
+from runtime.turns import Sliced
+from streaming.errors import DecodeError
 from streaming.jobs.conversations import Conversation, ConversationItem
 
 MAX_ADDED = 20
 """Items of one request."""
+ITEMS_PER_SLICE = 100
+"""Items that one slice makes turns of, in about half a millisecond if they are short."""
+
+
+class _KeptPart(msgspec.Struct):
+    text: str
+
+
+class _KeptMessage(msgspec.Struct, tag="message"):
+    role: Literal["user", "assistant", "system", "developer"]
+    content: list[_KeptPart]
+
+
+class _KeptCall(msgspec.Struct, tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class _KeptOutput(msgspec.Struct, tag="function_call_output"):
+    call_id: str
+    output: str
+
+
+class _KeptReasoning(msgspec.Struct, tag="reasoning"):
+    pass
+
+
+_KEPT = msgspec.json.Decoder(_KeptMessage | _KeptCall | _KeptOutput | _KeptReasoning)
 
 NewItems: TypeAlias = Annotated[list[Item], Field(max_length=MAX_ADDED, fail_fast=True)]
 
@@ -81,25 +111,32 @@ def new_items(sent: Iterable[Any], token: str) -> list[ConversationItem]:
     return found
 
 
-def turns_of(items: Sequence[ConversationItem]) -> tuple[ChatTurn, ...]:
-    """Return the turns of a conversation as engines take them. The items of one answer are one turn."""
-    found = list[ChatTurn]()
-    for answer, group in groupby(items, lambda item: item.answer):
-        turns = [_turn(msgspec.json.decode(item.shown)) for item in group]
-        if answer:
-            calls = tuple([call for turn in turns for call in turn.calls])
-            turns = [ChatTurn("assistant", "".join([turn.content for turn in turns]), calls)]
-        found += turns
+def turns_of(items: Sequence[ConversationItem]) -> Sliced[tuple[ChatTurn, ...]]:
+    """Return the turns of a conversation as engines take them. The items of one answer are one turn. Raises
+    DecodeError."""
+    found, answer = list[ChatTurn](), ""
+    for number, item in enumerate(items, 1):
+        turn = _turn(item)
+        if item.answer and item.answer == answer:
+            turn = ChatTurn("assistant", found[-1].content + turn.content, found.pop().calls + turn.calls)
+        found.append(turn)
+        answer = item.answer
+        if not number % ITEMS_PER_SLICE:
+            yield
     return tuple(found)
 
 
-def _turn(item: dict[str, Any]) -> ChatTurn:
-    match item["type"]:
-        case "function_call":
-            return ChatTurn("assistant", "", (ToolCall(item["call_id"], item["name"], item["arguments"]),))
-        case "function_call_output":
-            return ChatTurn("tool", item["output"], call_id=item["call_id"])
-        case "reasoning":  # models do not see earlier reasoning
-            return ChatTurn("assistant", "")
-    role = "system" if item["role"] == "developer" else item["role"]
-    return ChatTurn(role, "".join([part["text"] for part in item["content"]]))
+def _turn(item: ConversationItem) -> ChatTurn:
+    """Raises DecodeError."""
+    try:
+        match _KEPT.decode(item.shown):
+            case _KeptCall(call_id, name, arguments):
+                return ChatTurn("assistant", "", (ToolCall(call_id, name, arguments),))
+            case _KeptOutput(call_id, output):
+                return ChatTurn("tool", output, call_id=call_id)
+            case _KeptMessage(role, content):
+                return ChatTurn("system" if role == "developer" else role, "".join([part.text for part in content]))
+            case _:  # models do not see earlier reasoning
+                return ChatTurn("assistant", "")
+    except msgspec.DecodeError as error:
+        raise DecodeError(bytes(item.shown), error) from error

@@ -363,11 +363,73 @@ def test_a_conversation_is_kept_for_the_retention_after_its_last_change(house: H
         renewed_by(lambda: texts(client, made.id))
 
 
-def test_a_malformed_conversation_is_refused_and_can_be_deleted(house: House, client: OpenAI) -> None:
+CORRUPT_ITEMS: list[Any] = [
+    b"{", b'["msg_1", {}]', b'["msg_1", []]', b'["msg_1", {"type": "message", "role": "user", "content": "x"}]',
+    b'["msg_1", {"type": "message", "role": "king", "content": []}]', b'["msg_1", {"type": "message", "role": "user"}]',
+    b'["msg_1", {"type": "message", "role": "user", "content": [{"type": "image"}]}]',
+    b'["fc_1", {"type": "function_call", "call_id": 5, "name": "f", "arguments": "{}"}]', b'["x", {"type": "song"}]',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", CORRUPT_ITEMS, ids=bytes.decode)
+def test_a_malformed_conversation_is_refused_and_can_be_deleted(house: House, client: OpenAI, data: bytes) -> None:
+    """Also one with an item of which no engine could make anything."""
     made = client.conversations.create(items=[{"role": "user", "content": "x"}])
     with Redis.from_url(house.redis_url) as store:
         (key,) = store.keys(f"penstock:*:conversation:{made.id}")
-        store.hset(key, "i1", b"{")
-    with pytest.raises(InternalServerError, match="Delete it"):
-        client.conversations.retrieve(made.id)
+        store.hset(key, "i1", data)
+    with pytest.raises(InternalServerError, match="Delete it") as refused:
+        ask(client, made.id, "more")
+    assert refused.value.code == "malformed_conversation"
     assert client.conversations.delete(made.id).deleted
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"", b"\x80"])
+def test_a_turn_whose_job_is_corrupt_is_no_newer_versions(house: House, client: OpenAI, body: bytes) -> None:
+    """Asking again does not help, and the error says what does."""
+    made = client.conversations.create(items=[{"role": "user", "content": "x"}])
+    turn = ask(client, made.id, "one")
+    with Redis.from_url(house.redis_url) as store:
+        (key,) = store.keys(f"penstock:*:job:{turn.id.removeprefix('resp_')}")
+        store.hset(key, "body", body)
+    for call in (client.conversations.retrieve, client.conversations.items.list, lambda id_: ask(client, id_, "two")):
+        with pytest.raises(InternalServerError, match="Delete it") as refused:
+            call(made.id)
+        assert refused.value.code == "malformed_conversation"
+    with pytest.raises(InternalServerError) as refused:
+        client.responses.retrieve(turn.id)
+    assert refused.value.code == "malformed_job"
+    assert client.conversations.delete(made.id).deleted
+
+
+def test_a_turn_that_failed_and_is_corrupt_adds_nothing(house: House, client: OpenAI) -> None:
+    """Nothing of its body is needed."""
+    made = client.conversations.create(items=[{"role": "user", "content": "x"}])
+    turn = ask(client, made.id, "one", background=True, max_output_tokens=LONG)
+    client.responses.cancel(turn.id)
+    with Redis.from_url(house.redis_url) as store:
+        (key,) = store.keys(f"penstock:*:job:{turn.id.removeprefix('resp_')}")
+        store.hset(key, "body", b"\xc1")
+    assert texts(client, made.id) == ["x"]
+
+
+def test_a_full_store_shows_a_turn_that_nobody_has_read(house: House, client: OpenAI) -> None:
+    """And keeps it: a response whose turn cannot be added yet is not deleted."""
+    made = client.conversations.create()
+    turn = ask(client, made.id, "one")
+    with Redis.from_url(house.redis_url) as store:
+        try:
+            store.config_set("maxmemory", 1 << 20)
+            for _ in range(2):
+                assert texts(client, made.id) == ["one", turn.output_text]
+            shown = client.conversations.items.list(made.id, order="asc").data[1]
+            assert client.conversations.items.retrieve(shown.id or "", conversation_id=made.id) == shown
+            assert client.conversations.retrieve(made.id).id == made.id
+            with pytest.raises(InternalServerError) as refused:
+                client.responses.delete(turn.id)
+            assert refused.value.status_code == 503
+        finally:
+            store.config_set("maxmemory", 0)
+    eventually(lambda: client.responses.delete(turn.id) is None, Exception)
+    assert texts(client, made.id) == ["one", turn.output_text]
+    assert client.conversations.items.list(made.id, order="asc").data[1] == shown

@@ -263,6 +263,41 @@ async def test_a_malformed_conversation_is_no_other_jobs_trouble(wire: RedisClie
         await read(wire, made)
 
 
+CORRUPT = {
+    "a time that is none": {"created": "?"}, "a time without end": {"created": "1e400"}, "no number": {"version": "x"},
+    "a number below 0": {"version": "-1"}, "metadata that are none": {"metadata": b"\xc1"},
+    "metadata of another kind": {"metadata": b"\x93\x01\x02\x03"}, "a turn that is no job": {"turn": "?"},
+    "a turn that is no text": {"turn": b"\xff"}, "a turn of another partition": {"turn": "job_ff" + "0" * 30},
+    "no next number": {"next": "?"}, "a next number that is taken": {"next": "0"}, "half an item": {"i1": b"["},
+    "an item of another kind": {"i1": b"{}"}, "a place without end": {"i" + "9" * 5000: b"[]"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CORRUPT)
+async def test_a_conversation_with_a_corrupt_field_is_unreadable(wire: RedisClient, what: str) -> None:
+    """Each way, so that nobody takes it for another error; and it can be deleted."""
+    made = await begun(wire)
+    await Conversations(wire).add(made, [item("a")])
+    await wire.redis.hset(partition_key(0, "conversation", made.id), mapping=CORRUPT[what])
+    with pytest.raises(DecodeError):
+        await read(wire, made)
+    await Conversations(wire).delete(made.id, TENANT)
+
+
+async def test_what_is_no_hash_is_no_conversation(wire: RedisClient) -> None:
+    """It does not say whose it is."""
+    made, conversations = await begun(wire), Conversations(wire)
+    await wire.redis.delete(partition_key(0, "conversation", made.id))
+    await wire.redis.set(partition_key(0, "conversation", made.id), "?")
+    for call in (
+        conversations.read(made.id, TENANT),
+        conversations.add(made, [item("a")]),
+        conversations.delete(made.id, TENANT),
+    ):
+        with pytest.raises(UnknownConversation):
+            await call
+
+
 async def test_a_replayed_turn_is_none(wire: RedisClient) -> None:
     """The conversation has gone on without the job that was given up: the new one does not belong to it."""
     made = await begun(wire)
