@@ -185,7 +185,7 @@ async def accept(
     began_ns = time.time_ns()
     accepted, buffer = await _accept(services, job, put, waits=waits)
     state["job"] = accepted.id
-    if is_sampled(job.trace) and not accepted.joined:
+    if services.tracing.recording and is_sampled(job.trace) and not accepted.joined:
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
     wait = None if accepted.joined else _expected_wait(services, job, accepted)
@@ -203,10 +203,11 @@ def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool)
 def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:
     """Return the wait that the client is told, and note it, to be compared with the measured one."""
     position = accepted.place.in_lane
-    prediction, wait = services.waits.predict_at(job, position), services.waits.wait_of(job, position)
-    if prediction is not None and wait is not None:
-        limit = limit_of(job)
-        services.wait_sampler.note(job.id, prediction, wait, limit and limit.ms)
+    prediction = services.waits.predict_at(job, position)
+    if prediction is None:
+        return None
+    wait, limit = services.waits.shown_wait(job, position, prediction), limit_of(job)
+    services.wait_sampler.note(job.id, prediction, wait, limit and limit.ms)
     return wait
 
 

@@ -19,3 +19,6 @@ class Priority(StrEnum):
 
 
 RANKS = {priority: rank for rank, priority in enumerate(Priority)}
+
+HIGHER = {lane: tuple(above for above in Priority if above.rank < lane.rank) for lane in Priority}
+"""The lanes above each lane, highest first."""

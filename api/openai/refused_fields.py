@@ -59,15 +59,21 @@ CONSTRAINTS: Mapping[str, str] = {
 """Fields by which other servers constrain the output, with the supported alternative. Null is accepted."""
 
 
+_QUEUE_FIELDS = frozenset(QueueOptions.model_fields)
+_LOOKED_AT = frozenset({*UNSUPPORTED, *CHAT_ONLY, *CONSTRAINTS, *_QUEUE_FIELDS})
+
+
 def refuse_fields(fields: Mapping[str, Any], *, chat: bool) -> None:
     """Refuse the known fields of a chat (`chat`) or completion that nothing here honours. Raises ApiError (400)."""
+    if _LOOKED_AT.isdisjoint(fields):
+        return
     unsupported = UNSUPPORTED if chat else {**UNSUPPORTED, **CHAT_ONLY}
     for name, value in fields.items():
         if value is None:
             continue
         if name in CONSTRAINTS:
             raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
-        if name in QueueOptions.model_fields and value != OTHERS_PRIORITY:
+        if name in _QUEUE_FIELDS and value != OTHERS_PRIORITY:
             raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
         if name not in unsupported:
             continue

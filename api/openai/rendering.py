@@ -78,10 +78,13 @@ class Facts(msgspec.Struct, frozen=True):
         return chat_logprobs(logprobs) if self.chat else text_logprobs(logprobs, offset)
 
 
-@lru_cache(maxsize=64)
 def fingerprint(card: ModelCard) -> str:
     """Return the `system_fingerprint`: constant while the model runs on the same engine with the same limits."""
-    identity = f"{card.name}\0{card.engine}\0{card.context}\0{card.max_output}"
+    return _digest(f"{card.name}\0{card.engine}\0{card.context}\0{card.max_output}")
+
+
+@lru_cache(maxsize=64)
+def _digest(identity: str) -> str:
     return "fp_" + hashlib.sha256(identity.encode()).hexdigest()[:10]
 
 

@@ -103,6 +103,11 @@ class CompletionFields(EndFields, GenerationRequest):
         return self.max_tokens
 
     @property
+    def schema_asked(self) -> dict[str, Any] | None:
+        """The schema that constrains the answer; None for plain text."""
+        return self.response_format.schema_wanted if self.response_format else None
+
+    @property
     def sampling(self) -> Sampling:
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or ()
         return Sampling(
@@ -112,7 +117,7 @@ class CompletionFields(EndFields, GenerationRequest):
             n=self.n or 1,
             stop=tuple(stop for stop in stops if stop),
             logprobs=self.logprobs_asked,
-            json_schema=self.response_format.schema_wanted if self.response_format else None,
+            json_schema=self.schema_asked,
             ignore_eos=self.to_the_limit,
         )
 
@@ -252,7 +257,7 @@ def parse(kind: Kind, body: bytes) -> Request:
     except ValidationError as error:
         raise explained(error) from None
     if isinstance(request, CompletionFields):
-        request.check_end(request.token_limit, request.sampling.json_schema)
+        request.check_end(request.token_limit, request.schema_asked)
     _check_tools(request)
     return request
 

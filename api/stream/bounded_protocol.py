@@ -79,6 +79,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the server's own
         super().connection_made(transport)
+        self.answers = AnswerTransport(transport, self._end)
         self._enter(self._guard.head)
         self._admitted = self._guard.admit(self)
 
@@ -91,7 +92,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._on_lost()
         # They refer to this connection: without this, the cycle and the received bytes wait for the garbage collector.
         self.pipeline.clear()
-        self.cycle = self.scope = None  # type: ignore[assignment]  # as the library begins with them
+        self.cycle = self.scope = self.answers = None  # type: ignore[assignment]  # as the library begins with them
 
     def shutdown(self) -> None:
         """The server stops: answer a request that is on its way; give a refused client no more time to read why."""
@@ -210,7 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._check_head()
         super().on_headers_complete()
         cycle = self.cycle
-        cycle.transport = cast(asyncio.Transport, AnswerTransport(self.transport, self._end))
+        cycle.transport = cast(asyncio.Transport, self.answers)
         if self._length > MAX_UNREAD_BYTES or not self._admitted or self._last:
             cycle.keep_alive = False
         self._in_body, self._body_bytes, self._framed_bytes, self._max_body_bytes = True, 0, 0, None

@@ -56,10 +56,14 @@ class Connection(BoundedProtocol):
         """
         if self.flow.write_paused:
             return False
-        transport = self.transport
-        if not transport.is_closing():
-            transport.write(chunk_head(len(data)) + data + CHUNK_END)
+        if not self.transport.is_closing():
+            self.answers.write(chunk_head(len(data)) + data + CHUNK_END)
         return True
+
+    def hold_head(self) -> None:
+        """Send the head of the answer, which is written next, in one piece with the first chunk."""
+        if self.answers is not None:  # else the client has just disconnected
+            self.answers.hold()
 
     def cut_off(self) -> None:
         """Disconnect a reader that does not read its answer, and drop the unread rest."""

@@ -210,6 +210,8 @@ class StreamReply(Reply):
                 return
             headers = STREAM_HEADERS | self._admitted.headers | stream_url(self._admitted.accepted.id)
             headers |= self._served_by
+            if connection is not None:
+                connection.hold_head()
             await send(start_message(200, headers))
             started, self._unwritten = True, opening
             await self._stream()
@@ -239,7 +241,9 @@ class StreamReply(Reply):
     async def _opening(self, send: Send) -> bytes | None:
         """Return the first bytes of the stream; None if the job has failed before and its error was sent instead."""
         rows, terminal = await self._take(self._first_wait_s())
-        if rows:
+        if len(rows) == 1:
+            self._served_by = served_by_header((rows[0].served_by or self._job.model,))
+        elif rows:
             begun = {row.index: row.served_by or self._job.model for row in reversed(rows)}
             self._served_by = served_by_header(dict(sorted(begun.items())).values())
         if terminal is None or rows or terminal.state is JobState.COMPLETED:
@@ -269,7 +273,8 @@ class StreamReply(Reply):
             while True:
                 if self._unwritten:
                     data, self._unwritten = self._unwritten, b""
-                    await self._writer.write(data, more=not self._finished)
+                    if self._finished or not self._write_now(data):  # the server must be told the end
+                        await self._writer.write(data, more=not self._finished)
                     if self._flow.last:
                         self._delivery.first_sent()
                 if self._finished:

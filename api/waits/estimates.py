@@ -14,7 +14,7 @@ from api.waits.readiness import WorkerReadiness
 from api.waits.shown import ShownWaits
 from streaming.fleet.plans import Plan
 from streaming.jobs.job import Job
-from streaming.priority import Priority
+from streaming.priority import HIGHER, Priority
 
 STALE_S = 10.0
 """A plan older than this is ignored."""
@@ -99,7 +99,7 @@ class PlanReader:
         """Return the jobs that waited in higher lanes when the plan was made."""
         plan = self._plans.get(model)
         lanes = {} if plan is None else plan.lanes
-        return sum(lanes[higher].waiting for higher in Priority if higher.rank < lane.rank and higher in lanes)
+        return sum([lanes[higher].waiting for higher in HIGHER[lane] if higher in lanes])
 
     def _age(self, model: str) -> float:
         """Return the seconds since the plan was made; infinite without one."""
@@ -165,8 +165,10 @@ class WaitEstimates:
     def wait_of(self, job: Job, position: int) -> Wait | None:
         """Return the wait to show for a waiting job: it rises only if more jobs are ahead of it than before."""
         prediction = self.predict_at(job, position)
-        if prediction is None:
-            return None
+        return None if prediction is None else self.shown_wait(job, position, prediction)
+
+    def shown_wait(self, job: Job, position: int, prediction: Prediction) -> Wait:
+        """The same for a prediction made just now, for that position."""
         ahead = position + self.plans.above(job.model, job.priority)
         return self.shown.settle(job.id, self.errors.wait(prediction), ahead)
 

@@ -11,6 +11,7 @@ from streaming.fleet.process import Process
 
 STALE_S = 10.0
 """What was read longer ago is ignored."""
+NO_WORKERS: Mapping[str, int] = Counter()
 
 
 class WorkerReadiness:
@@ -38,11 +39,11 @@ class WorkerReadiness:
 
     def ready(self, model: str) -> int:
         """How many workers of the model are ready; 0 if that is not known."""
-        return self._states.get(model, Counter())["ready"] if time.monotonic() - self._read <= STALE_S else 0
+        return self._states.get(model, NO_WORKERS)["ready"] if time.monotonic() - self._read <= STALE_S else 0
 
     def problem(self, model: str) -> str:
         """Why no worker can claim a job of this model now; "" if one can, or if it is not known."""
-        states = self._states.get(model, Counter())
+        states = self._states.get(model, NO_WORKERS)
         if "ready" in states or time.monotonic() - self._read > STALE_S:
             return ""
         found = ", ".join(f"one is {state}" for state in sorted(states)) or "none is running"

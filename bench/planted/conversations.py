@@ -41,7 +41,7 @@ CONVERSATIONS = (
     Bug(
         "a conversation that outlives its last turn's job",
         "It is kept for a month after a turn that nobody read, and its job is gone by then.",
-        (lua("finish", "  if s[23] then end_turn(s[23], id, retention_s(s[7]), now) end\n", ""),),
+        (lua("finish", "  if s[21] then end_turn(s[21], id, retention_s(s[7]), now) end\n", ""),),
         (STORE + "the_end_of_its_job_sets_how_long_a_conversation_is_kept",),
     ),
     Bug(

@@ -51,7 +51,7 @@ TERMINAL = (
     Bug(
         "a priority without effect",
         "A request with its priority outside `queue` is accepted, and runs on another lane than its sender thinks.",
-        (Edit("api/openai/refused_fields.py", "name in QueueOptions.model_fields and", "False and"),),
+        (Edit("api/openai/refused_fields.py", "name in _QUEUE_FIELDS and", "False and"),),
         ("tests/api/openai/test_schemas.py::test_an_option_of_the_queue_outside_it_is_refused",),
     ),
     Bug(

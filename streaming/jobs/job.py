@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from operator import attrgetter
 from typing import TypeAlias
 
 import msgspec
@@ -110,6 +111,9 @@ puts a job of a greater version back for a newer worker."""
 SAMPLING_OF_VERSION_3 = ("top_k", "min_p", "repetition_penalty", "logit_bias", "ignore_eos")
 """Fields of Sampling that came with version 3."""
 
+_of_version_3 = attrgetter(*SAMPLING_OF_VERSION_3)
+_NONE_OF_VERSION_3 = _of_version_3(Sampling())
+
 
 class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
     """What is known of one attempt at a job. Times are Redis milliseconds, 0 for "not yet"."""
@@ -209,8 +213,7 @@ def job_class(
     """The struct of a job with this prompt, these tools, this sampling, this reasoning and this task."""
     if task is not None:
         return TaskJob
-    asked = [getattr(sampling, name) for name in SAMPLING_OF_VERSION_3]
-    if reasoning or any(value is not None and value is not False and value != {} for value in asked):
+    if reasoning or _of_version_3(sampling) != _NONE_OF_VERSION_3:
         return ExtendedJob
-    called = isinstance(prompt, Chat) and any(turn.calls or turn.call_id for turn in prompt.turns)
+    called = isinstance(prompt, Chat) and any([turn.calls or turn.call_id for turn in prompt.turns])
     return ToolJob if called or tools is not None else Job

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -70,6 +69,7 @@ class Queue:
     ) -> None:
         self._client, self._headroom, self._quotas = client, headroom, Quotas(client)
         self._weights = weights
+        self._lost = ExpectedErrors(Unavailable, log.debug, "a put is sent again: %s")
         self._puts, self._follows = ScriptBatcher(client, "put"), ScriptBatcher(client, "follow")
 
     def new_id(self, tenant: str, idempotency_key: str = "", conversation: str = "") -> str:
@@ -130,8 +130,7 @@ class Queue:
     async def _put(self, partition: int, args: Sequence[str | bytes | int]) -> Sequence[Any]:
         """Retry once after a lost connection: the script recognises a retry by the job's id. Raises Unavailable."""
         call = partial(self._puts.call, partition, *args)
-        expected = ExpectedErrors(Unavailable, log.debug, "a put is sent again: %s")
-        answer: Sequence[Any] = await retry(call, expected, (PUT_RETRY_DELAY_S,))
+        answer: Sequence[Any] = await retry(call, self._lost, (PUT_RETRY_DELAY_S,))
         return answer
 
     async def _existing(self, job: Job, key: str, digest: str, refusal: Exception) -> Accepted:
@@ -188,7 +187,7 @@ class Queue:
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
             case [b"queued", created, place, epoch]:
-                return Accepted(job.id, replace(QueuePlace(*place), lane=job.priority), created, epoch=epoch)
+                return Accepted(job.id, QueuePlace(*place, lane=job.priority), created, epoch=epoch)
             case [b"joined", known, state, created, attempts, epoch]:
                 return Accepted(known.decode(), FIRST, created, True, JobState(state.decode()), attempts, epoch)
             case [b"full", waiting, own]:

@@ -32,7 +32,7 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     @property
     def bounds_jobs(self) -> bool:
         """Whether any quota limits jobs."""
-        return any(limit is not None for limit in (self.jobs, self.job_bytes, self.result_bytes))
+        return not (self.jobs is None and self.job_bytes is None and self.result_bytes is None)
 
 
 UNLIMITED = QuotaSettings()

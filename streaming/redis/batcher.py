@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from redis.exceptions import RedisClusterException, RedisError
+
 from runtime.rounds import Rounds
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.failures import translated
@@ -35,5 +37,8 @@ class ScriptBatcher:
             rounds = self._rounds[partition] = Rounds(
                 client.outcomes, max_items=MAX_CALLS, eager_items=EAGER_CALLS, start_now=client.send_nowait
             )
-        with translated():
+        try:
             return await rounds.ask((self._script, partition, args))
+        except (RedisError, RedisClusterException, OSError):
+            with translated():
+                raise

@@ -7,8 +7,6 @@ local function count_undelivered(stream)
   return length - (pending and pending[1] or 0)
 end
 
--- --- the index of a lane: its waiting jobs in their order (streaming/order.py) ---------------------------------------
-
 -- Whether a live worker reads this model's lanes: a worker that leaves or whose lease lapses is removed from the groups.
 local function has_consumer(model)
   for _, priority in ipairs(PRIORITIES) do

@@ -28,9 +28,3 @@ local function holds_job(id, worker, run, state, owner, number)
   buffer_write(buffered_releases, worker, id)
   return false
 end
-
--- --- claims: which waiting jobs a worker gets ------------------------------------------------------------------------
-
--- These functions share the state `c` of one call of `claim`: its arguments, `now`, `out` (the answer), `begun` (jobs in
--- it), `taken` (ids of entries that are this worker's: it releases those of jobs that it does not know), `lanes` (those in
--- which jobs wait), `chosen`, `credits`, and `commit`, which is commit_choices.

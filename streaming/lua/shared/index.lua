@@ -21,18 +21,6 @@ local function tenant_line(model, priority, tenant)
   return line_key(#model, model, priority, tenant)
 end
 
--- Note virtual counters of tenants without waiting jobs, and an empty lane's virtual time under the empty name; they are
--- forgotten an hour after the last one. Counters that the virtual time has passed count no more: one of eight calls
--- removes them. ...: counter, tenant...
-local SERVED_RETENTION_S = 3600
-
-local function note_served(model, priority, time, ...)
-  local served = served_key(model, priority)
-  redis.call('ZADD', served, ...)
-  if now_ms() % 8 == 0 then redis.call('ZREMRANGEBYSCORE', served, '-inf', string.format('(%.0f', time)) end
-  redis.call('EXPIRE', served, SERVED_RETENTION_S)
-end
-
 -- Begin the counter of a tenant that has a waiting job again: at the lane's virtual time at least. `alone`: no other
 -- tenant has any, so the lane's credit begins anew.
 local function enter_tenant(model, priority, tenant, alone)
@@ -92,12 +80,11 @@ end
 local function charge_rest(model, priority, tenant, order, generated, counted)
   local prompt, _, weight = parse_order(order)
   local change = charge_of(counted > 0 and counted or prompt, generated, weight) - charge_of(prompt, 0, weight)
-  if change <= 0 or redis.call('ZADD', tenants_key(model, priority), 'XX', 'INCR', change, tenant) then return end
-  local least = redis.call('ZRANGE', tenants_key(model, priority), 0, 0, 'WITHSCORES')
-  local known = redis.call('ZMSCORE', served_key(model, priority), '', tenant)
-  if not (least[1] or known[1] or known[2]) then return end
-  local time = tonumber(least[2] or known[1] or 0)
-  note_served(model, priority, time, math.max(tonumber(known[2] or 0), time) + change, tenant)
+  if change <= 0 then return end
+  local lane = tenants_key(model, priority)
+  local charges = buffered_charges[lane] or {model = model, priority = priority, changes = {}}
+  buffered_charges[lane] = charges
+  charges.changes[tenant] = (charges.changes[tenant] or 0) + change
 end
 
 -- Add a waiting job to the index of its lane, by its keys and the job's member. `accepted`: when it was; `start`: its

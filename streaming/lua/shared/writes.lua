@@ -17,12 +17,34 @@ local function is_past(when, now)
   return when and when ~= '' and tonumber(when) <= now
 end
 
+-- Note virtual counters of tenants without waiting jobs, and an empty lane's virtual time under the empty name; they are
+-- forgotten an hour after the last one. Counters that the virtual time has passed count no more: one of eight calls
+-- removes them. ...: counter, tenant...
+local SERVED_RETENTION_S = 3600
+
+local function note_served(model, priority, time, ...)
+  local served = served_key(model, priority)
+  redis.call('ZADD', served, ...)
+  if now_ms() % 8 == 0 then redis.call('ZREMRANGEBYSCORE', served, '-inf', string.format('(%.0f', time)) end
+  redis.call('EXPIRE', served, SERVED_RETENTION_S)
+end
+
+-- Add to the counter of a tenant, whether or not it has waiting jobs.
+local function charge_tenant(model, priority, tenant, change)
+  if redis.call('ZADD', tenants_key(model, priority), 'XX', 'INCR', change, tenant) then return end
+  local least = redis.call('ZRANGE', tenants_key(model, priority), 0, 0, 'WITHSCORES')
+  local known = redis.call('ZMSCORE', served_key(model, priority), '', tenant)
+  if not (least[1] or known[1] or known[2]) then return end
+  local time = tonumber(least[2] or known[1] or 0)
+  note_served(model, priority, time, math.max(tonumber(known[2] or 0), time) + change, tenant)
+end
+
 -- Buffered writes: the calls of a batch add to these tables, and flush_writes sends one command per key, after the last
 -- call or when a list reaches 1,000 values. Stream entries to acknowledge by lane; jobs to remove from a worker's claims;
 -- scores and ids for a tenant's job list; changes of reserved bytes by model and priority; changes of a tenant's usage;
--- scores and members of a lane's index by key.
+-- scores and members of a lane's index by key; what tenants are charged, by the key of a lane's counters.
 local buffered_acks, buffered_releases, buffered_listings, buffered_reservations, buffered_usage = {}, {}, {}, {}, {}
-local buffered_members = {}
+local buffered_members, buffered_charges = {}, {}
 local listing_keep_s = 86400 -- `put` sets it to the time for which jobs are listed
 local function flush_writes()
   for key, words in pairs(buffered_members) do redis.call('ZADD', key, unpack(words)) end
@@ -60,8 +82,11 @@ local function flush_writes()
       if last - now > redis.call('TTL', key) then redis.call('EXPIRE', key, last - now) end
     end
   end
+  for _, lane in pairs(buffered_charges) do
+    for tenant, change in pairs(lane.changes) do charge_tenant(lane.model, lane.priority, tenant, change) end
+  end
   buffered_acks, buffered_releases, buffered_listings, buffered_reservations, buffered_usage = {}, {}, {}, {}, {}
-  buffered_members = {}
+  buffered_members, buffered_charges = {}, {}
 end
 
 local function buffer_write(lists, key, word, second)

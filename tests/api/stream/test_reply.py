@@ -43,7 +43,11 @@ class Client:
         self.status, self.written, self.ended = 0, b"", False
         self.headers: dict[bytes, bytes] = {}
         self.connection = SimpleNamespace(
-            watch=lambda _on_lost: None, carry=lambda _carried: False, write_chunk=self._take, transport=None
+            watch=lambda _on_lost: None,
+            carry=lambda _carried: False,
+            hold_head=lambda: None,
+            write_chunk=self._take,
+            transport=None,
         )
 
     def _take(self, data: bytes) -> bool:
