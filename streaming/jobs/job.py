@@ -215,5 +215,5 @@ def job_class(
         return TaskJob
     if reasoning or _of_version_3(sampling) != _NONE_OF_VERSION_3:
         return ExtendedJob
-    called = isinstance(prompt, Chat) and any([turn.calls or turn.call_id for turn in prompt.turns])
+    called = isinstance(prompt, Chat) and any(turn.calls or turn.call_id for turn in prompt.turns)
     return ToolJob if called or tools is not None else Job

@@ -43,6 +43,8 @@ from streaming.store.memory import Headroom, Reservation
 log = logging.getLogger(__name__)
 
 PUT_RETRY_DELAY_S = 0.05
+NOT_READ = (0, 0, 0, 0, 0)
+"""The place of a job that an earlier attempt at the same put has accepted."""
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -187,7 +189,9 @@ class Queue:
     def _accepted(self, job: Job, answer: Sequence[Any], needed: int = 0) -> Accepted:
         match answer:
             case [b"queued", created, place, epoch]:
-                return Accepted(job.id, QueuePlace(*place, lane=job.priority), created, epoch=epoch)
+                higher, requeued, own, others, served = place or NOT_READ
+                found = QueuePlace(higher, requeued, own, others, served, job.priority)
+                return Accepted(job.id, found, created, epoch=epoch)
             case [b"joined", known, state, created, attempts, epoch]:
                 return Accepted(known.decode(), FIRST, created, True, JobState(state.decode()), attempts, epoch)
             case [b"full", waiting, own]:
