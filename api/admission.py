@@ -176,7 +176,7 @@ async def accept(
         events=_recipients(services, caller.tenant, asked, waits=waits),
         card=card,
     )
-    if card is not None and (failure := unsupported(job, card.capabilities)):
+    if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
         raise job_errors.from_failure(failure)
     must_run = bool(asked.queue.do_not_queue)
     quota = services.quotas(caller)

@@ -8,6 +8,25 @@ ENGINES = "tests/workers/engines/"
 
 REQUEST_FIELDS = (
     Bug(
+        "a text that tokenizes for long",
+        "A megabyte of digits keeps a core of the worker busy for seconds, whoever sends it and however often.",
+        (Edit("workers/engines/llamacpp/tasks.py", "if max_tokens_of(parts) > most:", "if max_tokens_of(parts) < 0:"),),
+        (ENGINES + "llamacpp/test_tasks.py::test_a_text_that_would_take_the_tokenizer_long_is_refused",),
+    ),
+    Bug(
+        "vectors without end",
+        "One request for embeddings keeps an API process busy for ten seconds and more.",
+        (
+            Edit(
+                "streaming/jobs/capabilities.py", "job.prompt.groups]) * size <= most:", "job.prompt.groups]) <= most:"
+            ),
+        ),
+        (
+            "tests/streaming/jobs/test_capabilities.py::"
+            "test_vectors_are_refused_where_an_answer_would_have_too_many_numbers",
+        ),
+    ),
+    Bug(
         "sampling that an older worker leaves out",
         "A job with top_k or logit_bias looks like any other, so a worker that knows neither samples without them.",
         (Edit("streaming/jobs/job.py", "        return ExtendedJob\n", "        return Job\n"),),

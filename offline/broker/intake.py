@@ -116,7 +116,7 @@ class Intake:
             events=self._subscriptions.of_jobs(tenant),
             card=card,
         )
-        if card is not None and (failure := unsupported(job, card.capabilities)):
+        if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
             raise Rejected(failure.message)
         digest = hashlib.sha256(body).hexdigest()
         try:

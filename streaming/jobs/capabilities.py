@@ -13,14 +13,19 @@ from streaming.jobs.job import Chat, Inputs, Job, Tokens
 NEUTRAL = {"top_k": 0, "min_p": 0, "repetition_penalty": 1, "logit_bias": {}, "ignore_eos": False}
 """Further fields of sampling, each with the value that asks an engine without it for nothing."""
 
+MAX_NUMBERS, MAX_FLOATS = 1 << 22, 1 << 21
+"""Numbers of the vectors of one answer at most, as base64 and as decimals. Those are 22 MB, and these take an API
+process some 2 s of computing, in slices; either is put into its final form at once, in up to 30 ms."""
+
 IN_RESPONSES = {"messages": "input", "response_format": "text.format", "logprobs": "include"}
 """Names that fields of a job have in the Responses API, where they differ."""
 
 
-def unsupported(job: Job, capabilities: Capabilities) -> Failure | None:
-    """Return a failure for the first option of the job that the engine does not support, or None."""
+def unsupported(job: Job, capabilities: Capabilities, embedding_size: int = 0) -> Failure | None:
+    """Return a failure for the first option of the job that the engine does not support, or None. `embedding_size`: of
+    its model's card; 0: unknown."""
     if job.task is not None:
-        return _task(job, job.task, capabilities)
+        return _task(job, job.task, capabilities) or _vectors(job, job.task, embedding_size)
     return (
         _prompt(job, capabilities)
         or _tools(job, capabilities)
@@ -69,6 +74,19 @@ def _task(job: Job, task: Task, capabilities: Capabilities) -> Failure | None:
     if ids and not capabilities.token_prompts:
         return _refusal(job, "input", "takes texts only, not token ids")
     return None
+
+
+def _vectors(job: Job, task: Task, embedding_size: int) -> Failure | None:
+    """Refuse an answer whose vectors are too many numbers."""
+    if task.kind != "embed" or not isinstance(job.prompt, Inputs) or not (size := task.dimensions or embedding_size):
+        return None
+    most = MAX_NUMBERS if job.task_form.base64 else MAX_FLOATS
+    if sum([len(group) for group in job.prompt.groups]) * size <= most:
+        return None
+    remedy = f"send at most {max(1, most // size)} inputs"
+    if not job.task_form.base64:
+        remedy += f", or {MAX_NUMBERS // size} with encoding_format base64"
+    return _refusal(job, "input", f"makes {size} numbers of each, and an answer has at most {most}: {remedy}")
 
 
 def _tools(job: Job, capabilities: Capabilities) -> Failure | None:

@@ -7,9 +7,10 @@ from msgspec.structs import replace
 
 from penstock.engine import Capabilities, ChatTurn, Sampling, Task, TaskKind
 from penstock.tools import Tool, ToolCall, Tools
-from streaming.jobs.capabilities import unsupported
+from streaming.jobs.capabilities import MAX_NUMBERS, unsupported
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens
 from streaming.jobs.response_form import ResponseForm
+from streaming.jobs.task_form import TaskForm
 from streaming.priority import Priority
 
 CHAT = Chat((ChatTurn("user", "hello"),))
@@ -93,6 +94,26 @@ def test_an_engine_that_can_is_not_refused(
 ) -> None:
     """The same jobs pass on an engine that honours everything."""
     assert unsupported(job(prompt, sampling), ALL) is None
+
+
+def embedding(inputs: int, dimensions: int | None = None, *, base64: bool = True) -> Job:
+    prompt, task = Inputs((("x",) * inputs,)), Task(kind="embed", dimensions=dimensions)
+    return replace(job(prompt, Sampling()), task=task, task_form=TaskForm(base64=base64))
+
+
+def test_vectors_are_refused_where_an_answer_would_have_too_many_numbers() -> None:
+    """The refusal says how many inputs fit, and so many do."""
+    able = Capabilities(embed=True, embedding_dimensions=True)
+    for size, most in ((1024, 4096), (4096, 1024), (3, MAX_NUMBERS // 3)):
+        assert unsupported(embedding(most), able, size) is None
+        refused = unsupported(embedding(most + 1), able, size)
+        assert refused is not None and (refused.status, refused.param) == (400, "input")
+        assert f"at most {most} inputs" in refused.message
+    floats = unsupported(embedding(2048, 4096, base64=False), able)
+    assert floats is not None and "at most 512 inputs, or 1024 with encoding_format base64" in floats.message
+    assert unsupported(embedding(512, 4096, base64=False), able) is None
+    assert unsupported(embedding(1, 65_536), able) is None
+    assert unsupported(embedding(10**6), able) is None  # of a model whose size nobody knows
 
 
 def test_asking_for_nothing_is_always_honoured() -> None:

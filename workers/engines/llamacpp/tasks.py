@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine import Failure, Piece, Refused, Request, Task
 from workers.engines.llamacpp.request import engine_error, invalid
-from workers.engines.llamacpp.tokenizer import Tokenizer, TokenizerFailed
+from workers.engines.llamacpp.tokenizer import Tokenizer, TokenizerFailed, max_tokens_of, max_told_bytes
 from workers.engines.task_answers import told_scores, told_tokens
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class LlamacppTasks:
         match task.kind:
             case "tokenize":
                 parts = self._prompts.of(request, begins=task.generation_prompt).parts if request.prompt else []
+                self._check_size(request, parts)
                 special = task.special_tokens or not isinstance(request.prompt, str)
                 ids = await self._tokenizer.ids(parts, special=special) if parts else []
                 return Piece(request.id, told_tokens(ids, self._context), finish="stop")
@@ -107,6 +108,14 @@ class LlamacppTasks:
                 scores = {each["index"]: each["relevance_score"] for each in found["results"]}
                 text = told_scores([scores[index] for index in range(len(documents))])
         return Piece(request.id, text, finish="stop", prompt_tokens=found["usage"]["prompt_tokens"])
+
+    def _check_size(self, request: Request, parts: Sequence[str | int]) -> None:
+        """Raises Refused for a text that would take the tokenizer too long."""
+        most = max_told_bytes(self._context)
+        if max_tokens_of(parts) > most:  # a token for each byte, at most
+            param = "prompt" if isinstance(request.prompt, str) else "messages"
+            words = f"{param}: llama.cpp's tokenizer takes up to 7 s per megabyte, so it tells the token ids of {most}"
+            raise Refused(invalid(f"{words} bytes at most. Send a shorter text, or its parts.", param))
 
     async def _call(self, call: Callable[[Any], Any], body: dict[str, Any], param: str) -> Mapping[str, Any]:
         """Call the library in a thread. Raises Refused."""

@@ -16,7 +16,10 @@ import httpx2
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
-"""For the whole reply; counting takes a few milliseconds per megabyte."""
+"""For the whole reply. Counting takes up to 7 s per megabyte (of digits, measured on one core), in a thread of
+llama.cpp, which goes on when nobody waits any more."""
+MIN_TOLD_BYTES, MAX_TOLD_BYTES, TOLD_BYTES_PER_TOKEN = 256 << 10, 1 << 20, 8
+"""Of a text whose token ids are told: enough for any text that fits into the context, between the first two."""
 ADDED_TOKENS = 2
 """The begin and end tokens that a model's tokenizer may add to a text."""
 
@@ -24,6 +27,11 @@ ADDED_TOKENS = 2
 def max_tokens_of(prompt: Sequence[str | int]) -> int:
     """Upper bound on the prompt's tokens: each token of a text stands for at least one byte."""
     return ADDED_TOKENS + sum(len(part.encode()) + 1 if isinstance(part, str) else 1 for part in prompt)
+
+
+def max_told_bytes(context: int) -> int:
+    """Bytes of a text whose token ids are told, for a model with a context of so many tokens."""
+    return min(MAX_TOLD_BYTES, max(MIN_TOLD_BYTES, TOLD_BYTES_PER_TOKEN * context))
 
 
 class TokenizerFailed(Exception):

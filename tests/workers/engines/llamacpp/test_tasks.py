@@ -18,6 +18,7 @@ import pytest_asyncio
 from penstock.engine import ChatTurn, Input, ModelCard, Piece, Request, Sampling, Task, TaskKind
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.llamacpp.tokenizer import ADDED_TOKENS, MAX_TOLD_BYTES, MIN_TOLD_BYTES, max_told_bytes
 from workers.engines.task_answers import check_task_answer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
@@ -120,6 +121,22 @@ async def test_a_text_that_is_too_long_is_refused_with_the_setting(desk: TaskDes
     assert piece.failure.status == 400 and "options.context" in piece.failure.message
     piece = await desk.perform("embed", inputs=((10**6,),))
     assert piece.failure is not None and (piece.failure.status, piece.failure.param) == (400, "input")
+
+
+async def test_a_text_that_would_take_the_tokenizer_long_is_refused(desk: TaskDesk) -> None:
+    """One of the largest size is told, whatever it spells."""
+    piece = await desk.perform("tokenize", "1" * (MIN_TOLD_BYTES - ADDED_TOKENS))
+    assert piece.failure is not None and (piece.failure.status, piece.failure.param) == (400, "prompt")
+    assert str(MIN_TOLD_BYTES) in piece.failure.message
+    talk = (ChatTurn("user", "1" * MIN_TOLD_BYTES),)
+    piece = await desk.perform("tokenize", talk)
+    assert piece.failure is not None and (piece.failure.status, piece.failure.param) == (400, "messages")
+    piece = await desk.perform("tokenize", "1" * (MIN_TOLD_BYTES - ADDED_TOKENS - 1))
+    assert piece.failure is None
+
+
+async def test_a_long_context_has_longer_texts() -> None:
+    assert [max_told_bytes(context) for context in (512, 65_536, 10**7)] == [MIN_TOLD_BYTES, 524_288, MAX_TOLD_BYTES]
 
 
 async def test_a_cancelled_task_ends_at_once(desk: TaskDesk) -> None:
