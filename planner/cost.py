@@ -1,4 +1,4 @@
-"""Cost of tokens: price per million of them at the knee of a device's throughput, beside other devices.
+"""Token cost: the price of a million tokens at the knee of a device's throughput, to compare devices.
 
 SLM-Pareto compares small and large devices by price / (3600 * tokens a second at the knee).
 """

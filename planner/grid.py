@@ -1,4 +1,4 @@
-"""Replica grid: throughput of fixed layouts of the same GPUs by concurrent requests (ScaleLLM's Exp. 4).
+"""Replica grid: throughput of fixed layouts of the same GPUs by concurrent requests (ScaleLLM, experiment 4).
 
 Few GPUs in a replica read all weights in each replica; many GPUs read them once, and talk more. Which is better depends
 on how many requests run at once.

@@ -54,7 +54,7 @@ class ParallelPlan:
 
 
 def is_valid(plan: ParallelPlan, model: ModelShape) -> bool:
-    """Whether every GPU gets as much: heads, heads of keys, experts and layers divide (as TensorRT-LLM asks)."""
+    """Whether every GPU gets an equal share: heads, heads of keys, experts and layers divide (as TensorRT-LLM asks)."""
     heads = plan.heads_shared_by
     return (
         model.heads % heads == 0
@@ -84,7 +84,7 @@ def _divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStep:
-    """One step of one replica: its time, and what of it the arithmetic and the memory of a GPU are busy."""
+    """One step of one replica: its time, and the shares of it in which a GPU's arithmetic and memory are busy."""
 
     seconds: float
     flops: float

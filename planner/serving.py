@@ -1,4 +1,4 @@
-"""Serving: requests through the replicas of a plan, iteration by iteration, and what came of them.
+"""Serving model: runs requests through the replicas of a plan, iteration by iteration, and notes their latencies.
 
 The loop is APEX's: running texts get a token each, the youngest are evicted when the cache overflows and return before
 others, and texts are taken first come first served while cache, prefill tokens and batch allow.

@@ -1,4 +1,4 @@
-"""Tuning: which concurrencies to measure within a budget of time, and what settings the measured frontier speaks for.
+"""Tuning: which concurrencies to measure within a budget of time, and which settings the measured frontier recommends.
 
 A measured server has concurrent requests for a batch: it runs as many at once as clients ask it at once. The latency of
 a request grows in a straight line with them, a + b c, for a step takes t_mem + t_comp B. Two short probes give that

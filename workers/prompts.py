@@ -1,4 +1,4 @@
-"""Prompts of a job: what of it each request to the engine has, and one request for each prompt to be checked. Pure."""
+"""Prompts of a job: picks the prompt of each of its choices, and makes the requests that the engine checks. Pure."""
 
 from __future__ import annotations
 

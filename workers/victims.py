@@ -1,4 +1,4 @@
-"""Victim choice: which running batch jobs a worker preempts when interactive jobs need their places. Pure."""
+"""Victim choice: which running batch jobs a worker preempts when interactive jobs need their slots. Pure."""
 
 from __future__ import annotations
 

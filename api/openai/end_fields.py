@@ -1,4 +1,4 @@
-"""End fields: whether a text must go on to its token limit, as load generators ask for it."""
+"""Fields `ignore_eos` and `min_tokens`: load generators ask with them that a text goes on to its token limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other parts: the kinds of content parts that are refused in chats and responses, each with what to send instead."""
+"""Refused content parts: images, audio and files in chats and responses, each with what to send instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wait: what a client is told of the time until its waiting job starts."""
+"""Expected wait: the time until a worker starts a waiting job, as clients are told."""
 
 from __future__ import annotations
 

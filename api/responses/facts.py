@@ -1,4 +1,4 @@
-"""Facts of stored responses: what a response's job says of it, and of its own input."""
+"""Facts of a stored response: reads them, and the input of its request, from the job of the response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operation: what a request asks for, as a label of the metrics of its answer."""
+"""Operation label: names what a job computes (a chat, a text, embeddings ...) in the metrics of its answer."""
 
 from __future__ import annotations
 

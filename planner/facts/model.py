@@ -1,4 +1,4 @@
-"""Shape of a model: what its layers multiply and keep, from which its weights, its KV cache and its work follow.
+"""Model shape: the dimensions of a model, from which its weights, its KV cache and its operations follow.
 
 Biases and norms, less than 0.1 % of the weights, are left out.
 """

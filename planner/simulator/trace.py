@@ -1,4 +1,4 @@
-"""Requests of a trace, in BurstGPT's columns or APEX's JSON lines, and generated ones with the gaps of such a day.
+"""Requests of a trace, in BurstGPT's columns or APEX's JSON lines, and requests that are generated with such gaps.
 
 APEX's lines: {"StartTimeOffset": ns, "ContextTokens": n, "GeneratedTokens": n}. BurstGPT's columns: Timestamp (s),
 Model, Request tokens, Response tokens, Total tokens, Log Type; newer files add Session ID and Elapsed time. A row

@@ -1,4 +1,4 @@
-"""Reasoning marker: marks what a model thinks between its own tags before it answers. Pure.
+"""Reasoning marker: marks the part of an answer that a model puts between tags such as <think>. Pure.
 
 Models write `<think>...</think>` at the begin of an answer; some chat templates write the first tag themselves. The
 marks are those of penstock/tools.py, and each stands for exactly one tag, so that a text can be turned back

@@ -1,4 +1,4 @@
-"""Server pool: the servers of one model, as one place to send a request to. It learns from each reply."""
+"""Server pool: the servers of one model, asked as if they were one server. It learns from each reply."""
 
 from __future__ import annotations
 

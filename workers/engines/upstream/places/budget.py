@@ -18,7 +18,7 @@ CUT_INTERVAL_S = 1.0
 
 
 class InFlightBudget:
-    """`now` in monotonic seconds."""
+    """The budget of one server; `now` is in monotonic seconds."""
 
     def __init__(self, cap: int, slots: int = 0) -> None:
         """
