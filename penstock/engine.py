@@ -153,6 +153,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     rerank: bool = False
     tokenize: bool = False
     """Token ids of a prompt, and the text of token ids."""
+    tokenize_chats: bool = False
+    """Whether `tokenize` gives the ids of a conversation without functions from which its answer is computed."""
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -103,7 +103,7 @@ def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
     """`needed`: bytes that the job brings and may write; `most`: what a store that holds no other gives to one."""
     sampling, prompts = job.sampling, prompt_count(job.prompt)
     if job.task is not None:
-        param = TASK_FIELDS[job.task.kind]
+        param = TASK_FIELDS[job.task.kind] if job.response is None else "input"
         message = (
             f"The request and its answer may need {needed / _MIB:,.1f} MiB of the store, and this store has at most "
             f"{most / _MIB:,.1f} MiB for one request, however long it waits. Send {param} in several requests."

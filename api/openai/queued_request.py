@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import Field, field_validator
 
 from api.openai.fields import Metadata, QueueOptions, StrictBody
-from penstock.engine import Sampling, Task
+from penstock.engine import ModelCard, Sampling, Task
 from penstock.tools import Tools
 from streaming.jobs.job import Prompt
 from streaming.jobs.response_form import ResponseForm
@@ -118,6 +118,10 @@ class QueuedRequest(StrictBody, ABC):
     def task_asked(self) -> Task | None:
         """What it asks for instead of generated texts."""
         return None
+
+    def task_for(self, card: ModelCard | None) -> Task | None:
+        """What a model is asked for instead of generated texts. `card`: the model's, if one is known."""
+        return self.task_asked
 
     @property
     def task_form(self) -> TaskForm:

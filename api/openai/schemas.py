@@ -306,7 +306,7 @@ def to_job(
     `card`: of its model, if one is known.
     """
     queue, prompt, tools, sampling = request.queue, request.prompt_asked, request.tools_asked, request.sampling
-    reasoning, task = reasoning_of(request, card), request.task_asked
+    reasoning, task = reasoning_of(request, card), request.task_for(card)
     return job_class(prompt, tools, sampling, reasoning, task)(
         id=job_id,
         model=request.model,

@@ -17,6 +17,7 @@ from api.openai.rendering import to_json
 from api.openai.responses.answer_items import given_up
 from api.openai.responses.call_events import sequence_of
 from api.openai.responses.object import ResponseFacts, ended_response
+from api.openai.tasks.answers import count_of
 from api.responses.follower import Follower
 from api.responses.turns import add_turn
 from api.services import Services
@@ -144,12 +145,13 @@ class WholeResponse(WholeReply):
 
 
 class TokenCount(WholeReply):
-    """Sends the number of a request's input tokens, as the engine counted them."""
+    """Sends the number of a request's input tokens, as the engine counted them or told their ids."""
 
     async def _whole(self, terminal: Terminal, rows: list[Delta]) -> bytes:
         if terminal.state is not JobState.COMPLETED:
             raise from_terminal(terminal)
-        return to_json({"object": "response.input_tokens", "input_tokens": terminal.usage.prompt})
+        count = terminal.usage.prompt if self._job.task is None else count_of("".join([row.text for row in rows]))
+        return to_json({"object": "response.input_tokens", "input_tokens": count})
 
 
 class StoredStream:

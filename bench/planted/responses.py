@@ -12,6 +12,15 @@ EVENTS = "api/openai/responses/events.py"
 
 RESPONSES = (
     Bug(
+        "input tokens without the tools",
+        "The tokenizer counts the input of a request with tools without them: too few.",
+        (Edit("api/openai/responses/request.py", "if able and self.tools_asked is None and", "if able and"),),
+        (
+            "tests/api/responses/test_lifecycle.py::test_input_tokens_are_counted_without_a_step_of_the_engine",
+            "tests/api/openai/tasks/test_count.py::test_ids_are_counted_without_parsing_them",
+        ),
+    ),
+    Bug(
         "an item counts once however often it is named",
         "A body of 25 KB becomes a job of 250 MB.",
         (Edit("api/responses/stored.py", "left -= uses * len(", "left -= len("),),

@@ -19,11 +19,11 @@ from api.openai.fields import (
     TokenLimit,
     refusal,
 )
-from api.openai.generation import GenerationRequest
+from api.openai.generation import GenerationRequest, reasoning_of
 from api.openai.queued_request import Effort
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from api.openai.responses.tool_fields import FlatToolFields
-from penstock.engine import MAX_LOGPROBS, ChatTurn, Sampling
+from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard, Sampling, Task
 from streaming.jobs.job import Chat
 from streaming.jobs.response_form import ResponseForm
 from streaming.priority import Priority
@@ -304,6 +304,11 @@ class CountRequest(InputFields):
     @property
     def sampling(self) -> Sampling:
         return Sampling(max_tokens=1, temperature=0.0)
+
+    def task_for(self, card: ModelCard | None) -> Task | None:
+        """The tokenizer's, where it counts as an answer's prompt is counted; else one token is generated."""
+        able = card is not None and card.capabilities.tokenize_chats
+        return Task(kind="tokenize") if able and self.tools_asked is None and not reasoning_of(self, card) else None
 
 
 def refuse_unsupported(fields: Mapping[str, Any], constraints: Container[str] = ()) -> None:

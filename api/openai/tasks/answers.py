@@ -45,6 +45,12 @@ def task_answer_in_slices(job: Job, terminal: Terminal, rows: Sequence[Delta]) -
             return {"prompt": texts[0]}
 
 
+def count_of(answer: str) -> int:
+    """The number of token ids in the answer to a `tokenize`, without parsing them."""
+    ids = answer[answer.index("[") + 1 : answer.index("]")]
+    return ids.count(",") + 1 if ids.strip() else 0
+
+
 def _usage(terminal: Terminal) -> dict[str, int]:
     return {"prompt_tokens": terminal.usage.prompt, "total_tokens": terminal.usage.prompt}
 

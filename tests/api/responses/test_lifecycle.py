@@ -306,6 +306,17 @@ def test_the_input_tokens_are_those_of_the_later_usage(client: OpenAI) -> None:
     assert used is not None and client.responses.input_tokens.count(**more).input_tokens == used.input_tokens
 
 
+def test_input_tokens_are_counted_without_a_step_of_the_engine(house: House) -> None:
+    """By the tokenizer; with tools, by the engine."""
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
+    for tools, generated in (([], 0), ([tool], 1)):
+        asked = {"model": "sim", "input": "are these counted?", "tools": tools}
+        status, headers, body = raw(house, "POST", "/v1/responses/input_tokens", asked)
+        assert status == 200 and body["input_tokens"] > 1
+        job = raw(house, "GET", f"/v1/jobs/{headers['x-job-id']}")[2]
+        assert (job["status"], job["usage"]["completion_tokens"]) == ("completed", generated)
+
+
 # --- input and refusals ----------------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,7 @@ def card_of(model: str, context: int, prompts: Prompts | None, settings: Llamacp
             embed=embeds,
             rerank=ranks,
             tokenize=True,
+            tokenize_chats=prompts is not None and prompts.chat,
         ),
         embedding_size=size if embeds else 0,
         created=int(time.time()),

@@ -35,6 +35,7 @@ def card_of(model: str, settings: SimSettings) -> ModelCard:
             embedding_dimensions=True,
             rerank=True,
             tokenize=True,
+            tokenize_chats=True,
         ),
         embedding_size=SIZE,
         created=int(time.time()),

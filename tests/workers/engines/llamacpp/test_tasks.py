@@ -98,6 +98,17 @@ async def test_token_ids_have_the_vector_of_their_text(desk: TaskDesk) -> None:
     assert piece.prompt_tokens == 2 * len(ids)
 
 
+async def test_a_conversation_has_the_ids_that_its_answer_is_computed_from(desk: TaskDesk) -> None:
+    """So a count of them is the later usage."""
+    assert desk.card.capabilities.tokenize_chats
+    told = await desk.perform("tokenize", TALK)
+    answer = desk.send(Request("counted", TALK, Sampling(max_tokens=1, temperature=0)))
+    pieces = [await asyncio.wait_for(answer.get(), 60)]
+    while not pieces[-1].last:
+        pieces.append(await asyncio.wait_for(answer.get(), 60))
+    assert len(json.loads(told.text)["tokens"]) == max(piece.prompt_tokens for piece in pieces) > 5
+
+
 async def test_texts_are_generated_beside_vectors(desk: TaskDesk) -> None:
     """At the same time, on both slots; and no text of another tenant is taken from a slot's cache."""
     stories = [

@@ -121,6 +121,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             embedding_dimensions=self.embeds and self.embedding_dimensions,
             rerank=self.ranks,
             tokenize=self.tokenizes and self.detokenizes,
+            tokenize_chats=self.tokenizes and self.detokenizes and bool(self.chat_ids),
         )
 
 
