@@ -27,15 +27,12 @@ from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.settings import ModelSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.settings import TelemetrySettings
-from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.sim.settings import SimSettings
-from workers.engines.trtllm.settings import TrtllmSettings
-from workers.engines.upstream.settings import UpstreamSettings
+from workers.engines.registry import sections
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
 
-ENGINES = {"sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings, "upstream": UpstreamSettings}
+ENGINES = sections()
 KINDS = {
     "webhooks": WebhookSettings, "events": EventSettings,
     "files": FilesSettings, "batch": BatchSettings, "offline": OfflineSettings,

@@ -24,9 +24,8 @@ from streaming.redis.settings import RedisSettings
 from telemetry.records.settings import RecordSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
+from workers.engines.registry import sections
 from workers.engines.sim.settings import SimSettings
-from workers.engines.trtllm.settings import TrtllmSettings
-from workers.engines.upstream.settings import UpstreamSettings
 from workers.settings import WorkerSettings
 
 KINDS = {"api": ApiSettings, "redis": RedisSettings, "models": ModelSettings, "keys": KeySettings}
@@ -126,8 +125,7 @@ DOCUMENTED: dict[str, type[msgspec.Struct]] = {
     "models.<name>.targets.<lane>": LatencyTargets, "models.<name>.shapes.<shape>": ShapeSettings,
     "keys.<name>": KeySettings, "webhooks.<name>": WebhookSettings, "events": EventSettings,
     "quotas": QuotaSettings, "tenants.<name>": TenantSettings,
-    "sim": SimSettings, "llamacpp": LlamacppSettings, "trtllm": TrtllmSettings,
-    "upstream": UpstreamSettings,
+    **sections(),
 }  # fmt: skip
 PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
 DEFAULTS = {
