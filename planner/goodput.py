@@ -131,7 +131,7 @@ def _apart(
 ) -> Sequence[ModelText]:
     """The first token from a replica that prefills; the others from one that decodes, once it has the cache."""
     # One prompt after the other: a longer queue in a step would give all of them the latest one's first token.
-    one = BatchLimits(1, max(given.limits.step_tokens, given.lengths.prompt))
+    one = BatchLimits(1, max(given.limits.step_tokens, given.lengths.longest_prompt))
     firsts = [ModelText(text.prompt, 1, 1, text.arrived_s) for text in texts]
     serve(given.replica(prefill), firsts, one)
     moved_s = transfer_s(given.replica(prefill), given.lengths.prompt)
@@ -187,7 +187,7 @@ def _replicas(given: SearchInput, gpus: int) -> list[ParallelPlan]:
 
 def _fits(given: SearchInput, plan: ParallelPlan) -> bool:
     try:
-        return given.replica(plan).kv_tokens > given.lengths.whole
+        return given.replica(plan).kv_tokens > given.lengths.longest
     except PlanError:
         return False
 

@@ -42,7 +42,7 @@ def grid(given: SearchInput, concurrencies: Sequence[int] = CONCURRENCIES) -> li
     found = []
     for plan in layouts(given.gpus, given.model.experts):
         try:
-            if is_valid(plan, given.model) and given.replica(plan).kv_tokens > given.lengths.whole:
+            if is_valid(plan, given.model) and given.replica(plan).kv_tokens > given.lengths.longest:
                 found.append(GridRow(plan, {each: closed_loop(given, plan, each) for each in concurrencies}))
         except PlanError:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
@@ -13,10 +14,12 @@ MIN_BITS, MAX_BITS = 1.0, 32.0
 
 @dataclass(frozen=True, slots=True)
 class RequestLengths:
-    """Tokens of a typical request."""
+    """Tokens of a typical request: of all, or the means of a mix."""
 
     prompt: int = 512
     answer: int = 256
+    mix: tuple[tuple[int, int], ...] = ()
+    """Prompts and answers of single requests; (): all are alike."""
 
     def __post_init__(self) -> None:
         if self.prompt < 1 or self.answer < 1:
@@ -35,8 +38,33 @@ class RequestLengths:
         """Tokens that it holds at its end."""
         return self.prompt + self.answer
 
+    @property
+    def longest(self) -> int:
+        """Tokens that the longest request holds at its end."""
+        return max(map(sum, self.mix), default=self.whole)
+
+    @property
+    def longest_prompt(self) -> int:
+        return max((prompt for prompt, _ in self.mix), default=self.prompt)
+
+    def sample(self, count: int, random: Random) -> list[tuple[int, int]]:
+        """Prompts and answers of `count` requests. Those of a mix are spread evenly over it, by their whole length, and
+        then shuffled: so few requests stand for the mix better than independent draws would."""
+        if not self.mix:
+            return [(self.prompt, self.answer)] * count
+        ordered = sorted(self.mix, key=sum)
+        drawn = [ordered[int((place + 0.5) * len(ordered) / count)] for place in range(count)]
+        random.shuffle(drawn)
+        return drawn
+
     def check(self, model: ModelShape) -> None:
-        """Raises PlanError if the model's context does not hold the request."""
+        """Raises PlanError if the model's context does not hold every request."""
+        over = sum(sum(each) > model.context for each in self.mix)
+        if over:
+            raise PlanError(
+                f"{over} of the {len(self.mix)} requests are longer than the {model.context} tokens of "
+                f"{model.name}'s context, the longest has {self.longest}: leave them out of the file"
+            )
         if self.whole > model.context:
             raise PlanError(
                 f"{self.prompt} + {self.answer} tokens are more than the {model.context} of {model.name}'s context; "

@@ -91,7 +91,7 @@ def tried(given: SearchInput, plan: ParallelPlan) -> PlanOutcome | None:
         room = replica.kv_tokens
     except PlanError:
         return None
-    if room < given.lengths.whole + 1:
+    if room < given.lengths.longest + 1:
         return None
     alone = serve(replica, requests(given.lengths, 1, math.inf), given.limits).texts[0]
     first, ended = alone.first_s or 0.0, alone.ended_s or 0.0
@@ -172,7 +172,7 @@ def _enough(given: SearchInput) -> str:
         gpus = given.gpus << power
         for plan in plans(given.model, gpus):
             try:
-                if given.replica(plan).kv_tokens > given.lengths.whole:
+                if given.replica(plan).kv_tokens > given.lengths.longest:
                     return f"--gpus {gpus}"
             except PlanError:
                 continue

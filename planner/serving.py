@@ -159,8 +159,8 @@ def requests(lengths: RequestLengths, count: int, rate: float, seed: int = 1) ->
     """`count` requests at a mean rate, with exponential gaps; an infinite rate: all at once."""
     random = Random(seed)  # noqa: S311 - a simulation
     texts, at = [], 0.0
-    for _ in range(count):
-        texts.append(ModelText(lengths.prompt, lengths.answer, lengths.answer, at))
+    for prompt, answer in lengths.sample(count, Random(seed)):  # noqa: S311 - a simulation
+        texts.append(ModelText(prompt, answer, answer, at))
         at += random.expovariate(rate) if rate < math.inf else 0.0
     return texts
 

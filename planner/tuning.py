@@ -8,7 +8,7 @@ line, and so the time that a sweep will take.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from statistics import fmean, median
@@ -30,6 +30,7 @@ ENOUGH = 0.95
 MIN_REPEATS = 3
 MIN_HELD_OUT = 4
 """Concurrencies of which half are predicted from the other half."""
+NO_JOULES: Mapping[int, Sequence[float]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,20 @@ def line_of(alone_s: float, clients: int, together_s: float) -> LatencyLine:
     return LatencyLine(alone_s - slope, slope)
 
 
-def sweep_plan(line: LatencyLine, requests: int, most: int, budget_s: float) -> SweepPlan:
+def sweep_plan(line: LatencyLine, requests: int, most: int, budget_s: float, protocol: int = 0) -> SweepPlan:
     """Levels of 1, 2, 4, ... `most` clients that fit into the budget, with at most `requests` requests each.
 
-    If they do not fit, there are fewer requests for each client; then the highest levels are left out. Two levels stay.
+    `protocol`: so many requests in every level, if that fits. If the levels do not fit, there are fewer requests for
+    each client; then the highest levels are left out. Two levels stay.
     """
     most = min(most, requests)
+    if protocol:
+        levels = tuple(SweepLevel(each, protocol) for each in batches(min(most, protocol)))
+        if (expected := sum(map(line.level_s, levels))) <= budget_s:
+            return SweepPlan(levels, expected)
+        plan = sweep_plan(line, requests, most, budget_s)
+        cut = f"not {protocol} requests each as the workload has it, for that takes {expected:,.0f} s"
+        return replace(plan, note=", ".join(filter(None, (cut, plan.note))))
     for rounds in range(ROUNDS, MIN_ROUNDS - 1, -1):
         levels = _levels(most, requests, rounds)
         expected = sum(map(line.level_s, levels))
@@ -140,12 +149,17 @@ def frontier_of(
     latencies_s: Mapping[int, Sequence[float]],
     random: Random,
     gain: float = GAIN,
+    joules_token: Mapping[int, Sequence[float]] = NO_JOULES,
 ) -> MeasuredFrontier:
-    """The frontier of measured tokens a second, requests a second and mean latencies, by concurrency and repeat."""
+    """The frontier of measured tokens a second, requests a second, mean latencies and, where it is known, joules a
+    token, by concurrency and repeat."""
     points = tuple(
-        FrontierPoint(each, fmean(rates[each]), fmean(requests_s[each]), fmean(latencies_s[each]))
+        FrontierPoint(
+            each, fmean(rates[each]), fmean(requests_s[each]), fmean(latencies_s[each]),
+            fmean(joules_token[each]) if joules_token.get(each) else None,
+        )
         for each in sorted(rates)
-    )
+    )  # fmt: skip
     repeats = min(map(len, rates.values()))
     return MeasuredFrontier(
         points, tuple(undominated(points)), knee(rates, random, gain), repeats, held_out_error(rates)

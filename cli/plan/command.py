@@ -18,8 +18,12 @@ from cli.plan.inputs import device_named, model_named
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
 from planner.load import KvReads, Precision, RequestLengths
+from planner.workload import Workload
+from planner.workload import workload as workload_named
 
 Rows: TypeAlias = Sequence[Sequence[str]]
+USUAL = RequestLengths()
+"""Without --in and --out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +103,36 @@ def gpu_option(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]
 
 
 def length_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
-    """Add --in and --out; the function gets `lengths`."""
+    """Add --in, --out and --workload; the function gets `lengths`."""
 
     @functools.wraps(function)
-    def call(prompt: int, answer: int, **arguments: Any) -> PlanAnswer:
-        return function(lengths=RequestLengths(prompt, answer), **arguments)
+    def call(workload: Workload, **arguments: Any) -> PlanAnswer:
+        return function(lengths=workload.lengths, **arguments)
 
-    call = click.option("--out", "answer", type=int, default=256, show_default=True, help="Tokens of an answer.")(call)
-    return click.option("--in", "prompt", type=int, default=512, show_default=True, help="Tokens of a prompt.")(call)
+    return workload_options(call)
+
+
+def workload_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+    """Add --in, --out and --workload; the function gets `workload`, without a name if it is of --in and --out."""
+
+    @functools.wraps(function)
+    def call(prompt: int | None, answer: int | None, workload: str | None, **arguments: Any) -> PlanAnswer:
+        return function(workload=workload_of(prompt, answer, workload), **arguments)
+
+    text = "Named lengths, or a file of your own, instead of --in and --out."
+    call = click.option("--workload", metavar="NAME|FILE", help=text)(call)
+    call = click.option("--out", "answer", type=int, help=f"Tokens of an answer [{USUAL.answer}].")(call)
+    return click.option("--in", "prompt", type=int, help=f"Tokens of a prompt [{USUAL.prompt}].")(call)
+
+
+def workload_of(prompt: int | None, answer: int | None, name: str | None) -> Workload:
+    """What the three options say. Raises PlanError."""
+    if name is None:
+        lengths = RequestLengths(USUAL.prompt if prompt is None else prompt, USUAL.answer if answer is None else answer)
+        return Workload("", "--in and --out", lengths)
+    if prompt is not None or answer is not None:
+        raise PlanError("--workload and --in or --out both say lengths: leave one out")
+    return workload_named(name)
 
 
 def bits_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:

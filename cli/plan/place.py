@@ -31,7 +31,8 @@ def load_of(text: str, w_bits: float | None) -> ModelLoad:
     if not found[0] > 0 or len(lengths) not in (0, 2):
         raise PlanError(f"--load {text}: {FORM}")
     model = catalogue.model(name)
-    return ModelLoad(model, found[0], RequestLengths(*found[1]), Precision.stored(model, w_bits))
+    tokens = RequestLengths(found[1][0], found[1][1]) if found[1] else RequestLengths()
+    return ModelLoad(model, found[0], tokens, Precision.stored(model, w_bits))
 
 
 @plan_command("place")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,15 +13,16 @@ import click
 
 from cli.errors import USAGE, Problem
 from cli.output import note
-from cli.plan.command import PlanAnswer, PlanTable, length_options, plan_command
+from cli.plan.command import PlanAnswer, PlanTable, plan_command, workload_options
 from cli.plan.figures import seconds, three
 from cli.plan.inputs import device_named, model_named
 from cli.plan.plot import plot
 from cli.scale import Period
+from cli.tune.energy import EnergyMeter
 from cli.tune.load import LevelReading, LoadSource, check, is_penstock, run, server_at
 from cli.tune.settings_edit import Applied, apply_settings, check_applicable
 from planner.facts.catalogue import PlanError
-from planner.load import RequestLengths
+from planner.facts.device import Accelerator
 from planner.tuning import (
     MAX_REPEATS,
     MeasuredFrontier,
@@ -34,6 +36,8 @@ from planner.tuning import (
     sweep_plan,
     tuning_advice,
 )
+from planner.workload import Workload
+from telemetry.records.nvml import GpuReadings
 
 PROBE_CLIENTS = 4
 MAX_CLIENTS = 256
@@ -45,7 +49,7 @@ MIN_LEVELS = 2
 @click.option("--url", required=True, help="Base URL, such as http://127.0.0.1:8000/v1.")
 @click.option("--model", help="Model to ask for [the first that the server names].")
 @click.option("--requests", type=int, default=500, show_default=True, help="Requests of a concurrency, at most.")
-@length_options
+@workload_options
 @click.option("--max", "most", type=int, default=MAX_CLIENTS, show_default=True, help="Highest concurrency.")
 @click.option("--repeats", type=int, default=MAX_REPEATS, show_default=True, help="Passes, at most.")
 @click.option("--budget", type=Period(), default="15m", show_default=True, help="Time for all of it.")
@@ -58,7 +62,7 @@ def frontier(
     url: str,
     model: str | None,
     requests: int,
-    lengths: RequestLengths,
+    workload: Workload,
     most: int,
     repeats: int,
     budget: int,
@@ -78,38 +82,47 @@ def frontier(
         raise Problem(f"--apply: {url} is no Penstock, so there is no penstock.toml to write", exit_code=USAGE)
     if apply:
         check_applicable(Path.cwd(), server.model, shape)
-    source = LoadSource(server, lengths)
+    lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
+    source = LoadSource(server, lengths, meter=meter)
     began = time.monotonic()
-    plan = planned(source, requests, most, budget)
+    plan = planned(source, requests, most, budget, workload.requests)
     note(
         f"measuring {server.model} with {', '.join(str(each.clients) for each in plan.levels)} requests at once: about "
         f"{seconds(plan.expected_s)} a pass, up to {repeats} passes, at most {budget} s"
         + (f" ({plan.note})" if plan.note else "")
     )
     readings = measured(source, plan, repeats, began + budget)
-    found = frontier_of(
-        {each: [one.tokens_s for one in ones] for each, ones in readings.items()},
-        {each: [one.requests_s for one in ones] for each, ones in readings.items()},
-        {each: [one.latency_s for one in ones] for each, ones in readings.items()},
-        Random(1),  # noqa: S311 - a bootstrap
-    )
+    found = frontier_in(readings)
     wanted = recommend(found, lengths, known, device)
     written = apply_settings(Path.cwd(), server.model, wanted, found.curve, shape) if apply else None
     value = as_json(found, wanted, readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
+        "workload": workload.name or None, "energy_source": meter.source or None,
         "seconds": time.monotonic() - began, "applied": None if written is None else written.changes,
     }  # fmt: skip
-    return PlanAnswer(
-        value, [_table(found)], tuning_advice(found, wanted), _plot(found), _notes(found, wanted, written)
-    )
+    notes = [*_notes(found, wanted, written), *_power(readings, device, len(meter.read()))]
+    return PlanAnswer(value, [_table(found)], tuning_advice(found, wanted), _plot(found), notes)
 
 
-def planned(source: LoadSource, requests: int, most: int, budget_s: float) -> SweepPlan:
+def frontier_in(readings: Mapping[int, Sequence[LevelReading]]) -> MeasuredFrontier:
+    """The frontier of all readings, by concurrency and repeat."""
+
+    def each(name: str) -> dict[int, list[float]]:
+        values = {clients: [getattr(one, name) for one in ones] for clients, ones in readings.items()}
+        return {clients: [one for one in ones if one is not None] for clients, ones in values.items()}
+
+    return frontier_of(
+        each("tokens_s"), each("requests_s"), each("latency_s"), Random(1),  # noqa: S311 - a bootstrap
+        joules_token=each("joules_token"),
+    )  # fmt: skip
+
+
+def planned(source: LoadSource, requests: int, most: int, budget_s: float, protocol: int = 0) -> SweepPlan:
     """Probe the server, and plan the sweep. Raises Problem if it does not answer."""
     clients = min(PROBE_CLIENTS, most)
     run(source.probe(1))  # warms it up
     alone = run(source.probe(1))
-    return sweep_plan(line_of(alone, clients, run(source.probe(clients))), requests, most, budget_s)
+    return sweep_plan(line_of(alone, clients, run(source.probe(clients))), requests, most, budget_s, protocol)
 
 
 def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float) -> dict[int, list[LevelReading]]:
@@ -154,6 +167,7 @@ def as_json(found: MeasuredFrontier, wanted: Recommendation, readings: dict[int,
                 "tokens_s": point.tokens_s,
                 "requests_s": point.requests_s,
                 "latency_s": point.latency_s,
+                "joules_per_token": point.joules_token,
                 "is_dominated": point not in found.kept,
                 "repeats": len(readings[point.batch]),
                 "requests": sum(each.requests for each in readings[point.batch]),
@@ -182,17 +196,25 @@ def as_json(found: MeasuredFrontier, wanted: Recommendation, readings: dict[int,
 
 
 def _table(found: MeasuredFrontier) -> PlanTable:
-    rows = [
-        (
-            f"{point.batch}",
-            three(point.tokens_s),
-            three(point.requests_s),
-            seconds(point.latency_s),
-            "knee" if point.batch == found.knee.batch else "" if point in found.kept else "dominated",
-        )
-        for point in found.points
-    ]
-    return PlanTable(("at once", "tokens/s", "requests/s", "request", "note"), rows)
+    """Joules have a column if they are known."""
+    header, known = ["at once", "tokens/s", "requests/s", "request"], any(point.joules_token for point in found.points)
+    rows = []
+    for point in found.points:
+        row = [f"{point.batch}", three(point.tokens_s), three(point.requests_s), seconds(point.latency_s)]
+        row += ["-" if point.joules_token is None else three(point.joules_token)] * known
+        rows.append([*row, "knee" if point.batch == found.knee.batch else "" if point in found.kept else "dominated"])
+    return PlanTable((*header, *["J/token"] * known, "note"), rows)
+
+
+def _power(readings: Mapping[int, Sequence[LevelReading]], device: Accelerator | None, gpus: int) -> list[str]:
+    """How near to its limit the GPU was at the highest concurrency whose energy is known: a line of advice."""
+    known = [(clients, one) for clients, ones in readings.items() for one in ones if one.joules is not None]
+    if device is None or not device.watts or not known:
+        return []
+    clients, reading = max(known, key=lambda each: each[0])
+    watts = (reading.joules or 0.0) / reading.seconds
+    share = watts / (device.watts * max(1, gpus))
+    return [f"At {clients} at once the GPUs draw {watts:.0f} W, {100 * share:.0f} % of their limit ({device.name})."]
 
 
 def _plot(found: MeasuredFrontier) -> str:

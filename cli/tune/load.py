@@ -7,13 +7,14 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, TypeVar
 
 from bench.table1.client import WORDS, HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
 from cli.errors import UNREACHABLE, USAGE, Problem
+from cli.tune.energy import EnergyMeter, used
 from planner.load import RequestLengths
 from planner.tuning import SweepLevel
 
@@ -25,6 +26,8 @@ TEMPLATE_TOKENS = 12
 """Of a chat template around a prompt, about."""
 MAX_FAILED = 0.1
 """Share of failed requests from which a measurement counts for nothing."""
+
+NO_METER = EnergyMeter(dict, "")
 
 T = TypeVar("T")
 
@@ -40,8 +43,17 @@ class LevelReading:
     requests_s: float
     latency_s: float
     """Mean, to the last token."""
+    seconds: float
+    """Of the whole measurement."""
     answers: Sequence[TimedAnswer]
     """Those without fault."""
+    joules: float | None = None
+    """That the GPUs used meanwhile; None: unknown."""
+
+    @property
+    def joules_token(self) -> float | None:
+        tokens = sum(answer.tokens for answer in self.answers if not answer.fault)
+        return None if self.joules is None or not tokens else self.joules / tokens
 
 
 def run(task: Coroutine[Any, Any, T]) -> T:
@@ -73,8 +85,10 @@ def is_penstock(server: TargetServer) -> bool:
 class LoadSource:
     """Requests of one length mix to one server. Each prompt begins differently, so that no cached prefix answers it."""
 
-    def __init__(self, server: TargetServer, lengths: RequestLengths, seed: int = 1) -> None:
-        self.server, self.lengths = server, lengths
+    def __init__(
+        self, server: TargetServer, lengths: RequestLengths, seed: int = 1, meter: EnergyMeter = NO_METER
+    ) -> None:
+        self.server, self.lengths, self.meter = server, lengths, meter
         self._numbers = itertools.count()
         self._random = random.Random(seed)  # noqa: S311 - a workload
         self._fields: dict[str, object] = {"temperature": 0, "ignore_eos": True}
@@ -93,9 +107,10 @@ class LoadSource:
 
     async def level(self, level: SweepLevel) -> LevelReading:
         """So many clients, each asking again as soon as it is answered."""
-        bodies = list(itertools.islice(self._bodies(), level.requests))
+        bodies, before = self.bodies(level.requests), self.meter.read()
         seen_ = await closed_loop(self.server, level.clients, bodies, TIMEOUT_S, lambda: None)
-        return _reading(level.clients, seen_.asked, seen_.answers, seen_.seconds)
+        reading = _reading(level.clients, seen_.asked, seen_.answers, seen_.seconds)
+        return replace(reading, joules=used(before, self.meter.read()))
 
     async def at_rate(self, rate: float, requests: int) -> LevelReading:
         """Requests with exponential gaps, whether or not earlier ones are answered."""
@@ -115,7 +130,7 @@ class LoadSource:
             answers.append(seen(answer))
 
         async with asyncio.TaskGroup() as tasks:
-            for body in itertools.islice(self._bodies(), requests):
+            for body in self.bodies(requests):
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 tasks.create_task(one(body))
                 due += self._random.expovariate(rate)
@@ -123,11 +138,14 @@ class LoadSource:
             line.close()
         return _reading(0, requests, answers, time.monotonic() - began)
 
-    def _bodies(self) -> Iterator[bytes]:
-        while True:
-            words = self._random.choices(WORDS, k=max(1, self.lengths.prompt - TEMPLATE_TOKENS - 4))
-            prompt = f"{next(self._numbers)} {self._random.getrandbits(32):x} {' '.join(words)}"
-            yield self.server.chat([{"role": "user", "content": prompt}], self.lengths.answer, **self._fields)
+    def bodies(self, count: int) -> list[bytes]:
+        """Requests whose lengths stand for all of the workload, ready to send."""
+        return [self._body(*each) for each in self.lengths.sample(count, self._random)]
+
+    def _body(self, prompt: int, answer: int) -> bytes:
+        words = self._random.choices(WORDS, k=max(1, prompt - TEMPLATE_TOKENS - 4))
+        text = f"{next(self._numbers)} {self._random.getrandbits(32):x} {' '.join(words)}"
+        return self.server.chat([{"role": "user", "content": text}], answer, **self._fields)
 
 
 def check(found: LevelReading) -> None:
@@ -142,7 +160,7 @@ def _reading(clients: int, asked: int, answers: Sequence[TimedAnswer], seconds: 
     tokens = sum(answer.tokens for answer in good)
     faults = [answer for answer in answers if answer.fault]
     return LevelReading(
-        clients, asked, asked - len(good), tokens / seconds, len(good) / seconds, latency, good or faults
+        clients, asked, asked - len(good), tokens / seconds, len(good) / seconds, latency, seconds, good or faults
     )
 
 

@@ -39,6 +39,21 @@ def test_memory_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "requests at once, in the mean" in page and "GB" in page and "runs 19 requests" in page
 
 
+def test_lengths_of_a_name_and_of_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A plan counts with their means, and a simulation with each."""
+    named = asked(capsys, "memory --model opt-13b --gpu a100-80gb --workload outputs-128")
+    assert (named["in"], named["out"]) == (512, 128)
+    file = tmp_path / "mix.csv"
+    file.write_text("prompt,answer\n100,10\n300,30\n")
+    assert asked(capsys, f"memory --model opt-13b --gpu a100-80gb --workload {file}")["in"] == 200
+    line = "simulate --model opt-1.3b --gpu h200 --count 20 --rate 100 --workload"
+    assert asked(capsys, f"{line} {file}")["timeline"][0]["tokens"] > 0
+    for words in ("--workload chat", f"--workload {file} --in 5", "--workload none.csv"):
+        assert main(["plan", *f"memory --model opt-13b --gpu h200 {words}".split()]) == 2
+    said = capsys.readouterr().err
+    assert "known are outputs-128" in said and "leave one out" in said and "no such file" in said
+
+
 def test_roofline_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(capsys, "roofline --model mixtral-8x7b --gpu h200 --batch 16")
     assert found["ridge_flop_per_byte"] == pytest.approx(206.04, abs=0.01)

@@ -17,6 +17,7 @@ from cli.__main__ import main
 from cli.tune.goodput import goodput_words, kept
 from cli.tune.load import LevelReading
 from planner.serving import Attainment, LatencySlo
+from planner.tuning import line_of, sweep_plan
 
 T_MEM, T_COMP = 0.010, 0.002
 """Of a step: its knee is 4.5 * 5 = 22.5, so 32."""
@@ -137,6 +138,30 @@ def test_a_frontier_of_a_known_curve(capsys: pytest.CaptureFixture[str], server:
     assert found["recommended"]["max_batch_size"] == found["knee"]["concurrency"]
 
 
+def test_a_mix_of_ones_own_is_asked(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every level gets short and long requests alike, and the energy of a machine without GPUs is unknown."""
+    monkeypatch.chdir(tmp_path)
+    Path("mix.csv").write_text("prompt,answer\n20,2\n40,6\n")
+    line = ["tune", "frontier", "--url", server.url, "--repeats", "1", "--requests", "8", "--max", "4", "--json"]
+    assert main([*line, "--workload", "mix.csv"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["workload"], found["in"], found["out"], found["energy_source"]) == ("mix.csv", 30, 4, None)
+    assert all(point["joules_per_token"] is None for point in found["points"])
+    asked = [body["max_tokens"] for body in server.bodies[-24:]]
+    assert [sorted(asked[begin : begin + 8]) for begin in (0, 8, 16)] == [[2] * 4 + [6] * 4] * 3
+
+
+def test_a_protocol_has_as_many_requests_at_every_concurrency() -> None:
+    """Unless they do not fit into the budget; then the page says so."""
+    line = line_of(0.1, 4, 0.1)
+    found = sweep_plan(line, 500, 8, 1e6, protocol=500)
+    assert [each.requests for each in found.levels] == [500] * 4 and not found.note
+    cut = sweep_plan(line, 500, 8, 30.0, protocol=500)
+    assert max(each.requests for each in cut.levels) < 500 and "not 500 requests" in cut.note
+
+
 def test_a_server_that_refuses_a_field_is_asked_without_it(
     capsys: pytest.CaptureFixture[str], server: CurveServer
 ) -> None:
@@ -255,7 +280,7 @@ def answer(first_s: float, *gaps_s: float) -> TimedAnswer:
 
 
 def test_a_request_that_failed_kept_nothing() -> None:
-    reading = LevelReading(0, 4, 1, 1.0, 1.0, 1.0, [answer(0.1, 0.05), answer(0.3, 0.05), answer(0.1, 0.5)])
+    reading = LevelReading(0, 4, 1, 1.0, 1.0, 1.0, 1.0, [answer(0.1, 0.05), answer(0.3, 0.05), answer(0.1, 0.5)])
     assert kept(reading, LatencySlo(0.2, 0.1)) == Attainment(0.25, 0.5, 0.5)
 
 

@@ -1,0 +1,102 @@
+"""Energy of a measured server: by NVML or its metrics where they tell, else absent and never zero."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from bench.table1.client import TargetServer, TimedAnswer
+from cli.tune.energy import EnergyMeter, counters_of, used
+from cli.tune.frontier import _power, _table, frontier_in
+from cli.tune.load import LevelReading
+from planner.facts.catalogue import device
+from telemetry.records.nvml import GpuReadings
+
+METRICS = """
+# TYPE penstock_gpu_energy_joules gauge
+penstock_gpu_energy_joules{gpu="GPU-1",pid="7"} 1500.5
+penstock_gpu_energy_joules{gpu="GPU-2"} 20.0
+penstock_gpu_busy_ratio{gpu="GPU-1"} 0.5
+"""
+
+
+class FixedGpus:
+    """GPUs of this machine, with these counters."""
+
+    def __init__(self, **counters: float) -> None:
+        self.counters = counters
+
+    def joules(self) -> dict[str, float]:
+        return self.counters
+
+
+@contextmanager
+def served(text: str, status: int = 200) -> Iterator[TargetServer]:
+    """A server that answers everything with this text."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/metrics"
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield TargetServer.at(f"http://127.0.0.1:{server.server_port}/v1", "m")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_the_metrics_of_a_penstock() -> None:
+    with served(METRICS) as server:
+        assert counters_of(server) == {"GPU-1": 1500.5, "GPU-2": 20.0}
+        assert EnergyMeter.of(server, None).source == "its metrics"
+        gpus = cast(GpuReadings, FixedGpus(a=1.0))
+        assert EnergyMeter.of(server, gpus).source == "NVML"
+
+
+def test_a_server_that_does_not_tell() -> None:
+    """Another server, one without GPUs, one that is gone, and this machine's GPUs for a server that is elsewhere."""
+    with served("not found", 404) as server:
+        assert EnergyMeter.of(server, cast(GpuReadings, FixedGpus())).source == ""
+    with served("# nothing") as server:
+        assert EnergyMeter.of(server, None).read() == {}
+    assert counters_of(server) == {}
+    far = TargetServer.at("http://elsewhere.invalid:1/v1", "m")
+    assert EnergyMeter.of(far, cast(GpuReadings, FixedGpus(a=1.0))).source == ""
+
+
+def test_energy_between_two_readings() -> None:
+    assert used({"a": 1.0, "b": 5.0}, {"a": 3.0, "b": 6.0, "c": 9.0}) == 3.0
+    assert used({}, {}) is None and used({"a": 1.0}, {}) is None
+    assert used({"a": 1.0}, {"a": 1.0}) is None, "a counter that stands still is no reading of zero"
+    assert used({"a": 5.0}, {"a": 1.0}) is None, "the driver was loaded again"
+
+
+def reading(clients: int, joules: float | None) -> LevelReading:
+    answer = TimedAnswer(0.0, [0.5, 1.0], 10)
+    return LevelReading(clients, 1, 0, 10.0 * clients, 1.0, 1.0, 2.0, [answer], joules)
+
+
+def test_the_frontier_has_joules_where_they_are_known() -> None:
+    found = frontier_in({1: [reading(1, 20.0), reading(1, 40.0)], 2: [reading(2, None)]})
+    assert [point.joules_token for point in found.points] == [3.0, None]
+    table = _table(found)
+    assert "J/token" in table.header and [row[4] for row in table.rows] == ["3.00", "-"]
+    assert "J/token" not in _table(frontier_in({1: [reading(1, None)], 2: [reading(2, None)]})).header
+
+
+def test_how_near_to_its_limit_a_gpu_is() -> None:
+    found = {1: [reading(1, 200.0)], 2: [reading(2, 700.0)]}
+    (said,) = _power(found, device("h100"), 1)
+    assert "At 2 at once" in said and "350 W, 50 %" in said
+    assert _power(found, None, 1) == [] and _power({1: [reading(1, None)]}, device("h100"), 1) == []
