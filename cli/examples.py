@@ -120,7 +120,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock plan cost --model opt-13b --gpu h200 --price h200=3.80",
     ),
     "penstock plan search": (
-        "penstock plan search --model llama-3.1-70b --gpu h200 --gpus 8",
+        "penstock plan search --model llama-3.1-70b --gpu h200 --gpus 8 --price 3.80",
         "penstock plan search --model llama-3.1-8b --gpu l4 --rate 1",
     ),
     "penstock plan grid": ("penstock plan grid --model mixtral-8x7b --gpu h100 --gpus 8",),

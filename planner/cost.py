@@ -5,10 +5,10 @@ SLM-Pareto compares small and large devices by price / (3600 * tokens a second a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
@@ -30,6 +30,8 @@ class DeviceCost:
     limit: Limit
     price_per_hour: float | None
     """Of all `tp` devices."""
+    points: tuple[FrontierPoint, ...] = ()
+    """All batches that fit, doubling."""
 
     @property
     def per_million(self) -> float | None:
@@ -61,7 +63,40 @@ def cost_of(
 ) -> DeviceCost:
     """The cost on one kind of device, `price` per hour and device. Raises PlanError if the model does not fit."""
     points = modelled(RooflineInput(model, device, precision, tp=tp), lengths, efficiency)
-    return DeviceCost(device, *knee_of(points), None if price is None else price * tp)
+    return DeviceCost(device, *knee_of(points), None if price is None else price * tp, tuple(points))
+
+
+@dataclass(frozen=True, slots=True)
+class CostPoint:
+    """One batch on one device: how long a request takes, and what a million tokens cost."""
+
+    name: str
+    """Of the device."""
+    batch: int
+    latency_s: float
+    per_million: float
+
+
+def cost_points(found: Sequence[DeviceCost]) -> list[CostPoint]:
+    """Every batch on every device whose price is known."""
+    return [
+        CostPoint(each.device.name, point.batch, point.latency_s, per_million(each.price_per_hour, point.tokens_s))
+        for each in found
+        if each.price_per_hour is not None
+        for point in each.points
+    ]
+
+
+T = TypeVar("T")
+
+
+def pareto(points: Iterable[T], cost: Callable[[T], float], latency: Callable[[T], float]) -> list[T]:
+    """By rising latency, those that no other beats: none costs as little at less latency."""
+    kept: list[T] = []
+    for point in sorted(points, key=lambda each: (latency(each), cost(each))):
+        if not kept or cost(point) < cost(kept[-1]):
+            kept.append(point)
+    return kept
 
 
 def cost_advice(found: Sequence[DeviceCost]) -> str:

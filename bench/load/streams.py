@@ -217,6 +217,9 @@ def misplaced(words: Sequence[str], tokens: int) -> str:
     return "" if len(words) == tokens else f"{len(words)} tokens instead of {tokens}"
 
 
+CUT_OFF = "cut off"
+"""Begins the fault of an answer whose connection was lost."""
+
 QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 """Only Linux has it. Without it a server that leaves Nagle's algorithm on seems to stall for 40 ms."""
 
@@ -291,7 +294,7 @@ class Stream(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         if self._answer is not None:
-            self._answer.fault = self._answer.fault or f"cut off ({exc or 'closed'})"
+            self._answer.fault = self._answer.fault or f"{CUT_OFF} ({exc or 'closed'})"
             self._finish()
 
     def _finish(self) -> None:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from bench.http import request
-from bench.load.streams import BodyParser, Stream, StreamedAnswer
+from bench.load.streams import CUT_OFF, BodyParser, Stream, StreamedAnswer
 from bench.penstock import MODEL, Penstock
 from telemetry.latency import time_per_output_token, time_to_first_token
 
@@ -186,6 +186,15 @@ class HttpConnection(Stream):
         self._socket = None if server.tls else transport.get_extra_info("socket")
         self._acknowledge()
 
+    async def ask(self, request: bytes, tokens: int) -> StreamedAnswer:
+        """As `Stream.ask`. A kept connection that the server closes before it has sent a byte of the answer was closed
+        before it had the request (llama-server closes after each stream): then it is sent again, on a new one."""
+        is_kept = self._transport is not None
+        answer = await super().ask(request, tokens)
+        if is_kept and answer.fault.startswith(CUT_OFF) and not answer.arrivals:
+            return await super().ask(request, tokens)
+        return answer
+
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
@@ -195,6 +204,8 @@ class TimedAnswer:
     times: Sequence[float]
     tokens: int
     fault: str = ""
+    prompt: int = 0
+    """Tokens of the prompt that were computed, as the server counts them; 0: it does not say."""
 
     @property
     def ttft(self) -> float:
@@ -211,35 +222,37 @@ def seen(answer: StreamedAnswer) -> TimedAnswer:
     """Take an answer apart. Tokens are the server's own count where it gives one, else its pieces."""
     body, rest = BodyParser(), b""
     times: list[float] = []
-    tokens, fault = 0, answer.fault
+    tokens, prompt, fault = 0, 0, answer.fault
     for at, data in answer.arrivals:
         *lines, rest = (rest + body.feed(data)).split(b"\n")
         for line in lines:
             try:
-                piece, counted, wrong = _event(line)
+                piece, counted, computed, wrong = _event(line)
             except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:
-                piece, counted, wrong = False, 0, f"unreadable: {error!r}"
+                piece, counted, computed, wrong = False, 0, 0, f"unreadable: {error!r}"
             times += [at] * piece
-            tokens, fault = counted or tokens, fault or wrong
+            tokens, prompt, fault = counted or tokens, computed or prompt, fault or wrong
     if not fault and body.status != 200:
         fault = f"status {body.status}: {rest[:200].decode(errors='replace')}"
     if not fault and not times:
         fault = "no token"
-    return TimedAnswer(answer.sent, times, tokens or len(times), fault)
+    return TimedAnswer(answer.sent, times, tokens or len(times), fault, prompt)
 
 
-def _event(line: bytes) -> tuple[bool, int, str]:
-    """Of one line of the stream: whether it brings text, the count of tokens if it says so, an error."""
+def _event(line: bytes) -> tuple[bool, int, int, str]:
+    """Of one line of the stream: whether it brings text, the counts of tokens of the answer and of what was computed of
+    the prompt if it says so, an error."""
     data = line.removeprefix(b"data:").strip()
     if not line.startswith(b"data:") or data == b"[DONE]":
-        return False, 0, ""
+        return False, 0, 0, ""
     chunk: dict[str, Any] = msgspec.json.decode(data)
     if error := chunk.get("error"):
-        return False, 0, f"error in the stream: {str(error)[:200]}"
+        return False, 0, 0, f"error in the stream: {str(error)[:200]}"
     usage = chunk.get("usage") or {}
     deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
     text = any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
-    return text, int(usage.get("completion_tokens") or 0), ""
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return text, int(usage.get("completion_tokens") or 0), int(usage.get("prompt_tokens") or 0) - int(cached), ""
 
 
 GIVEN_UP = 0.9

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from string import ascii_lowercase
 from typing import Any
 
 import click
@@ -18,7 +20,8 @@ from cli.plan.command import (
 )
 from cli.plan.figures import given, seconds, three
 from cli.plan.inputs import device_named
-from planner.cost import DeviceCost, cost_advice, cost_of
+from cli.plan.plot import plot
+from planner.cost import CostPoint, DeviceCost, cost_advice, cost_of, cost_points, pareto
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
@@ -70,7 +73,40 @@ def cost(
         "efficiency": efficiency,
         "gpus": [_as_json(each) for each in found],
     }
-    return PlanAnswer(value, [_table(found)], cost_advice(found))
+    points = cost_points(found)
+    kept = pareto(points, _price, _latency)
+    value["pareto"] = [
+        {
+            "gpu": each.name,
+            "batch": each.batch,
+            "latency_s": each.latency_s,
+            "price_per_million_tokens": each.per_million,
+        }
+        for each in kept
+    ]  # fmt: skip
+    return PlanAnswer(value, [_table(found)], cost_advice(found), pareto_plot(points, kept))
+
+
+def _price(each: CostPoint) -> float:
+    return each.per_million
+
+
+def _latency(each: CostPoint) -> float:
+    return each.latency_s
+
+
+def pareto_plot(points: Sequence[CostPoint], kept: Sequence[CostPoint]) -> str:
+    """Price over latency of all batches: a letter for each GPU, capital where no other batch beats it in both. Without
+    prices: ""."""
+    if not points:
+        return ""
+    letters = dict(zip(dict.fromkeys(each.name for each in points), ascii_lowercase, strict=False))
+    points = sorted(points, key=kept.__contains__)  # those that are kept are drawn last, over the others
+    signs = "".join(letters[each.name].upper() if each in kept else letters[each.name] for each in points)
+    drawn = plot([(each.latency_s, each.per_million) for each in points], "latency of a request, s",
+                 "price of a million tokens", signs=signs)  # fmt: skip
+    names = ", ".join(f"{letter}: {name}" for name, letter in letters.items())
+    return f"{drawn}\n{names}; each letter is a batch, doubling; capital: no other is as cheap at less latency"
 
 
 def _as_json(each: DeviceCost) -> dict[str, Any]:

@@ -38,9 +38,11 @@ def given(
     found: dict[str, Any] = {
         "model": model.name,
         "model_source": model.source,
+        "model_checked": model.checked or None,
         "parameters": model.weights,
         "gpu": device.name,
         "gpu_source": device.source,
+        "gpu_checked": device.checked or None,
     }
     if lengths is not None:
         found |= {"in": lengths.prompt, "out": lengths.answer}

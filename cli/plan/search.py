@@ -18,7 +18,9 @@ from cli.plan.command import (
 )
 from cli.plan.figures import given as inputs
 from cli.plan.figures import seconds, three
+from cli.plan.plot import plot
 from cli.plan.slo import batch_option, gpus_option, slo_options
+from planner.cost import pareto, per_million
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
@@ -39,6 +41,7 @@ SHOWN = 12
 @bits_options
 @batch_option()
 @click.option("--rate", type=float, help="Requests a second of all GPUs; then latencies are those at this rate.")
+@click.option("--price", type=float, help="Of an hour of one such GPU.")
 @slo_options
 @efficiency_option
 def search(
@@ -49,12 +52,15 @@ def search(
     precision: Precision,
     limits: BatchLimits,
     rate: float | None,
+    price: float | None,
     slo: LatencySlo,
     efficiency: float,
 ) -> PlanAnswer:
     """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best."""
     if rate is not None and rate <= 0:
         raise PlanError(f"--rate {rate:g}: requests a second are above 0")
+    if price is not None and not price > 0:
+        raise PlanError(f"--price {price:g}: a price of an hour is above 0")
     given = SearchInput(model, device, gpus, lengths, precision, efficiency, rate, slo, limits)
     found = searched(given)
     top = best(found)
@@ -66,13 +72,44 @@ def search(
         "latency_optimal": top.latency.plan.name,
         "throughput_optimal": top.throughput.plan.name,
         "energy_optimal": top.energy.plan.name,
-        "plans": [as_json(each) for each in found],
+        "price_per_hour": price,
+        "pareto": [each.plan.name for each in cheapest(found, gpus, price)],
+        "plans": [as_json(each) | _cost_json(each, gpus, price) for each in found],
     }
     rows = [_row(each, marks_of(each, found)) for each in found[:SHOWN]]
     header = ["plan", "best", "alone", "first token", "per token", "backlog tok/s", "J/token", "mfu", "mbu"]
     if rate is not None:
         header += ["p95 first", "p95 token", "kept"]
-    return PlanAnswer(value, [PlanTable(header, rows)], search_advice(given, found), notes=_notes(efficiency, found))
+    drawn = _plot(found, gpus, price) if len(found) > 1 else ""
+    return PlanAnswer(value, [PlanTable(header, rows)], search_advice(given, found), drawn, _notes(efficiency, found))
+
+
+def cost_of(each: PlanOutcome, gpus: int, price: float | None) -> float:
+    """Of a million tokens: GPU-hours, or with a price of an hour of one GPU their price."""
+    return per_million(gpus * (price or 1.0), each.backlog.tokens_s)
+
+
+def cheapest(found: list[PlanOutcome], gpus: int, price: float | None) -> list[PlanOutcome]:
+    """The plans that no other beats in both cost and the latency of a lone request, the quickest first."""
+    return pareto(found, lambda each: cost_of(each, gpus, price), lambda each: each.alone_s)
+
+
+def _cost_json(each: PlanOutcome, gpus: int, price: float | None) -> dict[str, float | None]:
+    return {
+        "gpu_hours_per_million_tokens": cost_of(each, gpus, None),
+        "price_per_million_tokens": None if price is None else cost_of(each, gpus, price),
+    }
+
+
+def _plot(found: list[PlanOutcome], gpus: int, price: float | None) -> str:
+    kept = cheapest(found, gpus, price)
+    found = sorted(found, key=kept.__contains__)  # those that are kept are drawn last, over the others
+    points = [(each.alone_s, cost_of(each, gpus, price)) for each in found]
+    signs = "".join("P" if each in kept else "." for each in found)
+    y = "GPU-hours of a million tokens" if price is None else "price of a million tokens"
+    names = ", ".join(each.plan.name for each in kept)
+    drawn = plot(points, "latency of a lone request, s", y, signs=signs)
+    return f"{drawn}\nP: no other is as cheap at less latency: {names}"
 
 
 def marks_of(outcome: PlanOutcome, found: list[PlanOutcome]) -> str:

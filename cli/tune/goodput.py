@@ -78,9 +78,8 @@ def goodput(
 
 def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:
     """Shares of all requests that kept the objectives; one that failed kept none."""
-    good = [answer for answer in reading.answers if not answer.fault]
-    ttft = [answer.ttft <= slo.ttft_s for answer in good]
-    tpot = [(answer.tpot or 0.0) <= slo.tpot_s for answer in good]
+    ttft = [answer.ttft <= slo.ttft_s for answer in reading.answers]
+    tpot = [(answer.tpot or 0.0) <= slo.tpot_s for answer in reading.answers]
     both = [one and other for one, other in zip(ttft, tpot, strict=True)]
     return Attainment(*(sum(each) / reading.requests for each in (both, ttft, tpot)))
 

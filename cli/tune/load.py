@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import random
 import time
@@ -12,7 +11,8 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, TypeVar
 
-from bench.table1.client import WORDS, HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
+from bench.load.prompts import PromptSource
+from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
 from cli.errors import UNREACHABLE, USAGE, Problem
 from cli.tune.energy import EnergyMeter, used
 from planner.load import RequestLengths
@@ -22,8 +22,6 @@ TIMEOUT_S = 600.0
 """Of one request."""
 MAX_OPEN = 1024
 """Requests at once of a rate; more are counted as failed."""
-TEMPLATE_TOKENS = 12
-"""Of a chat template around a prompt, about."""
 MAX_FAILED = 0.1
 """Share of failed requests from which a measurement counts for nothing."""
 
@@ -47,12 +45,14 @@ class LevelReading:
     """Of the whole measurement."""
     answers: Sequence[TimedAnswer]
     """Those without fault."""
+    fault: str = ""
+    """Of the first request that failed."""
     joules: float | None = None
     """That the GPUs used meanwhile; None: unknown."""
 
     @property
     def joules_token(self) -> float | None:
-        tokens = sum(answer.tokens for answer in self.answers if not answer.fault)
+        tokens = sum(answer.tokens for answer in self.answers)
         return None if self.joules is None or not tokens else self.joules / tokens
 
 
@@ -89,7 +89,7 @@ class LoadSource:
         self, server: TargetServer, lengths: RequestLengths, seed: int = 1, meter: EnergyMeter = NO_METER
     ) -> None:
         self.server, self.lengths, self.meter = server, lengths, meter
-        self._numbers = itertools.count()
+        self._prompts = PromptSource(server, lengths, seed)
         self._random = random.Random(seed)  # noqa: S311 - a workload
         self._fields: dict[str, object] = {"temperature": 0, "ignore_eos": True}
 
@@ -99,7 +99,7 @@ class LoadSource:
         A server that refuses the field `ignore_eos` gets requests without it, whose answers may end early.
         """
         found = await self.level(SweepLevel(clients, clients))
-        if found.failed and "ignore_eos" in self._fields and "status 4" in _fault(found):
+        if "ignore_eos" in self._fields and "status 4" in found.fault:
             del self._fields["ignore_eos"]
             found = await self.level(SweepLevel(clients, clients))
         check(found)
@@ -107,7 +107,7 @@ class LoadSource:
 
     async def level(self, level: SweepLevel) -> LevelReading:
         """So many clients, each asking again as soon as it is answered."""
-        bodies, before = self.bodies(level.requests), self.meter.read()
+        bodies, before = self._bodies(level.requests), self.meter.read()
         seen_ = await closed_loop(self.server, level.clients, bodies, TIMEOUT_S, lambda: None)
         reading = _reading(level.clients, seen_.asked, seen_.answers, seen_.seconds)
         return replace(reading, joules=used(before, self.meter.read()))
@@ -130,7 +130,7 @@ class LoadSource:
             answers.append(seen(answer))
 
         async with asyncio.TaskGroup() as tasks:
-            for body in self.bodies(requests):
+            for body in self._bodies(requests):
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
                 tasks.create_task(one(body))
                 due += self._random.expovariate(rate)
@@ -138,31 +138,21 @@ class LoadSource:
             line.close()
         return _reading(0, requests, answers, time.monotonic() - began)
 
-    def bodies(self, count: int) -> list[bytes]:
-        """Requests whose lengths stand for all of the workload, ready to send."""
-        return [self._body(*each) for each in self.lengths.sample(count, self._random)]
-
-    def _body(self, prompt: int, answer: int) -> bytes:
-        words = self._random.choices(WORDS, k=max(1, prompt - TEMPLATE_TOKENS - 4))
-        text = f"{next(self._numbers)} {self._random.getrandbits(32):x} {' '.join(words)}"
-        return self.server.chat([{"role": "user", "content": text}], answer, **self._fields)
+    def _bodies(self, count: int) -> list[bytes]:
+        return self._prompts.bodies(count, self._fields)
 
 
 def check(found: LevelReading) -> None:
     """Raises Problem if too many requests failed."""
     if found.failed > MAX_FAILED * found.requests:
-        raise Problem(f"{found.failed} of {found.requests} requests failed", cause=_fault(found))
+        raise Problem(f"{found.failed} of {found.requests} requests failed", cause=found.fault)
 
 
 def _reading(clients: int, asked: int, answers: Sequence[TimedAnswer], seconds: float) -> LevelReading:
     good = [answer for answer in answers if not answer.fault]
     latency = fmean(answer.times[-1] - answer.sent for answer in good) if good else 0.0
     tokens = sum(answer.tokens for answer in good)
-    faults = [answer for answer in answers if answer.fault]
+    fault = next((answer.fault for answer in answers if answer.fault), "")
     return LevelReading(
-        clients, asked, asked - len(good), tokens / seconds, len(good) / seconds, latency, seconds, good or faults
+        clients, asked, asked - len(good), tokens / seconds, len(good) / seconds, latency, seconds, good, fault
     )
-
-
-def _fault(found: LevelReading) -> str:
-    return next((answer.fault for answer in found.answers if answer.fault), "no answer")

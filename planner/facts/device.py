@@ -14,6 +14,8 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     source: str
+    checked: str = ""
+    """Public pages with the same figures, and what of them could not be checked; "": nothing was."""
     memory_bytes: Positive
     bytes_s: Positive
     """Bandwidth of its memory."""

@@ -17,6 +17,8 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     source: str
+    checked: str = ""
+    """A public copy of its configuration with the same shape; "": none was found."""
     layers: Count
     hidden: Count
     heads: Count

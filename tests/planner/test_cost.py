@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cost import DeviceCost, cost_advice, cost_of, knee_of, per_million
+from planner.cost import DeviceCost, cost_advice, cost_of, cost_points, knee_of, pareto, per_million
 from planner.facts.catalogue import device, model
 from planner.frontier import FrontierPoint
 from planner.load import Precision, RequestLengths
@@ -42,3 +42,17 @@ def test_without_prices_it_says_what_one_may_cost() -> None:
     ratio = h200.point.tokens_s / l4.point.tokens_s
     assert f"h200 may cost up to {ratio:.1f} x" in cost_advice([l4, h200])
     assert "--price l4=PRICE" in cost_advice([l4])
+
+
+def test_the_pareto_of_cost_and_latency() -> None:
+    """No kept point is beaten in both, and every other one is, or is equalled."""
+    points = cost_points([found("l4", 0.8), found("h200", 3.8)])
+    assert {each.name for each in points} == {"l4", "h200"} and not cost_points([found("l4", None)])
+    kept = pareto(points, lambda each: each.per_million, lambda each: each.latency_s)
+    assert [each.latency_s for each in kept] == sorted(each.latency_s for each in kept)
+    for each in points:
+        beaten = any(one.latency_s <= each.latency_s and one.per_million <= each.per_million for one in kept)
+        assert beaten and (each in kept) == (
+            not any(one.latency_s < each.latency_s and one.per_million <= each.per_million for one in points)
+        )
+    assert pareto([(1, 2), (1, 1), (2, 1), (3, 0)], lambda each: each[1], lambda each: each[0]) == [(1, 1), (3, 0)]

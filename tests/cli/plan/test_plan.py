@@ -74,8 +74,13 @@ def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(capsys, line)
     each = found["gpus"][0]
     assert each["price_per_million_tokens"] == pytest.approx(1e6 * 0.8 / (3600 * each["tokens_s"]))
+    kept = found["pareto"]
+    assert kept and {point["gpu"] for point in kept} <= {"l4", "a100-80gb"}
     assert main(["plan", *line.split()]) == 0
-    assert "price/1M tokens" in capsys.readouterr().out.lower().replace("price/1m", "price/1M")
+    page = capsys.readouterr().out
+    assert "price/1M tokens" in page.lower().replace("price/1m", "price/1M") and "a: l4, b: a100-80gb" in page
+    assert main(["plan", "cost", "--model", "opt-1.3b", "--gpu", "l4"]) == 0
+    assert "price of a million tokens over" not in capsys.readouterr().out
 
 
 def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +150,20 @@ def test_a_plot_has_every_point_and_the_mark() -> None:
     drawn = plot([(1, 10), (2, 20), (4, 30)], "x", "y", (2, 20), "the knee")
     assert drawn.count("*") == 2 and drawn.splitlines()[0].endswith("O: the knee")
     assert sum("O" in line for line in drawn.splitlines()[1:]) == 1 and len(drawn.splitlines()) == HEIGHT + 3
+
+
+def test_search_says_which_plans_are_cheap_and_quick(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "search --model opt-13b --gpu a100-80gb --gpus 2"
+    found = asked(capsys, f"{line} --price 2.5")
+    plans = {each["plan"]: each for each in found["plans"]}
+    assert set(found["pareto"]) <= set(plans) and found["latency_optimal"] == found["pareto"][0]
+    assert found["throughput_optimal"] == found["pareto"][-1]
+    each = plans[found["pareto"][0]]
+    assert each["price_per_million_tokens"] == pytest.approx(2.5 * each["gpu_hours_per_million_tokens"])
+    assert each["price_per_million_tokens"] == pytest.approx(1e6 * 2 * 2.5 / (3600 * each["tokens_s"]))
+    assert main(["plan", *line.split()]) == 0
+    assert "GPU-hours of a million tokens over" in capsys.readouterr().out
+    assert main(["plan", *line.split(), "--price", "0"]) == 2
 
 
 def test_search(capsys: pytest.CaptureFixture[str]) -> None:

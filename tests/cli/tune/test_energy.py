@@ -84,7 +84,7 @@ def test_energy_between_two_readings() -> None:
 
 def reading(clients: int, joules: float | None) -> LevelReading:
     answer = TimedAnswer(0.0, [0.5, 1.0], 10)
-    return LevelReading(clients, 1, 0, 10.0 * clients, 1.0, 1.0, 2.0, [answer], joules)
+    return LevelReading(clients, 1, 0, 10.0 * clients, 1.0, 1.0, 2.0, [answer], joules=joules)
 
 
 def test_the_frontier_has_joules_where_they_are_known() -> None:

@@ -30,6 +30,8 @@ class CurveServer:
         self.owner, self.refuses = "penstock", ""
         self.most = 1 << 20
         """Requests after which it refuses all."""
+        self.closes = False
+        """Whether it closes a connection after each answer, without saying so, as llama-server does."""
         self.bodies: list[dict[str, Any]] = []
         self.port = 0
         self._running = 0
@@ -73,6 +75,8 @@ class CurveServer:
                     await self._whole(writer, {"data": [{"id": "m", "owned_by": self.owner}]})
                 else:
                     await self._answer(writer, json.loads(body))
+                    if self.closes:
+                        return
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -170,6 +174,14 @@ def test_a_server_that_refuses_a_field_is_asked_without_it(
     assert all(point["failed"] == 0 for point in found["points"])
 
 
+def test_a_server_that_closes_after_each_answer_loses_none(
+    capsys: pytest.CaptureFixture[str], server: CurveServer
+) -> None:
+    server.closes = True
+    found = tuned(capsys, server, "--requests", "8", "--max", "4")
+    assert all(point["failed"] == 0 for point in found["points"])
+
+
 def test_it_writes_the_settings_of_a_penstock(
     capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +246,8 @@ def test_the_budget_ends_the_repeats(capsys: pytest.CaptureFixture[str], server:
 def test_requests_that_fail_end_it(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
     server.refuses = "all"
     assert main(["tune", "frontier", "--url", server.url]) == 1
-    assert "1 of 1 requests failed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "1 of 1 requests failed" in said and "status 400" in said
 
 
 def test_what_was_measured_before_a_failure_counts(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:

@@ -50,3 +50,12 @@ def test_a_name_like_no_other_names_all() -> None:
     with pytest.raises(UnknownName, match=r"known are .*h200.*mi300x"):
         device("toaster")
     assert device("H200") is device("h200") and catalogue.nearest("h20", ["h200"]) == "nearest are h200"
+
+
+UNCHECKED = {"opt-66b", "mpt-7b", "gpt-j-6b"}
+"""No public copy of their configurations was found."""
+
+
+def test_every_card_says_what_it_was_checked_against() -> None:
+    assert [name for name, each in devices().items() if not each.checked] == []
+    assert {name for name, each in models().items() if not each.checked} == UNCHECKED
