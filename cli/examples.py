@@ -145,7 +145,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "penstock tune frontier": (
         "penstock tune frontier --url http://127.0.0.1:8000/v1 --requests 60",
-        "penstock tune frontier --url http://127.0.0.1:8000/v1 --workload my-requests.csv",
+        "penstock tune frontier --url http://127.0.0.1:8000/v1 --workload mine.csv",
         "penstock tune frontier --url http://127.0.0.1:8000/v1 --apply",
     ),
     "penstock tune goodput": ("penstock tune goodput --url http://127.0.0.1:8000/v1 --ttft-ms 500",),
