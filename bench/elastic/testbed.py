@@ -77,6 +77,15 @@ class ElasticTestbed:
         """Redis time."""
         return await self.wire.now_ms() / 1000
 
+    @property
+    def records(self) -> Path:
+        """Where its processes keep their records."""
+        return self._data / "records"
+
+    def worker_processes(self) -> list[str]:
+        """Ids of the workers whose process is there, also of those that start or stop."""
+        return [each["id"] for each in self._state()["processes"] if each["role"] == "worker" and each["pid"]]
+
     async def workers(self, state: str = "ready") -> list[Process]:
         return [process for process in await self.fleet.processes("worker") if process.state == state]
 

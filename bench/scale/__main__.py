@@ -145,7 +145,7 @@ def reported(found: Mapping[str, list[Row]], size: ScaleSize) -> list[Report]:
             name=NAME,
             title=f"A bursty day, {size.hours:g} h simulated, {size.rate:g} requests a second in the mean",
             command=command,
-            settings={**settings, "curve_s": CURVE_S, "slots": day.Day().engine.slots},
+            settings={**settings, "curve_s": CURVE_S, "slots": day.ENGINE.shape.slots},
             columns=DAY_COLUMNS,
             rows=_curves_of_one_seed(found["day"], size.seeds[0]),
             ratios=tuple(_day_goals(found["day"])),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bench.scale.simulator import a_report
+from planner.simulator.pool_worker import worker_report
 from scheduler.policy.decide import PolicyState, decide
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.snapshot import Snapshot
@@ -48,7 +48,7 @@ def merged(workers: Sequence[Process]) -> float:
     sums = [sum(getattr(worker, name) for worker in workers) for name in ("slots", "running", "waiting")]
     whole = all(worker.kv_tokens for worker in workers)
     size, used = (sum(w.kv_tokens for w in workers), sum(w.kv_used for w in workers)) if whole else (0, 0)
-    return freeness(a_report("all", slots=sums[0], running=sums[1], waiting=sums[2], kv_tokens=size, kv_used=used))
+    return freeness(worker_report("all", slots=sums[0], running=sums[1], waiting=sums[2], kv_tokens=size, kv_used=used))
 
 
 TICK_S = 2.0
@@ -174,8 +174,8 @@ class Freeness:
         if not ready:
             return self.have
         # One that starts will be as free as can be.
-        coming = [a_report(f"s{n}", kv_tokens=ready[0].kv_tokens) for n in range(self.have - len(ready))]
-        waiting = a_report("lanes", waiting=snapshot.waiting, kv_tokens=1)
+        coming = [worker_report(f"s{n}", kv_tokens=ready[0].kv_tokens) for n in range(self.have - len(ready))]
+        waiting = worker_report("lanes", waiting=snapshot.waiting, kv_tokens=1)
         together = [*ready, *coming]
         if merged([*together, waiting]) < self.low:
             self.have += 1
@@ -188,5 +188,5 @@ class Freeness:
 def _without_last(workers: Sequence[Process]) -> list[Process]:
     """The last one's jobs on the others."""
     *rest, last = workers
-    taken = a_report("moved", running=last.running, kv_tokens=1, kv_used=last.kv_used)
+    taken = worker_report("moved", running=last.running, kv_tokens=1, kv_used=last.kv_used)
     return [*rest, taken]

@@ -12,10 +12,18 @@ from itertools import pairwise
 from typing import Any
 
 from bench.scale.contenders import Contender, Freeness, KedaRule, Own, Static, Utilisation
-from bench.scale.simulator import LANES, EngineModel, PoolSimulator, SimWorker
+from planner.simulator.engine import EngineShape, ModelText, StepCosts
+from planner.simulator.pool import PoolEngine, PoolSimulation
+from planner.simulator.pool_worker import PoolWorker
+from planner.simulator.queues import LANES
 from planner.simulator.trace import TraceRow, WorkloadShape, bursts, requests
 from scheduler.policy.limits import TARGETS, ScalingLimits
 
+ENGINE = PoolEngine(
+    EngineShape(kv_tokens=16_384, slots=8, costs=StepCosts(0.030, text_s=0.001, held_s=0.0, prefill_s=1 / 8000)),
+    start_s=60.0,
+)
+"""Of the days."""
 SAMPLE_INTERVAL_S = 60.0
 """Between two points of a curve."""
 
@@ -63,7 +71,7 @@ def simulate(
     contender: Contender,
     requests: Iterable[TraceRow],
     seconds: float,
-    engine: EngineModel,
+    engine: PoolEngine,
     *,
     warm_s: float = 0.0,
     begin: int = 1,
@@ -76,11 +84,11 @@ def simulate(
     """
     outcome = SimulationOutcome()
 
-    def begun(request: TraceRow, waited: float) -> None:
-        if simulator.now - waited >= warm_s:
-            outcome.waits[request.lane].append(waited)
+    def begun(text: ModelText, waited_s: float) -> None:
+        if text.arrived_s >= warm_s:
+            outcome.waits[text.lane].append(waited_s)
 
-    simulator = PoolSimulator(engine, seed, on_begun=begun)
+    simulator = PoolSimulation(engine, seed, on_begun=begun)
     simulator.order(begin, at_once=True)
     simulator.feed(requests)
     first = list(simulator.workers.values())
@@ -98,7 +106,7 @@ def simulate(
         simulator.resize(want, contender.cordoned)
 
     def sample(now: float) -> None:
-        jobs = sum(map(len, simulator.lanes.values())) + sum(worker.running for worker in simulator.workers.values())
+        jobs = len(simulator.queue) + sum(worker.running for worker in simulator.workers.values())
         outcome.curve.append((now, len(simulator.workers), jobs))
 
     simulator.every(contender.every_s, steer)
@@ -108,11 +116,11 @@ def simulate(
     outcome.wants[:] = [(warm_s, outcome.wants[-1][1])] if outcome.wants else []
     simulator.run(warm_s + seconds)
     outcome.worker_s = simulator.total_worker_s() - before
-    outcome.left = {name: len(lane) for name, lane in simulator.lanes.items()}
+    outcome.left = {name: len(lane.waiting) for name, lane in simulator.queue.lanes.items()}
     return outcome
 
 
-def _slow_down(simulator: PoolSimulator, worker: SimWorker, factor: float, _: float) -> None:
+def _slow_down(simulator: PoolSimulation, worker: PoolWorker, factor: float, _: float) -> None:
     simulator.slow_down(worker, factor)
 
 
@@ -135,7 +143,7 @@ class Day:
     hours: float = 24.0
     rate: float = 7.0
     """Requests a second in the mean, without bursts."""
-    engine: EngineModel = field(default_factory=EngineModel)
+    engine: PoolEngine = ENGINE
 
     @property
     def seconds(self) -> float:
@@ -158,11 +166,11 @@ def requests_of(day: Day) -> Sequence[TraceRow]:
 @lru_cache(maxsize=1)
 def peak_workers(day: Day) -> int:
     """Workers that can do the work of the day's heaviest minute in a minute, all slots in use all the time."""
-    engine, work = day.engine, [0.0] * (int((WARM_S + day.seconds) / 60) + 1)
+    engine, costs, work = day.engine.shape, day.engine.shape.costs, [0.0] * (int((WARM_S + day.seconds) / 60) + 1)
     for request in requests_of(day):
         if request.at >= WARM_S:
-            in_batch = request.answer * engine.step(engine.slots) / engine.slots
-            work[int(request.at / 60)] += in_batch + request.prompt * engine.prompt_s
+            in_batch = request.answer * costs.step_s(engine.slots, 0, 0) / engine.slots
+            work[int(request.at / 60)] += in_batch + costs.step_s(0, 0, request.prompt) - costs.step_s(0, 0, 0)
     return math.ceil(max(work) / 60)
 
 
@@ -232,7 +240,7 @@ def most_reversals_in_an_hour(outcome: SimulationOutcome) -> int:
 
 def steadied(name: str, load: Steady) -> dict[str, Any]:
     """The figures of one policy, "penstock" or "keda", under one load."""
-    engine, seconds = EngineModel(), load.hours * HOUR_S
+    engine, seconds = ENGINE, load.hours * HOUR_S
     limits = ScalingLimits(1, 80)
     contender = Own(limits) if name == "penstock" else KedaRule(limits)
     trace = requests(WorkloadShape(rate=load.rate, cv=load.cv), load.seed, WARM_S + seconds)
@@ -264,12 +272,11 @@ SLOW_AT_S = 3600.0
 
 def watched(ward: Ward) -> dict[str, Any]:
     """How long after it became slow the slow worker was cordoned, and how many healthy ones ever were."""
-    engine = EngineModel()
     outcome = simulate(
         Own(ScalingLimits(ward.workers, ward.workers + 2)),
         requests(WorkloadShape(rate=4.2, cv=1.5), ward.seed, SLOW_AT_S * 1.5),
         SLOW_AT_S * 1.5,
-        engine,
+        ENGINE,
         begin=ward.workers,
         seed=ward.seed,
         slow={0: (SLOW_AT_S, ward.slow)} if ward.slow > 1 else None,

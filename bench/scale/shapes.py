@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.scale.simulator import EngineModel, PoolSimulator
+from planner.simulator.engine import EngineShape, ModelText, StepCosts
+from planner.simulator.pool import PoolEngine, PoolSimulation
 from planner.simulator.trace import Lengths, TraceRow
 from scheduler.policy import shapes
 from scheduler.policy.limits import ScalingLimits
@@ -31,12 +32,17 @@ class ReplicaForm:
     """A shape: so many replicas of an engine."""
 
     replicas: int
-    engine: EngineModel
+    engine: PoolEngine
+
+
+def engine_of(slots: int, costs: StepCosts) -> PoolEngine:
+    """An engine that only its slots limit."""
+    return PoolEngine(EngineShape(kv_tokens=1 << 30, slots=slots, costs=costs))
 
 
 FORMS: Mapping[str, ReplicaForm] = {
-    "big": ReplicaForm(1, EngineModel(slots=256, step_s=0.020, each_s=0.00040, prompt_s=1 / 32_000)),
-    "small": ReplicaForm(4, EngineModel(slots=64, step_s=0.030, each_s=0.00096, prompt_s=1 / 8_000)),
+    "big": ReplicaForm(1, engine_of(256, StepCosts(0.020, text_s=0.00040, held_s=0.0, prefill_s=1 / 32_000))),
+    "small": ReplicaForm(4, engine_of(64, StepCosts(0.030, text_s=0.00096, held_s=0.0, prefill_s=1 / 8_000))),
 }
 """Spread over all GPUs a step takes less time, but each job in it costs more: GPUs have to talk."""
 
@@ -44,7 +50,7 @@ FORMS: Mapping[str, ReplicaForm] = {
 class ClosedLoop:
     """A closed loop: each asks again as soon as it is answered, while there are to be so many."""
 
-    def __init__(self, simulator: PoolSimulator, seed: int) -> None:
+    def __init__(self, simulator: PoolSimulation, seed: int) -> None:
         chance = random.Random(seed)  # noqa: S311 - a workload, not a secret
         self._plant = simulator
         self._prompts, self._answers = Lengths(16, 64).draws(chance), Lengths(4, 64).draws(chance)
@@ -65,14 +71,14 @@ class ClosedLoop:
             self._ask()
 
     def _ask(self) -> None:
-        self._plant.put(TraceRow(self._plant.now, next(self._prompts), next(self._answers)))
+        self._plant.put(TraceRow(self._plant.now_s, next(self._prompts), next(self._answers)))
 
 
 class Site:
     """Both shapes under a closed loop. `forms`: those that are there."""
 
     def __init__(self, forms: Sequence[str], seed: int) -> None:
-        self.simulator = PoolSimulator(FORMS[forms[0]].engine, seed, place="freest", on_ended=self._ended)
+        self.simulator = PoolSimulation(FORMS[forms[0]].engine, seed, wake="freest", on_ended=self._ended)
         self.clients = ClosedLoop(self.simulator, seed)
         for name in forms:
             self.simulator.order(FORMS[name].replicas, engine=FORMS[name].engine, shape=name, at_once=True)
@@ -82,7 +88,7 @@ class Site:
         """Tokens a second over so many seconds with so many clients."""
         before = self._tokens()
         self.clients.want(clients)
-        self.simulator.run(self.simulator.now + seconds)
+        self.simulator.run(self.simulator.now_s + seconds)
         return (self._tokens() - before) / seconds
 
     def share_the_gpus(self) -> None:
@@ -93,14 +99,12 @@ class Site:
             if worker.slow != factor:
                 self.simulator.slow_down(worker, factor)
 
-    def _ended(self, request: TraceRow, held_s: float) -> None:
+    def _ended(self, text: ModelText, held_s: float) -> None:
         # The place it leaves is given away first.
-        self.simulator.at(self.simulator.now, lambda _: self.clients.answered())
+        self.simulator.at(self.simulator.now_s, lambda _: self.clients.answered())
 
     def _tokens(self) -> float:
-        for worker in self.simulator.workers.values():
-            worker.advance(self.simulator.now)
-        return sum(worker.step_tokens for worker in self.simulator.workers.values())
+        return sum(worker.tokens_by(self.simulator.now_s) for worker in self.simulator.workers.values())
 
 
 def swept(form: str, seed: int) -> list[tuple[float, float]]:

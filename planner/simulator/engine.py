@@ -79,6 +79,8 @@ class ModelText:
     """Tokens that were computed again after evictions."""
     deadline_s: float = math.inf
     """When its answer is too late to be of use."""
+    claimed_s: float | None = None
+    """When a worker of a pool took it from the queue first."""
     begun_s: float | None = None
     """When an engine got it first."""
     handed_s: float = 0.0
@@ -164,6 +166,38 @@ class ModelEngine:
                 text.generated += 1
                 done.tokens.append(text)
         self.held += len(done.tokens)
+        done.ended = [text for text in done.tokens if text.is_done]
+        for text in done.ended:
+            self._drop(text)
+        return done
+
+    def alike(self) -> int:
+        """How many of the next steps only give each running text a token, without an end before the last of them: 0 if
+        the next one does more, or may."""
+        if not self.running or any(text.to_prefill for text in self.running):
+            return 0
+        if self.waiting and len(self.running) < self.shape.slots and self._fits(self.waiting[0]):
+            return 0
+        texts = len(self.running)
+        steps = min(text.output - text.generated for text in self.running)
+        if texts > 1:
+            steps = min(steps, (self.shape.kv_tokens - self.held) // texts)
+        return max(0, steps)
+
+    def alike_s(self) -> tuple[float, float]:
+        """Seconds of the first of these steps, and by how much each is longer than the one before it. (The time of a
+        step grows in a straight line with the tokens in the cache.)"""
+        texts, costs = len(self.running), self.shape.costs
+        first_s = costs.step_s(texts, self.held, 0)
+        return first_s, costs.step_s(texts, self.held + texts, 0) - first_s
+
+    def leap(self, steps: int) -> ModelStep:
+        """Do so many of these steps at once. The duration is their sum."""
+        first_s, more_s = self.alike_s()
+        done = ModelStep(steps * first_s + more_s * steps * (steps - 1) / 2, list(self.running))
+        for text in self.running:
+            text.generated += steps
+        self.held += steps * len(self.running)
         done.ended = [text for text in done.tokens if text.is_done]
         for text in done.ended:
             self._drop(text)

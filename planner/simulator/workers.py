@@ -69,6 +69,21 @@ class ModelWorker:
         self.rule.forget(text)
 
 
+class SlotWorker(ModelWorker):
+    """One that takes from the queue only for a free slot."""
+
+    def fill(self, queue: TextQueue, now_s: float) -> None:
+        engine = self.engine
+        while len(engine.running) + len(engine.waiting) < engine.shape.slots:
+            if not self.held:
+                if (text := queue.take(now_s, LANES)) is None:
+                    return
+                self.held.append(text)
+            if not self.admits(self.held[0]):
+                return
+            self.submit(self.held.pop(), now_s)
+
+
 class PenstockWorker(ModelWorker):
     """Claims, holds back, begins and preempts as a worker of the product does."""
 

@@ -20,65 +20,16 @@ from bench.scale.day import (
     watched,
 )
 from bench.scale.shapes import Site
-from bench.scale.simulator import EngineModel, PoolSimulator
+from planner.simulator.engine import EngineShape, StepCosts
+from planner.simulator.pool import PoolEngine
 from planner.simulator.trace import TraceRow
 from scheduler.policy.limits import ScalingLimits
 from scheduler.policy.snapshot import LaneLoad, Snapshot
 
 pytestmark = pytest.mark.slow
 
-ENGINE = EngineModel(slots=2, step_s=1.0, each_s=0.0, prompt_s=0.0, start_s=10.0)
+ENGINE = PoolEngine(EngineShape(1000, 2, costs=StepCosts(1.0, 0.0, 0.0, 0.0)), start_s=10.0)
 """A token a second, whatever else runs."""
-
-
-def test_jobs_take_their_tokens_and_the_highest_lane_goes_first() -> None:
-    ended: list[tuple[float, str]] = []
-    simulator = PoolSimulator(ENGINE, on_ended=lambda request, _: ended.append((simulator.now, request.lane)))
-    simulator.order(at_once=True)
-    simulator.feed([TraceRow(1.0, 1, 5), TraceRow(1.0, 1, 8), TraceRow(2.0, 1, 3, "standard"), TraceRow(3.0, 1, 3)])
-    simulator.run(100.0)
-    assert ended == [(6.0, "interactive"), (9.0, "interactive"), (9.0, "interactive"), (12.0, "standard")]
-
-
-def test_a_fuller_batch_and_a_slow_worker_take_longer() -> None:
-    ended: list[float] = []
-    simulator = PoolSimulator(
-        EngineModel(slots=4, step_s=1.0, each_s=1.0, prompt_s=0.0), on_ended=lambda *_: ended.append(simulator.now)
-    )
-    simulator.order(at_once=True)
-    simulator.feed([TraceRow(0.0, 1, 6), TraceRow(6.0, 1, 6)])
-    # Alone two seconds a token: three by 6. Together three seconds a token: the first ends at 15, the other has three.
-    simulator.at(15.0, lambda _: simulator.slow_down(next(iter(simulator.workers.values())), 5.0))
-    simulator.run(100.0)
-    assert ended == pytest.approx([15.0, 45.0])
-
-
-def test_workers_start_drain_and_are_paid_for_from_order_to_end() -> None:
-    """What runs is never cut; a worker that goes is paid until its last job."""
-    simulator = PoolSimulator(ENGINE)
-    simulator.order(at_once=True)
-    simulator.feed([TraceRow(0.0, 1, 50), TraceRow(0.0, 1, 20)])
-    simulator.run(10.0)
-    simulator.resize(2)
-    simulator.run(25.0)
-    assert [worker.state for worker in simulator.workers.values()] == ["ready", "ready"]
-    simulator.resize(0)
-    simulator.run(100.0)
-    assert not simulator.workers
-    assert simulator.total_worker_s() == pytest.approx(50.0 + 15.0)
-
-
-def test_the_snapshot_is_what_the_scheduler_would_see() -> None:
-    simulator = PoolSimulator(ENGINE)
-    simulator.order(at_once=True)
-    simulator.feed(TraceRow(0.0, 7, 10) for _ in range(3))
-    simulator.run(12.0)
-    found = simulator.snapshot()
-    assert found.lanes[0] == LaneLoad("interactive", 0, 1, 0.0, 3)
-    (worker,) = found.workers
-    assert (worker.state, worker.slots, worker.running) == ("ready", 2, 1)
-    assert (worker.served["interactive"].jobs, worker.served["interactive"].tokens) == (2, 34)
-    assert worker.steps == 12 and worker.step_tokens == 22 and worker.kv_used == 7 + 2
 
 
 def busy(ready: int, running: int, waiting: int = 0, kv_used: int = 0) -> Snapshot:

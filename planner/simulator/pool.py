@@ -1,0 +1,312 @@
+"""Pool simulator: a queue and workers that come and go, event by event, as the scheduler steers them. Pure.
+
+It shares engine, workers, queues and admission with `Simulation`. A text wakes one worker that has room, as in the
+product; its engine begins the text with its next step. A worker that is to go ends what it runs first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, TypeAlias
+
+from planner.simulator.admission import Greedy
+from planner.simulator.engine import EngineShape, ModelEngine, ModelText
+from planner.simulator.pool_worker import PoolWorker
+from planner.simulator.queues import LANES, SortedQueue, TextQueue, by_lane
+from planner.simulator.trace import TraceRow
+from planner.simulator.workers import ModelWorker, SlotWorker
+from scheduler.policy.snapshot import LaneLoad, Snapshot
+from streaming.priority import Priority
+
+OnText: TypeAlias = Callable[[ModelText, float], None]
+"""Called with a text and the seconds it waited, or was held."""
+WakeRule: TypeAlias = Literal["freshest", "freest"]
+"""Who is woken for a new text: the worker that said last that it has room, or the freest."""
+Action: TypeAlias = Callable[[float], None]
+MakeWorker: TypeAlias = Callable[[ModelEngine], ModelWorker]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolEngine:
+    """One worker's engine, and what it takes to get one."""
+
+    shape: EngineShape
+    start_s: float = 60.0
+    """From order to ready, in the mean; evenly spread over a fifth less and a fifth more."""
+
+
+def next_power_of_two(tokens: int) -> int:
+    """Clients that do not know the length of their answer allow a round number."""
+    return 1 << (tokens - 1).bit_length()
+
+
+def greedy_worker(engine: ModelEngine) -> ModelWorker:
+    """One that fills its slots, while the cache holds what there is."""
+    return SlotWorker(engine, Greedy())
+
+
+@dataclass(slots=True)
+class LaneCounts:
+    """What waits and runs in one lane."""
+
+    waiting: dict[int, ModelText] = field(default_factory=dict)
+    """By id(), oldest first."""
+    running: int = 0
+    added: int = 0
+
+
+class CountedQueue:
+    """A queue whose lanes are counted. `on_begun` hears of each text that is taken for the first time, with the seconds it
+    waited."""
+
+    def __init__(self, inner: TextQueue, on_begun: OnText | None) -> None:
+        self._inner, self._on_begun = inner, on_begun
+        self.lanes = {lane: LaneCounts() for lane in LANES}
+
+    def __len__(self) -> int:
+        return sum([len(lane.waiting) for lane in self.lanes.values()])
+
+    def put(self, text: ModelText, now_s: float) -> None:
+        lane = self.lanes[Priority(text.lane)]
+        lane.added += 1
+        lane.waiting[id(text)] = text
+        self._inner.put(text, now_s)
+
+    def put_back(self, text: ModelText) -> None:
+        lane = self.lanes[Priority(text.lane)]
+        lane.running -= 1
+        lane.waiting[id(text)] = text
+        self._inner.put_back(text)
+
+    def take(self, now_s: float, lanes: Collection[Priority], crowding: Collection[str] = ()) -> ModelText | None:
+        text = self._inner.take(now_s, lanes, crowding)
+        if text is not None:
+            lane = self.lanes[Priority(text.lane)]
+            del lane.waiting[id(text)]
+            lane.running += 1
+            if self._on_begun is not None and text.claimed_s is None:
+                self._on_begun(text, now_s - text.arrived_s)
+            text.claimed_s = now_s if text.claimed_s is None else text.claimed_s
+        return text
+
+    def drop(self, text: ModelText) -> None:
+        del self.lanes[Priority(text.lane)].waiting[id(text)]
+        self._inner.drop(text)
+
+    def note_end(self, text: ModelText) -> None:
+        self.lanes[Priority(text.lane)].running -= 1
+        self._inner.note_end(text)
+
+
+class PoolSimulation:
+    """Lanes and workers in virtual time. `on_begun` and `on_ended` hear of every text."""
+
+    def __init__(
+        self,
+        engine: PoolEngine,
+        seed: int = 0,
+        *,
+        queue: TextQueue | None = None,
+        make_worker: MakeWorker = greedy_worker,
+        wake: WakeRule = "freshest",
+        on_begun: OnText | None = None,
+        on_ended: OnText | None = None,
+        limit_of: Callable[[int], int] = next_power_of_two,
+    ) -> None:
+        """`limit_of`: the most tokens that a client allows, by those of its answer."""
+        self.now_s = 0.0
+        self.engine = engine
+        self.queue = CountedQueue(SortedQueue(by_lane) if queue is None else queue, on_begun)
+        self.workers: dict[str, PoolWorker] = {}
+        """Those that are there, by age."""
+        self.worker_s = 0.0
+        """Of workers that are gone, from order to end."""
+        self.dispatch = ""
+        """Only workers of this shape take texts; "": all do."""
+        self._chance = random.Random(seed)  # noqa: S311 - a simulation, not a secret
+        self._make_worker, self._wake_rule, self._on_ended = make_worker, wake, on_ended
+        self._limit_of = limit_of
+        self._events: list[tuple[float, int, Action]] = []
+        self._number = 0
+        self._roomy: dict[str, PoolWorker] = {}
+        """Workers with room; the last is the one that said so last."""
+
+    # --- time ------------------------------------------------------------------------------------------------------
+
+    def at(self, when_s: float, action: Action) -> None:
+        """Do this then."""
+        self._number += 1
+        heapq.heappush(self._events, (when_s, self._number, action))
+
+    def every(self, seconds: float, action: Action) -> None:
+        """Do this every so many seconds, from now on."""
+
+        def again(now_s: float) -> None:
+            action(now_s)
+            self.at(now_s + seconds, again)
+
+        self.at(self.now_s, again)
+
+    def feed(self, rows: Iterable[TraceRow]) -> None:
+        """Put each request when its time comes; they are asked for one by one."""
+        rest = iter(rows)
+
+        def come(row: TraceRow) -> Action:
+            def put(_: float) -> None:
+                self.put(row)
+                if (following := next(rest, None)) is not None:
+                    self.at(following.at, come(following))
+
+            return put
+
+        if (first := next(rest, None)) is not None:
+            self.at(first.at, come(first))
+
+    def run(self, until_s: float) -> None:
+        """Let everything happen up to then."""
+        events = self._events
+        while events and events[0][0] <= until_s:
+            self.now_s, _, action = heapq.heappop(events)
+            action(self.now_s)
+        self.now_s = until_s
+
+    # --- texts -----------------------------------------------------------------------------------------------------
+
+    def put(self, row: TraceRow) -> None:
+        """A request arrives."""
+        limit = self._limit_of(row.answer)
+        self.queue.put(ModelText(row.prompt, row.answer, limit, self.now_s, row.lane, row.session), self.now_s)
+        self._wake()
+
+    def _wake(self, but: PoolWorker | None = None) -> None:
+        """Let a worker with room take what waits."""
+        others = [worker for worker in self._roomy.values() if worker is not but]
+        if not others:
+            return
+        worker = others[-1] if self._wake_rule == "freshest" else min(others, key=lambda each: each.running)
+        if not worker.is_stepping:
+            self._go_on(worker)
+            return
+        if (end_s := worker.interrupt(self.now_s)) < math.inf:
+            self._expect(worker, end_s)
+        self._fill(worker)
+
+    def _go_on(self, worker: PoolWorker) -> None:
+        """Take what fits, and begin the next step."""
+        self._fill(worker)
+        if worker.inner.engine.is_idle and worker.state == "draining":
+            self._leave(worker)
+        elif (end_s := worker.begin(self.now_s)) < math.inf:
+            self._expect(worker, end_s)
+
+    def _fill(self, worker: PoolWorker) -> None:
+        if not self.dispatch or worker.shape == self.dispatch:
+            worker.fill(self.queue, self.now_s)
+        self._note_room(worker)
+
+    def _note_room(self, worker: PoolWorker) -> None:
+        self._roomy.pop(worker.id, None)
+        if worker.has_room and (not self.dispatch or worker.shape == self.dispatch):
+            self._roomy[worker.id] = worker
+
+    def _expect(self, worker: PoolWorker, end_s: float) -> None:
+        """Be there when what is under way ends."""
+        version = worker.version
+
+        def ends(now_s: float) -> None:
+            if worker.version == version:
+                self._end(worker, now_s)
+
+        self.at(end_s, ends)
+
+    def _end(self, worker: PoolWorker, now_s: float) -> None:
+        for text in worker.end(now_s).ended:
+            self.queue.note_end(text)
+            if self._on_ended is not None:
+                self._on_ended(text, now_s - (text.begun_s or 0.0))
+        self._go_on(worker)
+        if len(self.queue):
+            self._wake(but=worker)
+
+    # --- workers ---------------------------------------------------------------------------------------------------
+
+    def order(
+        self, count: int = 1, *, engine: PoolEngine | None = None, shape: str = "", at_once: bool = False
+    ) -> None:
+        """Start workers; `at_once`: they are ready now."""
+        engine = engine or self.engine
+        for _ in range(count):
+            self._number += 1
+            inner = self._make_worker(ModelEngine(engine.shape))
+            worker = PoolWorker(f"w{self._number}", inner, self.now_s, shape)
+            self.workers[worker.id] = worker
+            start_s = 0.0 if at_once else engine.start_s * self._chance.uniform(0.8, 1.2)
+            self.at(self.now_s + start_s, partial(self._ready, worker))
+
+    def _ready(self, worker: PoolWorker, _: float) -> None:
+        if worker.state == "starting" and worker.id in self.workers:
+            worker.state = "ready"
+            self._go_on(worker)
+
+    def slow_down(self, worker: PoolWorker, factor: float) -> None:
+        """From its next step on it is so many times slower than its engine."""
+        if (end_s := worker.interrupt(self.now_s)) < math.inf:
+            self._expect(worker, end_s)
+        worker.slow = factor
+
+    def drain(self, worker: PoolWorker) -> None:
+        """Take nothing more, and go when what runs has ended."""
+        worker.state = "draining"
+        self._roomy.pop(worker.id, None)
+        for text in worker.inner.held:
+            self.queue.put_back(text)
+        worker.inner.held.clear()
+        if not worker.is_stepping:
+            self._leave(worker)
+
+    def _leave(self, worker: PoolWorker) -> None:
+        worker.version += 1
+        self.worker_s += self.now_s - worker.ordered_s
+        del self.workers[worker.id]
+
+    def send_to(self, shape: str) -> None:
+        """New texts go to workers of this shape from now on."""
+        if shape != self.dispatch:
+            self.dispatch = shape
+            self._roomy.clear()
+            for worker in list(self.workers.values()):
+                self._note_room(worker)
+                if not worker.is_stepping and worker.state == "ready":
+                    self._go_on(worker)
+
+    def resize(self, want: int, cordoned: Iterable[str] = ()) -> None:
+        """Have so many workers that are meant to stay: order some, or let the newest go, starting ones first."""
+        for name in cordoned:
+            if (worker := self.workers.get(name)) and worker.state == "ready":
+                self.drain(worker)
+        staying = [worker for worker in self.workers.values() if worker.state != "draining"]
+        if len(staying) < want:
+            self.order(want - len(staying))
+        surplus = sorted(staying, key=lambda each: (each.state == "starting", each.ordered_s))[want:]
+        for worker in reversed(surplus):
+            self.drain(worker)
+
+    def total_worker_s(self) -> float:
+        """Worker-seconds so far, from order to end."""
+        return self.worker_s + sum(self.now_s - worker.ordered_s for worker in self.workers.values())
+
+    # --- seen from outside -----------------------------------------------------------------------------------------
+
+    def snapshot(self, model: str = "m") -> Snapshot:
+        """What the scheduler sees now."""
+        lanes = []
+        for name, lane in self.queue.lanes.items():
+            oldest = next(iter(lane.waiting.values()), None)
+            oldest_s = 0.0 if oldest is None else self.now_s - oldest.arrived_s
+            lanes.append(LaneLoad(name, len(lane.waiting), lane.running, oldest_s, lane.added))
+        return Snapshot(model, tuple(lanes), tuple(worker.seen(self.now_s) for worker in self.workers.values()))
