@@ -22,8 +22,8 @@ DAY_COLUMNS = columns("""
     what: what; live: live .3; simulated: simulated .3; apart: apart .2; unit: unit
 """)
 DAY_NOTES = (
-    "Both have the same requests at the same seconds. The simulation knows the engine's settings, and one measured figure: the cold start.",
-    "Worker-hours are from the start of a process to its end; their difference is in per cent, that of shares in points.",
+    "Both have the same requests at the same seconds. The simulation knows the settings, and how long a start takes.",
+    "Worker-hours: from the start of a process to its end. Apart: in per cent of the live ones; shares in points.",
 )
 COLUMNS = columns("""
     show: show; what: what; value: measured .2; unit: unit
@@ -31,7 +31,7 @@ COLUMNS = columns("""
 
 
 def _run(run: ProgramRun) -> int:
-    args, names = run.args, run.args.shows.split(",")
+    names = run.args.shows.split(",")
     program.check_names("show", names, (*SHOWS, DAY))
     missed = 0
     if others := [name for name in names if name != DAY]:

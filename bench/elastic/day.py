@@ -129,7 +129,8 @@ def simulated(rows: Sequence[TraceRow], seconds: float, start_s: float) -> DayOu
     )
     pool.order(at_once=True)
     pool.feed(rows)
-    limits, state = limits_of(start_s), None
+    limits = limits_of(start_s)
+    state: PolicyState | None = None
 
     def steer(now_s: float) -> None:
         nonlocal state
@@ -137,12 +138,14 @@ def simulated(rows: Sequence[TraceRow], seconds: float, start_s: float) -> DayOu
         state = plan.state
         pool.resize(plan.want, [cordon.worker for cordon in plan.cordon])
 
-    state: PolicyState | None
+    def sample(now_s: float) -> None:
+        if now_s < seconds:
+            outcome.curve.append((now_s, len(pool.workers)))
+
     pool.every(TICK_S, steer)
-    pool.every(SAMPLE_INTERVAL_S, lambda now_s: outcome.curve.append((now_s, len(pool.workers))))
+    pool.every(SAMPLE_INTERVAL_S, sample)
     pool.run(seconds)
     outcome.worker_s = pool.total_worker_s()
-    outcome.curve = [point for point in outcome.curve if point[0] <= seconds]
     pool.run(seconds + DRAIN_S)
     return outcome
 
@@ -158,8 +161,7 @@ async def cold_start_s(testbed: ElasticTestbed) -> float:
         began_s = await testbed.now_s()
         await testbed.overrides.put(MODEL, 2, "show")
         ordered = await testbed.first(began_s, "up")
-        while len(await testbed.workers()) < 2:
-            await asyncio.sleep(0.05)
+        await testbed.settled(2)
         found.append(await testbed.now_s() - ordered.at_ms / 1000)
         await testbed.overrides.put(MODEL, 1, "show")
     await testbed.settled(1)
@@ -223,7 +225,8 @@ def compared(real: DayOutcome, model: DayOutcome, start_s: float, faults: Sequen
     for lane in TARGETS:
         rows.append(_row(f"{lane} begun within {TARGETS[lane]:g} s", real.within(lane), model.within(lane), "%"))
         rows.append(_row(f"{lane} requests", real.asked[lane], model.asked[lane], ""))
-    rows.append(_row("most workers", *(max(count for _, count in each.curve) for each in (real, model)), ""))
+    most = [max(count for _, count in each.curve) for each in (real, model)]
+    rows.append(_row("most workers", most[0], most[1], ""))
     rows.append(_row("answers with a fault", len(faults), 0, ""))
     return rows
 

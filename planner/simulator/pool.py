@@ -61,8 +61,7 @@ class LaneCounts:
 
 
 class CountedQueue:
-    """A queue whose lanes are counted. `on_begun` hears of each text that is taken for the first time, with the seconds it
-    waited."""
+    """A queue whose lanes are counted. `on_begun` hears of each text when it is first taken, and how long it waited."""
 
     def __init__(self, inner: TextQueue, on_begun: OnText | None) -> None:
         self._inner, self._on_begun = inner, on_begun
