@@ -75,4 +75,28 @@ BUGS = (
         (Edit("cli/tune/frontier.py", "if apply and not is_penstock(server):", "if apply and not server:"),),
         ("tests/cli/tune/test_tune.py::test_it_writes_nothing_for_another_server",),
     ),
+    Bug(
+        "loads that are held out are fitted",
+        "The error that `plan fit` prints is none of a prediction: it is small however badly the simulator predicts.",
+        (
+            Edit(
+                "planner/prediction.py",
+                "fitted([text for load in loads[::2] for text in load], limits)",
+                "fitted([text for load in loads for text in load], limits)",
+            ),
+        ),
+        ("tests/planner/test_prediction.py::test_what_is_held_out_is_not_fitted",),
+    ),
+    Bug(
+        "a simulated engine leaps over an eviction",
+        "Steps that are simulated at once pass the moment at which the cache is full: texts hold more than there is.",
+        (
+            Edit(
+                "planner/simulator/engine.py",
+                "steps = min(steps, (self.shape.kv_tokens - self.held) // texts)",
+                "steps = min(steps, self.shape.kv_tokens)",
+            ),
+        ),
+        ("tests/planner/simulator/test_pool.py::test_no_leap_passes_an_eviction",),
+    ),
 )

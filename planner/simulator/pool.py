@@ -64,21 +64,23 @@ class CountedQueue:
     """A queue whose lanes are counted. `on_begun` hears of each text when it is first taken, and how long it waited."""
 
     def __init__(self, inner: TextQueue, on_begun: OnText | None) -> None:
-        self._inner, self._on_begun = inner, on_begun
+        self._inner, self._on_begun, self._size = inner, on_begun, 0
         self.lanes = {lane: LaneCounts() for lane in LANES}
 
     def __len__(self) -> int:
-        return sum([len(lane.waiting) for lane in self.lanes.values()])
+        return self._size
 
     def put(self, text: ModelText, now_s: float) -> None:
         lane = self.lanes[Priority(text.lane)]
         lane.added += 1
+        self._size += 1
         lane.waiting[id(text)] = text
         self._inner.put(text, now_s)
 
     def put_back(self, text: ModelText) -> None:
         lane = self.lanes[Priority(text.lane)]
         lane.running -= 1
+        self._size += 1
         lane.waiting[id(text)] = text
         self._inner.put_back(text)
 
@@ -88,6 +90,7 @@ class CountedQueue:
             lane = self.lanes[Priority(text.lane)]
             del lane.waiting[id(text)]
             lane.running += 1
+            self._size -= 1
             if self._on_begun is not None and text.claimed_s is None:
                 self._on_begun(text, now_s - text.arrived_s)
             text.claimed_s = now_s if text.claimed_s is None else text.claimed_s
@@ -95,6 +98,7 @@ class CountedQueue:
 
     def drop(self, text: ModelText) -> None:
         del self.lanes[Priority(text.lane)].waiting[id(text)]
+        self._size -= 1
         self._inner.drop(text)
 
     def note_end(self, text: ModelText) -> None:

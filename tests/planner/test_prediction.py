@@ -35,8 +35,9 @@ def test_what_is_held_out_is_not_fitted() -> None:
             )
             for each in load
         ]
-    _, found = compared(loads, LIMITS, 1)
+    fit, found = compared(loads, LIMITS, 1)
     errors = errors_of(found)
+    assert fit.requests == sum(map(len, loads[::2]))
     assert errors.tpot_p50_s == pytest.approx(0.5, abs=0.1) and "too far" in fit_advice(found, errors)
 
 
