@@ -3,8 +3,9 @@
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
 the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README,
 `<!-- sizing: gateway -->` for what one core carries, `<!-- goals: page -->` for all goals of the page's tables,
-`<!-- goals: batch -->` for those of one run, `<!-- files: api/stream -->` for the files of a folder, and the marks of
-bench/reference.py for the tables of docs/api.md. Behind stands `<!-- end -->`. What is between is never typed.
+`<!-- goals: batch -->` for those of one run, `<!-- files: api/stream -->` for the files of a folder,
+`<!-- entrypoints: chats -->` for requests as other servers answer them, and the marks of bench/reference.py for the
+tables of docs/api.md. Behind stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import msgspec
 
 from bench import reference, report
 from bench.chaos import report as chaos
+from bench.conformance import entrypoints
 from bench.growth.figures import AssumedLoad, UnitCosts, on_paper
 
 SENTENCE = re.compile(r"(.+?[.!?])(?=\s|$)", re.DOTALL)
@@ -76,7 +78,7 @@ PAGES = (
 
 OF_RESULTS = ("results", "plot", "paper", "faults", "cost", "sizing")
 """Kinds of marks whose name is that of a file of results."""
-KINDS = "|".join((*OF_RESULTS, "goals", "files", *reference.WRITERS))
+KINDS = "|".join((*OF_RESULTS, "goals", "files", "entrypoints", *reference.WRITERS))
 MARKED = re.compile(rf"(<!-- ({KINDS}): ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN = re.compile(r"<!-- results: ([a-z0-9-]+) -->")
 
@@ -99,6 +101,8 @@ def filled(page: str, results: Path, plots: Path) -> str:
     def part(found: re.Match[str]) -> str:
         if found[2] == "files":
             text = as_markdown(Path(found[3]))
+        elif found[2] == "entrypoints":
+            text = entrypoints.as_table(found[3])
         elif found[2] in reference.WRITERS:
             text = reference.WRITERS[found[2]](found[3])
         elif found[2] != "goals":
