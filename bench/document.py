@@ -67,6 +67,8 @@ PAGES_OF_DOCS = (
     "api",
     "production",
     "metrics",
+    "records",
+    "traces",
     "clients",
     "planning",
 )

@@ -16,6 +16,7 @@ PROGRAMS = {
     "table1": "TTFT and TBT by concurrency, of any OpenAI-compatible server.",
     "breakdown": "Where the time of a request goes, by concurrency.",
     "diagnosis": "Planted bottlenecks, and what `penstock report` says of them; what a record costs.",
+    "observe": "What records, logs, metrics, traces and an open console cost in CPU per token.",
     "whole": "Answers in one piece: how long after the engine's last token they are delivered.",
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
     "growth": "How the cost grows: tokens, streams, partitions, API processes.",

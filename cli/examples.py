@@ -156,7 +156,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock bench table1 --base-url http://127.0.0.1:8000/v1 --c 1,8,64",
     ),
     "penstock bench breakdown": ("penstock bench breakdown --quick",),
-    "penstock bench diagnosis": ("penstock bench diagnosis --seconds 12",),
+    "penstock bench diagnosis": (
+        "penstock bench diagnosis --seconds 12",
+        "penstock bench diagnosis --recorded --seconds 600",
+    ),
+    "penstock bench observe": ("penstock bench observe --c 64 --rounds 1",),
     "penstock bench whole": ("penstock bench whole --answers 2",),
     "penstock bench jobs": ("penstock bench jobs --rounds 1 --seconds 2",),
     "penstock bench growth": ("penstock bench growth --quick",),

@@ -153,7 +153,8 @@ def _usage(usage: WindowUsage) -> RenderableType:
         words.append(f"{percent(usage.slots_in_use)} of the workers' slots in use")
     if usage.tokens_per_cost is not None:
         words.append(f"{three(usage.tokens_per_cost)} per unit of cost_per_hour")
-    return Text("; ".join(words) + ".")
+    more = " CPU, energy and cost are of all requests, so what these took of them is not known." if usage.shared else ""
+    return Text("; ".join(words) + "." + more)
 
 
 def _energy(energy: EnergyFigures) -> Iterable[RenderableType]:

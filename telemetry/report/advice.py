@@ -12,7 +12,7 @@ from statistics import median
 
 import msgspec
 
-from telemetry.report.figures import Figures, ProcessFigures, group_of, group_shares, percentile
+from telemetry.report.figures import Figures, ProcessFigures, group_of, group_shares, percentile, span_s
 from telemetry.report.requests import Evidence, ReportedRequest
 
 
@@ -57,14 +57,20 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """Request-seconds that it concerns."""
 
 
-def advise(figures: Figures, evidence: Evidence, thresholds: Thresholds | None = None) -> list[Advice]:
-    """All findings, the weightiest first."""
+def advise(
+    figures: Figures,
+    evidence: Evidence,
+    thresholds: Thresholds | None = None,
+    everyone: Sequence[ReportedRequest] | None = None,
+) -> list[Advice]:
+    """All findings, the weightiest first. `everyone`: all requests that held slots in the window, where `evidence` has
+    only some of them."""
     limits = thresholds or Thresholds()
     found = [
         *slow_workers(evidence.requests, limits),
         *starved_lanes(evidence.requests, limits),
         *gateway_stalls(figures, evidence.requests, limits),
-        *pools(figures, evidence.requests, limits),
+        *pools(figures, evidence.requests, limits, evidence.requests if everyone is None else everyone),
         *long_prompts(figures, evidence.requests, limits),
         *unhealthy(figures, evidence.requests, limits),
         *lost_records(figures),
@@ -199,8 +205,13 @@ def gateway_stalls(figures: Figures, requests: Sequence[ReportedRequest], limits
         )
 
 
-def pools(figures: Figures, requests: Sequence[ReportedRequest], limits: Thresholds) -> Iterator[Advice]:
-    """Models whose requests wait: because all their slots are in use, or although they are not."""
+def pools(
+    figures: Figures,
+    requests: Sequence[ReportedRequest],
+    limits: Thresholds,
+    everyone: Sequence[ReportedRequest],
+) -> Iterator[Advice]:
+    """Models whose requests wait: because all their slots are in use, by whomever, or although they are not."""
     for model in figures.models:
         own = [each for each in requests if each.record.model == model.name]
         total = sum(model.parts.values())
@@ -209,7 +220,8 @@ def pools(figures: Figures, requests: Sequence[ReportedRequest], limits: Thresho
         if not total or waited < limits.waiting_share * total or model.requests < limits.min_requests:
             continue
         workers = [each for each in figures.processes if each.role == "worker" and each.model == model.name]
-        used = slots_used(own, workers, figures.usage.seconds)
+        holders = [each for each in everyone if each.record.model == model.name]
+        used = slots_used(holders, workers, span_s(holders))
         reason = f"{100 * waited / total:.0f} % of the time of its requests was waiting"
         if used is None or used >= limits.busy_share:
             number = sum(each.slots for each in workers)

@@ -90,6 +90,9 @@ class WindowUsage(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None
     """Hours of workers times cost_per_hour of their model, in its unit."""
     tokens_per_cost: float | None
+    shared: bool = False
+    """These requests are some of those that the processes served: CPU, energy and cost are of all of them, so what some
+    of them took, and every ratio of it, is not known."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,39 +202,48 @@ def process_of(samples: Sequence[SampleRecord]) -> ProcessFigures:
     )
 
 
+def span_s(requests: Iterable[ReportedRequest]) -> float:
+    """Seconds from the beginning of the first request to the end of the last; 0 without any."""
+    records = [each.record for each in requests]
+    began = [record.received_us or record.accepted_us or record.ended_us for record in records]
+    return (max(record.ended_us for record in records) - min(began)) / 1e6 if records else 0.0
+
+
 def usage_of(
     evidence: Evidence,
     processes: Sequence[ProcessFigures],
     prices: Mapping[str, float],
     energy: EnergyFigures | None,
+    *,
+    shared: bool = False,
 ) -> WindowUsage:
-    """What the requests cost. `prices`: cost of one worker in an hour, by model."""
+    """What the requests cost. `prices`: cost of one worker in an hour, by model. `shared`: others were served too."""
     records = [each.record for each in evidence.requests]
     tokens = sum(record.completion_tokens for record in records)
-    began = [record.received_us or record.accepted_us or record.ended_us for record in records]
-    seconds = (max(record.ended_us for record in records) - min(began)) / 1e6 if records else 0.0
+    seconds = span_s(evidence.requests)
     cpu_s = sum(each.cpu_s for each in processes) if processes else None
     gateway = [each.cpu_s for each in processes if each.role == "api"]
     joules = energy.joules if energy is not None else None
     workers = [each for each in processes if each.role == "worker"]
     cost = sum(each.seconds / 3600 * prices.get(each.model, 0.0) for each in workers) or None
 
-    def per(amount: float | None) -> float | None:
-        return tokens / amount if amount and tokens else None
+    def per(amount: float | None, *, own: bool = not shared) -> float | None:
+        return tokens / amount if amount and tokens and own else None
 
     return WindowUsage(
         seconds=seconds,
         tokens=tokens,
-        tokens_per_s=per(seconds),
+        tokens_per_s=per(seconds, own=True),
         cpu_s=cpu_s,
         tokens_per_core_s=per(cpu_s),
-        gateway_cpu_s_per_1000=1000 * sum(gateway) / len(records) if gateway and records else None,
+        gateway_cpu_s_per_1000=1000 * sum(gateway) / len(records) if gateway and records and not shared else None,
         joules=joules,
         tokens_per_joule=per(joules),
         energy=energy,
         slots_in_use=_slots_in_use(workers),
         cost=cost,
         tokens_per_cost=per(cost),
+        shared=shared,
     )
 
 
@@ -241,8 +253,11 @@ def _slots_in_use(workers: Sequence[ProcessFigures]) -> float | None:
     return used / slots if slots else None
 
 
-def figures_of(evidence: Evidence, prices: Mapping[str, float], energy: EnergyFigures | None = None) -> Figures:
-    """All figures of a window. `energy`: of all its requests, also where `evidence` has only some of them."""
+def figures_of(
+    evidence: Evidence, prices: Mapping[str, float], energy: EnergyFigures | None = None, *, shared: bool = False
+) -> Figures:
+    """All figures of a window. `energy`: of all its requests, also where `evidence` has only some of them; `shared`:
+    it has only some."""
     requests = evidence.requests
     processes = sorted(map(process_of, evidence.samples.values()), key=lambda each: (each.role, each.process))
     return Figures(
@@ -252,5 +267,5 @@ def figures_of(evidence: Evidence, prices: Mapping[str, float], energy: EnergyFi
         tenants=groups_of(requests, lambda each: each.record.tenant),
         hours=groups_of(requests, hour_of, by_name=True),
         processes=processes,
-        usage=usage_of(evidence, processes, prices, energy),
+        usage=usage_of(evidence, processes, prices, energy, shared=shared),
     )

@@ -55,6 +55,7 @@ def _head(report: RequestReport) -> str:
 
 def _tiles(report: RequestReport) -> str:
     whole, usage = report.figures.whole, report.figures.usage
+    cpu = "not known: the CPU is that of all requests" if usage.shared else "CPU of Penstock's processes"
     tiles = [
         ("requests", f"{whole.requests:,}", _states(whole)),
         ("wait, p50 / p99", _pair(whole.wait), "from acceptance to the first claim"),
@@ -62,7 +63,7 @@ def _tiles(report: RequestReport) -> str:
         ("between tokens, p50 / p99", _pair(whole.itl), "mean of each request"),
         ("whole answer, p50 / p99", _pair(whole.e2e), "from receipt to the end"),
         ("tokens per second", three(usage.tokens_per_s), f"{usage.tokens:,} generated"),
-        ("tokens per core-second", three(usage.tokens_per_core_s), "CPU of Penstock's processes"),
+        ("tokens per core-second", three(usage.tokens_per_core_s), cpu),
     ]
     if usage.tokens_per_joule is not None:
         tiles.append(("tokens per joule", three(usage.tokens_per_joule), f"{three(usage.joules)} J of all GPUs"))

@@ -73,7 +73,8 @@ def report_of(folder: Path, scope: Scope, prices: Mapping[str, float]) -> Reques
     skipped = Skipped()
     found = evidence_of(read_records(folder, scope.since, scope.until, skipped))
     evidence = Evidence([each for each in found.requests if scope.holds(each)], found.samples)
-    figures = figures_of(evidence, prices, energy_of(found))
+    shared = len(evidence.requests) < len(found.requests)
+    figures = figures_of(evidence, prices, energy_of(found), shared=shared)
     last = max((each.record.ended_us / 1e6 for each in evidence.requests), default=scope.until)
     return RequestReport(
         since=scope.since or last - figures.usage.seconds,
@@ -82,7 +83,7 @@ def report_of(folder: Path, scope: Scope, prices: Mapping[str, float]) -> Reques
         lane=scope.lane,
         tenant=scope.tenant,
         verdict=verdict(figures),
-        advice=advise(figures, evidence),
+        advice=advise(figures, evidence, everyone=found.requests),
         figures=figures,
         run_times=run_times(evidence.requests),
         timeline=timeline(evidence.requests),

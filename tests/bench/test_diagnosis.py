@@ -8,7 +8,8 @@ import pytest
 from recorded import request
 
 from bench import report
-from bench.diagnosis.__main__ import CASES, judged, main, unequal
+from bench.diagnosis.__main__ import RECORDED, main
+from bench.diagnosis.cases import CASES, judged, raw, unequal
 from bench.diagnosis.cost import record_cost_us
 from bench.diagnosis.load import Received
 from telemetry.records.schema import ENCODER
@@ -45,6 +46,22 @@ def test_a_number_that_differs_is_named(tmp_path: Path) -> None:
     assert unequal(received, found, lines) == []
     assert unequal(Received(answers=received.answers, tokens=34), found, lines) == ["tokens", "raw tokens"]
     assert unequal(received, found, [*lines, lines[0]]) == ["requests", "one record each", "raw tokens"]
+
+
+def test_a_recorded_load_has_every_case_and_time_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert RECORDED.keys() == CASES.keys()
+    assert main(["--recorded", "--seconds", "20"]) == 2 and "--seconds 64 or more" in capsys.readouterr().out
+    assert main(["--recorded", "--cases", "nothing"]) == 2
+
+
+def test_raw_lines_are_those_of_the_window(tmp_path: Path) -> None:
+    """By their ends; what is no whole line is left out."""
+    rows = [request(number, 100.0 * number) for number in range(3)]
+    text = b"\n".join(map(ENCODER.encode, rows)) + b'\n{"kind":"requ'
+    (tmp_path / "20270115T080000.000-worker-1.jsonl").write_bytes(text)
+    since, until = rows[1].ended_us / 1e6, rows[2].ended_us / 1e6
+    assert [row["id"] for row in raw(tmp_path, since, until)] == [rows[1].id]
+    assert len(raw(tmp_path)) == 3
 
 
 def test_a_record_has_a_cost() -> None:

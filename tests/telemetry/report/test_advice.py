@@ -81,6 +81,19 @@ def test_requests_that_wait_beside_free_slots_are_told_apart() -> None:
     assert kinds([*delivered(waiting), *samples]) == ["idle_pool"]
 
 
+def test_slots_that_others_hold_are_not_free() -> None:
+    """In a report about one lane: the pool is full, with texts of the other one."""
+    own = evidence_of(delivered(request(number, 10.0 * number, wait=2000.0) for number in range(30)))
+    others = [request(100 + number, 1.0, per_token=250.0, lane="batch") for number in range(8)]
+    samples = [sample("worker", "worker-1", at, at, model="m", slots=8, running=8) for at in (0, 2_400)]  # type: ignore[arg-type]
+    everyone = evidence_of([*delivered(others), *samples])
+    own.samples = everyone.samples
+    figures = figures_of(own, {}, shared=True)
+    assert [each.kind for each in advise(figures, own, everyone=own.requests)] == ["idle_pool"]
+    found = advise(figures, own, everyone=[*own.requests, *everyone.requests])
+    assert [each.kind for each in found] == ["full_pool"] and "100 % of 8 slots" in found[0].reason
+
+
 def test_a_stalled_gateway_is_named() -> None:
     samples = [sample("api", "api-2", 0, 0.0), sample("api", "api-2", 10_000, 1.0, lag_ms=800.0)]
     found = advice([*delivered(healthy()), *samples])

@@ -47,13 +47,18 @@ def test_idle_energy_belongs_to_nobody() -> None:
 
 
 def test_a_report_about_one_tenant_splits_the_energy_over_all(tmp_path: Path) -> None:
-    """It would else have all of it."""
+    """It would else have all of it. What its tokens cost of the CPU and the energy of all is not known."""
     records = [sample("worker-1", at, joules, steps=at) for at, joules in ((1, 0), (11, 1000))]
     lines = [*records, request("ann", 300), request("bob", 100)]
     data = b"".join(ENCODER.encode(each) + b"\n" for each in lines)
     (tmp_path / "19700101T000000.000-worker-1.jsonl").write_bytes(data)
-    energy = report_of(tmp_path, Scope(0.0, math.inf, tenant="ann"), {}).figures.usage.energy
-    assert energy is not None and energy.tenants == {"ann": 750, "bob": 250}
+    prices = {"m": 3.0}
+    usage = report_of(tmp_path, Scope(0.0, math.inf, tenant="ann"), prices).figures.usage
+    assert usage.energy is not None and usage.energy.tenants == {"ann": 750, "bob": 250}
+    assert usage.shared and usage.tokens == 300
+    assert (usage.tokens_per_joule, usage.tokens_per_core_s, usage.tokens_per_cost) == (None, None, None)
+    whole = report_of(tmp_path, Scope(0.0, math.inf), prices).figures.usage
+    assert not whole.shared and whole.tokens_per_joule == 0.4
 
 
 def test_a_text_that_runs_across_two_samples_is_work() -> None:
