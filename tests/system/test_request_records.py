@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from house import House, eventually, redis_process
 
+from bench.ports import free_port
 from telemetry.records.reader import Skipped, read_records
 from telemetry.records.schema import DeliveryRecord, Record, RequestRecord, SampleRecord
 
@@ -138,6 +140,59 @@ def test_a_job_whose_worker_is_killed_has_one_record_of_all_attempts(house: Hous
     assert (record.by, record.attempts, record.lost, record.completion_tokens) == ("worker-2", 2, 1, 800)
     assert 0 < record.continued_tokens < 800
     assert record.started_us < record.claimed_us
+
+
+def test_a_killed_worker_loses_the_lines_of_its_last_second_alone(house: House) -> None:
+    """kill -9 in the midst of many ends: no job has two records, and those without one had ended just before."""
+    house.start_api()
+    worker = house.start("workers")
+    house.wait_ready()
+    ids = [submit(house, 5) for _ in range(120)]
+    eventually(lambda: len(requests(house)) >= 30)
+    worker.kill()
+    killed_at = time.time()
+    worker.wait()
+    house.start("workers", "--id", "worker-2")
+    ended = {job_id: eventually(lambda job_id=job_id: _ended_at(house, job_id)) for job_id in ids}  # type: ignore[misc]
+    last_second = [job_id for job_id, at in ended.items() if killed_at - 1.5 <= float(str(at)) <= killed_at + 0.1]
+    eventually(lambda: set(ids) - {record.id for record in requests(house)} <= set(last_second))
+    count = Counter(record.id for record in requests(house))
+    assert set(count.values()) == {1}, "a job has two records"
+    skipped = Skipped()
+    list(read_records(house.folder / "records", 0, 1e11, skipped))
+    assert skipped.torn <= 1
+
+
+def _ended_at(house: House, job_id: str) -> float | None:
+    found = shown(house, job_id)
+    return float(found["completed_at"]) if found["status"] == "completed" else None
+
+
+def test_a_full_disk_costs_records_and_no_request(house: House) -> None:
+    """The worker's files may not grow: its jobs end as before, every line that it drops is counted, and once there is
+    room again every job has its record."""
+    port = free_port()
+    house.start_api()
+    house.environ |= {"PENSTOCK_TELEMETRY_LOG_LEVEL": "error", "PENSTOCK_RECORDS_SAMPLE_S": "600"}
+    worker = house.start("workers", PENSTOCK_TELEMETRY_METRICS_PORT=str(port))
+    house.wait_ready()
+
+    def counted(name: str) -> float:
+        lines = house.get("/metrics", port)[1].decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    before = [submit(house, 5) for _ in range(5)]
+    check(house, before)
+    (file,) = (house.folder / "records").glob("*-worker-*.jsonl")
+    resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (file.stat().st_size + 100, resource.RLIM_INFINITY))
+    during = [submit(house, 5) for _ in range(30)]
+    eventually(lambda: all_ended(house, during))
+    eventually(lambda: counted('penstock_records_dropped_total{reason="disk"}') >= 29)
+    assert {shown(house, job_id)["status"] for job_id in during} == {"completed"}
+    resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    check(house, [submit(house, 5) for _ in range(5)])
+    kept_during = [record.id for record in requests(house) if record.id in set(during)]
+    assert len(during) - len(kept_during) == counted('penstock_records_dropped_total{reason="disk"}')
 
 
 def test_jobs_that_no_worker_ends_have_records_from_the_api_alone(house: House) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from otlp_collector import Collector, attributes_of, collector
 from receiver import Receiver, receiving
+from redis import Redis
+
+from bench.ports import free_port
 
 __all__ = ["collector"]  # a fixture
 
@@ -75,10 +82,10 @@ def trace_of(collector: Collector, job_id: str) -> str:
     return str(eventually(found))
 
 
-def read_until(house: House, connection: http.client.HTTPConnection, tokens: int) -> http.client.HTTPResponse:
+def begun(connection: http.client.HTTPConnection, body: dict[str, Any], tokens: int) -> http.client.HTTPResponse:
     """Begin a chat that streams, and read some of it."""
-    body = json.dumps(chat(300, stream=True))
-    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json", **UNSAMPLED})
+    headers = {"Content-Type": "application/json", **UNSAMPLED}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     answer = connection.getresponse()
     while tokens:
         tokens -= answer.readline().startswith(b"data: ")
@@ -92,7 +99,7 @@ def test_a_killed_worker_and_its_heir_are_linked_in_one_trace(house: House, coll
     workers = {name: house.start("workers", "--id", name) for name in ("worker-1", "worker-2")}
     house.wait_ready()
     connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
-    answer = read_until(house, connection, 20)
+    answer = begun(connection, chat(300, stream=True), 20)
     job_id = answer.headers["x-job-id"]
     victim = json.loads(house.get(f"/v1/jobs/{job_id}")[1])["attempt_log"][0]["worker"]
     workers[victim].kill()
@@ -116,6 +123,89 @@ def test_a_killed_worker_and_its_heir_are_linked_in_one_trace(house: House, coll
     queues, (engine,), (finish,) = named(spans, "queue"), named(spans, "engine"), named(spans, "finish")
     assert len(queues) == 2 and engine.parent_span_id == second.span_id == finish.parent_span_id
     assert SECRET.encode() not in b"".join(collector.received)
+
+
+def test_a_trace_goes_on_when_its_api_process_is_killed(house: House, collector: Collector) -> None:
+    """The job ends at its worker, and a reader at another API process sees its end. Only the span of the request is
+    gone with its process."""
+    house.environ["PENSTOCK_REDIS_PARTITIONS"] = "2"
+    first, other = house.start_api(), free_port()
+    house.start_api(other)
+    house.start("workers")
+    house.wait_ready()
+    connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
+    body = chat(300, stream=True, queue={"on_disconnect": "continue"})
+    answer = begun(connection, body, 20)
+    job_id = answer.headers["x-job-id"]
+    first.kill()
+    connection.close()
+
+    def status() -> str:
+        return str(json.loads(house.get(f"/v1/jobs/{job_id}", other)[1])["status"])
+
+    eventually(lambda: status() == "completed")
+    eventually(lambda: {"enqueue", "queue", "chat sim", "engine", "finish"} <= _names(collector))
+    spans = of_trace(collector, TRACE)
+    (attempt,) = named(spans, "chat sim")
+    assert attributes_of(attempt)["gen_ai.usage.output_tokens"] == 300
+    assert {span.parent_span_id for span in spans if span.name in ("queue", "chat sim", "enqueue")} == {
+        attempt.parent_span_id
+    }
+    assert not named(spans, "POST /v1/chat/completions"), "it was killed"
+
+
+def test_a_trace_outlives_the_store(tmp_path: Path, collector: Collector) -> None:
+    """kill -9 of the store in mid-stream, and a start with the file that it kept: the request ends in the same trace,
+    whose attempts are linked, and none stays open."""
+    port = free_port()
+    house = House(f"redis://127.0.0.1:{port}/0", tmp_path)
+    house.environ |= {
+        "PENSTOCK_TELEMETRY_OTLP_ENDPOINT": collector.url,
+        "OTEL_BSP_SCHEDULE_DELAY": "100",
+        "PENSTOCK_SIM_STEP_MS": "10",
+    }
+    try:
+        with ExitStack() as store:
+            store.enter_context(redis_process(tmp_path, port, "--appendonly", "yes", "--appendfsync", "always"))
+            house.start_api()
+            house.start("workers")
+            house.wait_ready()
+            connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
+            answer = begun(connection, chat(300, stream=True), 20)
+            job_id = answer.headers["x-job-id"]
+            os.kill(int(_info(port)["process_id"]), signal.SIGKILL)
+        with redis_process(tmp_path, port, "--appendonly", "yes", "--appendfsync", "always"):
+            house.start("workers", "--id", "later")  # the first one may have given up with its lease
+            eventually(lambda: _completed(house, job_id), OSError, seconds=60)
+            eventually(lambda: _states(collector).count("completed") == 1, seconds=60)
+            connection.close()
+            spans = of_trace(collector, TRACE)
+            attempts = named(spans, "chat sim")
+            assert {span.trace_id.hex() for span in spans} == {TRACE}
+            assert [len(span.links) for span in attempts] == [0] + [1] * (len(attempts) - 1)
+            for before, after in pairwise(attempts):
+                assert after.links[0].span_id == before.span_id
+            assert set(_states(collector)[:-1]) <= {"lost", "handed_back"}
+    finally:
+        house.close()
+
+
+def _names(collector: Collector) -> set[str]:
+    return {span.name for span in of_trace(collector, TRACE)}
+
+
+def _states(collector: Collector) -> list[str]:
+    return [attributes_of(span)["penstock.job.state"] for span in named(of_trace(collector, TRACE), "chat sim")]
+
+
+def _completed(house: House, job_id: str) -> bool:
+    status, body = house.get(f"/v1/jobs/{job_id}")
+    return status == 200 and json.loads(body)["status"] == "completed"
+
+
+def _info(port: int) -> dict[str, Any]:
+    with Redis(port=port) as client:
+        return dict(client.info("server"))  # type: ignore[arg-type]
 
 
 def test_an_attempt_has_the_names_of_the_conventions(house: House, collector: Collector) -> None:

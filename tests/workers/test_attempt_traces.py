@@ -11,6 +11,7 @@ from otlp_collector import Collector, attributes_of, collector
 
 from penstock.engine import ChatTurn, Sampling
 from streaming.jobs.attempt_spans import attempt_id, own_attempts
+from streaming.jobs.codec import decode_job, encode
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
 from streaming.jobs.lease import PREEMPTED, Claim
 from streaming.jobs.terminal import Terminal, Usage
@@ -77,6 +78,25 @@ def test_a_claim_that_waited_for_its_worker_ends_the_wait_when_it_was_made(
     wait, attempt = (next(span for span in collector.sent if span.name == name) for name in ("queue", "chat m"))
     assert wait.end_time_unix_nano == attempt.start_time_unix_nano <= now_ns - 4_000_000_000
     assert wait.end_time_unix_nano - wait.start_time_unix_nano == 2_000_000_000
+
+
+def test_the_trace_of_a_later_version_goes_on(tracing: Tracing, collector: Collector) -> None:
+    """A job of version N+1 in a mixed fleet: a traceparent with more in it, and fields that nobody knows yet."""
+    trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    carried = {"traceparent": f"01-{trace_id}-{span_id}-01-later", "tracestate": "a=b", "unheard-of": "x"}
+    job: Job = replace(JOB, trace=carried)
+    job = decode_job(encode(job))
+    traces, held = AttemptTraces(tracing, "worker-1"), claimed(job, 1, 3_000)
+    traces.claimed(held)
+    end = Terminal(job.id, JobState.COMPLETED, 0)
+    traces.over(held, end)
+    traces.written([end])
+    tracing.close()
+    spans = {span.name: span for span in collector.sent}
+    assert {"queue", "chat m", "finish"} <= spans.keys()
+    assert {span.trace_id.hex() for span in spans.values()} == {trace_id}
+    assert spans["chat m"].parent_span_id.hex() == span_id
+    assert held.trace == f"00-{trace_id}-{spans['chat m'].span_id.hex()}-01"
 
 
 def test_a_preempted_attempt_and_the_next_one_are_linked(tracing: Tracing, collector: Collector) -> None:
