@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bench import plots, report
 
@@ -218,7 +218,13 @@ class Testbed:
     def __init__(self, console: Console, title: str, total: int) -> None:
         self._console = console
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
         )
         self._task = self._bar.add_task(title, total=total)
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))

@@ -33,6 +33,7 @@ from cli.instance import DataDir, Instance
 from cli.job_deaths import Suspicion, deaths_of
 from cli.options import Command, Where, config_option, json_option, where_options
 from cli.output import emit, print_json
+from cli.progress import ProgressLine
 from cli.records_check import check_records
 from cli.registry import connected
 from cli.screen import place
@@ -87,7 +88,12 @@ class GivenUp(NamedTuple):
 @json_option
 def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> int:
     """Check this machine; nothing is changed. Exit code 1 if something must be fixed."""
-    found = [dataclasses.replace(check, hint=completed(check.hint)) for check in _checks(where, config)]
+    with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+        found = []
+        progress.phase("checking this machine")
+        for check in _checks(where, config):
+            found.append(dataclasses.replace(check, hint=completed(check.hint)))
+            progress.phase(f"checking this machine, after {check.name}")
     ok = not any(check.status == "fail" for check in found)
     if as_json:
         print_json({"ok": ok, "checks": [dataclasses.asdict(check) for check in found]})

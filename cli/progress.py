@@ -1,4 +1,4 @@
-"""Progress line on stderr: shows the current phase and its duration.
+"""Progress line on stderr: shows the current phase, its duration, and about how long it will take if that is known.
 
 On a terminal the line is redrawn in place, and fits its width; elsewhere each phase is a plain line, repeated every ten
 seconds.
@@ -19,6 +19,8 @@ EXPLAIN_INTERVAL_S = 1.0
 REPEAT_INTERVAL_S = 10.0
 BAR_WIDTH = 24
 MAX_STEPS = 10_000
+MIN_MEASURED_S = 2.0
+"""Of a phase, before it is said how long the rest takes."""
 
 
 class ProgressLine:
@@ -30,6 +32,7 @@ class ProgressLine:
         self._quiet = quiet
         self._lock = threading.RLock()
         self._text, self._bar, self._amount, self._since = "", "", "", 0.0
+        self._share, self._first_share = 0.0, 0.0
         self._width = 0
         self._why: Callable[[], str] = str
         self._looked = 0.0
@@ -52,6 +55,7 @@ class ProgressLine:
         with self._lock:
             if text != self._text:
                 self._text, self._bar, self._amount, self._since = text, "", "", time.monotonic()
+                self._share = self._first_share = 0.0
                 self._show(changed=True)
 
     def explain(self, why: Callable[[], str]) -> None:
@@ -61,14 +65,20 @@ class ProgressLine:
     def amount(self, text: str, done: int, total: int) -> None:
         """Show the progress of a phase in bytes or steps."""
         with self._lock:
-            self.phase(text)
+            self._measure(text, done, total)
             self._bar, self._amount = bar(done, total), amount(done, total)
 
     def steps(self, text: str, done: int, total: int, detail: str) -> None:
         """Show the progress of a phase in steps, followed by `detail`."""
         with self._lock:
-            self.phase(text)
+            self._measure(text, done, total)
             self._bar, self._amount = bar(done, total), f"{done}/{total}  {visible(detail)}".rstrip()
+
+    def _measure(self, text: str, done: int, total: int) -> None:
+        begins = visible(text) != self._text
+        self.phase(text)
+        self._share = done / total if total > 0 else 0.0
+        self._first_share = self._share if begins else self._first_share
 
     def say(self, text: str, indent: int = 0) -> None:
         """Print permanent lines; the phase continues below them. `indent`: of what has no room in its line."""
@@ -116,7 +126,9 @@ class ProgressLine:
         return f"{self._text} ({self._reason})" if self._reason else self._text
 
     def _clock(self) -> str:
-        return f"{time.monotonic() - self._since:.1f} s"
+        spent = time.monotonic() - self._since
+        rest = remaining_s(spent, self._first_share, self._share)
+        return f"{spent:.1f} s" + ("" if rest is None else f", about {short(rest)} left")
 
     def _fitted(self) -> str:
         """The line for a terminal: without the bar if it is too long, then with less of the phase's text. One column
@@ -138,6 +150,25 @@ class ProgressLine:
         if self._width:  # blanks instead of an escape sequence, which also works with styles off
             self._stream.write("\r" + " " * min(self._width, terminal_width(self._stream) - 1) + "\r")
             self._width = 0
+
+
+def remaining_s(spent_s: float, first_share: float, share: float) -> float | None:
+    """Seconds until a phase ends, by the pace of what was done since it began; None while that says too little.
+
+    Args:
+        first_share: what was done when it began, of 1: a download may go on where another one was cut.
+    """
+    if spent_s < MIN_MEASURED_S or share <= first_share or share >= 1.0:
+        return None
+    return spent_s * (1.0 - share) / (share - first_share)
+
+
+def short(seconds: float) -> str:
+    """A time in one unit, or in two."""
+    whole = max(1, round(seconds))
+    if whole < 100:
+        return f"{whole} s"
+    return f"{round(whole / 60)} min" if whole < 6000 else f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def amount(done: int, total: int) -> str:

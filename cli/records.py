@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -11,6 +14,7 @@ from cli.errors import DONE, FAILED, Problem
 from cli.help_text import Group
 from cli.options import Command, Where, config_option, json_option, where_options
 from cli.output import line_result
+from cli.progress import ProgressLine
 from cli.report import moment, source
 from telemetry.records.parquet import MissingParquetError, export
 
@@ -31,7 +35,8 @@ def export_command(parquet: Path, since: str, config: Path | None, where: Where,
     folder, _ = source(where, config)
     now = time.time()
     try:
-        counts = export(folder, parquet, moment(since, now), now)
+        with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+            counts = export(folder, parquet, moment(since, now), now, partial(progress.amount, "exporting records"))
     except MissingParquetError as error:
         raise Problem(str(error), next_step='pip install "penstock[parquet]"', exit_code=FAILED) from error
     except OSError as error:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import click
@@ -30,6 +31,7 @@ AGO = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d)")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 TIME_HINT = "write 90s, 15m, 2h or 7d (ago), or a time such as 2026-11-24T18:30 (UTC)"
 WHOLE = "FROM..TO, or a folder of records"
+READING = "reading records"
 
 
 @click.command(cls=Command)
@@ -127,8 +129,8 @@ def _made(folder: Path, scope: Scope, prices: Mapping[str, float]) -> RequestRep
         raise Problem("the window ends before it begins", next_step=TIME_HINT, exit_code=USAGE)
     try:
         with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
-            progress.phase("reading records")
-            return report_of(folder, scope, prices)
+            progress.phase(READING)
+            return report_of(folder, scope, prices, partial(progress.amount, READING))
     except OSError as error:
         raise Problem(f"{folder} cannot be read", cause=error.strerror or str(error), exit_code=FAILED) from error
 

@@ -52,7 +52,7 @@ COLUMNS = (
 
 
 @dataclass(slots=True)
-class Turn:
+class ObservedLoad:
     """One load of one deployment: what it cost, and what its clients saw."""
 
     reading: StreamReading
@@ -108,7 +108,7 @@ def asked(port: int, path: str, every_s: float) -> Iterator[None]:
         raise LoadFailed(f"{path} was answered with {refused[0]}")
 
 
-def load(serving: ServingGateway, plan: LoadPlan, what: str) -> Turn:
+def load(serving: ServingGateway, plan: LoadPlan, what: str) -> ObservedLoad:
     """Load one deployment. Raises LoadFailed."""
     with ExitStack() as pages:
         if what != OFF:
@@ -121,7 +121,7 @@ def load(serving: ServingGateway, plan: LoadPlan, what: str) -> Turn:
         time.sleep(LAST_S)
         after = _cpu_s(serving)
     each = {name: spent(before, after, [name]) for name in after}
-    return Turn(reading, each, reading.tokens + plan.streams * plan.warmup_tokens)
+    return ObservedLoad(reading, each, reading.tokens + plan.streams * plan.warmup_tokens)
 
 
 def _cpu_s(serving: ServingGateway) -> dict[str, float]:
@@ -137,7 +137,7 @@ def order(number: int) -> list[str]:
     return turned if number % 2 == 0 else turned[::-1]
 
 
-def play(number: int, folder: Path, run: ProgramRun, stage: Testbed) -> dict[str, Turn]:
+def play(number: int, folder: Path, run: ProgramRun, stage: Testbed) -> dict[str, ObservedLoad]:
     """One round: a turn for each. Raises Died, LoadFailed."""
     args, found = run.args, {}
     with ExitStack() as running:
@@ -162,7 +162,7 @@ def play(number: int, folder: Path, run: ProgramRun, stage: Testbed) -> dict[str
     return found
 
 
-def rows(turns: Mapping[str, Sequence[Turn]]) -> list[dict[str, Any]]:
+def rows(turns: Mapping[str, Sequence[ObservedLoad]]) -> list[dict[str, Any]]:
     """One row for each that was loaded: medians over the rounds."""
     found = []
     for what in (OFF, ON, CONSOLE, TRACED):
@@ -197,7 +197,7 @@ RATIOS = (
 )
 
 
-def ratios(turns: Mapping[str, Sequence[Turn]]) -> list[Ratio]:
+def ratios(turns: Mapping[str, Sequence[ObservedLoad]]) -> list[Ratio]:
     """Each as the median over the rounds, with its interval."""
     found = []
     for goal, what, one, other in RATIOS:
@@ -211,7 +211,7 @@ def ratios(turns: Mapping[str, Sequence[Turn]]) -> list[Ratio]:
 def _run(run: ProgramRun) -> int:
     args = run.args
     os.environ["OTEL_BSP_SCHEDULE_DELAY"] = str(SPAN_DELAY_MS)  # of the exporters in Penstock's processes
-    turns: defaultdict[str, list[Turn]] = defaultdict(list)
+    turns: defaultdict[str, list[ObservedLoad]] = defaultdict(list)
     with Testbed(run.console, "starting", 4 * args.rounds) as stage:
         for number in range(args.rounds):
             for what, turn in play(number, stage.room(number), run, stage).items():

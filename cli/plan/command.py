@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, json_option
 from cli.output import emit, fitted, print_json, print_table
 from cli.plan.inputs import device_named, model_named
+from cli.progress import ProgressLine
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
 from planner.load import KvReads, Precision, RequestLengths
@@ -62,13 +64,20 @@ class PlanAnswer:
             emit("\n".join(fitted(sys.stdout, line)) + "\n")
 
 
-def plan_command(name: str) -> Callable[[Callable[..., PlanAnswer]], click.Command]:
-    """Make a command of a function that returns a PlanAnswer. A PlanError becomes one line and exit code 2."""
+def plan_command(name: str, *, shown: str = "") -> Callable[[Callable[..., PlanAnswer]], click.Command]:
+    """Make a command of a function that returns a PlanAnswer. A PlanError becomes one line and exit code 2.
+
+    Args:
+        shown: what a terminal shows while the function computes; "": it is quick, or shows its own progress.
+    """
 
     def decorate(function: Callable[..., PlanAnswer]) -> click.Command:
         def call(as_json: bool, **arguments: Any) -> int:
             try:
-                function(**arguments).print(as_json=as_json)
+                with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+                    progress.phase(shown)
+                    answer = function(**arguments)
+                answer.print(as_json=as_json)
             except PlanError as error:
                 raise Problem(str(error), exit_code=USAGE, code="plan") from None
             return DONE

@@ -20,7 +20,7 @@ from telemetry.report.requests import ReportedRequest
 STEP_TOKENS = "Prompt tokens of a step."
 
 
-@plan_command("fit")
+@plan_command("fit", shown="fitting the records")
 @click.option("--records", type=click.Path(path_type=Path), help="Folder, or one file [those of this instance].")
 @click.option("--since", help="Requests that ended since: 15m, 2h, 7d ago, or a time [all].")
 @click.option("--model", metavar="NAME", help="Only this model, as penstock.toml names it.")

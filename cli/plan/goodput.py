@@ -23,7 +23,7 @@ from planner.search import SearchInput
 from planner.serving import BatchLimits, LatencySlo
 
 
-@plan_command("goodput")
+@plan_command("goodput", shown="searching")
 @model_options
 @gpu_option
 @gpus_option

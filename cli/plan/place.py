@@ -35,7 +35,7 @@ def load_of(text: str, w_bits: float | None) -> ModelLoad:
     return ModelLoad(model, found[0], tokens, Precision.stored(model, w_bits))
 
 
-@plan_command("place")
+@plan_command("place", shown="placing")
 @click.option("--load", "texts", metavar="MODEL=RATE[:IN:OUT]", multiple=True, required=True,
               help="A model and its requests a second; give it again for others.")  # fmt: skip
 @gpu_option

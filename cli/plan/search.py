@@ -33,7 +33,7 @@ SHOWN = 12
 """Rows of the table; --json has all."""
 
 
-@plan_command("search")
+@plan_command("search", shown="searching")
 @model_options
 @gpu_option
 @gpus_option

@@ -33,7 +33,7 @@ from planner.simulator.trace import Malformed, Trace, cut
 from planner.timeline import TimelineRow, simulated, texts_of, timeline, timeline_advice
 
 
-@plan_command("simulate")
+@plan_command("simulate", shown="simulating")
 @model_options
 @gpu_option
 @click.option("--trace", "path", type=click.Path(path_type=Path), help="A CSV, a .jsonl, or records.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from cli.plan.command import PlanAnswer, PlanTable, plan_command, workload_optio
 from cli.plan.figures import seconds, three
 from cli.plan.inputs import device_named, model_named
 from cli.plan.plot import plot
+from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.energy import EnergyMeter
 from cli.tune.load import LevelReading, LoadSource, check, is_penstock, run, server_at
@@ -91,7 +94,8 @@ def frontier(
         f"{seconds(plan.expected_s)} a pass, up to {repeats} passes, at most {budget} s"
         + (f" ({plan.note})" if plan.note else "")
     )
-    readings = measured(source, plan, repeats, began + budget)
+    with ProgressLine(sys.stderr, os.environ) as progress:
+        readings = measured(source, plan, repeats, began + budget, progress)
     found = frontier_in(readings)
     wanted = recommend(found, lengths, known, device)
     written = apply_settings(Path.cwd(), server.model, wanted, found.curve, shape) if apply else None
@@ -125,7 +129,9 @@ def planned(source: LoadSource, requests: int, most: int, budget_s: float, proto
     return sweep_plan(line_of(alone, clients, run(source.probe(clients))), requests, most, budget_s, protocol)
 
 
-def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float) -> dict[int, list[LevelReading]]:
+def measured(
+    source: LoadSource, plan: SweepPlan, repeats: int, until: float, progress: ProgressLine
+) -> dict[int, list[LevelReading]]:
     """Pass over the levels until the knee is sure, `repeats` are done, or the next pass would take too long.
 
     The first pass ends where throughput is flat; later ones repeat its levels. A level whose requests fail ends the
@@ -133,19 +139,22 @@ def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float) ->
     """
     found: defaultdict[int, list[LevelReading]] = defaultdict(list)
     levels = list(plan.levels)
-    for _ in range(repeats):
+    for number in range(repeats):
         began = time.monotonic()
-        for level in levels:
+        for at, level in enumerate(levels):
+            progress.steps(f"pass {number + 1}", at, len(levels), f"{level.clients} at once")
             reading = run(source.level(level))
             try:
                 check(reading)
             except Problem as problem:
                 if len(found) < MIN_LEVELS:
                     raise
-                note(f"  {level.clients} at once: {problem.message} ({problem.cause}); the measurement ends here")
+                progress.say(
+                    f"  {level.clients} at once: {problem.message} ({problem.cause}); the measurement ends here"
+                )
                 return dict(found)
             found[level.clients].append(reading)
-            note(f"  {level.clients} at once: {three(reading.tokens_s)} tokens/s")
+            progress.say(f"  {level.clients} at once: {three(reading.tokens_s)} tokens/s")
             if time.monotonic() > until and len(found) >= MIN_LEVELS:
                 break
             if len(found[1]) == 1 and is_flat({each: ones[0].tokens_s for each, ones in found.items()}):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 
 import click
@@ -10,6 +12,7 @@ from cli.output import note
 from cli.plan.command import PlanAnswer, PlanTable, length_options, plan_command
 from cli.plan.figures import seconds, three
 from cli.plan.slo import slo_options
+from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.load import LevelReading, LoadSource, check, run, server_at
 from planner.facts.catalogue import PlanError
@@ -20,6 +23,8 @@ from planner.tuning import SweepLevel
 
 CLIENTS = 16
 """Of the closed loop whose throughput the search begins with."""
+RATES = 8
+"""About so many are measured."""
 PRECISION = 0.1
 """Relative width at which the bisection ends; single rates are noisy."""
 
@@ -47,18 +52,21 @@ def goodput(
     closed = run(source.level(SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2))))
     check(closed)
     note(f"{CLIENTS} at once are answered at {three(closed.requests_s)} requests/s; about "
-         f"{seconds(8 * requests / closed.requests_s)} for eight rates, at most {budget} s")  # fmt: skip
+         f"{seconds(RATES * requests / closed.requests_s)} for {RATES} rates, at most {budget} s")  # fmt: skip
     tried: dict[float, Attainment] = {}
+    progress = ProgressLine(sys.stderr, os.environ)
 
     def holds(rate: float) -> bool:
         if time.monotonic() > until:
             raise OutOfTime
+        progress.steps("measuring", min(len(tried), RATES - 1), RATES, f"{three(rate)} requests/s")
         tried[rate] = kept(run(source.at_rate(rate, requests)), slo)
-        note(f"  {three(rate)} requests/s: {100 * tried[rate].both:.0f} % keep both")
+        progress.say(f"  {three(rate)} requests/s: {100 * tried[rate].both:.0f} % keep both")
         return tried[rate].both >= slo.share
 
     try:
-        found, is_whole = highest_rate(holds, closed.requests_s / 2, PRECISION), True
+        with progress:
+            found, is_whole = highest_rate(holds, closed.requests_s / 2, PRECISION), True
     except OutOfTime:
         found, is_whole = max((rate for rate, each in tried.items() if each.both >= slo.share), default=0.0), False
     value = {

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from telemetry.records.reader import Skipped, read_records
+from telemetry.records.reader import OnRead, Skipped, read_records
 from telemetry.records.schema import DeliveryRecord, RequestRecord, SampleRecord
 
 ROWS_PER_GROUP = 50_000
@@ -23,7 +23,9 @@ class MissingParquetError(Exception):
     """Raised where pyarrow is not installed."""
 
 
-def export(folder: Path, target: Path, since: float, until: float) -> dict[str, int]:
+def export(
+    folder: Path, target: Path, since: float, until: float, on_read: OnRead = lambda _done, _total: None
+) -> dict[str, int]:
     """Write the records of a window (Unix seconds) into `target`; returns the number of rows by kind.
 
     Maps (lanes, gpus) become JSON text. Raises MissingParquetError, OSError.
@@ -46,7 +48,7 @@ def export(folder: Path, target: Path, since: float, until: float) -> dict[str, 
         rows[name] = []
 
     try:
-        for record in read_records(folder, since, until, Skipped()):
+        for record in read_records(folder, since, until, Skipped(), on_read):
             name = KINDS[type(record)]
             counts[name] += 1
             rows[name].append(row(record))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -13,6 +14,10 @@ from telemetry.records.schema import DECODER, VERSION, DeliveryRecord, Record, S
 
 SLACK_S = 120.0
 """Clocks of two machines, and of Redis, may differ; and a request ends some time before its line is written."""
+
+
+OnRead: TypeAlias = Callable[[int, int], object]
+"""Told how many bytes are read, and of how many, before each file and at the end."""
 
 
 class _Envelope(msgspec.Struct):
@@ -33,14 +38,20 @@ class Skipped:
     """Names of files that could not be opened."""
 
 
-def read_records(folder: Path, since: float, until: float, skipped: Skipped) -> Iterator[Record]:
+def read_records(
+    folder: Path, since: float, until: float, skipped: Skipped, on_read: OnRead = lambda _done, _total: None
+) -> Iterator[Record]:
     """Read the records of a window (Unix seconds, `since` <= time < `until`), file by file; counts what it skips.
 
     Raises OSError if the folder cannot be read.
     """
-    for each in files(folder):
-        if each.changed >= since - SLACK_S and each.began < until + SLACK_S:
-            yield from _of_file(each.path, since * 1e6, until * 1e6, skipped)
+    wanted = [each for each in files(folder) if each.changed >= since - SLACK_S and each.began < until + SLACK_S]
+    done, total = 0, sum(each.size for each in wanted)
+    for each in wanted:
+        on_read(done, total)
+        yield from _of_file(each.path, since * 1e6, until * 1e6, skipped)
+        done += each.size
+    on_read(done, total)
 
 
 def time_of(record: Record) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from telemetry.records.reader import Skipped, read_records
+from telemetry.records.reader import OnRead, Skipped, read_records
 from telemetry.report.advice import Advice, advise, verdict
 from telemetry.report.energy import energy_of
 from telemetry.report.figures import Figures, figures_of, percentile
@@ -68,10 +68,12 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     unreadable_files: Sequence[str] = ()
 
 
-def report_of(folder: Path, scope: Scope, prices: Mapping[str, float]) -> RequestReport:
+def report_of(
+    folder: Path, scope: Scope, prices: Mapping[str, float], on_read: OnRead = lambda _done, _total: None
+) -> RequestReport:
     """Compute a report. `prices`: cost of one worker in an hour, by model. Raises OSError."""
     skipped = Skipped()
-    found = evidence_of(read_records(folder, scope.since, scope.until, skipped))
+    found = evidence_of(read_records(folder, scope.since, scope.until, skipped, on_read))
     evidence = Evidence([each for each in found.requests if scope.holds(each)], found.samples)
     shared = len(evidence.requests) < len(found.requests)
     figures = figures_of(evidence, prices, energy_of(found), shared=shared)

@@ -10,16 +10,16 @@ import pytest
 
 from bench import report
 from bench.load.plan import StreamReading
-from bench.observe.__main__ import CONSOLE, OFF, ON, TRACED, Turn, main, order, ratios, rows
+from bench.observe.__main__ import CONSOLE, OFF, ON, TRACED, ObservedLoad, main, order, ratios, rows
 from bench.stats import Spread
 
 
-def turn(cpu_s: float) -> Turn:
+def turn(cpu_s: float) -> ObservedLoad:
     none = Spread()
     reading = StreamReading(
         requests=1, wrong={}, tokens=1000, seconds=1.0, ttft=none, itl=none, e2e=none, own_cpu=0.0
     )  # fmt: skip
-    return Turn(reading, {"api-1": cpu_s, "worker-1": 0.01}, 2000)
+    return ObservedLoad(reading, {"api-1": cpu_s, "worker-1": 0.01}, 2000)
 
 
 def test_each_is_loaded_once_a_round_and_none_always_first() -> None:
