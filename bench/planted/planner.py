@@ -99,4 +99,22 @@ BUGS = (
         ),
         ("tests/planner/simulator/test_pool.py::test_no_leap_passes_an_eviction",),
     ),
+    Bug(
+        "a counter of energy that stands still is zero joules",
+        "A Penstock's metrics follow the GPU every few seconds: a short measurement would seem to cost no energy.",
+        (Edit("cli/tune/energy.py", "if steps and min(steps) > 0 else None", "if steps else None"),),
+        ("tests/cli/tune/test_energy.py::test_energy_between_two_readings",),
+    ),
+    Bug(
+        "a connection that the server has closed fails its next request",
+        "llama-server closes after each stream without saying so: half of the requests to it would count as failed.",
+        (
+            Edit(
+                "bench/table1/client.py",
+                "if is_kept and answer.fault.startswith(CUT_OFF)",
+                "if not is_kept and answer.fault.startswith(CUT_OFF)",
+            ),
+        ),
+        ("tests/cli/tune/test_tune.py::test_a_server_that_closes_after_each_answer_loses_none",),
+    ),
 )

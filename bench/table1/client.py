@@ -101,11 +101,15 @@ class TargetServer:
     @classmethod
     def at(cls, url: str, model: str, key: str = "", name: str = "") -> TargetServer:
         """Raises NotAServer."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            named = parts.port
+        except ValueError as error:
+            raise NotAServer(f"{url!r} is no base URL: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise NotAServer(f"{url!r} is no base URL; one looks like http://127.0.0.1:8000/v1")
         tls = parts.scheme == "https"
-        port = parts.port or (443 if tls else 80)
+        port = named or (443 if tls else 80)
         return cls(name or f"{parts.hostname}:{port}", parts.hostname, port, tls, parts.path.rstrip("/"), model, key)
 
     def chat(self, messages: Sequence[dict[str, str]], tokens: int, **more: object) -> bytes:
@@ -135,8 +139,9 @@ class TargetServer:
         """The first name in its list of models. Raises NotAServer, OSError."""
         try:
             return str(next(self.get([f"{self.path}/models"]))["data"][0]["id"])
-        except (NotAServer, LookupError, TypeError) as error:
-            raise NotAServer(f"its list of models has none ({error!r}): name one with --model") from None
+        except (LookupError, TypeError):
+            where = f"{self.host}:{self.port}{self.path}/models"
+            raise NotAServer(f"{where} lists no models: name one with --model, or another base URL") from None
 
     def get(self, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
         """The JSON answers, one after the other, over one connection. Raises NotAServer, OSError."""
@@ -151,7 +156,8 @@ class TargetServer:
                     raise NotAServer(f"GET {path} is answered with {response.status}: {body[:200].decode('replace')}")
                 yield json.loads(body)
         except (http.client.HTTPException, json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise NotAServer(f"{self.host}:{self.port} does not answer as expected: {error}") from error
+            where = f"{self.host}:{self.port}{self.path}"
+            raise NotAServer(f"{where} does not answer as a server with OpenAI's API: {str(error).strip()}") from error
         finally:
             connection.close()
 

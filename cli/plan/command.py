@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -74,6 +75,7 @@ def plan_command(name: str, *, shown: str = "") -> Callable[[Callable[..., PlanA
     def decorate(function: Callable[..., PlanAnswer]) -> click.Command:
         def call(as_json: bool, **arguments: Any) -> int:
             try:
+                check_numbers(command, arguments)
                 with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
                     progress.phase(shown)
                     answer = function(**arguments)
@@ -87,6 +89,14 @@ def plan_command(name: str, *, shown: str = "") -> Callable[[Callable[..., PlanA
         return command
 
     return decorate
+
+
+def check_numbers(command: click.Command, arguments: Mapping[str, Any]) -> None:
+    """Refuse nan and infinity, with which no plan can count. Raises PlanError."""
+    for param in command.params:
+        value = arguments.get(param.name or "")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise PlanError(f"{param.opts[0]} {value:g}: it is no number that a plan can count with")
 
 
 def model_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:

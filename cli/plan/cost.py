@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Any
@@ -36,7 +37,7 @@ def prices_of(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float
             price = float(number)
         except ValueError:
             price = -1.0
-        if not equals or not price > 0 or name not in names:
+        if not equals or not 0 < price < math.inf or name not in names:
             raise PlanError(
                 f"--price {text}: write NAME=PRICE for a --gpu that is given ({', '.join(names)}), as {names[0]}=2.50"
             )

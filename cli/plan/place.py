@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import click
 
 from cli.plan.command import PlanAnswer, PlanTable, efficiency_option, gpu_option, plan_command
@@ -28,7 +30,7 @@ def load_of(text: str, w_bits: float | None) -> ModelLoad:
         found = float(rate), [int(each) for each in lengths]
     except ValueError:
         raise PlanError(f"--load {text}: {FORM}") from None
-    if not found[0] > 0 or len(lengths) not in (0, 2):
+    if not 0 < found[0] < math.inf or len(lengths) not in (0, 2):
         raise PlanError(f"--load {text}: {FORM}")
     model = catalogue.model(name)
     tokens = RequestLengths(found[1][0], found[1][1]) if found[1] else RequestLengths()

@@ -85,9 +85,9 @@ def _offloaded(
     found = []
     if attention_gpu is not None:
         name, _, count = attention_gpu.partition(":")
-        if count and not count.isdecimal():
+        if count and (not count.isdecimal() or int(count) < 1):
             raise PlanError(f"--attention-gpu {attention_gpu}: write NAME or NAME:COUNT, as l4:4")
-        devices = max(1, int(count or 1))
+        devices = int(count or 1)
         step = attention_offloaded(base, device_named(name), devices, lengths, 1e9 * link_gb_s)
         found.append((f"attention on {devices} x {name}, batch {step.batch}", step.tokens_s, step.seconds))
     if disk_gb_s is not None:

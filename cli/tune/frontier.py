@@ -78,6 +78,8 @@ def frontier(
     """Measure throughput and latency over concurrency, and say which batch to set."""
     if requests < 2 or most < 2 or repeats < 1:
         raise PlanError("--requests and --max are whole numbers from 2, and --repeats from 1")
+    if shape is not None and not apply:
+        raise PlanError("--shape names what --apply writes: give both, or neither")
     known = None if card is None and config is None else model_named(card, config)
     device = None if gpu is None else device_named(gpu)
     server = server_at(url, model)
@@ -86,7 +88,7 @@ def frontier(
     if apply:
         check_applicable(Path.cwd(), server.model, shape)
     lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
-    source = LoadSource(server, lengths, meter=meter)
+    source = LoadSource(server, lengths, meter=meter, timeout_s=budget)
     began = time.monotonic()
     plan = planned(source, requests, most, budget, workload.requests)
     note(

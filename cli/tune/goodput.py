@@ -47,7 +47,7 @@ def goodput(
     if requests < 10:
         raise PlanError(f"--requests {requests}: a share of 0.9 needs 10 requests or more")
     server = server_at(url, model)
-    source, until = LoadSource(server, lengths), time.monotonic() + budget
+    source, until = LoadSource(server, lengths, timeout_s=budget), time.monotonic() + budget
     run(source.probe(1))
     closed = run(source.level(SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2))))
     check(closed)

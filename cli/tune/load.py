@@ -86,9 +86,16 @@ class LoadSource:
     """Requests of one length mix to one server. Each prompt begins differently, so that no cached prefix answers it."""
 
     def __init__(
-        self, server: TargetServer, lengths: RequestLengths, seed: int = 1, meter: EnergyMeter = NO_METER
+        self,
+        server: TargetServer,
+        lengths: RequestLengths,
+        seed: int = 1,
+        meter: EnergyMeter = NO_METER,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
+        """`timeout_s`: of a request, at most TIMEOUT_S; a server that hangs must not outlast the budget by far."""
         self.server, self.lengths, self.meter = server, lengths, meter
+        self._timeout_s = min(TIMEOUT_S, timeout_s)
         self._prompts = PromptSource(server, lengths, seed)
         self._random = random.Random(seed)  # noqa: S311 - a workload
         self._fields: dict[str, object] = {"temperature": 0, "ignore_eos": True}
@@ -108,7 +115,7 @@ class LoadSource:
     async def level(self, level: SweepLevel) -> LevelReading:
         """So many clients, each asking again as soon as it is answered."""
         bodies, before = self._bodies(level.requests), self.meter.read()
-        seen_ = await closed_loop(self.server, level.clients, bodies, TIMEOUT_S, lambda: None)
+        seen_ = await closed_loop(self.server, level.clients, bodies, self._timeout_s, lambda: None)
         reading = _reading(level.clients, seen_.asked, seen_.answers, seen_.seconds)
         return replace(reading, joules=used(before, self.meter.read()))
 
@@ -124,7 +131,7 @@ class LoadSource:
                 return
             open_ += 1
             line = idle.pop() if idle else HttpConnection(self.server)
-            answer = await ask(line, body, 0, TIMEOUT_S)
+            answer = await ask(line, body, 0, self._timeout_s)
             open_ -= 1
             line.close() if answer.fault else idle.append(line)
             answers.append(seen(answer))
@@ -145,7 +152,8 @@ class LoadSource:
 def check(found: LevelReading) -> None:
     """Raises Problem if too many requests failed."""
     if found.failed > MAX_FAILED * found.requests:
-        raise Problem(f"{found.failed} of {found.requests} requests failed", cause=found.fault)
+        raise Problem(f"{found.failed} of {found.requests} requests failed", cause=found.fault,
+                      next_step="see the log of the server; --url is the base URL of OpenAI's API")  # fmt: skip
 
 
 def _reading(clients: int, asked: int, answers: Sequence[TimedAnswer], seconds: float) -> LevelReading:

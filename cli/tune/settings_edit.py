@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,10 +46,12 @@ def apply_settings(
     """Write the recommended settings of a model into penstock.toml of a folder. Raises Problem, ConfigError."""
     text, changes = changed_text(folder, model, wanted, curve, shape)
     check(folder, text)
-    write_file(folder / FILE, text.encode())
-    return Applied(
-        folder / FILE, [f"{'.'.join(map(quoted, keys))} = {literal(value)}" for keys, value in changes.items()]
-    )
+    path = (folder / FILE).resolve()  # behind a link
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+    write_file(path, text.encode(), 0o666 if mode is None else mode)
+    if mode is not None:
+        path.chmod(mode)  # also where the umask says less
+    return Applied(path, [f"{'.'.join(map(quoted, keys))} = {literal(value)}" for keys, value in changes.items()])
 
 
 def changed_text(
@@ -56,8 +59,8 @@ def changed_text(
 ) -> tuple[str, Mapping[Keys, Any]]:
     """The file with the recommended settings, and what was changed. Raises Problem, ConfigError."""
     path = folder / FILE
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
     before = load_deployment({}, os.environ, folder, path if path.is_file() else None)
+    text = path.read_bytes().decode() if path.is_file() else ""  # with the ends of its lines
     if model not in before.models:
         raise Problem(f"{path} does not configure the model {model!r}, which is to be measured",
                       next_step="run this in the folder of its penstock.toml")  # fmt: skip
@@ -101,6 +104,8 @@ def changes_for(
 def check(folder: Path, text: str) -> None:
     """Load the changed file as `penstock up` would. Raises ConfigError, Problem if the folder cannot be written."""
     trial = folder / f".{FILE}.tune"
+    if not os.access(folder / FILE, os.W_OK) and (folder / FILE).exists():
+        raise Problem(f"{folder / FILE} cannot be written", cause="it is read-only")
     try:
         write_file(trial, text.encode())
         load_deployment({}, os.environ, folder, trial)
@@ -131,24 +136,38 @@ def with_value(text: str, keys: Keys, value: Any) -> str:
 def _candidates(text: str, keys: Keys, value: Any) -> list[str]:
     """Ways to set it, of which the first that fits counts: replace its line, add one to the table of most of its keys,
     or add a table."""
-    lines = text.splitlines(keepends=True)
+    lines, end = text.splitlines(keepends=True), "\r\n" if "\r\n" in text else "\n"
     if lines and not lines[-1].endswith("\n"):
-        lines[-1] += "\n"
+        lines[-1] += end
     found, table = list[str](), Keys()
     for number, line in enumerate(lines):
         table = _header(line) or table
         rest = _key_of(line)
         if rest is not None and (*table, *rest) == keys:
-            changed = f"{'.'.join(map(quoted, rest))} = {literal(value)}\n"
+            changed = f"{'.'.join(map(quoted, rest))} = {literal(value)}{_behind(line)}"
             found.append("".join([*lines[:number], changed, *lines[number + 1 :]]))
     for depth in range(len(keys) - 1, 0, -1):
         for number, line in enumerate(lines):
             if _header(line) == keys[:depth]:
-                added = f"{'.'.join(map(quoted, keys[depth:]))} = {literal(value)}\n"
+                added = f"{'.'.join(map(quoted, keys[depth:]))} = {literal(value)}{end}"
                 found.append("".join([*lines[: number + 1], added, *lines[number + 1 :]]))
-    gap = "\n" if lines else ""
-    own = f"{gap}[{'.'.join(map(quoted, keys[:-1]))}]\n{quoted(keys[-1])} = {literal(value)}\n"
+    gap = end if lines else ""
+    own = f"{gap}[{'.'.join(map(quoted, keys[:-1]))}]{end}{quoted(keys[-1])} = {literal(value)}{end}"
     return [*found, "".join(lines) + own]
+
+
+def _behind(line: str) -> str:
+    """What stands behind the value that a line sets: spaces, a comment, the end of the line."""
+    whole, place = tomllib.loads(line), line.find("#")
+    while place >= 0:
+        try:
+            if tomllib.loads(line[:place]) == whole:
+                value = line[:place].rstrip()
+                return line[len(value) :]
+        except tomllib.TOMLDecodeError:  # the character is a part of the value
+            pass
+        place = line.find("#", place + 1)
+    return line[len(line.rstrip("\r\n")) :]
 
 
 def _header(line: str) -> Keys | None:

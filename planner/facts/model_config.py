@@ -19,10 +19,12 @@ TIED_UNLESS_SAID = True
 LEARNED_POSITIONS = {"opt": 2, "gpt2": 0, "gpt_bigcode": 0}
 """Model types with a learned table of positions, and how many rows it has beyond the context."""
 
+MAX_STORED_BITS = 32
+
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """The shape that a config.json describes. Raises PlanError, which names what is missing or not modelled."""
-    config = config.get("text_config") or config
+    config = _object(config, name, "text_config") or config
     if config.get("kv_lora_rank"):
         raise PlanError(f"{name}: multi-head latent attention (kv_lora_rank) is not modelled; give a shape without it")
     hidden = _number(config, name, "hidden_size", "n_embd", "d_model")
@@ -31,23 +33,29 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     kind = str(config.get("model_type", ""))
     ffn = _optional(config, "moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     experts = _optional(config, "num_local_experts", "num_experts", "n_routed_experts") or 1
+    kv_heads = _kv_heads(config, name) or heads
+    chosen = _optional(config, "num_experts_per_tok") or 1 if experts > 1 else 1
+    if hidden < heads or heads % kv_heads:
+        raise PlanError(f"{name}: {heads} heads and {kv_heads} of keys cannot share a hidden size of {hidden}")
+    if chosen > experts:
+        raise PlanError(f"{name}: a token cannot have {chosen} of {experts} experts (num_experts_per_tok)")
     return ModelShape(
         name=name,
         source="its config.json",
         layers=_number(config, name, "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=_kv_heads(config) or heads,
+        kv_heads=kv_heads,
         head_dim=_optional(config, "head_dim") or hidden // heads,
-        ffn=ffn or int(config.get("expansion_ratio") or 4) * hidden,
+        ffn=ffn or (_optional(config, "expansion_ratio") or 4) * hidden,
         ffn_matrices=3 if _is_gated(config, kind) else 2,
         vocab=_number(config, name, "vocab_size"),
         tied=bool(config.get("tie_word_embeddings", TIED_UNLESS_SAID)),
         positions=context + LEARNED_POSITIONS[kind] if kind in LEARNED_POSITIONS else 0,
         experts=experts,
-        experts_per_token=_optional(config, "num_experts_per_tok") or 1 if experts > 1 else 1,
+        experts_per_token=chosen,
         context=context,
-        stored_bits=_stored_bits(config),
+        stored_bits=_stored_bits(config, name),
     )
 
 
@@ -89,10 +97,18 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, int], vocab: in
     return msgspec.structs.replace(shape, stored_bits=8 * sum(tensors.values()) / shape.weights)
 
 
-def _kv_heads(config: Mapping[str, Any]) -> int | None:
+def _object(config: Mapping[str, Any], name: str, key: str) -> Mapping[str, Any]:
+    """A part of a config.json, empty if it is not there. Raises PlanError."""
+    found = config.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise PlanError(f"{name}: {key!r} is no object")
+    return found
+
+
+def _kv_heads(config: Mapping[str, Any], name: str) -> int | None:
     if config.get("multi_query"):
         return 1
-    inner = config.get("attn_config") or {}
+    inner = _object(config, name, "attn_config")
     return _optional(config, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or _optional(inner, "kv_n_heads")
 
 
@@ -100,10 +116,12 @@ def _is_gated(config: Mapping[str, Any], kind: str) -> bool:
     return kind in GATED_TYPES or str(config.get("hidden_act") or config.get("activation_function")).lower() in GATED
 
 
-def _stored_bits(config: Mapping[str, Any]) -> float:
-    quantised = config.get("quantization_config") or {}
-    if quantised.get("bits"):
-        return float(quantised["bits"])
+def _stored_bits(config: Mapping[str, Any], name: str) -> float:
+    quantised = _object(config, name, "quantization_config")
+    if bits := quantised.get("bits"):
+        if not isinstance(bits, int | float) or not 0 < bits <= MAX_STORED_BITS:
+            raise PlanError(f"{name}: {bits!r} bits of a weight (quantization_config)")
+        return float(bits)
     return 8.0 if "fp8" in str(quantised.get("quant_method", "")).lower() else 16.0
 
 

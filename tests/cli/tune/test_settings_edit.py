@@ -23,7 +23,10 @@ SLOTS: Keys = ("models", "m", "options", "slots")
         ("", "[models.m.options]\nslots = 48\n"),
         ("# mine\n[api]\nport = 1\n", "# mine\n[api]\nport = 1\n\n[models.m.options]\nslots = 48\n"),
         ('[models.m]\nengine = "sim"\n', '[models.m]\noptions.slots = 48\nengine = "sim"\n'),
-        ("[models.m]\noptions.slots = 8  # few\n[api]\n", "[models.m]\noptions.slots = 48\n[api]\n"),
+        ("[models.m]\noptions.slots = 8  # few\n[api]\n", "[models.m]\noptions.slots = 48  # few\n[api]\n"),
+        ('[models.m]\noptions.slots = "8 # 9"# was "7" # or\n', '[models.m]\noptions.slots = 48# was "7" # or\n'),
+        ("# a\r\n[models.m]\r\nx = 1\r\n", "# a\r\n[models.m]\r\noptions.slots = 48\r\nx = 1\r\n"),
+        ("[models.m]\r\noptions.slots = 8 # b\r\n", "[models.m]\r\noptions.slots = 48 # b\r\n"),
         ("[models.m.options]\nslots = 8\n", "[models.m.options]\nslots = 48\n"),
         ("[models]\nm.options.slots = 8\n", "[models]\nm.options.slots = 48\n"),
         ('[models."m"]\nx = """\n[models.m]\noptions.slots = 8\n"""', None),
@@ -109,3 +112,31 @@ def test_what_cannot_be_written_is_known_before_anything_is_measured(tmp_path: P
         check_applicable(tmp_path, "m", "big")
     with pytest.raises(Problem, match="cannot be written"):
         check_applicable(tmp_path / "nowhere", "smollm2-135m-instruct", None)
+
+
+def test_a_file_keeps_its_link_its_mode_and_the_ends_of_its_lines(tmp_path: Path) -> None:
+    real = tmp_path / "real.toml"
+    real.write_bytes(b'# mine\r\n[models.m]\r\nengine = "sim" # a simulation\r\n')
+    real.chmod(0o640)
+    folder = tmp_path / "instance"
+    folder.mkdir()
+    (folder / "penstock.toml").symlink_to(real)
+    apply_settings(folder, "m", WANTED, CURVE, None)
+    assert (folder / "penstock.toml").is_symlink() and real.stat().st_mode & 0o777 == 0o640
+    written = real.read_bytes()
+    assert written.startswith(b"# mine\r\n[models.m]\r\n") and written.endswith(b'engine = "sim" # a simulation\r\n')
+    assert b"options.slots = 48\r\n" in written and b"\n" not in written.replace(b"\r\n", b"")
+
+
+def test_a_file_that_cannot_be_read_or_written_says_so_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_bytes(b'# \xff\n[models.m]\nengine = "sim"\n')
+    with pytest.raises(ConfigError, match="UTF-8"):
+        check_applicable(tmp_path, "m", None)
+    file.write_text('[models.m]\nengine = "sim"\n')
+    monkeypatch.setattr("os.access", lambda path, mode: path != file)
+    with pytest.raises(Problem) as caught:
+        check_applicable(tmp_path, "m", None)
+    assert "cannot be written" in caught.value.message

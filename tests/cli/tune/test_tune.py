@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ class CurveServer:
         self.owner, self.refuses = "penstock", ""
         self.most = 1 << 20
         """Requests after which it refuses all."""
+        self.dies_after, self.hangs = 1 << 20, False
+        """Requests after which it no longer answers: it closes, or it keeps silent."""
         self.closes = False
         """Whether it closes a connection after each answer, without saying so, as llama-server does."""
         self.bodies: list[dict[str, Any]] = []
@@ -89,6 +92,9 @@ class CurveServer:
 
     async def _answer(self, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         self.bodies.append(body)
+        if len(self.bodies) > self.dies_after:
+            await asyncio.sleep(3600 if self.hangs else 0)
+            raise ConnectionError
         if self.refuses in (*body, "all") or len(self.bodies) > self.most:
             await self._whole(writer, {"error": "no"}, "400 Bad Request")
             return
@@ -264,6 +270,27 @@ def test_it_measures_nothing_for_a_file_it_could_not_write(
     Path("penstock.toml").write_text('[models.other]\nengine = "sim"\n')
     assert main(["tune", "frontier", "--url", server.url, "--apply"]) == 1
     assert "does not configure the model 'm'" in capsys.readouterr().err and not server.bodies
+
+
+def test_a_server_that_dies_or_hangs_ends_it_within_the_budget(
+    capsys: pytest.CaptureFixture[str], server: CurveServer
+) -> None:
+    """What it answered before counts, if that is two concurrencies."""
+    server.dies_after, server.hangs = 6 + 8 + 16, True
+    began = time.monotonic()
+    found = tuned(capsys, server, "--requests", "16", "--max", "8", "--budget", "2")
+    assert [point["concurrency"] for point in found["points"]] == [1, 2] and time.monotonic() - began < 60
+
+
+def test_a_shape_without_apply_is_refused(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+    assert main(["tune", "frontier", "--url", server.url, "--shape", "big"]) == 2
+    assert "give both, or neither" in capsys.readouterr().err and not server.bodies
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999/v1", "http://[::1/v1", "http:///v1", ""])
+def test_an_url_that_is_none(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert main(["tune", "frontier", "--url", url]) == 2
+    assert "is no base URL" in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,3 +120,25 @@ def test_a_gguf_gives_the_shape_of_the_catalogue() -> None:
 def test_a_gguf_without_a_number_names_it() -> None:
     with pytest.raises(PlanError, match=r"llama\.block_count"):
         from_gguf({**GGUF, "llama.block_count": 0}, {}, 49152, "mine")
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"text_config": 5}, "'text_config' is no object"),
+        ({"quantization_config": "int4"}, "'quantization_config' is no object"),
+        ({"quantization_config": {"bits": "four"}}, "'four' bits of a weight"),
+        ({"quantization_config": {"bits": -4}}, "-4 bits of a weight"),
+        ({"attn_config": []}, None),
+        ({"attn_config": [1]}, "'attn_config' is no object"),
+        ({"hidden_size": 16}, "cannot share a hidden size of 16"),
+        ({"num_key_value_heads": 5}, "32 heads and 5 of keys"),
+        ({"num_local_experts": 2, "num_experts_per_tok": 3}, "3 of 2 experts"),
+    ],
+)
+def test_a_config_that_makes_no_sense(changed: dict[str, Any], says: str | None) -> None:
+    if says is None:
+        assert from_config({**LLAMA, **changed}, "mine").layers == 32
+        return
+    with pytest.raises(PlanError, match=f"mine: .*{says}"):
+        from_config({**LLAMA, **changed}, "mine")
