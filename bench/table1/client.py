@@ -141,7 +141,7 @@ class TargetServer:
             return str(next(self.get([f"{self.path}/models"]))["data"][0]["id"])
         except (LookupError, TypeError):
             where = f"{self.host}:{self.port}{self.path}/models"
-            raise NotAServer(f"{where} lists no models: name one with --model, or another base URL") from None
+            raise NotAServer(f"{where} is no list of models: name one with --model, or another base URL") from None
 
     def get(self, paths: Iterable[str]) -> Iterator[dict[str, Any]]:
         """The JSON answers, one after the other, over one connection. Raises NotAServer, OSError."""

@@ -100,7 +100,7 @@ def test_records_are_a_trace_of_a_plan(name: str, tmp_path: Path, capsys: pytest
         ("all", "--since yesterday", "'yesterday' is no time"),
         ("all", "--since 1h", "has no record of a request since 1h"),
         ("all", "--scale 0", "--scale 0: above 0"),
-        ("all", "--scale nan", "--scale nan: above 0"),
+        ("all", "--scale nan", "--scale nan: it is no number"),
         ("all", "--step-tokens 0", "a step computes at least 1"),
     ],
 )
