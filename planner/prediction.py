@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from random import Random
 
 from planner.calibration import MIN_REQUESTS, EngineFit, ServedLimits, ServedText, fitted
@@ -43,13 +43,13 @@ def predicted_clients(fit: EngineFit, clients: int, lengths: Sequence[tuple[int,
     tokens in turn."""
     engine, now_s = ModelEngine(fit.shape), 0.0
     todo = iter([ModelText(prompt, answer, answer) for prompt, answer in lengths])
-    coming: list[tuple[float, int, ModelText]] = []
+    numbers, coming = count(), list[tuple[float, int, ModelText]]()
     done: list[ModelText] = []
 
     def ask(at_s: float) -> None:
         if (text := next(todo, None)) is not None:
             text.arrived_s = at_s
-            heapq.heappush(coming, (at_s, id(text), text))
+            heapq.heappush(coming, (at_s, next(numbers), text))
 
     for _ in range(clients):
         ask(0.0)

@@ -21,7 +21,7 @@ from cli.progress import ProgressLine
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
 from planner.load import KvReads, Precision, RequestLengths
-from planner.workload import Workload
+from planner.workload import Workload, mix_of, workloads
 from planner.workload import workload as workload_named
 
 Rows: TypeAlias = Sequence[Sequence[str]]
@@ -151,6 +151,12 @@ def workload_of(prompt: int | None, answer: int | None, name: str | None) -> Wor
         return Workload("", "--in and --out", lengths)
     if prompt is not None or answer is not None:
         raise PlanError("--workload and --in or --out both say lengths: leave one out")
+    from cli.plan.records import is_records, records_in, rows_of  # noqa: PLC0415 - most plans read none
+
+    path = Path(name)
+    if name.lower() not in workloads() and path.exists() and is_records(path):
+        rows, _ = rows_of(records_in(path).requests)
+        return Workload(path.name, f"the records {path}", mix_of(((row.prompt, row.answer) for row in rows), name))
     return workload_named(name)
 
 

@@ -74,6 +74,21 @@ def test_a_request_of_several_choices_is_several_texts(tmp_path: Path, capsys: p
     assert json.loads(capsys.readouterr().out)["texts"] == 800
 
 
+def test_records_are_the_lengths_of_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The means of what was asked, and the longest must fit."""
+    texts = served_texts()[:60]
+    folder = recorded(tmp_path / "r", texts)
+    assert (
+        main(["plan", "memory", "--model", "llama-3.1-8b", "--gpu", "h200", "--workload", f"{folder}", "--json"]) == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert found["in"] == round(sum(text.prompt for text in texts) / 60)
+    assert found["out"] == round(sum(text.answer for text in texts) / 60)
+    (tmp_path / "empty").mkdir()
+    line = ["plan", "memory", "--model", "opt-13b", "--gpu", "h200", "--workload", f"{tmp_path / 'empty'}"]
+    assert main(line) == 2 and "has no record of a request" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["20251124T000000.000-worker-1.jsonl", "kept.jsonl", ""])
 def test_records_are_a_trace_of_a_plan(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder, or one file whatever its name."""
