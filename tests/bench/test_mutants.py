@@ -49,6 +49,7 @@ def test_a_line_of_a_script_is_changed_in_one_place(line: str, expected: list[st
     assert [new for _, _, new in lua.changes(line + "\n")] == expected
 
 
+@pytest.mark.slow
 def test_mutants_of_scripts_are_drawn_alike_by_a_seed_and_can_be_loaded(redis_url: str) -> None:
     with Redis.from_url(redis_url) as server:
         drawn = lua.draw(server, SOURCE, 1, 5)

@@ -32,6 +32,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.slow
 def test_curves_are_written_in_both_forms(tmp_path: Path) -> None:
     series = {"ours": [(1, 10.0), (64, 12.0)], "theirs": [(1, 20.0), (64, None)]}
     x, y = Axis(title="concurrent requests", log=True), Axis(title="CPU per token, µs", log=True)
@@ -49,6 +50,7 @@ def test_stacked_bars_are_written_in_both_forms(tmp_path: Path) -> None:
     assert [path.suffix for path in files] == [".png", ".svg"] and all(path.stat().st_size > 1000 for path in files)
 
 
+@pytest.mark.slow
 def test_curves_of_many_points_may_go_without_marks(tmp_path: Path) -> None:
     series = {"ours": [(at, at % 5) for at in range(50)], "theirs": [(at, 2) for at in range(50)]}
     x, y = Axis(title="hours"), Axis(title="workers")

@@ -89,6 +89,7 @@ def test_tests_that_speak_of_the_change_come_first_and_then_the_quickest() -> No
     assert within(["a"], seconds, 1.0) == ["a"] and within([], seconds, 1.0) == []
 
 
+@pytest.mark.slow
 def test_the_words_of_a_test_are_those_of_its_body_its_parameters_and_its_file() -> None:
     said = said_by(SOURCE)["tests/bench/test_reach.py::test_the_lines_that_run_a_script_are_found"]
     assert {"bench", "reach", "claim", "callers"} <= said and "likeliest" not in said

@@ -97,6 +97,7 @@ def with_command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(folder)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

@@ -58,6 +58,7 @@ def test_a_window_is_reported_in_80_columns(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_json_has_all_figures(tmp_path: Path) -> None:
     recorded(tmp_path / "records")
     done = penstock(tmp_path, "report", "--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00", "--json")
@@ -72,11 +73,13 @@ def test_an_empty_window_says_so(tmp_path: Path) -> None:
     assert done.returncode == 0 and "no request ended in this window" in done.stderr
 
 
+@pytest.mark.slow
 def test_no_records_is_an_error_with_its_cause(tmp_path: Path) -> None:
     done = penstock(tmp_path, "report")
     assert done.returncode == 1 and "nothing has run here yet" in done.stderr
 
 
+@pytest.mark.slow
 def test_two_folders_are_compared(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     before, after = recorded(tmp_path / "before"), recorded(tmp_path / "after", slow=5.0)
@@ -129,6 +132,7 @@ def test_numbers_are_short() -> None:
     assert [three(each) for each in (0.1234, 12.34, 123.4, 12_345.0)] == ["0.12", "12.3", "123", "12,345"]
 
 
+@pytest.mark.slow
 def test_the_export_says_what_it_needs(tmp_path: Path) -> None:
     """Or writes every row, where pyarrow is installed."""
     recorded(tmp_path / "records")

@@ -65,6 +65,7 @@ def test_stricter_objectives_never_serve_more() -> None:
     assert rates[-1] <= 1.1 * full_rate(TWO, ServingSetup(ONE))
 
 
+@pytest.mark.slow
 def test_objectives_judged_one_by_one_promise_more() -> None:
     """DistServe's search accepts a rate where each is kept by nine of ten, and both by fewer."""
     tight = replace(TWO, slo=LatencySlo(0.25, 0.032))

@@ -32,6 +32,7 @@ def test_the_analytic_knee_is_where_doubling_gains_the_share() -> None:
     assert gain == pytest.approx(GAIN)
 
 
+@pytest.mark.slow
 def test_a_hundred_exact_curves() -> None:
     for seed in range(100):
         t_mem, t_comp, wanted = curve(Random(seed))

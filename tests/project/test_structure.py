@@ -48,6 +48,7 @@ def test_no_file_is_long() -> None:
     assert long_files(ROOT, *PRODUCT) == []
 
 
+@pytest.mark.slow
 def test_no_function_is_long() -> None:
     found = {path: long_functions(parsed(path)) for path in sources(*PRODUCT, "bench")}
     assert len(found) > 300 and {str(path): functions for path, functions in found.items() if functions} == {}
@@ -62,6 +63,7 @@ def test_what_is_one_line_too_long_is_found(tmp_path: Path, longer: int) -> None
     assert len(long_functions(ast.parse(f"class A:\n  async def f():\n{body}"))) == longer
 
 
+@pytest.mark.slow
 def test_no_two_classes_have_one_name() -> None:
     """A reader who meets a name knows what it means, wherever it is."""
     found: defaultdict[str, list[str]] = defaultdict(list)

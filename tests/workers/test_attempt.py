@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -78,6 +79,7 @@ def attempt_with(
     return attempt
 
 
+@pytest.mark.slow
 @given(histories(), st.lists(pieces, max_size=20))
 def test_the_record_holds_what_was_logged_before_and_what_was_given_out(
     history: list[Delta], given_out: list[Piece]

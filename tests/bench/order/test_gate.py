@@ -11,6 +11,7 @@ from bench.order.gate import ALWAYS, GATE, GREEDY, NEVER, GateSize, goals, row_o
 from bench.report import load
 
 
+@pytest.mark.slow
 def test_a_quick_run_shows_every_rule_and_judges_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--part", "gate", "--quick", "--jobs", "1", "--out", str(tmp_path)]) == 0
     assert "Past-Future gate" in capsys.readouterr().out
@@ -19,6 +20,7 @@ def test_a_quick_run_shows_every_rule_and_judges_nothing(tmp_path: Path, capsys:
     assert {row["evictions"] for row in found.rows if row["rule"] == NEVER} == {0}
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_itself() -> None:
     few = GateSize(texts=40)
     assert row_of("doubling", 5, GATE, few) == row_of("doubling", 5, GATE, few)

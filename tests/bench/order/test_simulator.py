@@ -32,6 +32,7 @@ def test_every_text_ends_once_or_is_given_up_at_its_deadline(name: str) -> None:
             assert text.arrived_s <= text.begun_s < text.first_s <= text.ended_s
 
 
+@pytest.mark.slow
 def test_the_same_texts_give_the_same_records() -> None:
     first, second = made(6.0, 3, 60.0), made(6.0, 3, 60.0)
     for texts in (first, second):

@@ -171,6 +171,7 @@ def test_search_says_which_plans_are_cheap_and_quick(capsys: pytest.CaptureFixtu
     assert main(["plan", *line.split(), "--price", "0"]) == 2
 
 
+@pytest.mark.slow
 def test_search(capsys: pytest.CaptureFixture[str]) -> None:
     line = "search --model opt-13b --gpu a100-80gb --gpus 2 --rate 2"
     found = asked(capsys, line)

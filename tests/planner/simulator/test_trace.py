@@ -67,6 +67,7 @@ def test_the_rate_follows_the_day_and_its_bursts() -> None:
     assert strength == pytest.approx([1, 3, 4, 2, 1])
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_day() -> None:
     def day(seed: int) -> list[TraceRow]:
         crowds = bursts(random.Random(seed), 3600, every_s=600, factor=(1.5, 3))

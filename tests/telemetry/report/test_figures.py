@@ -134,6 +134,7 @@ def test_counts_tokens_and_percentiles_equal_the_raw_lines(found: list[bytes]) -
             assert abs(known.mean - float(sum(values) / len(values))) <= 1e-6 * max(1.0, known.mean)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(lines())
 def test_parts_sum_to_the_end_to_end_time(found: list[bytes]) -> None:
