@@ -49,6 +49,23 @@ class Telemetry:
     def trace(self) -> Tracing:
         """Start recording spans, if a collector is set."""
         with needed_to_start(MissingExporterError):
-            tracing = Tracing.start(f"penstock-{self._role}", self._settings.otlp_endpoint, self._settings.trace_ratio)
+            tracing = start_tracing(f"penstock-{self._role}", self._settings.otlp_endpoint, self._settings.trace_ratio)
         self._launch.on_exit.callback(tracing.close)
         return tracing
+
+
+def start_tracing(service: str, endpoint: str, ratio: float = 1.0) -> Tracing:
+    """Make the tracing of one process.
+
+    Args:
+        endpoint: base URL of an OTLP/HTTP collector, or "" to record and send nothing. The standard
+            OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_* and OTEL_RESOURCE_ATTRIBUTES apply.
+        ratio: share of the traces that begin here which are recorded, 0 to 1.
+
+    Raises MissingExporterError.
+    """
+    if not endpoint:
+        return Tracing()
+    from telemetry.recorded_spans import RecordedTracing  # noqa: PLC0415 - most processes record nothing
+
+    return RecordedTracing(service, endpoint, ratio)

@@ -1,6 +1,6 @@
 """Recorded spans: the spans of sampled traces, which a thread of OpenTelemetry's SDK sends to a collector in batches.
 
-`Tracing.start` imports this where a collector is configured, and nothing else does: the SDK takes 60 ms to import. A
+`start_tracing` imports this where a collector is configured, and nothing else does: the SDK takes 60 ms to import. A
 trace is sampled as a whole, where it enters the deployment; its context carries the decision to every other process.
 """
 

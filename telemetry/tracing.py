@@ -114,27 +114,10 @@ class Active:
 
 
 class Tracing:
-    """Creates spans that record nothing. `start` creates one instance per process."""
+    """Creates spans that record nothing; `start_tracing` (telemetry/process.py) makes the one instance of a process."""
 
     recording = False
     """Whether spans can reach a collector."""
-
-    @staticmethod
-    def start(service: str, endpoint: str, ratio: float = 1.0) -> Tracing:
-        """Create the tracing of this process.
-
-        Args:
-            endpoint: base URL of an OTLP/HTTP collector, or "" to record and send nothing. The standard
-                OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_* and OTEL_RESOURCE_ATTRIBUTES apply.
-            ratio: share of the traces that begin here which are recorded, 0 to 1.
-
-        Raises MissingExporterError.
-        """
-        if not endpoint:
-            return Tracing()
-        from telemetry.recorded_spans import RecordedTracing  # noqa: PLC0415 - most processes record nothing
-
-        return RecordedTracing(service, endpoint, ratio)
 
     def enter(
         self,

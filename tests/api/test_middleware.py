@@ -19,7 +19,7 @@ from api.app import _bug
 from api.auth.keys import LOCAL_CALLER
 from api.middleware import Observed
 from api.services import Services
-from telemetry.tracing import Tracing
+from telemetry.process import start_tracing
 
 TRACE = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 
@@ -47,7 +47,7 @@ async def answered(exchange: Exchange) -> dict[str, Any]:
         del found["server_send"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    services = cast(Services, SimpleNamespace(tracing=Tracing.start("api", ""), metrics=Mock()))
+    services = cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock()))
     await Observed(app, services)(exchange.scope, exchange.receive, exchange.send)
     return found
 
@@ -98,7 +98,7 @@ async def test_a_request_is_told_by_its_route_and_status(path: str, route: str, 
 @pytest.mark.parametrize("started", [False, True])
 async def test_a_request_that_a_drain_cuts_off_is_told_so(started: bool) -> None:
     """With a complete answer, unless one has begun: that connection is closed."""
-    services, exchange = SimpleNamespace(tracing=Tracing.start("api", ""), metrics=Mock()), Exchange([])
+    services, exchange = SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock()), Exchange([])
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         if started:
@@ -147,7 +147,7 @@ async def test_a_request_leaves_one_line_without_what_its_client_wrote(caplog: p
     """The route of the table instead of the path; of a path without one, the words that routes have. No
     probe is logged, and a client's own id is searched for secrets."""
     given = [(b"x-request-id", b"sk-ant-api03-" + b"a" * 40), (b"authorization", b"Bearer sk-secret")]
-    services = cast(Services, SimpleNamespace(tracing=Tracing.start("api", ""), metrics=Mock()))
+    services = cast(Services, SimpleNamespace(tracing=start_tracing("api", ""), metrics=Mock()))
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"].startswith("/v1/jobs/"):

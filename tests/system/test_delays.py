@@ -28,10 +28,10 @@ from streaming.redis.settings import RedisSettings
 from telemetry.conventions import FIRST_SENT
 from telemetry.latency import EGRESS_FIRST
 from telemetry.metrics import Metrics
+from telemetry.process import start_tracing
 from telemetry.records.settings import RecordSettings
 from telemetry.records.writer import RecordWriter
 from telemetry.report.report import Scope, report_of
-from telemetry.tracing import Tracing
 from workers.record import Recorder
 from workers.request_records import RequestRecords
 
@@ -148,7 +148,7 @@ def seen(tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) 
         writer = RecordWriter(RecordSettings(dir=str(records)), "worker")
         writer.start()
         closing.callback(writer.close)
-        tracing = Tracing.start("worker", collector.url)
+        tracing = start_tracing("worker", collector.url)
         closing.callback(tracing.close)
         kept = RequestRecords("sim", writer, "worker-1")
         recorder = Recorder("sim", Metrics.start("", "worker"), tracing, records=kept, worker="worker-1")

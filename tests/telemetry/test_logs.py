@@ -17,8 +17,8 @@ import httpx2
 import pytest
 
 from telemetry.logs import EventLog, JsonLines, setup
+from telemetry.process import start_tracing
 from telemetry.redaction import HIDDEN, clean, redact
-from telemetry.tracing import Tracing
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_setup_twice_writes_once(lines: io.StringIO) -> None:
 
 def test_a_span_gives_its_ids_to_the_lines_within(lines: io.StringIO) -> None:
     """Inside `active` a line carries the trace, outside it does not."""
-    span = Tracing.start("api", "").span("chat")
+    span = start_tracing("api", "").span("chat")
     with span.active():
         logging.getLogger("x").info("inside")
     logging.getLogger("x").info("outside")

@@ -20,8 +20,8 @@ from otlp_collector import Collector, attributes_of, collector
 
 from streaming.events.settings import WebhookSettings
 from streaming.ids import new_deployment_id, new_file_id, new_job_id
+from telemetry.process import start_tracing
 from telemetry.redaction import HIDDEN, clean, redact
-from telemetry.tracing import Tracing
 
 pytestmark = pytest.mark.slow
 
@@ -307,7 +307,7 @@ def test_no_text_is_slow_to_redact(make: Callable[[int], str]) -> None:
 
 def test_spans_are_redacted(collector: Collector) -> None:
     """Attributes, the status and the exception with its traceback."""
-    tracing = Tracing.start("api", collector.url)
+    tracing = start_tracing("api", collector.url)
     secret = SHAPES[0]
     span = tracing.enter("work", attributes={"at.start": secret, "password": "hunter2-0x", "said": f"token={secret}"})
     try:

@@ -16,8 +16,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from otlp_collector import Collector, attributes_of, collector
 
 from telemetry import conventions, recorded_spans, tracing
+from telemetry.process import start_tracing
 from telemetry.settings import TelemetrySettings
-from telemetry.tracing import Tracing, current, extract
+from telemetry.tracing import current, extract
 
 __all__ = ["collector"]  # a fixture
 
@@ -28,7 +29,7 @@ INCOMING = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
 
 def test_one_trace_crosses_the_queue(collector: Collector) -> None:
     """Two processes' spans, joined only by the dict a job carries, are one trace with the right parents and times."""
-    api, worker = Tracing.start("api", collector.url), Tracing.start("worker", collector.url + "/")
+    api, worker = start_tracing("api", collector.url), start_tracing("worker", collector.url + "/")
     accepted, claimed = 1_763_689_596_000_000_000, 1_763_689_597_500_000_000
 
     door = api.enter("chat", extract(INCOMING), "server", {conventions.REQUEST_MODEL: "m"})
@@ -61,7 +62,7 @@ def test_one_trace_crosses_the_queue(collector: Collector) -> None:
 
 def test_a_failure_is_told_and_an_end_counts_once(collector: Collector) -> None:
     """Status and message of the first end stay; an exception is recorded as one."""
-    tracer = Tracing.start("worker", collector.url)
+    tracer = start_tracing("worker", collector.url)
     span = tracer.enter("generate")
     span.end(error="worker_lost")
     span.end(error="never seen", attributes={"late": True})
@@ -79,7 +80,7 @@ def test_the_ratio_decides_and_not_the_caller(collector: Collector, flags: str) 
     caller's trace id stays, and every span below follows the decision."""
     incoming = {"traceparent": f"00-{TRACE}-{PARENT}-{flags}", "tracestate": "vendor=1"}
     for ratio, sampled in ((1.0, "01"), (0.0, "00")):
-        tracer = Tracing.start("api", collector.url, ratio)
+        tracer = start_tracing("api", collector.url, ratio)
         span = tracer.enter("chat", incoming)
         assert re.fullmatch(rf"00-{TRACE}-[0-9a-f]{{16}}-{sampled}", span.carrier()["traceparent"])
         assert span.span_id != PARENT and span.carrier()["tracestate"] == "vendor=1"
@@ -97,7 +98,7 @@ def test_the_ratio_decides_and_not_the_caller(collector: Collector, flags: str) 
 
 def test_a_share_of_the_traces_is_recorded_whatever_ids_clients_choose(collector: Collector) -> None:
     """A client that sends one trace id again and again is sampled like any other."""
-    tracer = Tracing.start("api", collector.url, 0.5)
+    tracer = start_tracing("api", collector.url, 0.5)
     recorded = sum(tracer.enter("chat", INCOMING).recorded for _ in range(400))
     tracer.close()
     assert 100 < recorded < 300  # a fair coin leaves these bounds once in 10^23 runs
@@ -105,7 +106,7 @@ def test_a_share_of_the_traces_is_recorded_whatever_ids_clients_choose(collector
 
 def test_a_span_has_the_id_and_the_links_that_it_is_given(collector: Collector) -> None:
     """The id follows from the trace and from names alone, so another process finds it; the next span has its own."""
-    tracer = Tracing.start("worker", collector.url)
+    tracer = start_tracing("worker", collector.url)
     root = tracer.enter("chat")
     own = tracing.derived_id(root.carrier(), "job", 7)
     assert own == tracing.derived_id({"traceparent": root.carrier()["traceparent"]}, "job", "7") != root.span_id
@@ -131,8 +132,8 @@ def test_without_a_collector_nothing_is_imported_or_sent() -> None:
     code = """
 import socket, sys
 socket.socket.connect = lambda *_: sys.exit("connected")
-from telemetry.tracing import Tracing
-tracer = Tracing.start("api", "")
+from telemetry.process import start_tracing
+tracer = start_tracing("api", "")
 door = tracer.span("chat")
 queue = tracer.span("queue", door.carrier())
 queue.end(), door.end(), tracer.close()
@@ -145,7 +146,7 @@ print(door.trace_id == queue.trace_id, [name for name in sys.modules if name.sta
 
 def test_without_a_collector_every_request_still_has_an_id() -> None:
     """A new trace is unsampled and unlike the last one; a caller's trace is passed on unchanged."""
-    off = Tracing.start("api", "")
+    off = start_tracing("api", "")
     first, second = off.span("chat"), off.span("chat")
     assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-00", first.carrier()["traceparent"])
     assert first.trace_id != second.trace_id
@@ -185,7 +186,7 @@ def test_a_later_version_and_an_odd_tracestate() -> None:
 
 def test_the_active_span_is_the_innermost() -> None:
     """`active` nests and puts back what was before."""
-    off = Tracing.start("api", "")
+    off = start_tracing("api", "")
     outer, inner = off.span("a"), off.span("b")
     with outer.active(), inner.active() as span:
         assert current() is inner is span
@@ -197,7 +198,7 @@ def test_a_collector_that_hangs_does_not_hold_up_the_end(collector: Collector, m
     monkeypatch.setattr(recorded_spans, "CLOSE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(recorded_spans, "EXPORT_TIMEOUT_S", 60)
     collector.answers.clear()
-    tracer = Tracing.start("api", collector.url)
+    tracer = start_tracing("api", collector.url)
     tracer.enter("chat").end()
     began = time.monotonic()
     tracer.close()
@@ -209,7 +210,7 @@ def test_a_missing_exporter_names_the_command(monkeypatch: pytest.MonkeyPatch) -
     """Without the optional package the error says what to install."""
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(tracing.MissingExporterError, match=re.escape("pip install 'penstock[otlp]'")):
-        Tracing.start("api", "http://127.0.0.1:4318")
+        start_tracing("api", "http://127.0.0.1:4318")
 
 
 def test_an_endpoint_without_a_scheme_is_refused() -> None:

@@ -16,6 +16,7 @@ from streaming.jobs.job import Chat, Job, JobState, PastAttempt
 from streaming.jobs.lease import PREEMPTED, Claim
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
+from telemetry.process import start_tracing
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt
 from workers.attempt_traces import AttemptTraces
@@ -36,7 +37,7 @@ JOB = Job(
 
 @pytest.fixture
 def tracing(collector: Collector) -> Iterator[Tracing]:
-    tracing = Tracing.start("worker", collector.url)
+    tracing = start_tracing("worker", collector.url)
     yield tracing
     tracing.close()
 

@@ -26,7 +26,7 @@ from api.openai import errors
 from api.routes import RULES
 from api.services import Services
 from api.settings import ApiSettings, KeySettings
-from telemetry.tracing import Tracing
+from telemetry.process import start_tracing
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ async def ask(
         sent.append(message)
 
     services = SimpleNamespace(
-        settings=settings or ApiSettings(), keyring=ring, metrics=Mock(), tracing=Tracing.start("api", ""),
+        settings=settings or ApiSettings(), keyring=ring, metrics=Mock(), tracing=start_tracing("api", ""),
         records=Mock(), name="api-1",
     )  # fmt: skip
     raw = {"host": "127.0.0.1:8000", **{name.lower(): value for name, value in (headers or {}).items()}}

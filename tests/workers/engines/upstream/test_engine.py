@@ -22,7 +22,7 @@ from runtime.config import ConfigError
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.priority import Priority
-from telemetry.tracing import Tracing
+from telemetry.process import start_tracing
 from workers.engines.upstream.http.connection import MAX_REPLY_BYTES
 from workers.engines.upstream.http.sse import MAX_LINE_BYTES
 from workers.engines.upstream.reply.generation import MAX_EXCESS_TOKENS
@@ -662,7 +662,7 @@ async def test_text_without_tokens_is_bounded(text: str) -> None:
 async def test_each_call_is_a_span_and_carries_it_on(collector: Collector) -> None:
     """One for each request to a server, under the attempt's; a server that fails has one that says so. Nothing that the
     server said is in a span, and no tracestate leaves the deployment."""
-    tracing = Tracing.start("worker", collector.url)
+    tracing = start_tracing("worker", collector.url)
     attempt = tracing.enter("chat m", {"traceparent": "00-" + "4b" * 16 + "-" + "f0" * 8 + "-01", "tracestate": "a=b"})
     words = json.dumps({"error": {"message": "words of the server"}}).encode()
     fake = FakeUpstream("vllm", [Fault(status=500, body=words)])

@@ -15,7 +15,7 @@ from otlp_collector import Collector, attributes_of, collector
 from upstream_bench import HELLO, Answer, bench
 
 from penstock.engine import Request, Sampling, Task
-from telemetry.tracing import Tracing
+from telemetry.process import start_tracing
 from workers.engines.upstream.engine import MAX_BREAKS
 from workers.engines.upstream.server.card import card_of, lacking
 from workers.engines.upstream.server.kinds import ServerFacts
@@ -227,7 +227,7 @@ async def test_a_card_says_whether_a_server_tells_token_ids(kind: str, can: bool
 
 async def test_each_call_is_a_span_and_carries_it_on(collector: Collector) -> None:
     """As for a text: one for each try, under the attempt's, named after the task."""
-    tracing = Tracing.start("worker", collector.url)
+    tracing = start_tracing("worker", collector.url)
     attempt = tracing.enter("embeddings m", {"traceparent": "00-" + "4b" * 16 + "-" + "f0" * 8 + "-01"})
     upstream = fake("vllm", Fault(status=500))
     async with bench(upstream) as desk:
