@@ -29,8 +29,8 @@ PRECISION = 0.1
 """Relative width at which the bisection ends; single rates are noisy."""
 
 
-class OutOfTime(Exception):
-    """Raised to end a search whose budget is over."""
+class SearchEnded(Exception):
+    """Raised to end a search before its end, with the reason in words."""
 
 
 @plan_command("goodput")
@@ -49,6 +49,7 @@ def goodput(
     server = server_at(url, model)
     source, until = LoadSource(server, lengths, timeout_s=budget), time.monotonic() + budget
     run(source.probe(1))
+    alone_s = run(source.probe(1))
     closed = run(source.level(SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2))))
     check(closed)
     note(f"{CLIENTS} at once are answered at {three(closed.requests_s)} requests/s; about "
@@ -58,21 +59,29 @@ def goodput(
 
     def holds(rate: float) -> bool:
         if time.monotonic() > until:
-            raise OutOfTime
+            raise SearchEnded("The budget ended the search: more may hold.")
+        if requests / rate < alone_s:
+            raise SearchEnded(
+                f"{requests} requests of {seconds(alone_s)} tell of no higher rate: more --requests would."
+            )
         progress.steps("measuring", min(len(tried), RATES - 1), RATES, f"{three(rate)} requests/s")
-        tried[rate] = kept(run(source.at_rate(rate, requests)), slo)
+        reading = run(source.at_rate(rate, requests))
+        if reading.failed:
+            run(source.probe(1))  # a server that has died keeps no rate, and that says nothing of rates
+        tried[rate] = kept(reading, slo)
         progress.say(f"  {three(rate)} requests/s: {100 * tried[rate].both:.0f} % keep both")
         return tried[rate].both >= slo.share
 
     try:
         with progress:
-            found, is_whole = highest_rate(holds, closed.requests_s / 2, PRECISION), True
-    except OutOfTime:
-        found, is_whole = max((rate for rate, each in tried.items() if each.both >= slo.share), default=0.0), False
+            found, ended = highest_rate(holds, closed.requests_s / 2, PRECISION), ""
+    except SearchEnded as end:
+        found = max((rate for rate, each in tried.items() if each.both >= slo.share), default=0.0)
+        ended = str(end)
     value = {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "ttft_ms": 1e3 * slo.ttft_s, "tpot_ms": 1e3 * slo.tpot_s, "share": slo.share,
-        "requests_s": found, "is_bisected": is_whole, "closed_loop_requests_s": closed.requests_s,
+        "requests_s": found, "is_bisected": not ended, "closed_loop_requests_s": closed.requests_s,
         "rates": [{"requests_s": rate, "kept_both": each.both, "kept_ttft": each.ttft, "kept_tpot": each.tpot}
                   for rate, each in sorted(tried.items())],
     }  # fmt: skip
@@ -81,7 +90,7 @@ def goodput(
         for rate, each in sorted(tried.items())
     ]
     header = ("requests/s", "keep both", "first token", "further tokens")
-    return PlanAnswer(value, [PlanTable(header, rows)], goodput_words(found, tried, slo, is_whole))
+    return PlanAnswer(value, [PlanTable(header, rows)], goodput_words(found, tried, slo, ended))
 
 
 def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:
@@ -92,10 +101,12 @@ def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:
     return Attainment(*(sum(each) / reading.requests for each in (both, ttft, tpot)))
 
 
-def goodput_words(found: float, tried: dict[float, Attainment], slo: LatencySlo, is_whole: bool) -> str:
-    """The rate, what gives way first, and whether the search was finished."""
+def goodput_words(found: float, tried: dict[float, Attainment], slo: LatencySlo, ended: str) -> str:
+    """The rate, what gives way first, and why the search ended before its end, if it did."""
     share = f"{100 * slo.share:.0f} %"
-    end = "" if is_whole else " The budget ended the search: more may hold."
+    end = f" {ended}" if ended else ""
+    if not found and not tried:
+        return f"No rate was measured.{end}"
     if not found:
         worst = min(tried.values(), key=lambda each: each.both)
         first = "first token" if worst.ttft < worst.tpot else "time between tokens"

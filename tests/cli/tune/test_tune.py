@@ -312,6 +312,22 @@ def test_the_rate_that_is_served_in_time(capsys: pytest.CaptureFixture[str], ser
     assert main(["tune", "goodput", "--url", server.url, "--requests", "2"]) == 2
 
 
+def test_a_server_that_dies_tells_no_rate(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+    """Its failed requests are not those of a rate that is too high."""
+    server.dies_after = 60
+    words = ["--requests", "20", "--in", "16", "--out", "4", "--ttft-ms", "300", "--tpot-ms", "60"]
+    assert main(["tune", "goodput", "--url", server.url, *words]) == 1
+    assert "1 of 1 requests failed" in capsys.readouterr().err
+
+
+def test_few_requests_tell_of_no_high_rate(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+    """All of them would run at once before one ends."""
+    words = ["--requests", "20", "--in", "16", "--out", "4", "--ttft-ms", "9000", "--tpot-ms", "9000", "--json"]
+    assert main(["tune", "goodput", "--url", server.url, *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["is_bisected"] and found["requests_s"] < 20 / 0.04 and "more --requests" in found["advice"]
+
+
 def answer(first_s: float, *gaps_s: float) -> TimedAnswer:
     times = [first_s]
     for gap in gaps_s:
@@ -327,7 +343,7 @@ def test_a_request_that_failed_kept_nothing() -> None:
 def test_what_gives_way_is_said() -> None:
     slo = LatencySlo()
     tried = {1.0: Attainment(1.0, 1.0, 1.0), 2.0: Attainment(0.5, 0.5, 1.0)}
-    assert goodput_words(1.0, tried, slo, True).endswith("beyond it the first token gives way.")
+    assert goodput_words(1.0, tried, slo, "").endswith("beyond it the first token gives way.")
     none = {2.0: Attainment(0.5, 1.0, 0.5)}
-    said = goodput_words(0.0, none, slo, False)
+    said = goodput_words(0.0, none, slo, "The budget ended the search: more may hold.")
     assert "At no rate" in said and "time between tokens gives way" in said and "budget ended" in said
