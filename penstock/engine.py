@@ -137,6 +137,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine can force a call, of any function or of a named one."""
     tool_resume: bool = False
     """Whether the engine can continue an answer to a request with tools that an earlier attempt began."""
+    tools_with_schema: bool = False
+    """Whether an answer may be calls that the model chooses, or else JSON of a schema."""
     top_k: bool = False
     min_p: bool = False
     repetition_penalty: bool = False

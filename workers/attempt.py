@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.engine import NEUTRAL_PRIORITY, Failure, Piece, Request
-from penstock.tools import read_answer
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
 from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
@@ -324,7 +323,8 @@ class Attempt:
 
     def complete_texts(self) -> list[str] | Failure:
         """For a job that is over and asked for JSON: the texts to validate against the schema, or why the job fails."""
-        return complete_texts(self._texts(), self._finishes, stops=any(self.job.sampling.stop))
+        stops = any(self.job.sampling.stop)
+        return complete_texts(self._texts(), self._finishes, stops=stops, parted=self.job.parted)
 
     def calls(self) -> FoundCalls | Failure:
         """For a job with tools that is over: the calls of its answers, or why the job fails."""
@@ -339,7 +339,7 @@ class Attempt:
         texts = [""] * self._choices
         for delta in unpacked(self.seq, self._record):
             texts[delta.index] += delta.text
-        return [read_answer((text,)).text for text in texts] if self.job.reasoning and not self.job.tools else texts
+        return texts
 
     def stop(self, state: JobState, failure: Failure) -> None:
         """End the job early: submit and show nothing more. The first reason stands. The engine still delivers the last

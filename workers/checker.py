@@ -179,6 +179,8 @@ class AnswerChecks:
         else:
             strict = {tool.name: list[str]() for tool in tools.offered if tool.strict}
             failure = await self._arguments_failure(tools, strict)
+        if failure is None and tools is not None and (schema := attempt.job.sampling.json_schema) is not None:
+            failure = await self._checker.failure(schema, ())
         if failure is not None and not attempt.over:
             attempt.stop(JobState.FAILED, failure)
             self._on_refused(attempt)
@@ -202,7 +204,9 @@ class AnswerChecks:
             calls = await asyncio.to_thread(attempt.calls)
             if isinstance(calls, Failure):
                 return calls
-            return await self._arguments_failure(attempt.job.tools, calls.arguments)
+            failure = await self._arguments_failure(attempt.job.tools, calls.arguments)
+            if failure is not None or attempt.job.sampling.json_schema is None:
+                return failure
         texts = await asyncio.to_thread(attempt.complete_texts)
         if isinstance(texts, Failure):
             return texts

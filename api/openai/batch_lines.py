@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from api.openai.errors import ApiError, model_not_found
-from api.openai.generation import reasoning_of
+from api.openai.generation import reasoning_of, sampling_of
 from api.openai.json_weight import nested_beyond
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
@@ -183,7 +183,8 @@ def job_of(
     """
     own = request.queue.deadline_ms
     deadlines = [each for each in (own, left_ms) if each is not None]
-    prompt, tools, sampling = request.prompt_asked, request.tools_asked, request.sampling
+    prompt, tools = request.prompt_asked, request.tools_asked
+    sampling = sampling_of(request, tools)
     reasoning, task = reasoning_of(request, card), request.task_asked
     return job_class(prompt, tools, sampling, reasoning, task)(
         id=job_id,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import Field
 
 from api.openai.fields import LogitBias
 from api.openai.queued_request import QueuedRequest
-from penstock.engine import ModelCard
+from penstock.engine import ModelCard, Sampling
+from penstock.tools import Tools
 from streaming.jobs.job import Chat
 
 
@@ -68,3 +70,11 @@ def reasoning_of(request: QueuedRequest, card: ModelCard | None) -> str:
         return request.effort
     reasons = card is not None and card.capabilities.reasoning and isinstance(request.prompt_asked, Chat)
     return (request.effort or "default") if reasons else ""
+
+
+def sampling_of(request: QueuedRequest, tools: Tools | None) -> Sampling:
+    """Return the sampling of a request's job. An answer whose call is forced has no text that a schema could hold."""
+    sampling = request.sampling
+    if tools is None or not tools.forced or sampling.json_schema is None:
+        return sampling
+    return msgspec.structs.replace(sampling, json_schema=None)

@@ -26,7 +26,7 @@ from api.openai.fields import (
     TokenLimit,
     refusal,
 )
-from api.openai.generation import GenerationRequest, reasoning_of
+from api.openai.generation import GenerationRequest, reasoning_of, sampling_of
 from api.openai.json_body import read_object
 from api.openai.messages import ChatMessage
 from api.openai.queued_request import Effort
@@ -60,10 +60,6 @@ MAX_IGNORED = 20
 MAX_EXTRAS = 1000
 """Unknown fields examined for X-Ignored-Fields."""
 
-_ONE = "Leave one of them out."
-_AS_TOOL = "Offer a function whose parameters are that schema, and force its call with tool_choice."
-_WITH_TOOLS = {"response_format": _AS_TOOL, "text.format": _AS_TOOL}
-"""What to do where both are wanted."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 """Types without fields of their own: most values, skipped because isinstance on a pydantic model is slow."""
@@ -268,12 +264,11 @@ def _check_tools(request: Request) -> None:
         return
     sampling, flat = request.sampling, isinstance(request, InputFields)
     for name, asked in (
-        ("text.format" if flat else "response_format", sampling.json_schema),
         ("include" if flat else "logprobs", sampling.logprobs),
         ("ignore_eos", sampling.ignore_eos or None),
     ):
         if asked is not None:
-            raise invalid_request(f"{name} cannot be combined with tools here. {_WITH_TOOLS.get(name, _ONE)}", name)
+            raise invalid_request(f"{name} cannot be combined with tools here. Leave one of them out.", name)
 
 
 def check_choices(request: Request, max_choices: int) -> None:
@@ -305,7 +300,8 @@ def to_job(
 
     `card`: of its model, if one is known.
     """
-    queue, prompt, tools, sampling = request.queue, request.prompt_asked, request.tools_asked, request.sampling
+    queue, prompt, tools = request.queue, request.prompt_asked, request.tools_asked
+    sampling = sampling_of(request, tools)
     reasoning, task = reasoning_of(request, card), request.task_for(card)
     return job_class(prompt, tools, sampling, reasoning, task)(
         id=job_id,

@@ -9,6 +9,30 @@ SYSTEM = "tests/system/test_tools.py::test_"
 
 TOOLS = (
     Bug(
+        "text beside tools that no schema holds",
+        "An answer to a request with tools and a response_format is text of any form, and counts as complete.",
+        (
+            Edit(
+                "workers/checker.py",
+                "if failure is not None or attempt.job.sampling.json_schema is None:",
+                "if True:",
+            ),
+        ),
+        ("tests/workers/test_answer_checks.py::test_beside_tools_the_text_is_checked_and_calls_need_none",),
+    ),
+    Bug(
+        "a schema that an engine ignores beside tools",
+        "A request with tools and a response_format goes to an engine that honours only one of them.",
+        (
+            Edit(
+                "streaming/jobs/capabilities.py",
+                "is not None and not capabilities.tools_with_schema:",
+                "is None and False:",
+            ),
+        ),
+        ("tests/streaming/jobs/test_capabilities.py::test_a_schema_beside_tools_needs_an_engine_that_does_both",),
+    ),
+    Bug(
         "half a call at another server",
         "A call is continued like text: its second half follows a prompt that the model never answers so.",
         (Edit("workers/engines/upstream/continuation/ladder.py", "if request.tools is not None:", "if False:"),),

@@ -96,6 +96,10 @@ def _tools(job: Job, capabilities: Capabilities) -> Failure | None:
         return _refusal(job, "messages", what)
     if tools is None:
         return None
+    if job.sampling.json_schema is not None and not capabilities.tools_with_schema:
+        what = "cannot hold text to a schema where tools are offered, too"
+        remedy = "offer a function whose parameters are that schema, and force its call with tool_choice"
+        return _refusal(job, "response_format", f"{what}: {remedy}")
     if not tools.forced and not capabilities.tools:
         remedy = "set tool_choice to 'required' or name a function" if capabilities.forced_tools else "leave tools out"
         return _refusal(job, "tools", f"cannot let its model choose a tool: {remedy}")

@@ -136,7 +136,7 @@ class DeafEngine(SimEngine):
 
     async def start(self, on_step: Step, on_phase: Callable[[str], None]) -> ModelCard:
         card = await super().start(on_step, on_phase)
-        return replace(card, capabilities=replace(card.capabilities, json_schema=True))
+        return replace(card, capabilities=replace(card.capabilities, json_schema=True, tools_with_schema=True))
 
     def submit(self, request: Request) -> None:
         self.pasts[request.id] = request.past_tokens

@@ -134,6 +134,21 @@ def test_the_choice_is_kept(openai: OpenAI) -> None:
     assert [call["name"] for call in calls_of(single.choices[0].message).values()] == ["get_weather"]
 
 
+def test_a_forced_call_may_stand_beside_a_response_format(openai: OpenAI) -> None:
+    """As agents send both: the answer has no text that the schema would hold."""
+    for schema in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}):
+        answer = openai.chat.completions.create(
+            **chat("get_time", tool_choice="required", response_format=schema)
+        ).choices[0]
+        assert answer.finish_reason == "tool_calls" and calls_of(answer.message)
+    response = openai.responses.create(
+        model="sim", input="get_time", tools=FLAT, tool_choice="required", text={"format": {"type": "json_object"}}
+    )
+    assert [each.type for each in response.output] == ["function_call"]
+    assert response.text is not None and response.text.format is not None
+    assert response.text.format.type == "json_object"
+
+
 def test_results_of_calls_go_back(openai: OpenAI) -> None:
     """An agent's loop: the call and its result are in the next prompt, whose answer is text."""
     first = openai.chat.completions.create(**chat("get_weather"))
@@ -185,7 +200,7 @@ def test_a_limit_cuts_the_arguments_visibly(openai: OpenAI) -> None:
         ({"tools": [tool("a"), tool("a")]}, "tools", "different names"),
         ({"tools": [], "functions": [{"name": "a"}]}, "functions", "Use tools"),
         ({"tools": [], "function_call": {"name": "a"}}, "function_call", "Use tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "cannot be combined with tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "force its call"),
         ({"logprobs": True}, "logprobs", "cannot be combined with tools"),
     ],
 )
@@ -319,7 +334,7 @@ def test_a_response_is_continued_with_the_output_of_its_call(openai: OpenAI) -> 
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
         ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "not in tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "cannot be combined with tools"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "force its call"),
     ],
 )
 def test_a_response_refuses_what_cannot_be(openai: OpenAI, fields: dict[str, Any], param: str, words: str) -> None:

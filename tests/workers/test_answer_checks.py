@@ -8,8 +8,9 @@ import pytest
 from flow import deltas_of
 from sim_worker import LONG, DeafEngine, Start, a_job, ended, expected, recorder, start, text_of, until
 
-from penstock.engine import Failure, Sampling
-from streaming.jobs.job import JobState
+from penstock.engine import ChatTurn, Failure, Sampling
+from penstock.tools import Tool, ToolCall, Tools
+from streaming.jobs.job import Chat, JobState
 from streaming.jobs.lease import Finish
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
@@ -43,6 +44,26 @@ async def test_an_answer_that_is_not_the_json_asked_for_fails(
         assert record.state is JobState.FAILED and record.terminal is not None
         assert record.terminal.failure is not None and record.terminal.failure.code == "constraint_violated"
     assert (await ended(wire, plain.id)).state is JobState.COMPLETED
+
+
+async def test_beside_tools_the_text_is_checked_and_calls_need_none(wire: RedisClient, start: Start) -> None:
+    """The engine answers with a call, or with text after a call's result, which is not the JSON asked for."""
+    queue, schema = Queue(wire), Sampling(max_tokens=200, json_schema={})
+    await start(engine=DeafEngine)
+    called = (ChatTurn("assistant", "", (ToolCall("c", "f", "{}"),)), ChatTurn("tool", "noon", call_id="c"))
+    asked = ChatTurn("user", "call f")
+    calls, text = [
+        a_job(queue, prompt=Chat(turns), tools=Tools(offered=(Tool("f"),)), sampling=schema)
+        for turns in ((asked,), (asked, *called))
+    ]
+    for job in (calls, text):
+        await queue.put(job)
+    record = await ended(wire, calls.id)
+    assert record.state is JobState.COMPLETED and record.terminal is not None
+    assert record.terminal.finishes == ("tool_calls",)
+    record = await ended(wire, text.id)
+    assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
+    assert record.terminal.failure.code == "constraint_violated"
 
 
 async def test_a_job_whose_answer_is_being_checked_ends_whatever_the_check_does(

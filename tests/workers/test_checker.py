@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.engine import Failure
+from penstock.tools import opened
 from workers.checker import MAX_EXHAUSTING, Checker, ExhaustingSchemas
 from workers.engines.constraint import begins_json, complete_texts
 
@@ -54,6 +55,9 @@ def test_only_what_is_complete_is_checked_against_the_schema() -> None:
     assert complete_texts([half], ["stop"], stops=False) == [half]
     assert complete_texts([half, whole], ["stop", "stop"], stops=True) == [whole]
     assert complete_texts([whole, "1"], ["length", "length"], stops=False) == [whole]
+    called = opened("f") + "{}"
+    assert complete_texts([called, whole], ["tool_calls", "stop"], stops=False, parted=True) == [whole]
+    assert complete_texts([whole + called, half], ["tool_calls", "stop"], stops=False, parted=True) == [half]
     failed = complete_texts([whole, "Hello"], ["stop", "length"], stops=False)
     assert isinstance(failed, Failure) and failed.code == "constraint_violated"
 

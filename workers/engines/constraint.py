@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pydantic_core
 
 from penstock.engine import Failure
+from penstock.tools import read_answer
 
 _TRUNCATED = "EOF while parsing"
 _UNDECIDED = ("recursion limit", "number out of range", "hex escape", "surrogate")
@@ -33,15 +34,20 @@ def _error(text: str) -> str:
     return ""
 
 
-def complete_texts(texts: Sequence[str], finishes: Sequence[str], *, stops: bool) -> list[str] | Failure:
+def complete_texts(
+    texts: Sequence[str], finishes: Sequence[str], *, stops: bool, parted: bool = False
+) -> list[str] | Failure:
     """The texts to validate against the schema; a failure if a cut text is not even a prefix of JSON.
 
     Args:
         finishes: the finish reason of each text; "length" means that the text was cut.
         stops: the request has stop strings, which may cut a text too.
+        parted: the texts may have reasoning, or calls; those with calls need no other text.
     """
+    answers = [read_answer((text,)) for text in texts] if parted else []
+    said = [(each.text, finish) for each, finish in zip(answers, finishes, strict=False) if not each.calls]
     complete = []
-    for text, finish in zip(texts, finishes, strict=True):
+    for text, finish in said if parted else zip(texts, finishes, strict=True):
         if (finish == "stop" and not stops) or is_whole(text):
             complete.append(text)
         elif not begins_json(text):

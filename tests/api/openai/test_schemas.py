@@ -404,11 +404,16 @@ def test_the_largest_schema_that_openai_takes_is_taken() -> None:
     assert parse("response", json.dumps(body).encode()).sampling.json_schema == schema
 
 
+def test_a_forced_call_leaves_no_text_for_a_schema() -> None:
+    """Where the model may choose, the engine has to hold its text to it."""
+    for choice, schema in (("required", None), (None, {}), ("auto", {}), ("none", {})):
+        asked = chat(tools=[TOOL], tool_choice=choice, response_format={"type": "json_object"})
+        assert job_of(asked).sampling.json_schema == schema
+
+
 def test_what_excludes_tools_is_refused_with_what_to_do_instead() -> None:
-    """A function can hold the answer to a schema."""
-    format = {"type": "json_object"}  # noqa: A001
-    error = refused("chat", {"model": "m", "messages": MESSAGES, "tools": [TOOL], "response_format": format})
-    assert error.param == "response_format" and "Offer a function whose parameters are that schema" in error.message
+    error = refused("chat", {"model": "m", "messages": MESSAGES, "tools": [TOOL], "logprobs": True})
+    assert error.param == "logprobs" and "Leave one of them out" in error.message
 
 
 # --- what is not honoured --------------------------------------------------------------------------------------------

@@ -96,6 +96,16 @@ def test_an_engine_that_can_is_not_refused(
     assert unsupported(job(prompt, sampling), ALL) is None
 
 
+def test_a_schema_beside_tools_needs_an_engine_that_does_both() -> None:
+    """The refusal names the field of the endpoint, and says how to get the schema's JSON."""
+    asked = replace(job(CHAT, Sampling(json_schema={})), tools=Tools(offered=(Tool("f"),)))
+    able = Capabilities(tools=True, forced_tools=True, json_schema=True)
+    for form, param in ((None, "response_format"), (ResponseForm(), "text.format")):
+        refused = unsupported(replace(asked, response=form), able)
+        assert refused is not None and refused.param == param and "force its call" in refused.message
+    assert unsupported(asked, replace(able, tools_with_schema=True)) is None
+
+
 def embedding(inputs: int, dimensions: int | None = None, *, base64: bool = True) -> Job:
     prompt, task = Inputs((("x",) * inputs,)), Task(kind="embed", dimensions=dimensions)
     return replace(job(prompt, Sampling()), task=task, task_form=TaskForm(base64=base64))

@@ -103,6 +103,19 @@ async def test_a_choice_is_sent_as_the_server_keeps_it(kind: str) -> None:
     assert named["parallel_tool_calls"] is False and required["tool_choice"] == "required"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_schema_goes_beside_tools_where_the_server_does_both(kind: str) -> None:
+    """Elsewhere the API refuses it, by the model card."""
+    upstream = fake(kind)
+    async with bench(upstream) as desk:
+        assert desk.card is not None and desk.card.capabilities.tools_with_schema == (kind == "openai")
+        await desk.ask(HELLO, tools=BOTH, json_schema={"type": "object"})
+    (sent,) = upstream.sent
+    assert len(sent.body["tools"]) == 2
+    if kind == "openai":
+        assert sent.body["response_format"]["json_schema"]["schema"] == {"type": "object"}
+
+
 async def test_history_with_calls_is_passed_on() -> None:
     turns = (
         *HELLO,

@@ -78,6 +78,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests tell apart whose cached prompts they may reuse (cache_salt)."""
     tools: bool = True
     """Whether chats may offer tools."""
+    tools_with_schema: bool = False
+    """Whether a chat that offers tools may also have a response_format, which then holds its text alone."""
     forced_tools: bool = True
     """Whether it forces a call where that is asked for."""
     named_tools: bool = True
@@ -110,6 +112,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             token_prompts=self.token_prompts,
             tools=self.tools,
             forced_tools=self.tools and self.forced_tools,
+            tools_with_schema=self.tools and self.tools_with_schema and self.json_schema,
             top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
@@ -208,6 +211,7 @@ KINDS: dict[str, ServerFacts] = {
         json_schema=True,
         strict=True,
         completion_limit=True,
+        tools_with_schema=True,
         embedding_dimensions=True,
         logit_bias=True,
         reasoning_effort=True,
