@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, pairwise
 from random import Random
 
@@ -14,8 +15,8 @@ from planner.facts.catalogue import PlanError
 from planner.fitting import median_error
 from planner.serving import quantile, tpot_s
 from planner.simulator.engine import ModelEngine, ModelText
+from planner.simulator.pool import PoolEngine, PoolSimulation
 from planner.simulator.queues import PenstockQueue
-from planner.simulator.simulation import Simulation
 from planner.simulator.workers import PenstockWorker
 
 MIN_LOAD, MAX_LOADS = 20, 16
@@ -23,8 +24,8 @@ MIN_LOAD, MAX_LOADS = 20, 16
 
 
 def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale: float = 1.0) -> list[ModelText]:
-    """Simulate the same arrivals, `scale` times as fast, at so many workers, in the order of `served`. Queue, gate and
-    preemption decide as those of Penstock do."""
+    """Simulate the same arrivals, `scale` times as fast, at so many workers, in the order of `served`. Queue, gate,
+    preemption and the choice of a worker are those of Penstock."""
     begin_s = min(each.arrived_s for each in served)
     texts = [
         ModelText(
@@ -33,8 +34,11 @@ def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale:
         )
         for each in served
     ]  # fmt: skip
-    crew = [PenstockWorker(ModelEngine(fit.shape), _random(number)) for number in range(workers)]
-    Simulation(PenstockQueue(), crew).run(texts)
+    pool = PoolSimulation(PoolEngine(fit.shape), queue=PenstockQueue(), make_worker=_worker)
+    pool.order(workers, at_once=True)
+    for text in texts:
+        pool.at(text.arrived_s, partial(_arrive, pool, text))
+    pool.run(math.inf)
     return texts
 
 
@@ -69,8 +73,12 @@ def predicted_clients(fit: EngineFit, clients: int, lengths: Sequence[tuple[int,
     return done
 
 
-def _random(seed: int) -> Random:
-    return Random(seed)  # noqa: S311 - a simulation
+def _arrive(pool: PoolSimulation, text: ModelText, _: float) -> None:
+    pool.put_text(text)
+
+
+def _worker(engine: ModelEngine) -> PenstockWorker:
+    return PenstockWorker(engine, Random(1))  # noqa: S311 - a simulation
 
 
 # --- compare ---------------------------------------------------------------------------------------------------------

@@ -36,8 +36,8 @@ BATCH_SHARE = 0.15
 """Of the requests that are not of people."""
 SAMPLE_INTERVAL_S = 0.25
 """Between two counts of the processes."""
-DRAIN_S = 60.0
-"""After the day, for what still runs."""
+DRAIN_S = 600.0
+"""After the day, for what still waits or runs; so long a client waits, too."""
 STARTS = 2
 """Cold starts that are measured before the day."""
 BURSTS = (Burst(9.5 * 3600, 5400, 1.9, 900), Burst(14 * 3600, 3600, 1.7, 600), Burst(20 * 3600, 7200, 1.6, 900))

@@ -183,7 +183,11 @@ class PoolSimulation:
     def put(self, row: TraceRow) -> None:
         """A request arrives."""
         limit = self._limit_of(row.answer)
-        self.queue.put(ModelText(row.prompt, row.answer, limit, self.now_s, row.lane, row.session), self.now_s)
+        self.put_text(ModelText(row.prompt, row.answer, limit, self.now_s, row.lane, row.session))
+
+    def put_text(self, text: ModelText) -> None:
+        """It arrives now."""
+        self.queue.put(text, self.now_s)
         self._wake()
 
     def _wake(self, but: PoolWorker | None = None) -> None:
