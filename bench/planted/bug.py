@@ -51,3 +51,9 @@ def lua(script: str, old: str, new: str) -> Edit:
     """An edit of a Lua script, or of a file that scripts share, named without its folder and suffix."""
     folder = "streaming/lua/shared" if script in SHARED else "streaming/lua"
     return Edit(f"{folder}/{script}.lua", old, new)
+
+
+def bug(name: str, breaks: str, *parts: Edit | str) -> Bug:
+    """A planted bug. `parts`: its edits, and the tests that must notice."""
+    edits = tuple(part for part in parts if isinstance(part, Edit))
+    return Bug(name, breaks, edits, tuple(part for part in parts if isinstance(part, str)))

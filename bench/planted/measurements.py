@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit
+from bench.planted.bug import Edit, bug
 
 ABUSE = "tests/bench/test_abuse.py::test_"
 CONNECTIONS = "tests/bench/test_connections.py::test_"
@@ -11,112 +11,104 @@ SIM = "tests/workers/engines/sim/test_engine.py::test_"
 BESIDE = "the_chat_is_measured_beside_another_tenants_large_request"
 
 MEASUREMENTS = (
-    Bug(
+    bug(
         "an undecided goal is reached",
         "A figure whose interval contains the bound is taken for a success.",
-        (Edit("bench/report.py", "if least <= low and high <= most:", "if least <= high and low <= most:"),),
-        ("tests/bench/test_report.py::test_what_is_undecided_is_said_to_be_so",),
+        Edit("bench/report.py", "if least <= low and high <= most:", "if least <= high and low <= most:"),
+        "tests/bench/test_report.py::test_what_is_undecided_is_said_to_be_so",
     ),
-    Bug(
+    bug(
         "a ratio of medians beside the rounds' ratios",
         "The figure that is judged may lie beyond every round that it stands for.",
-        (Edit("bench/jobs/__main__.py", "median(rounds) if rounds else of_medians", "of_medians"),),
-        ("tests/bench/test_jobs.py::test_a_ratio_shows_what_it_was_in_each_round",),
+        Edit("bench/jobs/__main__.py", "median(rounds) if rounds else of_medians", "of_medians"),
+        "tests/bench/test_jobs.py::test_a_ratio_shows_what_it_was_in_each_round",
     ),
-    Bug(
+    bug(
         "chats before the large request runs",
         "The time beside a large request is measured while the engine is still free.",
-        (Edit("bench/abuse/__main__.py", "                await bodies[0].begun.wait()\n", ""),),
-        (ABUSE + BESIDE,),
+        Edit("bench/abuse/__main__.py", "                await bodies[0].begun.wait()\n", ""),
+        ABUSE + BESIDE,
     ),
-    Bug(
+    bug(
         "a large request of the chat's own tenant",
         "What one tenant does to another is not measured.",
-        (Edit("bench/abuse/__main__.py", "TenantClient(port, LARGE_KEY", "TenantClient(port, CHAT_KEY"),),
-        (ABUSE + BESIDE,),
+        Edit("bench/abuse/__main__.py", "TenantClient(port, LARGE_KEY", "TenantClient(port, CHAT_KEY"),
+        ABUSE + BESIDE,
     ),
-    Bug(
+    bug(
         "a large request of one choice",
         "The chat is measured beside next to nothing.",
-        (Edit("bench/abuse/__main__.py", "LargeRequest(case.choices,", "LargeRequest(1,"),),
-        (ABUSE + BESIDE,),
+        Edit("bench/abuse/__main__.py", "LargeRequest(case.choices,", "LargeRequest(1,"),
+        ABUSE + BESIDE,
     ),
-    Bug(
+    bug(
         "a large request that is over",
         "The chat is measured beside nothing, and nobody says so.",
-        (Edit("bench/abuse/__main__.py", "                body.check()\n", "                pass\n"),),
-        (ABUSE + "a_large_request_that_ends_spoils_the_measurement",),
+        Edit("bench/abuse/__main__.py", "                body.check()\n", "                pass\n"),
+        ABUSE + "a_large_request_that_ends_spoils_the_measurement",
     ),
-    Bug(
+    bug(
         "simulated prompts are free",
         "A prompt of any size costs the others nothing, and a large request seems harmless.",
-        (
-            Edit(
-                "workers/engines/sim/engine.py",
-                "sequence.prompt_left = sequence.used - sequence.cached",
-                "sequence.prompt_left = 0",
-            ),
+        Edit(
+            "workers/engines/sim/engine.py",
+            "sequence.prompt_left = sequence.used - sequence.cached",
+            "sequence.prompt_left = 0",
         ),
-        (SIM + "prompts_cost_steps_by_their_tokens",),
+        SIM + "prompts_cost_steps_by_their_tokens",
     ),
-    Bug(
+    bug(
         "simulated texts are free",
         "A step takes as long for a hundred texts as for one.",
-        (Edit("workers/engines/sim/engine.py", "if settings.step_ms_per_text:", "if not settings:"),),
-        (SIM + "a_step_is_longer_for_each_text_in_it",),
+        Edit("workers/engines/sim/engine.py", "if settings.step_ms_per_text:", "if not settings:"),
+        SIM + "a_step_is_longer_for_each_text_in_it",
     ),
-    Bug(
+    bug(
         "a freeze nobody looks for",
         "Hundreds of connections expire at once, everybody waits for seconds, and the 99th percentile is as ever.",
-        (
-            Edit(
-                "bench/connections/__main__.py",
-                '("connections.slowed", "connections.held_up") if arm',
-                '("connections.slowed", None) if arm',
-            ),
+        Edit(
+            "bench/connections/__main__.py",
+            '("connections.slowed", "connections.held_up") if arm',
+            '("connections.slowed", None) if arm',
         ),
-        (CONNECTIONS + "a_freeze_is_missed_whatever_the_99th_percentile_says",),
+        CONNECTIONS + "a_freeze_is_missed_whatever_the_99th_percentile_says",
     ),
-    Bug(
+    bug(
         "slow connections at another server",
         "Penstock is measured beside nothing.",
-        (
-            Edit(
-                "bench/connections/__main__.py",
-                'AT_PENSTOCK: (penstock.port, "api-1"), AT_BARE: (bare, "bare")',
-                'AT_PENSTOCK: (bare, "bare"), AT_BARE: (bare, "bare")',
-            ),
+        Edit(
+            "bench/connections/__main__.py",
+            'AT_PENSTOCK: (penstock.port, "api-1"), AT_BARE: (bare, "bare")',
+            'AT_PENSTOCK: (bare, "bare"), AT_BARE: (bare, "bare")',
         ),
-        (CONNECTIONS + "the_whole_program_in_short_form",),
+        CONNECTIONS + "the_whole_program_in_short_form",
     ),
-    Bug(
+    bug(
         "memory when it is over",
         "What a request took and gave back is not counted.",
-        (Edit("bench/connections/abuse.py", 'status_mib(pid, "VmHWM")', 'status_mib(pid, "VmRSS")'),),
-        (CONNECTIONS + "memory_that_was_given_back_is_counted",),
+        Edit("bench/connections/abuse.py", 'status_mib(pid, "VmHWM")', 'status_mib(pid, "VmRSS")'),
+        CONNECTIONS + "memory_that_was_given_back_is_counted",
     ),
-    Bug(
+    bug(
         "merges bring in nothing",
         "A secret that a merge itself added is not found.",
-        (Edit("bench/audit/secrets.py", '"--diff-merges=first-parent", ', ""),),
-        (AUDIT + "a_secret_that_only_a_merge_brought_in_is_found",),
+        Edit("bench/audit/secrets.py", '"--diff-merges=first-parent", ', ""),
+        AUDIT + "a_secret_that_only_a_merge_brought_in_is_found",
     ),
-    Bug(
+    bug(
         "a line that begins with pluses is a header",
         "Whatever follows it in the same patch is not looked at.",
-        (
-            Edit(
-                "bench/audit/secrets.py",
-                'if added and line.startswith("+"):',
-                'if added and line.startswith("+") and not line.startswith("+++ "):',
-            ),
+        Edit(
+            "bench/audit/secrets.py",
+            'if added and line.startswith("+"):',
+            'if added and line.startswith("+") and not line.startswith("+++ "):',
         ),
-        (AUDIT + "the_lines_of_a_patch_are_told_from_its_headers",),
+        AUDIT + "the_lines_of_a_patch_are_told_from_its_headers",
     ),
-    Bug(
+    bug(
         "a disturbed baseline helps",
         "A machine that was busy while chats were alone makes their latency beside a backlog look good.",
-        (Edit("bench/order/colocation.py", "alone = min(row", "alone = max(row"),),
-        ("tests/bench/order/test_parts.py::test_chats_that_were_disturbed_while_alone_do_not_make_the_ratio_smaller",),
+        Edit("bench/order/colocation.py", "alone = min(row", "alone = max(row"),
+        "tests/bench/order/test_parts.py::test_chats_that_were_disturbed_while_alone_do_not_make_the_ratio_smaller",
     ),
 )

@@ -2,119 +2,101 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit
+from bench.planted.bug import Edit, bug
 
 MEMORY, ROOFLINE = "tests/planner/test_memory.py::test_", "tests/planner/test_roofline.py::test_"
 
 BUGS = (
-    Bug(
+    bug(
         "a plan keeps room for whole answers",
         "It counts each request with all its tokens, although half of its answer is not there yet in the mean: fewer "
         "requests fit than SLM-Pareto's Table 1 says.",
-        (Edit("planner/load.py", "return self.prompt + self.answer / 2", "return self.prompt + self.answer"),),
-        (MEMORY + "table_1_of_the_paper",),
+        Edit("planner/load.py", "return self.prompt + self.answer / 2", "return self.prompt + self.answer"),
+        MEMORY + "table_1_of_the_paper",
     ),
-    Bug(
+    bug(
         "a roofline reads each key once for each query head",
         "The defect of LLM-Viewer: models with grouped queries seem bound by their cache.",
-        (
-            Edit(
-                "planner/roofline.py",
-                "2 * batch * read * given.kv_heads * hd",
-                "2 * batch * read * heads * hd",
-            ),
-        ),
-        (ROOFLINE + "attention_reads_each_key_once_and_stores_one_row",),
+        Edit("planner/roofline.py", "2 * batch * read * given.kv_heads * hd", "2 * batch * read * heads * hd"),
+        ROOFLINE + "attention_reads_each_key_once_and_stores_one_row",
     ),
-    Bug(
+    bug(
         "narrow weights seem to compute faster",
         "Weights of 4 bits are widened before they are multiplied with activations of 16 bits; a plan that counts with "
         "the rate of 8 bits promises twice the prefill.",
-        (Edit("planner/facts/device.py", "wide = max(w_bits, a_bits)", "wide = w_bits"),),
-        ("tests/planner/facts/test_catalogue.py::test_a_product_runs_at_the_narrowest_type_that_holds_both_operands",),
+        Edit("planner/facts/device.py", "wide = max(w_bits, a_bits)", "wide = w_bits"),
+        "tests/planner/facts/test_catalogue.py::test_a_product_runs_at_the_narrowest_type_that_holds_both_operands",
     ),
-    Bug(
+    bug(
         "objectives are judged one by one",
         "DistServe's search: a rate counts as kept although fewer requests than wanted keep both objectives.",
-        (
-            Edit(
-                "planner/serving.py",
-                "both = [one and other for one, other in zip(ttft, tpot, strict=True)]",
-                "both = min(ttft, tpot, key=sum)",
-            ),
+        Edit(
+            "planner/serving.py",
+            "both = [one and other for one, other in zip(ttft, tpot, strict=True)]",
+            "both = min(ttft, tpot, key=sum)",
         ),
-        ("tests/planner/test_serving.py::test_both_objectives_count_and_not_each_by_itself",),
+        "tests/planner/test_serving.py::test_both_objectives_count_and_not_each_by_itself",
     ),
-    Bug(
+    bug(
         "a replica holds the whole cache on each of its GPUs",
         "Plans over several GPUs seem to hold as few requests as one GPU, and the search prefers many small replicas.",
-        (
-            Edit(
-                "planner/parallel.py",
-                "token = self.model.kv_token_bytes(self.precision.kv, self.plan.heads_shared_by) / self.plan.pp",
-                "token = self.model.kv_token_bytes(self.precision.kv)",
-            ),
+        Edit(
+            "planner/parallel.py",
+            "token = self.model.kv_token_bytes(self.precision.kv, self.plan.heads_shared_by) / self.plan.pp",
+            "token = self.model.kv_token_bytes(self.precision.kv)",
         ),
-        ("tests/planner/test_parallel.py::test_attention_dp_holds_its_matrices_whole_and_each_cache_once",),
+        "tests/planner/test_parallel.py::test_attention_dp_holds_its_matrices_whole_and_each_cache_once",
     ),
-    Bug(
+    bug(
         "the knee is that of single doublings",
         "Noise of 3 % decides whether a doubling gains a tenth: the batch that is recommended changes from run to run.",
-        (
-            Edit(
-                "planner/knee.py",
-                "is_fitted = line is not None and _misfit(medians, *line) <= MAX_MISFIT",
-                "is_fitted = False",
-            ),
+        Edit(
+            "planner/knee.py",
+            "is_fitted = line is not None and _misfit(medians, *line) <= MAX_MISFIT",
+            "is_fitted = False",
         ),
-        ("tests/planner/test_knee.py::test_a_hundred_curves_with_noise_of_three_percent",),
+        "tests/planner/test_knee.py::test_a_hundred_curves_with_noise_of_three_percent",
     ),
-    Bug(
+    bug(
         "measured settings of any server are written",
         "Somebody measures a llama-server from the folder of a Penstock, and changes the Penstock's batch.",
-        (Edit("cli/tune/frontier.py", "if apply and not is_penstock(server):", "if apply and not server:"),),
-        ("tests/cli/tune/test_tune.py::test_it_writes_nothing_for_another_server",),
+        Edit("cli/tune/frontier.py", "if apply and not is_penstock(server):", "if apply and not server:"),
+        "tests/cli/tune/test_tune.py::test_it_writes_nothing_for_another_server",
     ),
-    Bug(
+    bug(
         "loads that are held out are fitted",
         "The error that `plan fit` prints is none of a prediction: it is small however badly the simulator predicts.",
-        (
-            Edit(
-                "planner/prediction.py",
-                "fitted([text for load in loads[::2] for text in load], limits)",
-                "fitted([text for load in loads for text in load], limits)",
-            ),
+        Edit(
+            "planner/prediction.py",
+            "fitted([text for load in loads[::2] for text in load], limits)",
+            "fitted([text for load in loads for text in load], limits)",
         ),
-        ("tests/planner/test_prediction.py::test_what_is_held_out_is_not_fitted",),
+        "tests/planner/test_prediction.py::test_what_is_held_out_is_not_fitted",
     ),
-    Bug(
+    bug(
         "a simulated engine leaps over an eviction",
         "Steps that are simulated at once pass the moment at which the cache is full: texts hold more than there is.",
-        (
-            Edit(
-                "planner/simulator/engine.py",
-                "steps = min(steps, (self.shape.kv_tokens - self.held) // texts)",
-                "steps = min(steps, self.shape.kv_tokens)",
-            ),
+        Edit(
+            "planner/simulator/engine.py",
+            "steps = min(steps, (self.shape.kv_tokens - self.held) // texts)",
+            "steps = min(steps, self.shape.kv_tokens)",
         ),
-        ("tests/planner/simulator/test_pool.py::test_no_leap_passes_an_eviction",),
+        "tests/planner/simulator/test_pool.py::test_no_leap_passes_an_eviction",
     ),
-    Bug(
+    bug(
         "a counter of energy that stands still is zero joules",
         "A Penstock's metrics follow the GPU every few seconds: a short measurement would seem to cost no energy.",
-        (Edit("cli/tune/energy.py", "if steps and min(steps) > 0 else None", "if steps else None"),),
-        ("tests/cli/tune/test_energy.py::test_energy_between_two_readings",),
+        Edit("cli/tune/energy.py", "if steps and min(steps) > 0 else None", "if steps else None"),
+        "tests/cli/tune/test_energy.py::test_energy_between_two_readings",
     ),
-    Bug(
+    bug(
         "a connection that the server has closed fails its next request",
         "llama-server closes after each stream without saying so: half of the requests to it would count as failed.",
-        (
-            Edit(
-                "bench/table1/client.py",
-                "if is_kept and answer.fault.startswith(CUT_OFF)",
-                "if not is_kept and answer.fault.startswith(CUT_OFF)",
-            ),
+        Edit(
+            "bench/table1/client.py",
+            "if is_kept and answer.fault.startswith(CUT_OFF)",
+            "if not is_kept and answer.fault.startswith(CUT_OFF)",
         ),
-        ("tests/cli/tune/test_tune.py::test_a_server_that_closes_after_each_answer_loses_none",),
+        "tests/cli/tune/test_tune.py::test_a_server_that_closes_after_each_answer_loses_none",
     ),
 )

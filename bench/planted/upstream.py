@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.planted.bug import Bug, Edit
+from bench.planted.bug import Edit, bug
 
 ENGINE = "workers/engines/upstream/"
 TESTS = "tests/workers/engines/upstream/"
@@ -10,221 +10,195 @@ FAILOVER, FAKES, FALLBACK = (f"{TESTS}test_{name}.py::test_" for name in ("failo
 CONNECTION = f"{TESTS}http/test_connection.py::test_"
 
 UPSTREAM = (
-    Bug(
+    bug(
         "an interim reply that ends its request",
         "A 103 counts as the reply, so the next request, of any tenant, gets the answer of this one.",
-        (
-            Edit(
-                ENGINE + "http/connection.py",
-                "if self._parser.get_status_code() >= FIRST_FINAL_STATUS:",
-                "if True:",
-            ),
-        ),
-        (f"{CONNECTION}an_interim_reply_ends_nothing",),
+        Edit(ENGINE + "http/connection.py", "if self._parser.get_status_code() >= FIRST_FINAL_STATUS:", "if True:"),
+        f"{CONNECTION}an_interim_reply_ends_nothing",
     ),
-    Bug(
+    bug(
         "two replies to one request",
         "A connection goes back into the pool although more than its reply has come.",
-        (Edit(ENGINE + "http/connection.py", 'raise ValueError("a second reply to one request")', "return"),),
-        (f"{CONNECTION}a_connection_on_which_more_than_the_reply_came_is_closed",),
+        Edit(ENGINE + "http/connection.py", 'raise ValueError("a second reply to one request")', "return"),
+        f"{CONNECTION}a_connection_on_which_more_than_the_reply_came_is_closed",
     ),
-    Bug(
+    bug(
         "a number as large as a server likes",
         "A server's count of tokens goes unchecked into the log and onto bills, or stops the writer of all tenants.",
-        (Edit(ENGINE + "reply/chunks.py", "MAX_COUNT = 1 << 24", "MAX_COUNT = (1 << 63) - 2"),),
-        (f"{TESTS}reply/test_chunks.py::test_a_number_that_cannot_be_true_makes_a_chunk_malformed",),
+        Edit(ENGINE + "reply/chunks.py", "MAX_COUNT = 1 << 24", "MAX_COUNT = (1 << 63) - 2"),
+        f"{TESTS}reply/test_chunks.py::test_a_number_that_cannot_be_true_makes_a_chunk_malformed",
     ),
-    Bug(
+    bug(
         "a finished answer that is begun again",
         "A count that cannot be read behind the finish reason discards a whole answer, which is computed again.",
-        (Edit(ENGINE + "reply/generation.py", "finished or by_malformed(", "by_malformed("),),
-        (f"{FAILOVER}a_finished_answer_counts_whatever_follows",),
+        Edit(ENGINE + "reply/generation.py", "finished or by_malformed(", "by_malformed("),
+        f"{FAILOVER}a_finished_answer_counts_whatever_follows",
     ),
-    Bug(
+    bug(
         "half a call that counts as finished",
         "A finish reason in the chunk whose call cannot be read completes the answer without that call.",
-        (Edit(ENGINE + "reply/generation.py", "finished or by_malformed(", "self.outcome or by_malformed("),),
-        (f"{FAILOVER}calls_that_end_malformed_are_no_finished_answer",),
+        Edit(ENGINE + "reply/generation.py", "finished or by_malformed(", "self.outcome or by_malformed("),
+        f"{FAILOVER}calls_that_end_malformed_are_no_finished_answer",
     ),
-    Bug(
+    bug(
         "a count of vectors as large as a server likes",
         "A server's count of an embedding's tokens goes unchecked onto bills, and its job ends with 500.",
-        (Edit(ENGINE + "task_calls.py", "prompt_tokens: Count | None", "prompt_tokens: int | None"),),
-        (f"{TESTS}test_task_calls.py::test_an_answer_whose_count_cannot_be_true_counts_none",),
+        Edit(ENGINE + "task_calls.py", "prompt_tokens: Count | None", "prompt_tokens: int | None"),
+        f"{TESTS}test_task_calls.py::test_an_answer_whose_count_cannot_be_true_counts_none",
     ),
-    Bug(
+    bug(
         "a probe that is the last one",
         "A page that cannot be read leaves its probe running for ever, and the server gets no request again.",
-        (Edit(ENGINE + "places/endpoint.py", "except Exception as error:", "except ProbeFailed as error:"),),
-        (f"{FAKES}a_probe_that_cannot_be_read_is_a_failed_probe",),
+        Edit(ENGINE + "places/endpoint.py", "except Exception as error:", "except ProbeFailed as error:"),
+        f"{FAKES}a_probe_that_cannot_be_read_is_a_failed_probe",
     ),
-    Bug(
+    bug(
         "the operator's key in an error",
         "A server repeats the key that it was sent, and the tenant whose request it refuses reads it.",
-        (Edit(ENGINE + "exchange.py", ".without(endpoint.keys.secrets)", ""),),
-        (f"{FAKES}the_key_reaches_nobody",),
+        Edit(ENGINE + "exchange.py", ".without(endpoint.keys.secrets)", ""),
+        f"{FAKES}the_key_reaches_nobody",
     ),
-    Bug(
+    bug(
         "text that counts no token",
         "An answer whose chunks name no tokens is read without end, whatever max_tokens says.",
-        (
-            Edit(ENGINE + "reply/generation.py", "count = int(self._uncounted > MAX_UNCOUNTED)", "pass"),
-            Edit(ENGINE + "reply/generation.py", " or self._characters > self._max_characters", ""),
-        ),
-        (f"{FAKES}text_without_tokens_is_bounded",),
+        Edit(ENGINE + "reply/generation.py", "count = int(self._uncounted > MAX_UNCOUNTED)", "pass"),
+        Edit(ENGINE + "reply/generation.py", " or self._characters > self._max_characters", ""),
+        f"{FAKES}text_without_tokens_is_bounded",
     ),
-    Bug(
+    bug(
         "a poison that begins anew",
         "How often servers broke a request is forgotten when it goes back to the queue, so it never ends.",
-        (Edit(ENGINE + "engine.py", "self._broken.keep(generation.request.text_id, generation.counts)", "pass"),),
-        (f"{TESTS}test_poison.py::test_a_request_that_one_server_always_fails_ends",),
+        Edit(ENGINE + "engine.py", "self._broken.keep(generation.request.text_id, generation.counts)", "pass"),
+        f"{TESTS}test_poison.py::test_a_request_that_one_server_always_fails_ends",
     ),
-    Bug(
+    bug(
         "one tenant's poison for all",
         "Requests that a server fails take it away from others, to whom it gives tokens meanwhile.",
-        (
-            Edit(
-                ENGINE + "places/breaker.py", "if answered_at > min(self._failing_since, now - ANSWERS_S):", "if False:"
-            ),
-        ),
-        (f"{TESTS}test_poison.py::test_requests_of_another_tenant_are_served_beside_it",),
+        Edit(ENGINE + "places/breaker.py", "if answered_at > min(self._failing_since, now - ANSWERS_S):", "if False:"),
+        f"{TESTS}test_poison.py::test_requests_of_another_tenant_are_served_beside_it",
     ),
-    Bug(
+    bug(
         "bytes that nobody has read yet",
         "An idle connection is used again while bytes that nobody asked for wait on it.",
-        (Edit(ENGINE + "http/client.py", " and connection.quiet", ""),),
-        (f"{CONNECTION}a_byte_that_nobody_has_read_yet_closes_an_idle_connection",),
+        Edit(ENGINE + "http/client.py", " and connection.quiet", ""),
+        f"{CONNECTION}a_byte_that_nobody_has_read_yet_closes_an_idle_connection",
     ),
-    Bug(
+    bug(
         "an end without a reason",
         "A stream that ends with [DONE] alone counts as complete, so a cut answer does.",
-        (
-            Edit(
-                ENGINE + "reply/generation.py",
-                'self.outcome = finished or by_cut("[DONE] without a finish reason")',
-                'self.outcome = finished or by_finish("stop")',
-            ),
+        Edit(
+            ENGINE + "reply/generation.py",
+            'self.outcome = finished or by_cut("[DONE] without a finish reason")',
+            'self.outcome = finished or by_finish("stop")',
         ),
-        (f"{FAKES}an_end_without_a_finish_reason_completes_nothing",),
+        f"{FAKES}an_end_without_a_finish_reason_completes_nothing",
     ),
-    Bug(
+    bug(
         "a JSON text inside another",
         "JSON is continued like text, though the grammar begins at its root.",
-        (Edit(ENGINE + "continuation/ladder.py", "if sampling.json_schema is not None:", "if False:"),),
-        (f"{FAKES}json_begins_again",),
+        Edit(ENGINE + "continuation/ladder.py", "if sampling.json_schema is not None:", "if False:"),
+        f"{FAKES}json_begins_again",
     ),
-    Bug(
+    bug(
         "reasoning that is forgotten",
         "An answer with hidden reasoning is continued as if there had been none.",
-        (Edit(ENGINE + "continuation/ladder.py", " or any(count and not text for text, _, count in rows):", ":"),),
-        (f"{FAKES}hidden_reasoning_is_counted_and_never_spliced",),
+        Edit(ENGINE + "continuation/ladder.py", " or any(count and not text for text, _, count in rows):", ":"),
+        f"{FAKES}hidden_reasoning_is_counted_and_never_spliced",
     ),
-    Bug(
+    bug(
         "an id ahead of its text",
         "A token is logged whose text has not come, so that a continuation leaves it out.",
-        (
-            Edit(
-                ENGINE + "reply/generation.py",
-                "self._held.append(piece)\n            return None",
-                "return self._passed(piece)",
-            ),
+        Edit(
+            ENGINE + "reply/generation.py",
+            "self._held.append(piece)\n            return None",
+            "return self._passed(piece)",
         ),
-        (f"{FAKES}no_id_is_logged_before_its_text",),
+        f"{FAKES}no_id_is_logged_before_its_text",
     ),
-    Bug(
+    bug(
         "max_tokens from the cut on",
         "A continued answer may be as long again as the whole.",
-        (
-            Edit(
-                ENGINE + "reply/generation.py",
-                "return limit if rung in (Rung.FRESH, Rung.REPLAY) else max(0, limit - self.out)",
-                "return limit",
-            ),
+        Edit(
+            ENGINE + "reply/generation.py",
+            "return limit if rung in (Rung.FRESH, Rung.REPLAY) else max(0, limit - self.out)",
+            "return limit",
         ),
-        (f"{FAILOVER}each_kind_is_continued_by_its_best_way",),
+        f"{FAILOVER}each_kind_is_continued_by_its_best_way",
     ),
-    Bug(
+    bug(
         "a queue inside the server",
         "Requests are sent as they come, and wait where no lane orders them.",
-        (Edit(ENGINE + "places/places.py", "each.budget.has_room(each.in_flight) and", ""),),
-        (f"{FAKES}no_more_runs_there_than_the_server_runs_at_once",),
+        Edit(ENGINE + "places/places.py", "each.budget.has_room(each.in_flight) and", ""),
+        f"{FAKES}no_more_runs_there_than_the_server_runs_at_once",
     ),
-    Bug(
+    bug(
         "a server's words in the log",
         "It repeats the prompt in its error, and the log keeps it.",
-        (Edit(ENGINE + "pool.py", "endpoint.url, outcome.reason, extra=", "endpoint.url, outcome.words, extra="),),
-        (f"{FAKES}no_log_repeats_what_a_server_says",),
+        Edit(ENGINE + "pool.py", "endpoint.url, outcome.reason, extra=", "endpoint.url, outcome.words, extra="),
+        f"{FAKES}no_log_repeats_what_a_server_says",
     ),
-    Bug(
+    bug(
         "two models in one answer",
         "An answer that a fallback began goes on with the model that was asked for, once that is back.",
-        (
-            Edit(
-                ENGINE + "fallback.py",
-                "number = number_of(began, [pool.model for pool in pools])",
-                "number = next((number for number, pool in enumerate(pools) if pool.ready), 0)",
-            ),
+        Edit(
+            ENGINE + "fallback.py",
+            "number = number_of(began, [pool.model for pool in pools])",
+            "number = next((number for number, pool in enumerate(pools) if pool.ready), 0)",
         ),
-        (f"{FALLBACK}an_answer_waits_for_the_model_that_began_it",),
+        f"{FALLBACK}an_answer_waits_for_the_model_that_began_it",
     ),
-    Bug(
+    bug(
         "a fallback that the log forgets",
         "A worker that takes over does not know that a fallback began the answer.",
-        (
-            Edit(
-                "streaming/jobs/codec.py",
-                "    if delta.served_by:\n",
-                "    if delta.served_by and delta.prompt is None:\n",
-            ),
+        Edit(
+            "streaming/jobs/codec.py", "    if delta.served_by:\n", "    if delta.served_by and delta.prompt is None:\n"
         ),
-        ("tests/api/test_served_by.py::test_a_lost_workers_answer_is_continued_by_the_model_that_began_it",),
+        "tests/api/test_served_by.py::test_a_lost_workers_answer_is_continued_by_the_model_that_began_it",
     ),
-    Bug(
+    bug(
         "tokens of a fallback on the wrong bill",
         "What another model generated counts for the model that was asked for.",
-        (Edit("workers/attempt.py", "name = self._servers.get(index, self.job.model)", "name = self.job.model"),),
-        ("tests/api/test_served_by.py::test_every_form_of_an_answer_says_who_gave_it",),
+        Edit("workers/attempt.py", "name = self._servers.get(index, self.job.model)", "name = self.job.model"),
+        "tests/api/test_served_by.py::test_every_form_of_an_answer_says_who_gave_it",
     ),
-    Bug(
+    bug(
         "vectors of another model",
         "A fallback makes the vectors of a request, and nobody can compare them with those of its own model.",
-        (Edit(ENGINE + "fallback.py", 'of another model": request.task is not None,', 'of another model": False,'),),
-        (f"{TESTS}test_task_calls.py::test_no_other_model_makes_the_vectors",),
+        Edit(ENGINE + "fallback.py", 'of another model": request.task is not None,', 'of another model": False,'),
+        f"{TESTS}test_task_calls.py::test_no_other_model_makes_the_vectors",
     ),
-    Bug(
+    bug(
         "vectors of two lengths",
         "Two servers make the vectors of one request, and nobody can compare them.",
-        (Edit(ENGINE + "server/card.py", 'least["embed"] and len(sizes) <= 1', 'least["embed"]'),),
-        (f"{TESTS}test_task_calls.py::test_servers_with_vectors_of_different_lengths_make_none_together",),
+        Edit(ENGINE + "server/card.py", 'least["embed"] and len(sizes) <= 1', 'least["embed"]'),
+        f"{TESTS}test_task_calls.py::test_servers_with_vectors_of_different_lengths_make_none_together",
     ),
-    Bug(
+    bug(
         "vectors in the order of the reply",
         "A server that answers out of order gives each text the vector of another one.",
-        (Edit(ENGINE + "task_calls.py", "[scores[index] for index in range(len(scores))]", "list(scores.values())"),),
-        (f"{TESTS}test_task_calls.py::test_vectors_and_scores_come_through",),
+        Edit(ENGINE + "task_calls.py", "[scores[index] for index in range(len(scores))]", "list(scores.values())"),
+        f"{TESTS}test_task_calls.py::test_vectors_and_scores_come_through",
     ),
-    Bug(
+    bug(
         "a limit that holds a request for ever",
         "A request that is always refused with 429 is sent again and again, and no reader hears why.",
-        (Edit(ENGINE + "engine.py", "is not None and left_s <= 0:", "is not None and left_s < -MAX_HELD:"),),
-        (f"{TESTS}test_poison.py::test_a_request_that_is_always_refused_because_of_a_limit_ends",),
+        Edit(ENGINE + "engine.py", "is not None and left_s <= 0:", "is not None and left_s < -MAX_HELD:"),
+        f"{TESTS}test_poison.py::test_a_request_that_is_always_refused_because_of_a_limit_ends",
     ),
-    Bug(
+    bug(
         "a return that is seen late",
         "A server that was away for a minute is asked again only after many seconds.",
-        (Edit(ENGINE + "places/breaker.py", "PROBE_INTERVAL_S * (0.75", "MAX_OPEN_S * (0.75"),),
-        (f"{TESTS}places/test_breaker.py::test_a_server_that_is_away_is_probed_every_second_however_long",),
+        Edit(ENGINE + "places/breaker.py", "PROBE_INTERVAL_S * (0.75", "MAX_OPEN_S * (0.75"),
+        f"{TESTS}places/test_breaker.py::test_a_server_that_is_away_is_probed_every_second_however_long",
     ),
-    Bug(
+    bug(
         "a given back job that ends",
         "What the engine gives back counts as finished.",
-        (
-            Edit(
-                "workers/worker.py",
-                "if finish and finish == RETURNED and self._preemption.hand_back(attempt):",
-                "if False:",
-            ),
+        Edit(
+            "workers/worker.py",
+            "if finish and finish == RETURNED and self._preemption.hand_back(attempt):",
+            "if False:",
         ),
-        ("tests/workers/test_returned.py::test_a_job_that_is_given_back_is_claimed_again",),
+        "tests/workers/test_returned.py::test_a_job_that_is_given_back_is_claimed_again",
     ),
 )
