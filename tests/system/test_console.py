@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +168,58 @@ def test_a_batch_is_uploaded_and_its_output_is_what_the_api_gives(stage: Stage, 
     batch = json.loads(stage.house.get("/v1/batches")[1])["data"][0]["id"]
     assert saved == stage.house.get(f"/v1/batches/{batch}/output")[1].decode()
     assert [json.loads(each)["custom_id"] for each in saved.splitlines()] == [str(n) for n in range(6)]
+
+
+def test_the_jobs_of_a_filter_are_cancelled_together(stage: Stage) -> None:
+    """After a question; those of another lane go on."""
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3000}
+    for lane in ["batch"] * 5 + ["standard"]:
+        assert stage.house.post("/v1/jobs", body | {"queue": {"priority": lane}})[0] == 202
+    stage.open("/jobs?lane=batch&status=in_progress")
+    stage.page.wait("document.querySelectorAll('[data-row]').length === 5")
+    stage.page.click(".actions .danger")
+    stage.page.wait("document.querySelector('dialog[open]')?.innerText.includes('Cancel 5 jobs?')")
+    stage.page.press("Escape")
+    stage.page.wait("!document.querySelector('dialog')")
+    assert stage.page.run("document.querySelectorAll('[data-row]').length") == 5, "Escape keeps them"
+    stage.page.click(".actions .danger")
+    stage.page.click("dialog .danger")
+    stage.page.wait("document.querySelector('#status').textContent.includes('5 jobs cancelled')")
+    found = json.loads(stage.house.get("/v1/jobs?limit=100")[1])["data"]
+    assert sorted((job["status"], job["priority"]) for job in found) == (
+        [("cancelled", "batch")] * 5 + [("in_progress", "standard")]
+    )
+    assert not stage.page.errors, stage.page.errors
+
+
+def test_a_job_is_saved_with_its_timing_and_its_text(stage: Stage) -> None:
+    body = {"model": "sim", "messages": [{"role": "user", "content": "a river"}], "max_tokens": 12, "stream": True}
+    job = stage.house.post("/v1/chat/completions", body)[1]["x-job-id"]
+    stage.open(f"/jobs/{job}")
+    stage.page.wait("document.querySelectorAll('tr[data-part]').length === 9")
+    stage.page.wait("document.querySelector('.transcript').textContent.length > 30")
+    keep = "(blob) => { window.saved = blob.text(); return make(blob); }"
+    stage.page.run(f"const make = URL.createObjectURL.bind(URL); URL.createObjectURL = {keep}")
+    stage.page.wait("document.querySelector('details pre')?.textContent.includes('a river')")
+    stage.page.click(".actions button:last-child")
+    saved = json.loads(str(stage.page.run("window.saved")))
+    assert saved["id"] == job and saved["request"]["messages"][0]["content"] == "a river"
+    assert saved["text"] == stage.page.run("document.querySelector('.transcript').textContent")
+    assert saved["timing"]["parts_ms"] == json.loads(stage.house.get(f"/v1/jobs/{job}/timing")[1])["parts_ms"]
+
+
+def test_a_chart_says_what_it_has_under_the_pointer(stage: Stage) -> None:
+    """And nothing when the pointer has left."""
+    stage.open("")
+    drawn = "document.querySelector('.chart:has(path.line)')"
+    stage.page.wait(drawn, 60)
+    x, y = (float(stage.page.run(f"{drawn}.getBoundingClientRect().{edge}")) for edge in "xy")
+    stage.page.command("Input.dispatchMouseEvent", type="mouseMoved", x=x + 20, y=y + 10)
+    readout = f"{drawn}.querySelector('.readout').textContent"
+    shown = str(stage.page.wait(readout))
+    assert re.fullmatch(r"\d\d:\d\d:\d\d: [\d.,]+( ms)?", shown), shown
+    stage.page.command("Input.dispatchMouseEvent", type="mouseMoved", x=5, y=5)
+    stage.page.wait(f"{readout} === ''")
 
 
 def test_it_says_when_the_server_is_gone_and_when_it_is_back(stage: Stage) -> None:

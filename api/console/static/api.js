@@ -66,7 +66,12 @@ export function query(params) {
 /** Saves an answer of the server as a file. */
 export async function download(path, name) {
   const response = await send("GET", path);
-  const url = URL.createObjectURL(await response.blob());
+  save(await response.blob(), name);
+}
+
+/** Saves a blob as a file. */
+export function save(blob, name) {
+  const url = URL.createObjectURL(blob);
   const link = Object.assign(document.createElement("a"), { href: url, download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);

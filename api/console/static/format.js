@@ -33,6 +33,11 @@ export function rate(value) {
   return value < 10 ? value.toFixed(1) : count(value);
 }
 
+/** A share of 1; what is there but rounds to nothing says so. */
+export function percent(share) {
+  return share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`;
+}
+
 export function bytes(value) {
   if (value === null || value === undefined) return NONE;
   const units = ["B", "kB", "MB", "GB", "TB"];

@@ -1,7 +1,7 @@
 // One job: what happened to it and when, its text while it comes, and what can be done with it.
 
-import { api } from "./api.js";
-import { count, milliseconds, plural, seconds } from "./format.js";
+import { api, save } from "./api.js";
+import { count, milliseconds, percent, plural, seconds } from "./format.js";
 import { watch } from "./live.js";
 import { act, badge, bar, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, section, table, when } from "./parts.js";
 import { Growing, follow } from "./stream.js";
@@ -51,6 +51,12 @@ export function job({ root, signal, id, go, title }) {
     if (made) go(`/console/jobs/${made.id}`);
   }
 
+  /** The job with its attempts and its timing, and its request and its text if this key may read them. */
+  function keep(found) {
+    const whole = { ...found, ...(request && { request }), ...(found.readable && { text: growing.text }) };
+    save(new Blob([JSON.stringify(whole, null, 2)], { type: "application/json" }), `${found.id}.json`);
+  }
+
   function view(found, error) {
     const ended = ENDED.has(found.status);
     return [
@@ -58,13 +64,14 @@ export function job({ root, signal, id, go, title }) {
       error && failed(error, round),
       h("div", { class: "actions" },
         !ended && h("button", { type: "button", class: "danger", onclick: cancel }, "Cancel"),
-        found.readable && h("button", { type: "button", disabled: !request, onclick: replay }, "Run again")),
+        found.readable && h("button", { type: "button", disabled: !request, onclick: replay }, "Run again"),
+        h("button", { type: "button", onclick: () => keep(found) }, "Download as JSON")),
       why(found), fault(found), facts(found),
       h("div", { class: "columns" },
         section("Timeline", timeline(found)),
         section("Answer", link && h("p", { class: "dim" }, link), found.readable ? text : empty("Not for this key.", `Requests and answers are shown only to keys of tenant ${found.tenant}.`))),
-      request && h("details", { class: "code" }, h("summary", {}, "Request"), h("pre", { tabindex: 0, role: "region", "aria-label": "Request" }, JSON.stringify(request, null, 2))),
       parts(found.timing),
+      request && h("details", { class: "code" }, h("summary", {}, "Request"), h("pre", { tabindex: 0, role: "region", "aria-label": "Request" }, JSON.stringify(request, null, 2))),
       fromCode(["Terminal", `penstock jobs show ${id}\npenstock jobs events ${id}\npenstock logs --job ${id}`],
         ["curl", `curl -N -H "Authorization: Bearer $KEY" ${location.origin}/v1/jobs/${id}/events`],
         ["Python", `from penstock.client import PenstockClient\n\nwith PenstockClient("${location.origin}", KEY) as client:\n    for event in client.stream("${id}"):\n        print(event.text, end="", flush=True)`]),
@@ -125,6 +132,6 @@ function parts(timing) {
   return section("Where the time went", h("p", { class: "dim" }, `${milliseconds(total)} in all, ${plural(timing.attempts, "attempt")}.`),
     table("Time by part", [["Part"], ["Time", "num"], ["Share", "num"], ["When"]], rows.map(([name, begins, value]) => h("tr", { key: name, "data-part": name, "data-ms": value },
       h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", { class: "num" }, milliseconds(value)),
-      h("td", { class: "num" }, name === "egress_first" ? h("span", { class: "dim" }, "beside") : `${Math.round((100 * value) / total)} %`),
+      h("td", { class: "num" }, name === "egress_first" ? h("span", { class: "dim" }, "beside") : percent(value / total)),
       h("td", {}, bar(begins / total, value / total, GROUPS[name] ?? "path"))))));
 }

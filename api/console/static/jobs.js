@@ -1,13 +1,14 @@
 // Jobs: a list in pages, filtered by the server; its address holds the filter.
 
 import { api, query } from "./api.js";
-import { count, seconds } from "./format.js";
+import { count, plural, seconds } from "./format.js";
 import { watch } from "./live.js";
-import { badge, draw, empty, failed, fromCode, h, heading, jobLink, loading, select, table, when } from "./parts.js";
+import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, select, table, when } from "./parts.js";
 
 const STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"];
 const FILTERS = ["status", "lane", "model", "tenant", "search"];
-const PAGE = 100, EVERY_MS = 3000;
+const OPEN = ["queued", "in_progress"];
+const PAGE = 100, EVERY_MS = 3000, AT_ONCE = 8;
 
 export function jobs({ root, signal, params, go, title, who }) {
   title("Jobs");
@@ -46,7 +47,20 @@ export function jobs({ root, signal, params, go, title, who }) {
     if (!page.data.length) return [nothing(page), pager];
     const withTenant = wanted.tenant !== "";
     const columns = [["State"], ["Job"], ["Model"], ["Lane"], ...(withTenant ? [["Tenant"]] : []), ["Created"], ["Waited", "num"], ["Took", "num"], ["Tokens", "num"], ["Attempts", "num"]];
-    return [table("Jobs, newest first", columns, page.data.map((job) => row(job, withTenant))), pager, code()];
+    const under = page.data.filter(({ status }) => OPEN.includes(status));
+    const all = OPEN.includes(wanted.status) && under.length > 1 && h("div", { class: "actions" },
+      h("button", { type: "button", class: "danger", onclick: () => cancelAll(under) }, `Cancel these ${under.length}`));
+    return [all, table("Jobs, newest first", columns, page.data.map((job) => row(job, withTenant))), pager, code()];
+  }
+
+  /** Cancels the jobs of this page; one that has ended meanwhile is not a failure. */
+  async function cancelAll(some) {
+    if (!(await confirmed(`Cancel ${plural(some.length, "job")}?`, "Those that run stop at once. What they have generated is kept.", `Cancel ${some.length}`))) return;
+    let gone = 0;
+    const one = async ({ id }) => { try { await api.post(`/admin/jobs/${id}/cancel`); } catch (error) { if (![404, 409, 410].includes(error.status)) throw error; gone += 1; } };
+    await act(async () => { for (let at = 0; at < some.length; at += AT_ONCE) await Promise.all(some.slice(at, at + AT_ONCE).map(one)); },
+      () => `${plural(some.length - gone, "job")} cancelled${gone ? `, ${gone} had ended` : ""}.`);
+    round();
   }
 
   function nothing(page) {

@@ -3,7 +3,7 @@
 import { api } from "./api.js";
 import { bytes, count, milliseconds, plural, rate, seconds } from "./format.js";
 import { watch } from "./live.js";
-import { badge, draw, empty, failed, fromCode, h, heading, loading, section, spark, table, when } from "./parts.js";
+import { badge, chart, draw, empty, failed, fromCode, h, heading, loading, section, table, when } from "./parts.js";
 
 const FLOW = { flowing: ["good", "✓"], behind: ["warn", "!"], stopped: ["bad", "✕"], unknown: ["dim", "?"] };
 const LANES = ["interactive", "standard", "batch"];
@@ -44,17 +44,19 @@ function tiles(now, history) {
   const { rates } = now, last = history.at(-1);
   const window = rates.window_s === null ? "since the start" : `last ${seconds(Math.round(rates.window_s))}`;
   const values = (name) => history.map((point) => [point.at, point[name]]);
+  const marks = now.actions.filter(({ action }) => action !== "lead").map((one) => [one.at, `${one.model ?? "all"} ${one.action}${one.worker ? ` ${one.worker}` : ""}: ${one.reason}`]);
+  const plot = (name, sentence, text) => chart(values(name), sentence, { text, marks });
   const pair = (found) => (found ? [milliseconds(found.p50), `95 % below ${milliseconds(found.p95)}, ${window}`] : ["–", `no answer in the ${window}`]);
   const [first, firstNote] = pair(rates.first_token_ms), [between, betweenNote] = pair(rates.per_token_ms);
   return h("div", { class: "tiles" },
-    tile("Tokens per second", rate(rates.tokens_per_s), plural(rates.open_streams, "open stream"), spark(values("tokens_per_s"), `Tokens per second, now ${rate(rates.tokens_per_s)}`)),
-    tile("Time to first token", first, firstNote, spark(values("first_token_ms"), `Median time to first token, now ${first}`)),
-    tile("Time between tokens", between, betweenNote, spark(values("per_token_ms"), `Median time between tokens, now ${between}`)),
-    tile("Waiting", count(last?.waiting), `${count(last?.running)} running, ${rate(rates.jobs_per_s)} end per second`, spark(values("waiting"), `Waiting jobs, now ${last?.waiting}`)));
+    tile("Tokens per second", rate(rates.tokens_per_s), plural(rates.open_streams, "open stream"), plot("tokens_per_s", `Tokens per second, now ${rate(rates.tokens_per_s)}`, rate)),
+    tile("Time to first token", first, firstNote, plot("first_token_ms", `Median time to first token, now ${first}`, milliseconds)),
+    tile("Time between tokens", between, betweenNote, plot("per_token_ms", `Median time between tokens, now ${between}`, milliseconds)),
+    tile("Waiting", count(last?.waiting), `${count(last?.running)} running, ${rate(rates.jobs_per_s)} end per second`, plot("waiting", `Waiting jobs, now ${last?.waiting}`, count)));
 }
 
-function tile(name, value, note, chart) {
-  return h("div", { class: "card tile" }, h("h2", { class: "label" }, name), h("p", { class: "big" }, value), h("p", { class: "dim note" }, note), chart);
+function tile(name, value, note, plot) {
+  return h("div", { class: "card tile" }, h("h2", { class: "label" }, name), h("p", { class: "big" }, value), h("p", { class: "dim note" }, note), plot);
 }
 
 function lanes(now) {

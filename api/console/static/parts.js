@@ -93,21 +93,37 @@ export function confirmed(title, words, yes) {
   });
 }
 
-/** A line chart of points [time, value]; `sentence` is what it says, for those who do not see it. */
-export function spark(points, sentence) {
+/**
+ * A line chart of points [time, value]; `sentence` is what it says, for those who do not see it. `text` shows a value, and
+ * `marks`, [time, words], are events that the chart shows as lines. Below the pointer stands what the chart has there.
+ */
+export function chart(points, sentence, { text = String, marks = [] } = {}) {
   const known = points.filter(([, value]) => value !== null && value !== undefined);
   const width = 240, height = 40;
   const svg = h("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": sentence });
+  const readout = h("p", { class: "readout dim", "aria-hidden": "true", owned: true });
   if (known.length < 2) {
     svg.append(h("line", { x1: 0, y1: height - 1, x2: width, y2: height - 1, class: "base" }));
-    return svg;
+    return h("div", { class: "chart" }, svg, readout);
   }
   const times = known.map(([time]) => time), top = Math.max(...known.map(([, value]) => value), 1e-9);
   const [first, span] = [times[0], Math.max(1, times.at(-1) - times[0])];
-  const place = ([time, value]) => `${(((time - first) / span) * width).toFixed(1)} ${(height - 2 - (value / top) * (height - 6)).toFixed(1)}`;
-  const line = known.map(place).join(" L");
-  svg.append(h("path", { class: "area", d: `M0 ${height} L${line} L${width} ${height} Z` }), h("path", { class: "line", d: `M${line}` }));
-  return svg;
+  const across = (time) => (((time - first) / span) * width).toFixed(1);
+  const line = known.map(([time, value]) => `${across(time)} ${(height - 2 - (value / top) * (height - 6)).toFixed(1)}`).join(" L");
+  const events = marks.filter(([time]) => time >= first && time <= times.at(-1));
+  svg.append(h("path", { class: "area", d: `M0 ${height} L${line} L${width} ${height} Z` }), h("path", { class: "line", d: `M${line}` }),
+    ...events.map(([time]) => h("line", { class: "event", x1: across(time), y1: 0, x2: across(time), y2: height })));
+
+  function tell({ currentTarget, clientX }) {
+    const box = currentTarget.getBoundingClientRect();
+    const at = first + (span * (clientX - box.left)) / Math.max(1, box.width);
+    const nearest = (list) => list.reduce((best, one) => (Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best));
+    const [time, value] = nearest(known), event = events.length ? nearest(events) : null;
+    const words = event && Math.abs(event[0] - at) < span / 40 ? `, ${event[1]}` : "";
+    currentTarget.querySelector(".readout").textContent = `${clock(time)}: ${text(value)}${words}`;
+  }
+  const forget = ({ currentTarget }) => { currentTarget.querySelector(".readout").textContent = ""; };
+  return h("div", { class: "chart", onpointermove: tell, onpointerleave: forget }, svg, readout);
 }
 
 /** A bar on a line of time; both numbers are shares of the line. Decoration: the table has the numbers. */
