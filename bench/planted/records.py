@@ -82,4 +82,40 @@ RECORDS = (
         (Edit("telemetry/report/energy.py", "            idle += spent\n", "            idle += 0.0\n"),),
         (REPORT + "energy.py::test_idle_energy_belongs_to_nobody",),
     ),
+    Bug(
+        "ratios of some requests by what all of them took",
+        "A report about one tenant divides the energy and the CPU of everybody by its tokens alone.",
+        (
+            Edit(
+                "telemetry/report/report.py",
+                "    shared = len(evidence.requests) < len(found.requests)\n",
+                "    shared = False\n",
+            ),
+        ),
+        ("tests/telemetry/report/test_energy.py::test_a_report_about_one_tenant_splits_the_energy_over_all",),
+    ),
+    Bug(
+        "slots that others hold count as free",
+        "A report about one lane says that it waits beside free slots, which another lane holds.",
+        (
+            Edit(
+                "telemetry/report/advice.py",
+                "        holders = [each for each in everyone if",
+                "        holders = [each for each in requests if",
+            ),
+        ),
+        ("tests/telemetry/report/test_advice.py::test_slots_that_others_hold_are_not_free",),
+    ),
+    Bug(
+        "a part that an unknown stamp ends",
+        "The metric of parts loses the time of a part whose end an engine does not tell.",
+        (
+            Edit(
+                "telemetry/latency.py",
+                "        since = end or since\n",
+                "        since = end\n",
+            ),
+        ),
+        ("tests/telemetry/test_latency.py::test_the_parts_up_to_the_last_token_are_those_of_the_split",),
+    ),
 )
