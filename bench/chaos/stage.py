@@ -304,7 +304,8 @@ async def bare_answer(port: int) -> float:
 
 @asynccontextmanager
 async def yardstick(stage: FaultTestbed, interval_s: float = PROBE_INTERVAL_S) -> AsyncIterator[list[float]]:
-    """How long a bare server's answers took so far, asked at even intervals; milliseconds. Clear it to begin anew."""
+    """How long a bare server's answers took so far, asked at even intervals; milliseconds. Clear it to begin anew. If
+    this process stands still, what was due meanwhile is asked at once, as a row that offers a load does."""
     took: list[float] = []
 
     async def ask(port: int) -> None:
@@ -313,9 +314,11 @@ async def yardstick(stage: FaultTestbed, interval_s: float = PROBE_INTERVAL_S) -
 
     async def go_on(port: int) -> None:
         async with asyncio.TaskGroup() as asking:
+            due = time.monotonic()
             while True:
                 asking.create_task(ask(port))
-                await asyncio.sleep(interval_s)
+                due += interval_s
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     async with bare_server(stage) as port:
         asked = asyncio.create_task(go_on(port))
