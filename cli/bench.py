@@ -22,6 +22,7 @@ PROGRAMS = {
     "growth": "How the cost grows: tokens, streams, partitions, API processes.",
     "gpu": "Small models on a GPU: throughput and energy by batch size, copies, decode steps and their bound.",
     "engine": "Tokens per second through Penstock over those of the bare engine.",
+    "frontier": "Throughput over concurrency of a small real model, and how well the simulator predicts it.",
     "papers": "The planner's figures beside those that papers published, and how long its searches take.",
     "scale": "The scheduler on a simulated clock: a bursty day, beside other rules.",
     "order": "Order, gate and co-location of batches beside other rules, simulated and on real processes.",

@@ -166,6 +166,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock bench growth": ("penstock bench growth --quick",),
     "penstock bench engine": ("penstock bench engine --c 4 --rounds 1",),
     "penstock bench gpu": ("penstock bench gpu --seconds 3",),
+    "penstock bench frontier": ("penstock bench frontier --max 8",),
     "penstock bench papers": ("penstock bench papers",),
     "penstock bench scale": ("penstock bench scale --quick",),
     "penstock bench order": ("penstock bench order --part gate --quick",),

@@ -8,6 +8,8 @@ import pytest
 
 from bench import plots
 from bench.breakdown.__main__ import draw as draw_breakdown
+from bench.elastic.day import draw as draw_elastic_day
+from bench.frontier.__main__ import draw as draw_frontier
 from bench.gateway.sweep import draw as draw_gateway
 from bench.gpu.__main__ import draw as draw_gpu
 from bench.growth.__main__ import draw as draw_growth
@@ -24,6 +26,8 @@ DRAWS = {
     "gateway": draw_gateway,
     "jobs": draw_jobs,
     "breakdown": draw_breakdown,
+    "elastic-day": draw_elastic_day,
+    "frontier": draw_frontier,
     "gpu-frontier": draw_gpu,
     "growth": draw_growth,
     "table1": draw_table1,
@@ -67,5 +71,5 @@ def test_the_plots_of_the_docs_show_the_results(tmp_path: Path) -> None:
         draw(load(results / f"{name}.json"), tmp_path)
     draw_scale([load(results / f"{name}.json") for name in ("scale", "scale-shapes")], tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    assert drawn.keys() == {path.name for path in shown.glob("*.svg")} and len(drawn) == 19
+    assert drawn.keys() == {path.name for path in shown.glob("*.svg")} and len(drawn) == 22
     assert [name for name, svg in drawn.items() if svg != (shown / name).read_bytes()] == []

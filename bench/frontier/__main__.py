@@ -1,0 +1,214 @@
+"""`python -m bench.frontier`: throughput over concurrency of a small real model, its knee, and the simulator's errors.
+
+Two servers in turn: a Penstock with the embedded engine, and a llama-server. Closed loops of 1 to 32 clients; the
+simulator is fitted to every second of them and predicts the others. `penstock tune frontier` measures the Penstock,
+too. About ten minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct, to_builtins
+from msgspec.json import decode, encode
+
+from bench import plots
+from bench.frontier.loads import (
+    LEVELS,
+    PredictedLoad,
+    Unanswered,
+    as_rows,
+    error,
+    frontier,
+    length_mix,
+    of_rows,
+    predictions,
+    run_loads,
+)
+from bench.penstock import MODEL, Penstock
+from bench.processes import Died, Processes
+from bench.program import CACHE, OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed
+from bench.report import Ratio, Report, columns, load
+from bench.table1.client import NotAServer, TargetServer
+from planner.calibration import EngineFit, ServedLimits
+from planner.facts.catalogue import PlanError
+from planner.fitting import FittedTimes
+from planner.tuning import MeasuredFrontier
+from workers.engines.llamacpp.weights import WeightsError, fetch
+
+SLOTS, CONTEXT, THREADS = 32, 512, 1
+STEP_TOKENS = {"penstock": 128, "llama-server": 2048}
+"""Prompt tokens of one step: `batch` of the embedded engine, n_batch of llama-server."""
+TUNE = ("--requests", "32", "--max", str(SLOTS), "--repeats", "1", "--budget", "4m", "--json")
+FIRST_NOTE = (
+    "The first request of each client counts for throughput alone: all of them come at once, which is no state of a "
+    "closed loop."
+)
+FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90"}
+
+COLUMNS = columns("""
+    server: server; clients: at once; requests: requests; role: role;
+    tokens_s: tok/s .1; predicted_tokens_s: predicted .1;
+    ttft_p50_s: TTFT p50, s .2; predicted_ttft_p50_s: predicted .2; ttft_p90_s: TTFT p90, s .2;
+    predicted_ttft_p90_s: predicted .2; tpot_p50_s: s a token .3; predicted_tpot_p50_s: predicted .3; note: note
+""")
+
+
+def _run(run: ProgramRun) -> int:
+    kept = run.args.again
+    measurement = _measured(run) if kept is None else decode(encode(load(kept).settings), type=Measurement)
+    rows, ratios, notes = [], [], [FIRST_NOTE]
+    fits: dict[str, Any] = {}
+    for name, requests in measurement.requests.items():
+        loads = of_rows(requests)
+        fit, found = predictions(loads, ServedLimits(SLOTS, SLOTS * CONTEXT, STEP_TOKENS[name]))
+        knee = frontier(loads)
+        rows += [_row(name, each, knee) for each in found]
+        ratios += _ratios(name, found, knee)
+        notes.append(_note(name, fit, knee))
+        fits[name] = _coefficients(fit)
+    what = "penstock: knee by `penstock tune frontier`, at once"
+    ratios.append(Ratio(what=what, value=float(measurement.tuned_knee), digits=0))
+    title = f"Frontier of {measurement.model}, {SLOTS} slots, {THREADS} thread, and what the simulator predicts"
+    found_ = run.result("frontier", title, COLUMNS, rows, ratios, notes, slots=SLOTS, context=CONTEXT, threads=THREADS,
+                        step_tokens=STEP_TOKENS, fits=fits, **to_builtins(measurement))  # fmt: skip
+    return int(run.keep(found_, draw).missed)
+
+
+class Measurement(Struct, frozen=True, kw_only=True):
+    """What was measured: all that a run predicts from."""
+
+    model: str
+    """Its file."""
+    tuned_knee: int
+    """By `penstock tune frontier`, of the Penstock."""
+    requests: dict[str, list[list[float]]]
+    """Of each server, as `as_rows` has them."""
+
+
+def _measured(run: ProgramRun) -> Measurement:
+    """Measure both servers. Raises Died, NotAServer, Unanswered."""
+    levels, tuned = [each for each in LEVELS if each <= run.args.max], 0
+    requests: dict[str, list[list[float]]] = {}
+    with Testbed(run.console, "the model", len(STEP_TOKENS) * len(levels) + 1) as stage:
+        path = run.args.path or fetch(run.args.cache, lambda _what, _done, _of: None)
+        for name in STEP_TOKENS:
+            with _started(name, path, stage) as server:
+
+                def begin(clients: int, name: str = name) -> None:
+                    stage.say(f"{name}: {clients} at once")
+                    stage.done()
+
+                requests[name] = as_rows(run_loads(server, levels, begin))
+                if name == "penstock":
+                    stage.say("penstock tune frontier")
+                    tuned = tuned_knee(server, length_mix(), stage.folder)
+                    stage.done()
+    return Measurement(model=path.name, tuned_knee=tuned, requests=requests)
+
+
+@contextmanager
+def _started(name: str, path: Path, stage: Testbed) -> Iterator[TargetServer]:
+    """One of the servers. Raises Died, NotAServer."""
+    folder = stage.room(name)
+    if name == "penstock":
+        engine = {"path": path, "slots": SLOTS, "context": CONTEXT, "threads": THREADS}
+        settings = {f"llamacpp.{key}": value for key, value in engine.items()}
+        with Penstock(folder, engine="llamacpp", settings=settings) as penstock:
+            yield TargetServer.at(f"{penstock.url}/v1", MODEL, name=name)
+        return
+    with Processes(folder) as processes:
+        port = processes.serve(name, "bench.frontier.llama_server", str(path), f"{SLOTS}", f"{CONTEXT}", f"{THREADS}")
+        processes.wait_page(port, "/health", b"ok")
+        yield TargetServer.at(f"http://127.0.0.1:{port}/v1", MODEL, name=name)
+
+
+def tuned_knee(server: TargetServer, lengths: Any, folder: Path) -> int:
+    """The knee that the command says of the same lengths. Raises Unanswered."""
+    mix = folder / "mix.csv"
+    mix.write_text("".join(["prompt,answer\n", *(f"{prompt},{answer}\n" for prompt, answer in lengths.mix)]))
+    url = f"http://{server.host}:{server.port}{server.path}"
+    words = [sys.executable, "-m", "cli", "tune", "frontier", "--url", url, "--workload", str(mix), *TUNE]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unanswered(f"penstock tune frontier ended with {done.returncode}: {done.stderr[-500:]}")
+    return int(json.loads(done.stdout)["knee"]["concurrency"])
+
+
+def _row(name: str, each: PredictedLoad, found: MeasuredFrontier) -> dict[str, Any]:
+    seen, said, clients = each.load.figures, each.predicted, each.load.clients
+    return {
+        "server": name,
+        "clients": clients,
+        "requests": len(each.load.texts),
+        "role": "held out" if each.held_out else "fitted",
+        **{key: getattr(seen, key) for key in ("tokens_s", "ttft_p50_s", "ttft_p90_s", "tpot_p50_s")},
+        **{f"predicted_{key}": getattr(said, key) for key in ("tokens_s", "ttft_p50_s", "ttft_p90_s", "tpot_p50_s")},
+        "note": "knee" if clients == found.knee.batch else "",
+    }
+
+
+def _ratios(name: str, found: Sequence[PredictedLoad], knee: MeasuredFrontier) -> list[Ratio]:
+    errors = [
+        Ratio.held("frontier.error", f"{name}: {what} of the held-out loads, median error, %", 100 * error(found, key),
+                   digits=1)
+        for key, what in FIGURES.items()
+    ]  # fmt: skip
+    return [*errors, Ratio(what=f"{name}: knee, at once", value=float(knee.knee.batch), digits=0)]
+
+
+def _note(name: str, fit: EngineFit, found: MeasuredFrontier) -> str:
+    times: FittedTimes = fit.times
+    small, (fixed_s, token_s, square_s) = times.small, times.prefill
+    return (
+        f"{name}: {found.knee.reason}. A step takes {1e3 * small.fixed_s:.1f} ms, {1e3 * small.text_s:.2f} ms more for "
+        f"each text and {1e3 * small.held_s:.4f} ms for each token in the cache; n tokens of prompts add "
+        f"{1e3 * fixed_s:.1f} + {1e3 * token_s:.2f} n + {1e3 * square_s:.4f} n^2 ms; a first token comes "
+        f"{1e3 * fit.delay_s:.0f} ms after its step."
+    )
+
+
+def _coefficients(fit: EngineFit) -> dict[str, Any]:
+    small = fit.times.small
+    return {"fixed_s": small.fixed_s, "held_s": small.held_s, "text_s": small.text_s, "prefill": fit.times.prefill,
+            "delay_s": fit.delay_s, "path_s": fit.path_s, "requests": fit.requests}  # fmt: skip
+
+
+def draw(found: Report, folder: Path) -> list[Path]:
+    """Measured and predicted throughput, and TTFT, over concurrency."""
+    written = []
+    for key, title, unit in (
+        ("tokens_s", "Throughput", "tokens/s"),
+        ("ttft_p50_s", "Time to the first token, p50", "s"),
+    ):
+        series = {}
+        for name in STEP_TOKENS:
+            rows = [row for row in found.rows if row["server"] == name]
+            series[name] = [(row["clients"], row[key]) for row in rows]
+            series[f"{name}, predicted"] = [(row["clients"], row[f"predicted_{key}"]) for row in rows]
+        written += plots.lines(
+            folder / f"frontier-{key.partition('_')[0]}", f"{title} over concurrency", series,
+            x=plots.Axis(title="requests at once", log=True), y=plots.Axis(title=unit),
+        )  # fmt: skip
+    return written
+
+
+main = BenchProgram(
+    "penstock bench frontier", __doc__, _run, Unanswered, Died, NotAServer, PlanError, WeightsError, OSError
+).taking(
+    Option("--max", type=int, default=SLOTS, help="highest concurrency (default 32)"),
+    Option("--again", type=Path, help="measure nothing, and predict what this file of an earlier run has measured"),
+    Option("--path", type=Path, help="a GGUF file (default: the default model)"),
+    CACHE,
+    OUT,
+    PLOTS,
+)
+
+if __name__ == "__main__":
+    main.exit()

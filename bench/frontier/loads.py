@@ -1,0 +1,152 @@
+"""Loads of one server: closed loops of so many clients, what each yielded, and what the simulator says of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from statistics import fmean
+
+from bench.load.prompts import PromptSource
+from bench.table1.client import TargetServer, TimedAnswer, closed_loop
+from planner.calibration import EngineFit, ServedLimits, ServedText, fitted
+from planner.fitting import median_error
+from planner.load import RequestLengths
+from planner.prediction import LoadFigures, figures, measured, predicted_clients
+from planner.serving import quantile
+from planner.tuning import MeasuredFrontier, frontier_of
+
+LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Clients. The first, third, fifth... are fitted, and predict the others."""
+ROUNDS, MIN_REQUESTS = 3, 10
+"""Requests of each client, and of a load at least."""
+TIMEOUT_S = 600.0
+FIELDS: Mapping[str, object] = {"temperature": 0, "ignore_eos": True}
+MIX_SIZE = 60
+PROMPTS, ANSWERS = (32, 96), (8, 40)
+"""Tokens of the shortest and the longest: different enough to tell what a prompt costs from what an answer costs."""
+
+
+class Unanswered(RuntimeError):
+    """Requests of a load were not answered."""
+
+
+def length_mix() -> RequestLengths:
+    """Prompts and answers, each evenly between its bounds, in all combinations of short and long."""
+    random = Random(7)  # noqa: S311 - a workload
+    mix = tuple((random.randint(*PROMPTS), random.randint(*ANSWERS)) for _ in range(MIX_SIZE))
+    prompt, answer = (round(fmean(each)) for each in zip(*mix, strict=True))
+    return RequestLengths(prompt, answer, mix)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoad:
+    """One closed loop."""
+
+    clients: int
+    texts: Sequence[ServedText]
+    """In the order in which they were asked."""
+
+    @property
+    def figures(self) -> LoadFigures:
+        """As measured; `steady` says which times to the first token count."""
+        return steady(measured(self.texts), [text.heard_s - text.arrived_s for text in self.texts[self.clients :]])
+
+
+def steady(whole: LoadFigures, ttfts_s: Sequence[float]) -> LoadFigures:
+    """The figures with the times to the first token of those requests alone that followed another one of their client:
+    at the begin of a closed loop all clients ask at once, which is no state of its load."""
+    ordered = sorted(ttfts_s)
+    return replace(whole, ttft_p50_s=quantile(ordered, 0.5), ttft_p90_s=quantile(ordered, 0.9))
+
+
+def requests_of(clients: int) -> int:
+    """Of one load."""
+    return max(MIN_REQUESTS, ROUNDS * clients)
+
+
+def run_loads(server: TargetServer, levels: Sequence[int], say: Callable[[int], None]) -> list[ClosedLoad]:
+    """Every level once, after a warm-up. Raises Unanswered."""
+    source = PromptSource(server, length_mix())
+    asyncio.run(closed_loop(server, 2, source.bodies(4, FIELDS), TIMEOUT_S, lambda: None))
+    found = []
+    for clients in levels:
+        say(clients)
+        bodies = source.bodies(requests_of(clients), FIELDS)
+        level = asyncio.run(closed_loop(server, clients, bodies, TIMEOUT_S, lambda: None))
+        if faults := {answer.fault for answer in level.answers if answer.fault}:
+            raise Unanswered(f"{server.name}, {clients} at once: {', '.join(sorted(faults))}")
+        found.append(ClosedLoad(clients, [served_text(each) for each in sorted(level.answers, key=_sent)]))
+    return found
+
+
+def _sent(answer: TimedAnswer) -> float:
+    return answer.sent
+
+
+def served_text(answer: TimedAnswer) -> ServedText:
+    """An answer as its client saw it: the engine's way in and out counts as a part of its first step."""
+    first, last = answer.times[0], answer.times[-1]
+    return ServedText("engine", answer.sent, answer.sent, first, last, first, max(1, answer.prompt), answer.tokens)
+
+
+def as_rows(loads: Sequence[ClosedLoad]) -> list[list[float]]:
+    """Every request of the loads, for a file: clients, seconds of its sending, first and last token, tokens of prompt
+    and answer."""
+    begin_s = loads[0].texts[0].arrived_s
+    return [
+        [load.clients, *(round(at - begin_s, 4) for at in (text.arrived_s, text.first_s, text.last_s)),
+         text.prompt, text.answer]
+        for load in loads
+        for text in load.texts
+    ]  # fmt: skip
+
+
+def of_rows(rows: Sequence[Sequence[float]]) -> list[ClosedLoad]:
+    """The loads of such rows."""
+    found: dict[int, list[ServedText]] = {}
+    for clients, sent_s, first_s, last_s, prompt, answer in rows:
+        text = ServedText("engine", sent_s, sent_s, first_s, last_s, first_s, int(prompt), int(answer))
+        found.setdefault(int(clients), []).append(text)
+    return [ClosedLoad(clients, texts) for clients, texts in found.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedLoad:
+    """A load beside what the simulator says of it."""
+
+    load: ClosedLoad
+    held_out: bool
+    predicted: LoadFigures
+
+
+def predictions(loads: Sequence[ClosedLoad], limits: ServedLimits) -> tuple[EngineFit, list[PredictedLoad]]:
+    """Fit every second load, from the first on, and predict all, each with the lengths that its server counted. Raises
+    PlanError."""
+    fit = fitted([text for load in loads[::2] for text in load.texts], limits)
+    found = []
+    for number, load in enumerate(loads):
+        lengths = [(text.prompt, text.answer) for text in load.texts]
+        texts = sorted(predicted_clients(fit, load.clients, lengths), key=lambda text: text.arrived_s)
+        said = steady(figures(fit, texts), [fit.ttft_s(text) for text in texts[load.clients :]])
+        found.append(PredictedLoad(load, number % 2 == 1, said))
+    return fit, found
+
+
+def error(found: Sequence[PredictedLoad], name: str) -> float:
+    """The median of |predicted / measured - 1| over the loads that were held out."""
+    pairs = [(getattr(each.predicted, name), getattr(each.load.figures, name)) for each in found if each.held_out]
+    return median_error(*zip(*pairs, strict=True))
+
+
+def frontier(loads: Sequence[ClosedLoad]) -> MeasuredFrontier:
+    """Throughput and mean latency over all levels, with the knee."""
+    rates = {load.clients: [load.figures.tokens_s] for load in loads}
+    latencies = {load.clients: [fmean(text.last_s - text.arrived_s for text in load.texts)] for load in loads}
+    requests = {load.clients: [len(load.texts) / _seconds(load.texts)] for load in loads}
+    return frontier_of(rates, requests, latencies, Random(1))  # noqa: S311 - a bootstrap
+
+
+def _seconds(texts: Sequence[ServedText]) -> float:
+    return max(text.last_s for text in texts) - min(text.arrived_s for text in texts)

@@ -1,0 +1,117 @@
+"""`bench frontier`: loads of an engine whose step times are known are predicted, and the kept run says what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from bench.frontier.__main__ import SLOTS, STEP_TOKENS, main
+from bench.frontier.loads import (
+    LEVELS,
+    ClosedLoad,
+    as_rows,
+    error,
+    frontier,
+    length_mix,
+    of_rows,
+    predictions,
+    requests_of,
+    served_text,
+)
+from bench.report import load
+from bench.table1.client import TimedAnswer
+from planner.calibration import EngineFit, ServedLimits, ServedText
+from planner.fitting import DecodeRegime, FittedTimes
+from planner.prediction import predicted_clients
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results" / "frontier.json"
+REGIME = DecodeRegime(0.020, 0.0, 0.004)
+KNOWN = EngineFit(FittedTimes((0.002, 0.008, 0.0), REGIME, REGIME), ServedLimits(32, 16_384, 128), 0.0, 0.0, 0)
+
+
+def known_loads() -> list[ClosedLoad]:
+    """As an engine with KNOWN's step times would serve them, one after the other."""
+    found, begin_s = [], 0.0
+    for clients in LEVELS:
+        texts = predicted_clients(KNOWN, clients, length_mix().sample(requests_of(clients), Random(clients)))
+        served = [
+            ServedText(
+                "engine", begin_s + text.arrived_s, begin_s + text.arrived_s, begin_s + (text.first_s or 0.0),
+                begin_s + (text.ended_s or 0.0), begin_s + (text.first_s or 0.0), text.prompt, text.output,
+            )
+            for text in sorted(texts, key=lambda each: each.arrived_s)
+        ]  # fmt: skip
+        found.append(ClosedLoad(clients, served))
+        begin_s = max(text.last_s for text in served) + 5.0
+    return found
+
+
+def test_loads_of_known_step_times_are_predicted() -> None:
+    """From every second of them; clients do not see when a step begins, so first tokens are less sure."""
+    fit, found = predictions(known_loads(), KNOWN.limits)
+    assert [each.held_out for each in found] == [False, True] * 5
+    assert fit.times.small.text_s == pytest.approx(REGIME.text_s, rel=0.4)
+    assert error(found, "tokens_s") < 0.1
+    assert max(error(found, "ttft_p50_s"), error(found, "ttft_p90_s")) < 0.25
+
+
+def test_the_error_is_that_of_the_loads_that_were_held_out() -> None:
+    """A prediction of fitted loads would be none."""
+    loads = known_loads()
+    slow = [text._replace(last_s=text.first_s + 3 * (text.last_s - text.first_s)) for text in loads[5].texts]
+    loads[5] = ClosedLoad(loads[5].clients, slow)
+    _, found = predictions(loads, KNOWN.limits)
+    assert found[5].held_out and found[5].predicted.tokens_s > 1.5 * found[5].load.figures.tokens_s
+
+
+def test_first_requests_of_clients_count_for_no_first_token() -> None:
+    """They come at once: with two requests of a client, the median would lie between them and the others."""
+    loads = known_loads()
+    load_ = loads[-1]
+    later = sorted(text.heard_s - text.arrived_s for text in load_.texts[load_.clients :])
+    assert load_.figures.ttft_p90_s <= later[-1]
+    late = [text._replace(heard_s=text.heard_s + 100.0) for text in load_.texts[: load_.clients]]
+    changed = ClosedLoad(load_.clients, [*late, *load_.texts[load_.clients :]])
+    assert changed.figures == load_.figures
+
+
+def test_rows_of_a_file_are_the_loads() -> None:
+    loads = known_loads()
+    again = of_rows(as_rows(loads))
+    assert [each.clients for each in again] == [each.clients for each in loads]
+    assert again[3].figures.tokens_s == pytest.approx(loads[3].figures.tokens_s, rel=0.01)
+    assert frontier(again).knee.batch == frontier(loads).knee.batch
+
+
+def test_an_answer_as_its_client_saw_it() -> None:
+    text = served_text(TimedAnswer(1.0, [1.5, 2.0, 3.0], 3, prompt=40))
+    assert (text.arrived_s, text.first_s, text.last_s, text.prompt, text.answer) == (1.0, 1.5, 3.0, 40, 3)
+
+
+def test_the_kept_run_says_what_its_requests_say() -> None:
+    """The predictions of the file follow from the requests in it."""
+    kept = load(RESULTS)
+    for name, rows in kept.settings["requests"].items():
+        _, found = predictions(of_rows(rows), ServedLimits(SLOTS, SLOTS * kept.settings["context"], STEP_TOKENS[name]))
+        said = [row for row in kept.rows if row["server"] == name]
+        assert [each.load.clients for each in found] == [row["clients"] for row in said]
+        for each, row in zip(found, said, strict=True):
+            assert each.predicted.tokens_s == pytest.approx(row["predicted_tokens_s"], rel=0.02)
+            assert row["role"] == ("held out" if each.held_out else "fitted")
+
+
+def test_an_earlier_run_is_predicted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without measuring anything."""
+    words = ["--again", str(RESULTS), "--out", str(tmp_path), "--plots", str(tmp_path)]
+    assert main(words) == int(load(RESULTS).missed)
+    again = load(tmp_path / "frontier.json")
+    assert again.settings["requests"] == load(RESULTS).settings["requests"] and len(again.rows) == 2 * len(LEVELS)
+    assert "knee" in capsys.readouterr().out
+
+
+def test_it_is_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "llama-server" in capsys.readouterr().out
