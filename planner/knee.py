@@ -55,7 +55,9 @@ def knee(samples: Samples, random: Random, gain: float = GAIN) -> Knee:
     if is_beyond:
         reason = f"throughput still rises at {batch}, the largest that was measured: the knee is there or beyond"
     else:
-        reason = f"twice {batch} would gain {100 * more:.0f} %, less than {100 * gain:.0f} %"
+        # Never rounded up: 9.96 % is less than 10 %.
+        shown = f"{100 * more:.0f}" if round(100 * more) < 100 * gain else f"{math.floor(1000 * more) / 10:.1f}"
+        reason = f"twice {batch} would gain {shown} %, less than {100 * gain:.0f} %"
     return Knee(batch, more, share, is_fitted, is_beyond, reason)
 
 

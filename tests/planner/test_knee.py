@@ -89,3 +89,9 @@ def test_a_knee_at_a_power_of_two_is_unsure() -> None:
     found = [knee(measured(Random(seed), t_mem, t_comp, 3, NOISE), Random(0)) for seed in range(20)]
     assert {each.batch for each in found} == {64, 128}
     assert sum(each.confidence < 0.95 for each in found) >= 10
+
+
+def test_a_gain_that_is_nearly_enough_is_not_rounded_up() -> None:
+    """The knee's reason would contradict itself."""
+    found = knee({1: [100.0], 2: [109.97], 4: [115.0]}, Random(1))
+    assert found.batch == 1 and "would gain 9.5 %, less than 10 %" in found.reason
