@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from planner.facts.catalogue import PlanError
 from planner.parallel import ParallelPlan, ReplicaModel, is_valid, largest_batch
-from planner.search import SearchInput
+from planner.search import SearchInput, enough
 from planner.serving import BatchLimits, LatencySlo, attainment, requests, serve
 from planner.simulator.engine import ModelText
 
@@ -203,7 +203,7 @@ def best_goodput(given: SearchInput, top: int = 8) -> list[GoodputRow]:
     found = deployments(given)
     if not found:
         raise PlanError(
-            f"{given.model.name} does not fit on {given.gpus} x {given.device.name}: give more --gpus or fewer --w-bits"
+            f"{given.model.name} does not fit on {given.gpus} x {given.device.name}; {enough(given)} would fit"
         )
     able = promising(given, found)
     if not able:

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from planner.facts.catalogue import PlanError
 from planner.parallel import ParallelPlan, is_valid
-from planner.search import SearchInput
+from planner.search import SearchInput, enough
 from planner.serving import BatchLimits, requests, serve
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -47,7 +47,9 @@ def grid(given: SearchInput, concurrencies: Sequence[int] = CONCURRENCIES) -> li
         except PlanError:
             continue
     if not found:
-        raise PlanError(f"no layout of {given.model.name} fits on {given.gpus} x {given.device.name}; give more --gpus")
+        raise PlanError(
+            f"no layout of {given.model.name} fits on {given.gpus} x {given.device.name}; {enough(given)} would fit"
+        )
     return found
 
 

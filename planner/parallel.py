@@ -132,7 +132,8 @@ class ReplicaModel:
         if room <= 0:
             raise PlanError(
                 f"{self.plan.name} does not fit: each {self.device.name} would hold {self.weight_bytes / 1e9:.1f} GB "
-                f"of weights in {(self.device.memory_bytes - WORKSPACE_BYTES) / 1e9:.1f}"
+                f"of weights in {(self.device.memory_bytes - WORKSPACE_BYTES) / 1e9:.1f}; more --tp or --pp, "
+                "fewer --w-bits or another --gpu would do"
             )
         token = self.model.kv_token_bytes(self.precision.kv, self.plan.heads_shared_by) / self.plan.pp
         return int(room / token) * (self.plan.tp if self.plan.attention_dp else 1)

@@ -79,7 +79,7 @@ def search(given: SearchInput) -> list[PlanOutcome]:
     if not found:
         raise PlanError(
             f"{given.model.name} does not fit on {given.gpus} x {given.device.name} with any parallelism; "
-            f"{_enough(given)} would fit"
+            f"{enough(given)} would fit"
         )
     return sorted(found, key=lambda each: -each.backlog.tokens_s)
 
@@ -166,7 +166,7 @@ def _at_rate_joules(outcome: PlanOutcome) -> float:
     return math.inf if outcome.at_rate is None else outcome.at_rate.joules_token
 
 
-def _enough(given: SearchInput) -> str:
+def enough(given: SearchInput) -> str:
     """The smallest number of the same GPUs, doubling, on which some plan fits, or fewer bits."""
     for power in range(1, 7):
         gpus = given.gpus << power
