@@ -19,6 +19,8 @@ from planner.simulator.pool import PoolEngine, PoolSimulation
 from planner.simulator.queues import PenstockQueue
 from planner.simulator.workers import PenstockWorker
 
+MAX_TEXTS = 50_000
+"""To divide, and to simulate."""
 MIN_LOAD, MAX_LOADS = 20, 16
 """Requests of a load, and loads, into which records are divided."""
 
@@ -121,6 +123,10 @@ def loads_of(served: Sequence[ServedText]) -> list[list[ServedText]]:
     into equal numbers. Raises PlanError."""
     if len(served) < MIN_REQUESTS:
         raise PlanError(f"{len(served)} requests can be used, and a fit needs {MIN_REQUESTS}")
+    if len(served) > MAX_TEXTS:
+        raise PlanError(
+            f"{len(served):,} requests are more than the {MAX_TEXTS:,} that are simulated: --since would cut them"
+        )
     texts = sorted(served, key=lambda each: each.arrived_s)
     least = max(MIN_LOAD, len(texts) // MAX_LOADS)
     loads: list[list[ServedText]] = [[]]

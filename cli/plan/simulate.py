@@ -30,7 +30,7 @@ from planner.parallel import ParallelPlan, ReplicaModel, is_valid
 from planner.serving import Attainment, BatchLimits, LatencySlo, ServedLoad, attainment, quantile, requests
 from planner.simulator.engine import ModelText
 from planner.simulator.trace import Malformed, Trace, cut
-from planner.timeline import TimelineRow, simulated, texts_of, timeline, timeline_advice
+from planner.timeline import MAX_REQUESTS, TimelineRow, simulated, texts_of, timeline, timeline_advice
 
 
 @plan_command("simulate", shown="simulating")
@@ -73,6 +73,8 @@ def simulate(
         raise PlanError(f"{plan.name} does not divide {model.name}: `penstock plan search` lists what does")
     if not (0 < scale < math.inf and 0 < rate < math.inf) or count < 1:
         raise PlanError("--scale and --rate are above 0, and --count from 1")
+    if count > MAX_REQUESTS:
+        raise PlanError(f"--count {count}: at most {MAX_REQUESTS:,} requests are simulated")
     lengths.check(model)
     texts, failed = _texts(path, scale, rate, count, lengths, model)
     prompt = round(sum(text.prompt for text in texts) / len(texts))

@@ -55,6 +55,8 @@ def test_a_load_without_a_pause_is_cut_into_equal_parts() -> None:
     assert len(loads) == 8 and {len(load) for load in loads} == {50}
     with pytest.raises(PlanError, match="39 requests can be used, and a fit needs 40"):
         loads_of(busy[:39])
+    with pytest.raises(PlanError, match="50,400 requests are more than the 50,000 that are simulated: --since"):
+        loads_of(busy * 126)
 
 
 def test_twice_the_load_waits_longer_and_two_workers_less() -> None:

@@ -268,6 +268,9 @@ def test_simulate_generated_requests(capsys: pytest.CaptureFixture[str]) -> None
         ("simulate --model opt-13b --gpu h200 --trace nowhere.csv", "nowhere.csv"),
         ("simulate --model opt-13b --gpu h200 --tp 3", "penstock plan search"),
         ("simulate --model opt-13b --gpu h200 --rate 0", "above 0"),
+        ("simulate --model opt-13b --gpu h200 --count 200001", "at most 200,000 requests are simulated"),
+        ("simulate --model opt-13b --gpu h200 --count 0", "--count from 1"),
+        ("simulate --model opt-13b --gpu h200 --scale -1", "above 0"),
         ("simulate --model llama-3.1-70b --gpu l4", "does not fit"),
     ],
 )
