@@ -42,6 +42,12 @@ def test_the_modelled_frontier_by_hand() -> None:
     assert [point.tokens_s for point in points] == sorted(point.tokens_s for point in points)
 
 
+def test_two_devices_take_the_power_of_two() -> None:
+    """Joules of a token are those of all devices of a replica."""
+    for point in modelled(RooflineInput(model("opt-13b"), device("h200"), tp=2), RequestLengths(), 1.0):
+        assert point.joules_token == pytest.approx(2 * 700 / point.tokens_s)
+
+
 def test_half_the_efficiency_is_half_the_tokens() -> None:
     given = RooflineInput(model("opt-13b"), device("h200"))
     whole, half = modelled(given, RequestLengths(), 1.0), modelled(given, RequestLengths(), 0.5)

@@ -25,7 +25,7 @@ from planner.goodput import (
 from planner.load import HALF, RequestLengths
 from planner.parallel import ParallelPlan
 from planner.search import SearchInput
-from planner.serving import BatchLimits, LatencySlo
+from planner.serving import BatchLimits, LatencySlo, attainment
 
 TWO = SearchInput(model("opt-13b"), device("a100-80gb"), 2, RequestLengths(512, 64), HALF, 0.7)
 ONE = ParallelPlan()
@@ -65,12 +65,13 @@ def test_stricter_objectives_never_serve_more() -> None:
     assert rates[-1] <= 1.1 * full_rate(TWO, ServingSetup(ONE))
 
 
-@pytest.mark.slow
 def test_objectives_judged_one_by_one_promise_more() -> None:
-    """DistServe's search accepts a rate where each is kept by nine of ten, and both by fewer."""
-    tight = replace(TWO, slo=LatencySlo(0.25, 0.032))
+    """DistServe's search accepts a rate where each is kept by six of ten, and both by fewer."""
+    tight = replace(TWO, slo=LatencySlo(0.12, 0.04, 0.6))
     both, apart = (goodput(tight, ServingSetup(ONE), jointly=jointly) for jointly in (True, False))
-    assert 0 < both <= apart
+    assert 0 < 1.1 * both < apart
+    found = attainment(served(tight, ServingSetup(ONE), apart), tight.slo)
+    assert found.both < 0.6 <= min(found.ttft, found.tpot)
 
 
 def test_prefill_apart_keeps_tokens_even_and_pays_the_transfer() -> None:

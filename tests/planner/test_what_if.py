@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,13 @@ def test_twice_the_load_takes_twice_the_gpus() -> None:
     assert now.point and now.gpus * now.point.requests_s >= 8.0 > (now.gpus - 1) * now.point.requests_s
     assert (cases["answers twice as long"].gpus or 0) > now.gpus
     assert (cases["weights of 4 bits"].gpus or 99) <= now.gpus and cases["on h200"].gpus == 1
+
+
+def test_a_replica_of_two_gpus_counts_twice() -> None:
+    """Each replica has two: as many replicas as the rate needs, and twice as many GPUs."""
+    two = what_if(replace(LOAD, base=replace(LOAD.base, tp=2), rate=20.0), [])[0]
+    assert two.point is not None
+    assert two.gpus == 2 * math.ceil(20.0 / two.point.requests_s) > 2
 
 
 def test_a_change_that_does_not_fit_says_why() -> None:
