@@ -54,7 +54,9 @@ def adds_up(usage: Any) -> bool:
     prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
     answer = usage.get("completion_tokens", usage.get("output_tokens", 0))
     total = usage.get("total_tokens")
-    return all(isinstance(each, int) for each in (prompt, answer, total)) and prompt > 0 and prompt + answer == total
+    if not (isinstance(prompt, int) and isinstance(answer, int) and isinstance(total, int)):
+        return False
+    return prompt > 0 and prompt + answer == total
 
 
 def counts_its_tokens(told: Any) -> bool:
@@ -66,8 +68,8 @@ def counts_its_tokens(told: Any) -> bool:
 def best_first(results: Any) -> bool:
     """At least two scores, each greater than the next."""
     scores = [each.get("relevance_score") for each in _dicts(results)]
-    pairs = pairwise(scores)
-    return len(scores) > 1 and all(isinstance(each, float) for each in scores) and all(a > b for a, b in pairs)
+    numbers = [score for score in scores if isinstance(score, float)]
+    return len(scores) == len(numbers) > 1 and all(a > b for a, b in pairwise(numbers))
 
 
 def json_object(text: Any) -> bool:

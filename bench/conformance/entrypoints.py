@@ -50,8 +50,8 @@ class EntrypointCase:
     """None: a GET."""
     status: int = 200
     has: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the answer by their paths, each with its value, its type or a check (`answer_checks`); of a stream below
-    `chunks`, and "" is the whole answer."""
+    """Fields of the answer by their paths, each with its value, its type or a check (`answer_checks`); of a stream
+    below `chunks`, and "" is the whole answer."""
     instead: str = ""
     """What Penstock does instead, and why; `status` and `has` are then of that. "": the same."""
 
