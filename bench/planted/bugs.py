@@ -13,6 +13,7 @@ from bench.planted.connections import CONNECTIONS
 from bench.planted.conversations import CONVERSATIONS
 from bench.planted.door import DOORS
 from bench.planted.durable import DURABLE
+from bench.planted.entrypoints import ENTRYPOINTS
 from bench.planted.fencing import ENDS, FENCING
 from bench.planted.gate import GATE
 from bench.planted.leavings import LEAVINGS
@@ -54,6 +55,7 @@ BUGS = (
     *DURABLE,
     *READERS,
     *REQUEST_FIELDS,
+    *ENTRYPOINTS,
     *WORK,
     *DOORS,
     *CONNECTIONS,

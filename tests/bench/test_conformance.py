@@ -215,6 +215,9 @@ def test_verdicts_are_counted_by_group() -> None:
 
 def test_each_exception_has_a_reason_and_excuses_not_everything() -> None:
     assert all(each.reason for each in EXPECTED)
+    assert [each.pattern for each in EXPECTED if re.search(each.pattern, "") or re.search(each.pattern, "a case")] == []
+    llama = "test_responses_with_text_format"
+    assert reason_of(LLAMA, f"{llama}[text_format2-10-None]") and not reason_of(LLAMA, f"{llama}[text_format3-0-None]")
     assert not reason_of(DURABLE, "Read Operations should read empty stream") and not reason_of(RESPONSES, "basic")
     others = re.compile(all_but_expected(DURABLE))
     for case in (

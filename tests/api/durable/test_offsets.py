@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from api.durable import offsets
-from api.durable.offsets import FIRST_INTERVAL_S, INTERVAL_S, StreamOffset, live_cursor
+from api.durable.offsets import FIRST_INTERVAL_S, INTERVAL_S, MAX_JITTER_S, StreamOffset, live_cursor
 from api.openai.cursor import CUT_SHORT, Cursor
 from api.openai.errors import ApiError
 from streaming.jobs.frames import Run
@@ -44,8 +46,15 @@ def test_any_other_text_is_refused(text: str) -> None:
     assert (refused.value.status, refused.value.param) == (400, "offset")
 
 
-def test_a_live_cursor_is_the_interval_and_never_one_that_the_reader_had() -> None:
+def test_a_live_cursor_is_the_interval_and_never_one_that_the_reader_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is drawn: the least jitter is shorter than an interval, and still the next cursor is another one."""
     assert live_cursor(None, NOW_S) == live_cursor(999, NOW_S) == live_cursor(None, NOW_S + INTERVAL_S - 0.1) == 1000
     assert live_cursor(None, NOW_S + INTERVAL_S) == 1001
-    for seen in (1000, 1001, 10**9):
-        assert all(seen < live_cursor(seen, NOW_S) <= seen + 180 for _ in range(100))
+    for jitter_s, further in ((1, 1), (INTERVAL_S - 1, 1), (2 * INTERVAL_S, 2), (MAX_JITTER_S, 180)):
+
+        def drawn(least: int, most: int, jitter_s: int = jitter_s) -> int:
+            assert least <= jitter_s <= most
+            return jitter_s
+
+        monkeypatch.setattr(random, "randint", drawn)
+        assert [live_cursor(seen, NOW_S) - seen for seen in (1000, 1001, 10**9)] == [further] * 3

@@ -102,6 +102,16 @@ def test_limits_that_are_none_are_ignored(limit: str) -> None:
     assert key.wait_s(5, 0.0) == 0 and key.requests.limit == math.inf
 
 
+def test_a_window_that_is_over_does_not_empty_a_bucket() -> None:
+    """A server that says what remained of a window, and that the window ends now, has the whole limit again: the level
+    stays. With time to go, or nothing left, what it says counts."""
+    for remaining, reset, level in (("2", "0s", 60), ("2", "30s", 2), ("0", "0s", 0)):
+        key = UpstreamKey("K", "s")
+        said = {"limit": "60", "remaining": remaining, "reset": reset}
+        key.note({f"x-ratelimit-{name}-requests": value for name, value in said.items()}, 0.0, 0.0)
+        assert key.requests.level == level, (remaining, reset)
+
+
 def test_keys_are_pooled() -> None:
     """The one that is blocked waits, and the other works; a key's secret is in no repr."""
     first, second = UpstreamKey("A", "sk-one"), UpstreamKey("B", "sk-two")
