@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -108,3 +109,14 @@ async def test_nobody_is_accepted_after_the_end() -> None:
         await server.shutdown()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
+
+
+async def test_a_signal_ends_the_server_without_waiting_for_its_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.stream.draining_server.TICK_INTERVAL_S", 10 * PATIENCE_S)
+    async with asyncio.timeout(PATIENCE_S), serving() as (server, _):
+        ticking = asyncio.create_task(server.main_loop())
+        await asyncio.sleep(0)
+        assert not ticking.done()
+        server.handle_exit(signal.SIGTERM, None)
+        await ticking
+        await server.shutdown()
