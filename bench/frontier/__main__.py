@@ -73,7 +73,7 @@ def _run(run: ProgramRun) -> int:
         ratios += _ratios(name, found, knee)
         notes.append(_note(name, fit, knee))
         fits[name] = _coefficients(fit)
-    what = "penstock: knee by `penstock tune frontier`, at once"
+    what = "knee by `penstock tune frontier` of the Penstock, at once"
     ratios.append(Ratio(what=what, value=float(measurement.tuned_knee), digits=0))
     title = f"Frontier of {measurement.model}, {SLOTS} slots, {THREADS} thread, and what the simulator predicts"
     found_ = run.result("frontier", title, COLUMNS, rows, ratios, notes, slots=SLOTS, context=CONTEXT, threads=THREADS,
