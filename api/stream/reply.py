@@ -27,12 +27,12 @@ from api.stream.connection import Connection
 from api.stream.delivery import Delivery
 from api.stream.flow import TokenFlow
 from api.stream.messages import PING, STREAM_HEADERS, body_message, served_by_header, start_message, stream_url
-from api.stream.operation import operation_of
 from api.stream.paced_writer import ClientGone, PacedWriter
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
+from streaming.jobs.operation import operation_of
 from streaming.jobs.reorder_buffer import Flow
 from streaming.jobs.terminal import Terminal
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token

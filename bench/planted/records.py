@@ -65,6 +65,18 @@ RECORDS = (
         (REPORT + "figures.py::test_counts_tokens_and_percentiles_equal_the_raw_lines",),
     ),
     Bug(
+        "a slow worker that is compared with itself",
+        "Of two workers, one is named only if it takes three times as long as the other.",
+        (
+            Edit(
+                "telemetry/report/advice.py",
+                "others = [pace for other, pace in medians.items() if other != name]",
+                "others = list(medians.values())",
+            ),
+        ),
+        (REPORT + "advice.py::test_a_worker_is_slow_from_half_as_long_again",),
+    ),
+    Bug(
         "a slow worker beside others of another model",
         "Every worker of the larger model counts as slow.",
         (Edit("telemetry/report/advice.py", "paces[each.record.model][each.record.by]", 'paces[""][each.record.by]'),),

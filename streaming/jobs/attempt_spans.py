@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streaming.jobs.job import Chat, Job, PastAttempt
+from streaming.jobs.job import Job, PastAttempt
+from streaming.jobs.operation import operation_of
 from streaming.jobs.records import JobRecord
 from telemetry import conventions as names
 from telemetry.tracing import Attributes, Tracing, derived_id, is_sampled, sibling
@@ -20,7 +21,7 @@ NS_PER_MS = 1_000_000
 
 def span_name(job: Job) -> str:
     """The name of an attempt's span, as the GenAI conventions ask."""
-    return f"{operation(job)} {job.model}"
+    return f"{operation_of(job)} {job.model}"
 
 
 def attempt_id(job: Job, claimed_ms: int) -> str:
@@ -31,11 +32,6 @@ def attempt_id(job: Job, claimed_ms: int) -> str:
 def own_attempts(job: Job, attempts: Sequence[PastAttempt]) -> list[PastAttempt]:
     """Those of this job, without those of the job of which it is a replay."""
     return [each for each in attempts if each not in job.past]
-
-
-def operation(job: Job) -> str:
-    """The operation, in the words of the GenAI conventions."""
-    return "chat" if isinstance(job.prompt, Chat) else "text_completion"
 
 
 def requested(job: Job) -> dict[str, str | int | float | bool]:
@@ -49,7 +45,7 @@ def requested(job: Job) -> dict[str, str | int | float | bool]:
         names.CHOICES: job.choices if job.choices > 1 else None,
     }
     return {
-        names.OPERATION: operation(job),
+        names.OPERATION: operation_of(job),
         names.PROVIDER: names.PROVIDER_NAME,
         names.REQUEST_MODEL: job.model,
         names.STREAM: job.stream,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
+from telemetry.operations import OPERATIONS
+
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Combined: TypeAlias = Literal["livesum", "livemostrecent", "computed"]
 """How a gauge of several live processes is combined; "computed": by the API process that is asked, at each scrape."""
@@ -17,7 +19,7 @@ LABELS: Mapping[str, str] = {
     "direction": "up, down",
     "end": "as the row says",
     "endpoint": "a route of [the API](api.md), or other",
-    "gen_ai_operation_name": "chat, text_completion",
+    "gen_ai_operation_name": ", ".join(OPERATIONS),
     "gen_ai_request_model": "a configured model",
     "gen_ai_token_type": "input, output",
     "gpu": "the UUID of a GPU of this machine",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import pytest
 from msgspec.structs import replace
 from pytest import approx
 from recorded import delivery, request, sample
@@ -43,6 +44,13 @@ def test_a_slow_worker_is_named() -> None:
     assert [each.kind for each in found] == ["slow_worker"]
     assert found[0].title == "worker-2 is slow" and "20.0 ms per token" in found[0].reason
     assert abs(found[0].saves_s - 20 * 15 * 11 / 1000) < 0.1
+
+
+@pytest.mark.parametrize(("factor", "named"), [(1.4, []), (1.6, ["worker-2 is slow"])])
+def test_a_worker_is_slow_from_half_as_long_again(factor: float, named: list[str]) -> None:
+    """Per token, compared with the others alone: its own time would raise what is usual."""
+    usual, slow = healthy(per_token=10.0), healthy("worker-2", 100, per_token=10.0 * factor)
+    assert [each.title for each in advice(delivered([*usual, *slow]))] == named
 
 
 def test_models_are_not_compared() -> None:

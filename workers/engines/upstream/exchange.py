@@ -17,6 +17,7 @@ import msgspec
 from penstock.engine import ChatTurn, Piece, Request, Task
 from telemetry import conventions as names
 from telemetry.logs import EventLog
+from telemetry.operations import operation_name
 from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span
 from workers.engines.upstream import task_calls
 from workers.engines.upstream.continuation import bodies, ladder
@@ -233,9 +234,8 @@ class UpstreamExchange:
     def _span(self, generation: UpstreamGeneration, endpoint: ServerEndpoint, facts: ServerFacts) -> Span:
         """Begin the span of one request to a server, which the server continues."""
         request, address = generation.request, endpoint.client.address
-        operation = "text_completion" if isinstance(request.prompt, str) else "chat"
-        if request.task is not None:
-            operation = task_calls.OPERATIONS[request.task.kind]
+        task = request.task.kind if request.task is not None else None
+        operation = operation_name(task, is_chat=isinstance(next(iter(request.prompt), None), ChatTurn))
         attributes: Attributes = {
             names.OPERATION: operation,
             names.PROVIDER: facts.kind,

@@ -7,20 +7,13 @@ from typing import Any
 
 import msgspec
 
-from penstock.engine import ChatTurn, Request, Task, TaskKind
+from penstock.engine import ChatTurn, Request, Task
 from workers.engines.task_answers import check_task_answer, joined_vectors, told_scores, told_tokens
 from workers.engines.upstream.reply.chunks import Count, TokenId
 from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
 
 BASE64 = ("openai", "vllm", "sglang", "llama-server")
 """Kinds that give vectors as base64."""
-OPERATIONS: Mapping[TaskKind, str] = {
-    "embed": "embeddings",
-    "rerank": "rerank",
-    "tokenize": "tokenize",
-    "detokenize": "detokenize",
-}
-"""Names of tasks in traces, as the conventions have them where they do."""
 TOO_LARGE = b"is too large to process"
 """llama-server says so with 500, although the text is at fault."""
 

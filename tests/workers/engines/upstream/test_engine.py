@@ -686,6 +686,24 @@ async def test_each_call_is_a_span_and_carries_it_on(collector: Collector) -> No
     assert b"words of the server" not in b"".join(collector.received)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "operation"), [("a", "text_completion"), ([1, 2], "text_completion"), (HELLO, "chat")]
+)
+async def test_the_span_of_a_call_has_the_operation(collector: Collector, prompt: Any, operation: str) -> None:
+    """Token ids are a text, not a conversation."""
+    tracing = start_tracing("worker", collector.url)
+    attempt = tracing.enter("attempt", {"traceparent": "00-" + "4b" * 16 + "-" + "f0" * 8 + "-01"})
+    async with bench(FakeUpstream("vllm")) as desk:
+        desk.engine.trace_calls(tracing)
+        queue = desk.begin(Request("r", prompt, Sampling(max_tokens=3), trace=attempt.carrier()["traceparent"]))
+        while not (await asyncio.wait_for(queue.get(), 20)).last:
+            pass
+    attempt.end()
+    tracing.close()
+    (call,) = (span for span in collector.sent if span.kind == SentSpan.SPAN_KIND_CLIENT)
+    assert attributes_of(call)["gen_ai.operation.name"] == operation and call.name.startswith(f"{operation} ")
+
+
 async def test_a_trace_that_is_not_recorded_is_passed_on_as_it_is() -> None:
     """So that a server that records it is not cut off; a request without one has no header."""
     fake, known = FakeUpstream("vllm"), "00-" + "4b" * 16 + "-" + "f0" * 8 + "-00"
