@@ -223,11 +223,20 @@ class Report(MachineInfo, frozen=True, kw_only=True):
     """Those of earlier runs that this one did not measure; not shown."""
     notes: tuple[str, ...] = ()
     """What a reader has to know to read the table rightly."""
+    failures: tuple[str, ...] = ()
+    """What failed, each with what was seen, where a program tells it."""
+    failures_before: tuple[str, ...] = ()
+    """Those of the runs before, each with its day, oldest first."""
 
     @property
     def file(self) -> str:
         """Of the JSON file, in its folder."""
         return f"{self.name}.json"
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What stands below the figures: failures, those of earlier runs, notes."""
+        return (*self.failures, *(f"Before, {each}" for each in self.failures_before), *self.notes)
 
     @property
     def missed(self) -> bool:
@@ -236,15 +245,21 @@ class Report(MachineInfo, frozen=True, kw_only=True):
         return any(ratio.verdict == "missed" for ratio in self.ratios)
 
     def after(self, other: Report) -> Report:
-        """The same, and beside each judged figure what it was in that run and in the runs before it."""
-        known = {each.what: each for each in (*other.absent, *other.ratios) if each.verdict and each.at_most != 0}
+        """The same, and beside each judged figure what it was in that run and in the runs before it. A count of what
+        must not be says so from the first run on in which it was not 0. What failed in the runs before stays told."""
+        known = {
+            each.what: each
+            for each in (*other.absent, *other.ratios)
+            if each.verdict and (each.at_most != 0 or each.value != 0 or each.earlier)
+        }
 
         def grown(ratio: Ratio) -> Ratio:
             old = known.pop(ratio.what, None)
             return msgspec.structs.replace(ratio, earlier=(*old.earlier, old.value)) if old else ratio
 
         ratios = tuple(map(grown, self.ratios))
-        return msgspec.structs.replace(self, ratios=ratios, absent=tuple(known.values()))
+        before = (*other.failures_before, *(f"{other.date}: {each}" for each in other.failures))
+        return msgspec.structs.replace(self, ratios=ratios, absent=tuple(known.values()), failures_before=before)
 
     def save(self, path: Path) -> Path:
         """Write the JSON file; returns where."""
@@ -283,7 +298,7 @@ def table(report: Report) -> RenderableType:
     parts: list[RenderableType] = [view]
     if report.ratios:
         parts.append(_ratios(report.ratios))
-    return Group(*parts, *(escape(note) for note in report.notes))
+    return Group(*parts, *(escape(each) for each in report.told))
 
 
 def _ratios(ratios: tuple[Ratio, ...]) -> Table:
@@ -307,8 +322,8 @@ def as_markdown(report: Report) -> str:
         lines += ["", _line(["ratio", "measured", "goal", ""]), _line(["---", "---:", "---", "---"])]
         words = {"missed": "**missed**"}
         lines += [_line([r.what, r.figure, r.goal, words.get(r.verdict, r.verdict)]) for r in report.ratios]
-    for note in report.notes:
-        lines += ["", note]
+    for each in report.told:
+        lines += ["", each]
     return "\n".join([*lines, "", source(report)])
 
 

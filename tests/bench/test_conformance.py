@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from bench.conformance.__main__ import main, notes_of, rows_of
+from bench.conformance.__main__ import failures_of, main, notes_of, rows_of
 from bench.conformance.adapter import serving_streams
 from bench.conformance.exceptions import DURABLE, EXPECTED, LLAMA, RESPONSES, all_but_expected, reason_of
 from bench.conformance.stream_writer import LEASE_MS, MODEL
@@ -209,8 +209,8 @@ def test_verdicts_are_counted_by_group() -> None:
         ("Reads", 2, 1, 0, 1),
         ("Fork - Reading", 2, 1, 1, 0),
     ]
-    notes = notes_of(verdicts)
-    assert "Reads two" in notes[0] and "forks" in notes[1] and len(notes) == 2
+    notes, failures = notes_of(verdicts), failures_of(verdicts)
+    assert failures == [f"{DURABLE}: Reads two: failed: wrong"] and "forks" in notes[0] and len(notes) == 1
 
 
 def test_each_exception_has_a_reason_and_excuses_not_everything() -> None:

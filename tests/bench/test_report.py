@@ -67,7 +67,7 @@ def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) 
     def run(value: float | None, lost: float = 0.0) -> Report:
         judged = Ratio(what="the cost", value=value, at_most=3, rounds=(2.5, 3.5))
         ratios = (judged, Ratio(what="shown", value=value), Ratio(what="lost", value=lost, at_most=0))
-        return msgspec.structs.replace(REPORT, ratios=ratios)
+        return msgspec.structs.replace(REPORT, ratios=ratios, failures=(f"case {value}",) if lost else ())
 
     args = argparse.Namespace(plots=tmp_path)
     told = ProgramRun(args, "bench", Console(file=StringIO(), width=200))
@@ -75,7 +75,13 @@ def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) 
         told.tell(run(value, lost=value or 0.0), tmp_path / "example.json")
     cost, shown, lost = load(tmp_path / "example.json").ratios
     assert cost.figure == "2.90 (rounds 2.50 to 3.50; before: 4.00, 3.20, -)" and cost.verdict == "reached"
-    assert shown.earlier == lost.earlier == ()
+    assert shown.earlier == () and lost.figure == "2.90 (before: 4.00, 3.20, 0.00)"
+    kept = load(tmp_path / "example.json")
+    assert kept.failures == ("case 2.9",) and kept.failures_before == (
+        f"{kept.date}: case 4.0",
+        f"{kept.date}: case 3.2",
+    )
+    assert f"Before, {kept.date}: case 4.0" in as_markdown(kept)
     told.tell(REPORT, tmp_path / "example.json")  # some other systems
     for value in range(6):
         told.tell(run(float(value)), tmp_path / "example.json")
