@@ -107,8 +107,8 @@ def _work(run: ProgramRun) -> int:
             stage.keep()
     ratios = [Ratio.none("cases that failed without a reason", float(failed))]
     title = "Conformance suites of others"
-    found = run.result(NAME, title, COLUMNS, rows, ratios, notes_of(verdicts))
-    return int(run.keep(replace(found, failures=tuple(failures_of(verdicts)))).missed)
+    result = run.result(NAME, title, COLUMNS, rows, ratios, notes_of(verdicts))
+    return int(run.keep(replace(result, failures=tuple(failures_of(verdicts)))).missed)
 
 
 main = BenchProgram("penstock bench conformance", __doc__, _work, Died, SuiteMissing, OSError).taking(

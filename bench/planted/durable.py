@@ -51,4 +51,14 @@ DURABLE = (
         Edit("api/durable/offsets.py", "seen < current", "seen <= current"),
         OFFSETS + "a_live_cursor_is_the_interval_and_never_one_that_the_reader_had",
     ),
+    bug(
+        "a cursor that is drawn again",
+        "Once in about 190 times a live reader gets the cursor that it had, and a cache the same bytes.",
+        Edit(
+            "api/durable/offsets.py",
+            "max(1, random.randint(1, MAX_JITTER_S) // INTERVAL_S)",
+            "random.randint(1, MAX_JITTER_S) // INTERVAL_S",
+        ),
+        OFFSETS + "a_live_cursor_is_the_interval_and_never_one_that_the_reader_had",
+    ),
 )

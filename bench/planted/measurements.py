@@ -111,4 +111,10 @@ MEASUREMENTS = (
         Edit("bench/order/colocation.py", "alone = min(row", "alone = max(row"),
         "tests/bench/order/test_parts.py::test_chats_that_were_disturbed_while_alone_do_not_make_the_ratio_smaller",
     ),
+    bug(
+        "failures that a repetition hides",
+        "A run that failed is repeated until it does not, and the file tells only of the last one.",
+        Edit("bench/report.py", "(each.at_most != 0 or each.value != 0 or each.earlier)", "each.at_most != 0"),
+        "tests/bench/test_report.py::test_a_run_that_is_repeated_shows_what_the_runs_before_gave",
+    ),
 )

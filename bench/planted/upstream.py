@@ -201,4 +201,10 @@ UPSTREAM = (
         ),
         "tests/workers/test_returned.py::test_a_job_that_is_given_back_is_claimed_again",
     ),
+    bug(
+        "a window that is over",
+        "A server that says what remained of a window that ends now is asked too seldom in the next one.",
+        Edit("workers/engines/upstream/places/limits.py", " and not (remaining > 0 and reset == 0)", ""),
+        "tests/workers/engines/upstream/places/test_limits.py::test_a_window_that_is_over_does_not_empty_a_bucket",
+    ),
 )
