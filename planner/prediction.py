@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
 from random import Random
+from statistics import median
 
 from planner.calibration import MIN_REQUESTS, EngineFit, ServedLimits, ServedText, fitted
 from planner.facts.catalogue import PlanError
-from planner.fitting import median_error
 from planner.serving import quantile, tpot_s
 from planner.simulator.engine import ModelEngine, ModelText
 from planner.simulator.pool import PoolEngine, PoolSimulation
@@ -23,6 +23,10 @@ MAX_TEXTS = 50_000
 """To divide, and to simulate."""
 MIN_LOAD, MAX_LOADS = 20, 16
 """Requests of a load, and loads, into which records are divided."""
+MAX_ERROR = 0.15
+"""Of any figure: what is farther off is not planned with."""
+FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90", "tpot_p50_s": "TPOT p50"}
+"""Of a load, by field."""
 
 
 def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale: float = 1.0) -> list[ModelText]:
@@ -110,7 +114,7 @@ class ComparedLoad:
 
 @dataclass(frozen=True, slots=True)
 class FitErrors:
-    """Medians, over the loads that were held out, of |predicted / measured - 1|."""
+    """|predicted / measured - 1| over the loads that were held out: of each figure, the median or the most."""
 
     tokens_s: float
     ttft_p50_s: float
@@ -163,15 +167,37 @@ def compared(
 
 
 def errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
-    """Of the loads that were held out."""
-    held_out = [each for each in found if each.held_out]
+    """Medians over the loads that were held out."""
+    return _errors(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], median)
+
+
+def worst_errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
+    """The same of the worst load that was held out, for each figure."""
+    return _errors(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], max)
+
+
+def constant_errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
+    """Medians, for a predictor that knows nothing of load: it always says the median of the loads that were fitted. A
+    simulator that is no better has not shown that it knows more."""
+
+    def constant(name: str) -> list[float]:
+        seen = [getattr(each.measured, name) for each in found if not each.held_out]
+        return [median(seen)] * sum(each.held_out for each in found)
+
+    return _errors(found, constant, median)
+
+
+def _errors(
+    found: Sequence[ComparedLoad], said: Callable[[str], list[float]], of: Callable[[list[float]], float]
+) -> FitErrors:
+    """`said`: what is predicted of a figure, for each load that was held out. A load without a figure does not count."""
 
     def error(name: str) -> float:
-        pairs = [(getattr(each.predicted, name), getattr(each.measured, name)) for each in held_out]
-        pairs = [pair for pair in pairs if pair[1] > 0]
-        return median_error(*zip(*pairs, strict=True)) if pairs else 0.0
+        seen = [getattr(each.measured, name) for each in found if each.held_out]
+        errors = [abs(value / true - 1) for value, true in zip(said(name), seen, strict=True) if true > 0]
+        return of(errors) if errors else 0.0
 
-    return FitErrors(*(error(name) for name in ("tokens_s", "ttft_p50_s", "ttft_p90_s", "tpot_p50_s")))
+    return FitErrors(*map(error, FIGURES))
 
 
 def measured(load: Sequence[ServedText]) -> LoadFigures:
@@ -194,15 +220,21 @@ def _figures(tokens: int, seconds: float, ttfts: Sequence[float], tpots: Sequenc
     return LoadFigures(tokens / max(seconds, 1e-9), p50, p90, quantile(tpots, 0.5) if tpots else 0.0)
 
 
-def fit_advice(found: Sequence[ComparedLoad], errors: FitErrors) -> str:
+def fit_advice(found: Sequence[ComparedLoad]) -> str:
     """How far the prediction may be trusted."""
+    errors, constant = errors_of(found), constant_errors_of(found)
     held_out = sum(each.held_out for each in found)
     said = (
         f"Fitted to {len(found) - held_out} loads, the simulator predicts the {held_out} others to "
-        f"{100 * errors.tokens_s:.0f} % in throughput, {100 * errors.ttft_p50_s:.0f} % in TTFT p50 and "
-        f"{100 * errors.ttft_p90_s:.0f} % in TTFT p90 (medians)"
+        f"{100 * errors.tokens_s:.0f} % in throughput, {100 * errors.ttft_p50_s:.0f} % in TTFT p50, "
+        f"{100 * errors.ttft_p90_s:.0f} % in TTFT p90 and {100 * errors.tpot_p50_s:.0f} % in TPOT p50 (medians)"
     )
-    worst = max(errors.tokens_s, errors.ttft_p50_s, errors.ttft_p90_s)
-    if worst <= 0.15:
-        return f"{said}: its step times may be planned with."
-    return f"{said}: too far to plan with latencies; records of more, and of more different, loads would help."
+    worst = max(getattr(errors, name) for name in FIGURES)
+    said += (
+        ": its step times may be planned with"
+        if worst <= MAX_ERROR
+        else ": too far to plan with latencies; records of more, and of more different, loads would help"
+    )
+    if beaten := [what for name, what in FIGURES.items() if getattr(constant, name) < getattr(errors, name)]:
+        said += f". The median of the fitted loads, whatever the load, is nearer in {' and '.join(beaten)}"
+    return said + "."

@@ -14,7 +14,19 @@ from cli.plan.figures import seconds, three
 from cli.plan.records import DEFAULT_STEP_TOKENS, limits_of, of_model, records_in, served_of, workers_of
 from planner.calibration import EngineFit, ServedText
 from planner.facts.catalogue import PlanError
-from planner.prediction import ComparedLoad, LoadFigures, compared, errors_of, figures, fit_advice, loads_of, predicted
+from planner.prediction import (
+    ComparedLoad,
+    FitErrors,
+    LoadFigures,
+    compared,
+    constant_errors_of,
+    errors_of,
+    figures,
+    fit_advice,
+    loads_of,
+    predicted,
+    worst_errors_of,
+)
 from telemetry.report.requests import ReportedRequest
 
 STEP_TOKENS = "Prompt tokens of a step."
@@ -42,22 +54,25 @@ def fit(
     served = served_of(requests)
     loads, workers = loads_of(served), workers_of(served)
     found, rows = compared(loads, limits_of(evidence, served, step_tokens), workers)
-    errors = errors_of(rows)
+    errors = {
+        "median_errors": errors_of(rows), "worst_errors": worst_errors_of(rows),
+        "constant_errors": constant_errors_of(rows),
+    }  # fmt: skip
     value: dict[str, Any] = {
         "requests": len(requests),
         "texts": len(served),
         "workers": workers,
         **_coefficients(found),
         "loads": [asdict(each) for each in rows],
-        "median_errors": asdict(errors),
+        **{name: asdict(each) for name, each in errors.items()},
     }
-    tables = [_table(rows)]
+    tables = [_table(rows), _error_table(*errors.values())]
     if scale is not None:
         whole, scaled = (figures(found, predicted(found, served, workers, each)) for each in (1.0, scale))
         value["scaled"] = {"scale": scale, **asdict(scaled)}
         tables.append(_scaled_table(scale, whole, scaled))
     notes = [_note(found, workers), _left_out(requests, served)]
-    return PlanAnswer(value, tables, fit_advice(rows, errors), notes=notes)
+    return PlanAnswer(value, tables, fit_advice(rows), notes=notes)
 
 
 def _coefficients(found: EngineFit) -> dict[str, Any]:
@@ -88,6 +103,13 @@ def _table(rows: list[ComparedLoad]) -> PlanTable:
     ]
     header = ("from, s", "texts", "", "tokens/s", "first p50", "first p90", "token p50")
     return PlanTable(header, table, "Measured > predicted")
+
+
+def _error_table(medians: FitErrors, worst: FitErrors, constant: FitErrors) -> PlanTable:
+    named = (("simulator, median", medians), ("simulator, worst load", worst), ("always the fitted median", constant))
+    rows = [(name, *(f"{100 * value:.1f} %" for value in asdict(each).values())) for name, each in named]
+    header = ("error of the held-out loads", "tokens/s", "first p50", "first p90", "token p50")
+    return PlanTable(header, rows)
 
 
 def _pair(form: Callable[[float], str], measured: float, predicted: float) -> str:

@@ -46,10 +46,12 @@ def test_the_records_are_fitted_and_half_predicts_the_rest(tmp_path: Path, capsy
     found = json.loads(capsys.readouterr().out)
     assert (found["requests"], found["texts"], found["workers"], found["slots"]) == (400, 400, 1, 16)
     assert max(found["median_errors"].values()) < 0.1
+    assert found["constant_errors"]["ttft_p90_s"] > found["worst_errors"]["ttft_p90_s"] > 0
     assert found["decode"]["fixed_s"] == pytest.approx(0.012, rel=0.05)
     assert found["scaled"]["ttft_p90_s"] > max(load["predicted"]["ttft_p50_s"] for load in found["loads"])
     assert main(["plan", "fit", "--records", f"{folder}", "--scale", "2"]) == 0
     page = capsys.readouterr().out
+    assert "always the fitted median" in page and "worst load" in page
     assert "held out" in page and "2 times as fast" in page and "may be planned with" in page
 
 
