@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
-from statistics import median
 
 REGIME = 95
 """Batch at which DistServe's decode times change their slope."""
@@ -116,8 +115,3 @@ class FittedTimes:
             return decode
         a, b, c = self.prefill
         return decode + a + b * prefilled + c * prefilled**2
-
-
-def median_error(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """The median of |predicted / measured - 1|."""
-    return median(abs(each / real - 1) for each, real in zip(predicted, measured, strict=True))

@@ -23,8 +23,8 @@ from bench.frontier.loads import (
     LEVELS,
     PredictedLoad,
     Unanswered,
+    as_compared,
     as_rows,
-    error,
     frontier,
     length_mix,
     of_rows,
@@ -39,6 +39,7 @@ from bench.table1.client import NotAServer, TargetServer
 from planner.calibration import EngineFit, ServedLimits
 from planner.facts.catalogue import PlanError
 from planner.fitting import FittedTimes
+from planner.prediction import FIGURES, constant_errors_of, errors_of, worst_errors_of
 from planner.tuning import MeasuredFrontier
 from workers.engines.llamacpp.weights import WeightsError, fetch
 
@@ -50,7 +51,8 @@ FIRST_NOTE = (
     "The first request of each client counts for throughput alone: all of them come at once, which is no state of a "
     "closed loop."
 )
-FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90"}
+NO_GOAL = "tpot_p50_s"
+"""The figure whose error has none."""
 
 COLUMNS = columns("""
     server: server; clients: at once; requests: requests; role: role;
@@ -155,12 +157,18 @@ def _row(name: str, each: PredictedLoad, found: MeasuredFrontier) -> dict[str, A
 
 
 def _ratios(name: str, found: Sequence[PredictedLoad], knee: MeasuredFrontier) -> list[Ratio]:
-    errors = [
-        Ratio.held("frontier.error", f"{name}: {what} of the held-out loads, median error, %", 100 * error(found, key),
-                   digits=1)
-        for key, what in FIGURES.items()
-    ]  # fmt: skip
-    return [*errors, Ratio(what=f"{name}: knee, at once", value=float(knee.knee.batch), digits=0)]
+    """The simulator's errors, each with that of its worst load and of a predictor that knows nothing of load."""
+    loads, ratios = as_compared(found), []
+    median, worst, constant = errors_of(loads), worst_errors_of(loads), constant_errors_of(loads)
+    for key, figure in FIGURES.items():
+        what = f"{name}: {figure} of the held-out loads"
+        goal = None if key == NO_GOAL else "frontier.error"
+        ratios += [
+            Ratio.held(goal, f"{what}, median error, %", 100 * getattr(median, key), digits=1),
+            Ratio(what=f"{what}, always the fitted median, %", value=100 * getattr(constant, key), digits=1),
+            Ratio(what=f"{what}, error of the worst, %", value=100 * getattr(worst, key), digits=1),
+        ]
+    return [*ratios, Ratio(what=f"{name}: knee, at once", value=float(knee.knee.batch), digits=0)]
 
 
 def _note(name: str, fit: EngineFit, found: MeasuredFrontier) -> str:

@@ -11,9 +11,8 @@ from statistics import fmean
 from bench.load.prompts import PromptSource
 from bench.table1.client import TargetServer, TimedAnswer, closed_loop
 from planner.calibration import EngineFit, ServedLimits, ServedText, fitted
-from planner.fitting import median_error
 from planner.load import RequestLengths
-from planner.prediction import LoadFigures, figures, measured, predicted_clients
+from planner.prediction import ComparedLoad, LoadFigures, figures, measured, predicted_clients
 from planner.serving import quantile
 from planner.tuning import MeasuredFrontier, frontier_of
 
@@ -134,10 +133,14 @@ def predictions(loads: Sequence[ClosedLoad], limits: ServedLimits) -> tuple[Engi
     return fit, found
 
 
-def error(found: Sequence[PredictedLoad], name: str) -> float:
-    """The median of |predicted / measured - 1| over the loads that were held out."""
-    pairs = [(getattr(each.predicted, name), getattr(each.load.figures, name)) for each in found if each.held_out]
-    return median_error(*zip(*pairs, strict=True))
+def as_compared(found: Sequence[PredictedLoad]) -> list[ComparedLoad]:
+    """As the planner's errors take them."""
+    begin_s = found[0].load.texts[0].arrived_s
+    return [
+        ComparedLoad(each.load.texts[0].arrived_s - begin_s, len(each.load.texts), each.held_out, each.load.figures,
+                     each.predicted)
+        for each in found
+    ]  # fmt: skip
 
 
 def frontier(loads: Sequence[ClosedLoad]) -> MeasuredFrontier:

@@ -11,8 +11,8 @@ from bench.frontier.__main__ import SLOTS, STEP_TOKENS, main
 from bench.frontier.loads import (
     LEVELS,
     ClosedLoad,
+    as_compared,
     as_rows,
-    error,
     frontier,
     length_mix,
     of_rows,
@@ -24,7 +24,7 @@ from bench.report import load
 from bench.table1.client import TimedAnswer
 from planner.calibration import EngineFit, ServedLimits, ServedText
 from planner.fitting import DecodeRegime, FittedTimes
-from planner.prediction import predicted_clients
+from planner.prediction import constant_errors_of, errors_of, predicted_clients, worst_errors_of
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "frontier.json"
 REGIME = DecodeRegime(0.020, 0.0, 0.004)
@@ -53,8 +53,9 @@ def test_loads_of_known_step_times_are_predicted() -> None:
     fit, found = predictions(known_loads(), KNOWN.limits)
     assert [each.held_out for each in found] == [False, True] * 5
     assert fit.times.small.text_s == pytest.approx(REGIME.text_s, rel=0.4)
-    assert error(found, "tokens_s") < 0.1
-    assert max(error(found, "ttft_p50_s"), error(found, "ttft_p90_s")) < 0.25
+    errors = errors_of(as_compared(found))
+    assert errors.tokens_s < 0.1
+    assert max(errors.ttft_p50_s, errors.ttft_p90_s) < 0.25
 
 
 def test_the_error_is_that_of_the_loads_that_were_held_out() -> None:
@@ -100,6 +101,11 @@ def test_the_kept_run_says_what_its_requests_say() -> None:
         for each, row in zip(found, said, strict=True):
             assert each.predicted.tokens_s == pytest.approx(row["predicted_tokens_s"], rel=0.02)
             assert row["role"] == ("held out" if each.held_out else "fitted")
+        figures = {each.what: each.value for each in kept.ratios}
+        what, loads = f"{name}: throughput of the held-out loads", as_compared(found)
+        for end, errors in (("median error", errors_of), ("always the fitted median", constant_errors_of),
+                            ("error of the worst", worst_errors_of)):  # fmt: skip
+            assert figures[f"{what}, {end}, %"] == pytest.approx(100 * errors(loads).tokens_s, abs=2.0)
 
 
 def test_an_earlier_run_is_predicted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

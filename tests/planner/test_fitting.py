@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+from statistics import median
 
 import pytest
 
-from planner.fitting import REGIME, DecodeRegime, FittedTimes, least_squares, median_error, nonnegative, robust
+from planner.fitting import REGIME, DecodeRegime, FittedTimes, least_squares, nonnegative, robust
 
 PLANTED = (0.012, 2e-7, 4e-5)
 SMALL, LARGE = DecodeRegime(*PLANTED), DecodeRegime(0.008, 2e-7, 8e-5)
 PREFILL = (0.004, 5e-5, 2e-9)
+
+
+def median_error(predicted: Sequence[float], measured: Sequence[float]) -> float:
+    return median(abs(each / real - 1) for each, real in zip(predicted, measured, strict=True))
 
 
 def measured(noise: float, seed: int = 1, count: int = 400) -> tuple[list[tuple[float, ...]], list[float]]:
