@@ -190,7 +190,7 @@ def constant_errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
 def _errors(
     found: Sequence[ComparedLoad], said: Callable[[str], list[float]], of: Callable[[list[float]], float]
 ) -> FitErrors:
-    """`said`: what is predicted of a figure, for each load that was held out. A load without a figure does not count."""
+    """`said`: what is predicted of a figure, for each load that was held out. One without a figure does not count."""
 
     def error(name: str) -> float:
         seen = [getattr(each.measured, name) for each in found if each.held_out]

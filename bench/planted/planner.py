@@ -74,6 +74,22 @@ BUGS = (
         "tests/planner/test_prediction.py::test_what_is_held_out_is_not_fitted",
     ),
     bug(
+        "the time of a token is not judged",
+        "`plan fit` says that step times may be planned with that are off by a third.",
+        Edit(
+            "planner/prediction.py",
+            "worst = max(getattr(errors, name) for name in FIGURES)",
+            "worst = max(errors.tokens_s, errors.ttft_p50_s, errors.ttft_p90_s)",
+        ),
+        "tests/planner/test_prediction.py::test_one_figure_that_is_too_far_is_enough",
+    ),
+    bug(
+        "copies on one GPU take no turns",
+        "Each copy seems to have the whole GPU: `plan place` puts all of them on one.",
+        Edit("planner/placement.py", " * max(1, self.gpu.stepping)", ""),
+        "tests/planner/test_placement.py::test_copies_on_one_gpu_take_turns",
+    ),
+    bug(
         "a simulated engine leaps over an eviction",
         "Steps that are simulated at once pass the moment at which the cache is full: texts hold more than there is.",
         Edit(
