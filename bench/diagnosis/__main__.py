@@ -17,9 +17,10 @@ from typing import Any
 
 import uvloop
 
-from bench.diagnosis.cases import CASES, STEP_MS, WRITTEN_S, DiagnosisCase, judged, planted, raw, unequal
+from bench.diagnosis.cases import CASES, STEP_MS, WRITTEN_S, DiagnosisCase, judged, planted, unequal
 from bench.diagnosis.cost import record_cost_us
 from bench.diagnosis.load import Received, Streams, run_load
+from bench.diagnosis.raw import raw
 from bench.penstock import Penstock
 from bench.processes import Died
 from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed, WrongArguments, check_names
@@ -42,7 +43,8 @@ RECORDED = {
 COLUMNS = (
     Column("case", "planted"),
     Column("requests", "requests"),
-    Column("found", "what the report says first"),
+    Column("first", "what the report says first"),
+    Column("found", "what it says of the bottleneck"),
     Column("named", "named"),
     Column("others", "other bottlenecks"),
     Column("equal", "numbers equal"),
@@ -104,11 +106,11 @@ def row_of(found: Found) -> dict[str, Any]:
     case, received, report, lines = found
     named, others = judged(case, report.advice)
     own = [each for each in report.advice if each.kind == case.kind]
-    said = next(iter(own or report.advice), None)
     return {
         "case": case.name,
         "requests": report.figures.whole.requests,
-        "found": f"{said.title}. {said.reason}" if said else "nothing stands out",
+        "first": report.advice[0].title if report.advice else "nothing stands out",
+        "found": f"{own[0].title}. {own[0].reason}" if own else "nothing",
         "named": "yes" if named else "no",
         "others": "; ".join(others) or "none",
         "equal": ", ".join(unequal(received, report, lines)) or "yes",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import signal
 import time
@@ -15,6 +13,7 @@ from threading import Event, Thread
 from typing import Any
 
 from bench.diagnosis.load import Received, Streams
+from bench.diagnosis.raw import differing
 from bench.penstock import Penstock, start_worker, variables
 from telemetry.report.advice import Advice
 from telemetry.report.report import RequestReport
@@ -99,30 +98,17 @@ def _has_sample(records: Path, process: str) -> bool:
     return any(f'"process":"{process}"' in path.read_text() for path in records.glob("*-worker-*.jsonl"))
 
 
-def raw(records: Path, since: float = 0.0, until: float = float("inf")) -> list[dict[str, Any]]:
-    """The lines of requests that ended in a window of Unix seconds, read without any code of the report."""
-    rows = []
-    for path in records.glob("*.jsonl"):
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
-                row = json.loads(line)
-                rows += [row] if row["kind"] == "request" and since <= row["ended_us"] / 1e6 < until else []
-    return rows
-
-
 def unequal(received: Received, report: RequestReport, rows: Sequence[dict[str, Any]]) -> list[str]:
     """Figures of the report that differ from the raw lines, or these from what clients received."""
     whole, done = report.figures.whole, [row for row in rows if row["state"] == "completed"]
-    waits = sorted((row["started_us"] - row["accepted_us"]) / 1000 for row in done)
     checks: Sequence[tuple[str, object, object]] = (
         ("requests", whole.requests, len(rows)),
         ("ids", {row["id"] for row in done}, received.answers),
         ("one record each", len({row["id"] for row in rows}), len(rows)),
         ("tokens", whole.completion_tokens, received.tokens),
         ("raw tokens", sum(row["completion_tokens"] for row in done), received.tokens),
-        ("longest wait", whole.wait.max if whole.wait else None, max(0.0, waits[-1]) if waits else None),
     )
-    return [name for name, one, two in checks if one != two]
+    return [*(name for name, one, two in checks if one != two), *differing(whole, rows)]
 
 
 def judged(case: DiagnosisCase, advice: Sequence[Advice]) -> tuple[bool, list[str]]:

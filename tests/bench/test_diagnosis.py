@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from recorded import request
+from recorded import delivery, request
 
 from bench import report
-from bench.diagnosis.__main__ import RECORDED, main
-from bench.diagnosis.cases import CASES, judged, raw, unequal
+from bench.diagnosis.__main__ import RECORDED, main, row_of
+from bench.diagnosis.cases import CASES, judged, unequal
 from bench.diagnosis.cost import record_cost_us
 from bench.diagnosis.load import Received
+from bench.diagnosis.raw import differing, raw
 from telemetry.records.schema import ENCODER
 from telemetry.report.advice import Advice
 from telemetry.report.report import RequestReport, Scope, report_of
@@ -34,18 +37,45 @@ def test_what_counts_as_named() -> None:
 
 
 def test_a_number_that_differs_is_named(tmp_path: Path) -> None:
-    rows = [request(number, 100.0 * number) for number in range(3)]
-    (tmp_path / "20270115T080000.000-worker-1.jsonl").write_bytes(b"\n".join(map(ENCODER.encode, rows)) + b"\n")
+    rows = [request(number, 100.0 * number, wait=10.0 * number, per_token=5.0 + number) for number in range(3)]
+    written = [each for row in rows for each in (row, delivery(row, 3.0))]
+    (tmp_path / "20270115T080000.000-worker-1.jsonl").write_bytes(b"\n".join(map(ENCODER.encode, written)) + b"\n")
     found: RequestReport = report_of(tmp_path, Scope(0.0, float("inf")), {})
-    lines = [
-        {"id": row.id, "state": "completed", "completion_tokens": 11, "started_us": row.started_us,
-         "accepted_us": row.accepted_us}
-        for row in rows
-    ]  # fmt: skip
+    lines = raw(tmp_path)
     received = Received(answers={row.id for row in rows}, tokens=33)
     assert unequal(received, found, lines) == []
     assert unequal(Received(answers=received.answers, tokens=34), found, lines) == ["tokens", "raw tokens"]
-    assert unequal(received, found, [*lines, lines[0]]) == ["requests", "one record each", "raw tokens"]
+    more = unequal(received, found, [*lines, lines[0]])
+    assert {"requests", "one record each", "raw tokens", "ingress", "decode"} <= set(more)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "names"),
+    [
+        ("first_sent_us", {"ttft p90", "ttft p99", "ttft max"}),
+        ("last_sent_us", {"e2e p90", "e2e p99", "e2e max", "egress_tail"}),
+        ("last_us", {"itl p90", "itl p99", "itl max", "decode", "egress_tail"}),
+    ],
+)
+def test_each_figure_is_compared(tmp_path: Path, stamp: str, names: set[str]) -> None:
+    """A stamp of the last request that is a millisecond later changes what depends on it, and nothing else."""
+    rows = [request(number, 100.0 * number, wait=10.0 * number, per_token=5.0 + number) for number in range(3)]
+    written = [each for row in rows for each in (row, delivery(row, 3.0))]
+    (tmp_path / "20270115T080000.000-worker-1.jsonl").write_bytes(b"\n".join(map(ENCODER.encode, written)) + b"\n")
+    whole = report_of(tmp_path, Scope(0.0, float("inf")), {}).figures.whole
+    lines = sorted(raw(tmp_path), key=lambda line: str(line["id"]))
+    assert differing(whole, lines) == []
+    lines[-1][stamp] += 1000
+    assert set(differing(whole, lines)) == names
+
+
+def test_what_the_report_says_first_is_shown() -> None:
+    """Also if it is not what was planted."""
+    slow, full = advice("slow_worker", "worker-slow is slow"), advice("full_pool", "The pool of bench is full")
+    whole = SimpleNamespace(requests=0, completion_tokens=0, wait=None, ttft=None, itl=None, e2e=None, parts={})
+    found: Any = SimpleNamespace(figures=SimpleNamespace(whole=whole), advice=[full, slow])
+    row = row_of((CASES["slow worker"], Received(), found, []))
+    assert (row["first"], row["found"], row["named"]) == (full.title, f"{slow.title}. ", "yes")
 
 
 def test_a_recorded_load_has_every_case_and_time_for_each(capsys: pytest.CaptureFixture[str]) -> None:
