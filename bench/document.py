@@ -149,12 +149,12 @@ def _paper(found: report.Report) -> str:
 
 
 def _cost(found: report.Report) -> str:
-    """CPU per token and time to the first token at the highest concurrency, a column a system."""
+    """CPU per token and time to the first token at the highest concurrency, a column a system; and when it was so."""
     top = max(row["streams"] for row in found.rows)
     rows = {row["system"]: row for row in found.rows if row["streams"] == top}
     systems = [name for name in RIVALS if name in rows]
     figures = (("CPU per token, us", "cpu_us_per_token", 1), ("time to first token, p50, ms", "ttft_p50_ms", 0))
-    return "\n".join(
+    table = "\n".join(
         f"| {' | '.join(cells)} |"
         for cells in (
             [f"{top} streams", *(RIVALS[name] for name in systems)],
@@ -162,6 +162,8 @@ def _cost(found: report.Report) -> str:
             *([words, *(report.cell(rows[name][key], digits) for name in systems)] for words, key, digits in figures),
         )
     )
+    tree = f"commit {found.commit}" if found.commit else "its file names no commit"
+    return f"{table}\n\nMeasured on {found.date}; {tree}."
 
 
 SCALES = ("api", "worker", "redis")

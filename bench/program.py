@@ -92,8 +92,9 @@ class ProgramRun:
         draw: Callable[[report.Report, Path], list[Path]] | None = None,
     ) -> int:
         """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots. What
-        the file held before is kept beside each figure: a run that is repeated hides none. Returns 1 for a missed
-        goal, else 0."""
+        the file held before is kept beside each figure: a run that is repeated hides none. The file names the
+        commit. Returns 1 for a missed goal, else 0."""
+        found = msgspec.structs.replace(found, commit=report.commit())
         if path and path.exists():
             found = self._after(path, found)
         self.console.print(report.table(found))

@@ -209,6 +209,8 @@ class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Report(MachineInfo, frozen=True, kw_only=True):
     """What one run of a program found."""
 
+    commit: str = ""
+    """Of the tree that was measured; "": its file does not say."""
     name: str
     """Of the program, and of the file."""
     title: str
@@ -329,8 +331,13 @@ def as_markdown(report: Report) -> str:
 
 def source(report: Report) -> str:
     """Where the figures of a page come from."""
-    where = f"{report.date}, {report.cores} cores, Python {report.python}"
+    where = f"{measured(report)}, {report.cores} cores, Python {report.python}"
     return f"`{report.command}`, {where}: [figures](../bench/results/{report.name}.json)."
+
+
+def measured(report: Report) -> str:
+    """The day of a run, and the commit where the file names it."""
+    return f"{report.date}, commit {report.commit}" if report.commit else report.date
 
 
 def _line(cells: list[str]) -> str:

@@ -64,6 +64,7 @@ SHAPES_COLUMNS = columns("""
 def _run(run: ProgramRun) -> int:
     args, size = run.args, QUICK if run.args.quick else ScaleSize()
     reports = reported(simulated(size, args.jobs), size)
+    reports = [structs.replace(each, commit=report.commit()) for each in reports]
     if args.quick:  # too short to be judged
         reports = [structs.replace(each, ratios=()) for each in reports]
     for each in reports:
