@@ -56,6 +56,7 @@ def _problem(error: Exception) -> Problem:
         case click.exceptions.NoArgsIsHelpError(ctx=context):
             return Problem(
                 "a command is missing",
+                cause=_listed(context),
                 next_step=f"{context.command_path if context else 'penstock'} --help",
                 exit_code=USAGE,
                 code="usage",
@@ -73,6 +74,13 @@ def _problem(error: Exception) -> Problem:
         case _:
             cause = f"{type(error).__name__}: {error}"
             return Problem("the command failed", cause=cause, next_step="the same with --debug shows where")
+
+
+def _listed(context: click.Context | None) -> str:
+    """The commands of the group that was called without one."""
+    if context is None or not isinstance(context.command, click.Group):
+        return ""
+    return f"it is one of {', '.join(context.command.list_commands(context))}"
 
 
 def _words() -> list[str]:

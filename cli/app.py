@@ -51,14 +51,6 @@ class LazyGroup(Group):
         module, _, name = self.COMMANDS[cmd_name][0].partition(":")
         return cast(click.Command, getattr(importlib.import_module(module), name))
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As in click, but suggestions for a mistyped name come from the names, without imports."""
-        if args and args[0] not in self.COMMANDS and not args[0].startswith("-"):
-            raise click.exceptions.NoSuchCommand(args[0], possibilities=self.COMMANDS, ctx=ctx)
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self.COMMANDS.items()])

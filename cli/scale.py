@@ -26,11 +26,15 @@ class Period(click.ParamType[int]):
 
     name = "while"
 
+    def __init__(self, *, needs_unit: bool = False) -> None:
+        """`needs_unit`: a number alone is refused."""
+        self._needs_unit = needs_unit
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         match = PERIOD.fullmatch(value)
-        if match is None:
+        if match is None or (self._needs_unit and match[2] is None):
             self.fail(f"{value!r} is no while: write 90s, 10m, 2h or 1d", param, ctx)
         return int(match[1]) * SECONDS[match[2]]
 

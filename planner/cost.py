@@ -5,6 +5,7 @@ SLM-Pareto compares small and large devices by price / (3600 * tokens a second a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,7 +32,7 @@ class DeviceCost:
     price_per_hour: float | None
     """Of all `tp` devices."""
     points: tuple[FrontierPoint, ...] = ()
-    """All batches that fit, doubling."""
+    """Batches that fit, doubling, and the largest."""
 
     @property
     def per_million(self) -> float | None:
@@ -45,9 +46,10 @@ def per_million(price_per_hour: float, tokens_per_s: float) -> float:
 
 
 def knee_of(points: Sequence[FrontierPoint], gain: float = GAIN) -> tuple[FrontierPoint, Limit]:
-    """The first of doubling batches where doubling gains less than `gain`; else the last, which memory limits."""
-    for point, double in pairwise(points):
-        if double.tokens_s / point.tokens_s - 1 < gain:
+    """The first of rising batches where doubling gains less than `gain`; else the last, which memory limits. A step
+    that is less than a doubling has to gain its part, on a logarithmic scale."""
+    for point, more in pairwise(points):
+        if more.tokens_s / point.tokens_s < (1 + gain) ** math.log2(more.batch / point.batch):
             return point, "knee"
     return points[-1], "memory"
 

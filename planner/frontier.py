@@ -33,12 +33,21 @@ def undominated(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     return kept
 
 
-def batches(most: int) -> Iterator[int]:
+def doublings(most: int) -> Iterator[int]:
     """1, 2, 4, ... up to `most`."""
     batch = 1
     while batch <= most:
         yield batch
         batch *= 2
+
+
+def batches(most: int) -> Iterator[int]:
+    """1, 2, 4, ... and `most` itself, which lies between two of them."""
+    last = 0
+    for last in doublings(most):
+        yield last
+    if last < most:
+        yield most
 
 
 def modelled(

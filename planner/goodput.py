@@ -16,13 +16,18 @@ from dataclasses import dataclass, replace
 from planner.facts.catalogue import PlanError
 from planner.parallel import ParallelPlan, ReplicaModel, is_valid, largest_batch
 from planner.search import SearchInput, enough
-from planner.serving import BatchLimits, LatencySlo, attainment, requests, serve
+from planner.serving import BatchLimits, LatencySlo, attainment, requests, serve, tpot_s
 from planner.simulator.engine import ModelText
 
 REQUESTS = 300
 """DistServe's N, at least: with large batches, so few requests would have come before the batch is full."""
 FULL_BATCHES = 3
 """Requests come for at least so many full batches."""
+LONGER = (1, 4, 16)
+"""A rate must also hold in runs so many times as long, until the share no longer falls: a queue that grows slowly is
+short in a short run."""
+FALL = 0.005
+"""Fall of the share that counts as none."""
 PRECISION = 0.04
 """Relative width at which the bisection ends."""
 MAX_HALVINGS = 12
@@ -95,11 +100,27 @@ def goodput(given: SearchInput, deployment: ServingSetup, *, jointly: bool = Tru
     """Requests a second that a deployment serves within the objectives: `jointly`, or each objective by itself, as
     DistServe's search accepts. Raises PlanError if the model does not fit."""
 
+    def share(rate: float, count: int) -> float:
+        found = attainment(served(given, deployment, rate, count), given.slo)
+        return found.both if jointly else min(found.ttft, found.tpot)
+
     def holds(rate: float) -> bool:
-        found = attainment(served(given, deployment, rate), given.slo)
-        return (found.both if jointly else min(found.ttft, found.tpot)) >= given.slo.share
+        return holds_for_long(lambda times: share(rate, times * first_count(given, deployment)), given.slo.share)
 
     return highest_rate(holds, full_rate(given, deployment) / 2)
+
+
+def holds_for_long(share: Callable[[int], float], wanted: float) -> bool:
+    """Whether the share of a run, by its length in short runs, is `wanted` or more once it no longer falls."""
+    before = math.inf
+    for times in LONGER:
+        found = share(times)
+        if found < wanted:
+            return False
+        if found >= before - FALL:
+            return True
+        before = found
+    return True
 
 
 def full_rate(given: SearchInput, deployment: ServingSetup) -> float:
@@ -115,15 +136,16 @@ def full_rate(given: SearchInput, deployment: ServingSetup) -> float:
 
 def served(given: SearchInput, deployment: ServingSetup, rate: float, count: int = 0) -> Sequence[ModelText]:
     """Requests at a rate, with what became of them; 0: as many as fill the batches a few times."""
-    if not count:
-        decode = given.replica(deployment.decode)
-        count = max(
-            REQUESTS, FULL_BATCHES * decode.plan.dp * largest_batch(decode, given.lengths.whole, given.limits.batch)
-        )
-    texts = requests(given.lengths, count, rate)
+    texts = requests(given.lengths, count or first_count(given, deployment), rate)
     if deployment.prefill is None:
         return serve(given.replica(deployment.decode), texts, given.limits).texts
     return _apart(given, deployment.prefill, deployment.decode, texts)
+
+
+def first_count(given: SearchInput, deployment: ServingSetup) -> int:
+    """Requests of the shortest run that a rate is judged by."""
+    decode = given.replica(deployment.decode)
+    return max(REQUESTS, FULL_BATCHES * decode.plan.dp * largest_batch(decode, given.lengths.whole, given.limits.batch))
 
 
 def _apart(
@@ -207,16 +229,30 @@ def best_goodput(given: SearchInput, top: int = 8) -> list[GoodputRow]:
         )
     able = promising(given, found)
     if not able:
-        quickest = min((served(given, each, 1e-3, 1)[0] for each in found), key=lambda text: text.first_s or math.inf)
-        raise PlanError(
-            f"not even a lone request keeps {1e3 * given.slo.ttft_s:g} ms to its first token and "
-            f"{1e3 * given.slo.tpot_s:g} ms a token on {given.gpus} x {given.device.name}: the quickest first token "
-            f"comes after {1e3 * (quickest.first_s or 0.0):.0f} ms"
-        )
+        raise PlanError(_unkept(given, [served(given, each, 1e-3, 1)[0] for each in found]))
     rates = {each: goodput(given, each) for each in _likeliest(given, able)}
     rows = sorted(rates.items(), key=lambda each: (-each[1], each[0].gpus))[:top]
     apart = goodput(given, rows[0][0], jointly=False)
     return [GoodputRow(each, rate, apart if number == 0 else None) for number, (each, rate) in enumerate(rows)]
+
+
+def _unkept(given: SearchInput, lone: Sequence[ModelText]) -> str:
+    """Which objective lone requests of several deployments miss, with the least that any takes."""
+    first, token = min(text.first_s or math.inf for text in lone), min(tpot_s(text) or 0.0 for text in lone)
+    missed = []
+    if first > given.slo.ttft_s:
+        missed.append(
+            f"{1e3 * given.slo.ttft_s:g} ms to its first token (--ttft-ms): the quickest comes after "
+            f"{1e3 * first:.0f} ms"
+        )
+    if token > given.slo.tpot_s:
+        missed.append(f"{1e3 * given.slo.tpot_s:g} ms a token (--tpot-ms): a token takes at least {1e3 * token:.0f} ms")
+    if not missed:  # one deployment keeps the one, another the other
+        missed.append(
+            f"both {1e3 * given.slo.ttft_s:g} ms to its first token and {1e3 * given.slo.tpot_s:g} ms a token in one "
+            f"deployment: the least are {1e3 * first:.0f} ms and {1e3 * token:.0f} ms in different ones"
+        )
+    return f"on {given.gpus} x {given.device.name} not even a lone request keeps {'; nor '.join(missed)}"
 
 
 def _likeliest(given: SearchInput, found: Sequence[ServingSetup]) -> list[ServingSetup]:
@@ -247,17 +283,19 @@ def goodput_advice(given: SearchInput, rows: Sequence[GoodputRow]) -> str:
     """Which deployment to take, and whether prefill should be apart."""
     top = rows[0]
     said = (
-        f"Take {top.deployment.name}: {top.rate:.3g} requests a second keep both objectives "
+        f"Take {top.deployment.name}: {top.rate:.3g} requests a second keep {given.slo.words} "
         f"({top.per_gpu:.3g} for each GPU)"
     )
     if top.separate_rate is not None and top.separate_rate > 1.05 * top.rate:
         said += f"; judged one by one, {top.separate_rate:.3g} would seem to hold"
     together = next((row for row in rows if row.deployment.prefill is None), None)
     if top.deployment.prefill is None:
+        if given.gpus == 1:
+            return f"{said}. Prefill apart needs two GPUs or more."
         why = (
             "prompts are not long enough"
             if given.lengths.prompt < LONG_PROMPTS * given.lengths.answer
-            else "it would idle"
+            else "GPUs that prefill would idle"
         )
         return f"{said}. Prefill apart yields no more: {why}."
     if together is None:

@@ -53,7 +53,7 @@ def knee(samples: Samples, random: Random, gain: float = GAIN) -> Knee:
     is_beyond = more >= gain
     share = sum(each == batch for each in again) / RESAMPLED
     if is_beyond:
-        reason = f"throughput still rises at {batch}, the largest that was measured: the knee is there or beyond"
+        reason = f"throughput still rises at {batch}, the largest that was measured"
     else:
         # Never rounded up: 9.96 % is less than 10 %.
         shown = f"{100 * more:.0f}" if round(100 * more) < 100 * gain else f"{math.floor(1000 * more) / 10:.1f}"

@@ -117,15 +117,15 @@ def memory_advice(
     """How many requests fit, what limits them, and what would make room."""
     said = (
         f"{model.name} on {_count(tp, device)} runs {plan.max_batch:,} requests of {lengths.prompt} + {lengths.answer} "
-        f"tokens at once; with GUARANTEED_NO_EVICT {plan.max_batch_worst:,}, for each then keeps room for all its "
-        "tokens"
+        f"tokens at once. With GUARANTEED_NO_EVICT it runs {plan.max_batch_worst:,}, because each then keeps room for "
+        "its longest answer"
     )
     if precision.kv > NARROW_BITS:
         half = Precision(precision.w, precision.a, NARROW_BITS)
         more = memory_plan(model, device, lengths, half, tp=tp, activation_bytes=plan.activation_bytes)
         said += f". A KV cache of 8 bits would hold {more.max_batch:,}"
     if plan.weight_bytes > plan.kv_bytes:
-        said += f": weights take {100 * plan.weight_bytes / plan.usable_bytes:.0f} % of the memory"
+        said += f". Weights take {100 * plan.weight_bytes / plan.usable_bytes:.0f} % of the memory"
     return said + "."
 
 

@@ -278,7 +278,7 @@ def place_advice(loads: Sequence[ModelLoad], found: Placement, slo: LatencySlo) 
         names = [f"{count} x {load.model.name}" for load, count in zip(loads, gpu, strict=True) if count]
         if names:
             said.append(f"GPU {number}: {' + '.join(names)}")
-    told = f"{'; '.join(said)}. {100 * found.kept:.1f} % of the requests keep both objectives"
+    told = f"{'; '.join(said)}. {100 * found.kept:.1f} % of the requests keep {slo.words}"
     if len(found.steps) > 1:
         told += f"; the last copy gained {100 * (found.steps[-1] - found.steps[-2]):.1f} points"
     if found.kept < slo.share:

@@ -37,6 +37,11 @@ class LatencySlo:
     share: float = 0.90
     """Of the requests that must keep both."""
 
+    @property
+    def words(self) -> str:
+        """Both objectives, as advice names them."""
+        return f"{1e3 * self.ttft_s:g} ms to the first token and {1e3 * self.tpot_s:g} ms for each further one"
+
 
 DEFAULT_SLO = LatencySlo()
 """DistServe's defaults."""

@@ -78,7 +78,7 @@ def _row(begin_s: float, texts: Sequence[ModelText], slo: LatencySlo) -> Timelin
 def timeline_advice(rows: Sequence[TimelineRow], kept: float, slo: LatencySlo) -> str:
     """Whether the plan serves the trace, and when it does worst."""
     worst = min(rows, key=lambda row: row.kept)
-    said = f"{100 * kept:.1f} % of the requests keep both objectives"
+    said = f"{100 * kept:.1f} % of the requests keep {slo.words}"
     if kept >= slo.share and worst.kept >= slo.share:
         return f"{said}, at no time fewer than {100 * worst.kept:.0f} %: the plan serves this trace."
     said += f"; fewest, {100 * worst.kept:.0f} %, of those that come from second {worst.begin_s:,.0f} on"

@@ -7,15 +7,17 @@ line, and so the time that a sweep will take.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from statistics import fmean, median
 
+from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
-from planner.frontier import FrontierPoint, batches, undominated
+from planner.frontier import FrontierPoint, doublings, undominated
 from planner.knee import GAIN, Knee, fitted, knee
 from planner.load import Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS
@@ -50,6 +52,8 @@ class SweepPlan:
     """Of one pass over all levels."""
     note: str = ""
     """What was cut to keep within the budget."""
+    left_out: tuple[int, ...] = ()
+    """Concurrencies that do not fit into the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +78,11 @@ def sweep_plan(line: LatencyLine, requests: int, most: int, budget_s: float, pro
     """Levels of 1, 2, 4, ... `most` clients that fit into the budget, with at most `requests` requests each.
 
     `protocol`: so many requests in every level, if that fits. If the levels do not fit, there are fewer requests for
-    each client; then the highest levels are left out. Two levels stay.
+    each client; then the highest levels are left out. Raises PlanError if not even two levels fit.
     """
     most = min(most, requests)
     if protocol:
-        levels = tuple(SweepLevel(each, protocol) for each in batches(min(most, protocol)))
+        levels = tuple(SweepLevel(each, protocol) for each in doublings(min(most, protocol)))
         if (expected := sum(map(line.level_s, levels))) <= budget_s:
             return SweepPlan(levels, expected)
         plan = sweep_plan(line, requests, most, budget_s)
@@ -90,14 +94,22 @@ def sweep_plan(line: LatencyLine, requests: int, most: int, budget_s: float, pro
         if expected <= budget_s:
             cut = "" if rounds == ROUNDS else f"{rounds} requests for each client instead of {ROUNDS}"
             return SweepPlan(levels, expected, cut)
+    every = levels
     while len(levels) > 2 and sum(map(line.level_s, levels)) > budget_s:
         levels = levels[:-1]
     expected = sum(map(line.level_s, levels))
-    return SweepPlan(levels, expected, f"at most {levels[-1].clients} clients, each with {MIN_ROUNDS} requests")
+    if expected > budget_s:
+        raise PlanError(
+            f"a pass over {' and '.join(str(each.clients) for each in levels)} at once needs about {expected:,.0f} s, "
+            f"and {max(0.0, budget_s):,.0f} s of the budget are left after the probes"
+        )
+    left_out = tuple(each.clients for each in every[len(levels) :])
+    note = f"at most {levels[-1].clients} clients, each with {MIN_ROUNDS} requests"
+    return SweepPlan(levels, expected, note, left_out)
 
 
 def _levels(most: int, requests: int, rounds: int) -> tuple[SweepLevel, ...]:
-    return tuple(SweepLevel(each, max(each, min(requests, rounds * each))) for each in batches(most))
+    return tuple(SweepLevel(each, max(each, min(requests, rounds * each))) for each in doublings(most))
 
 
 def is_settled(samples: Mapping[int, Sequence[float]], random: Random, gain: float = GAIN) -> bool:
@@ -136,6 +148,15 @@ class MeasuredFrontier:
     repeats: int
     error: float | None = None
     """How far the curve of every second point is from the others, as a share; None: unknown."""
+    left_out: tuple[int, ...] = ()
+    """Concurrencies that were to be measured and were not."""
+    cause: str = ""
+    """Why they were not."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more concurrencies could put the knee elsewhere."""
+        return self.knee.is_beyond or bool(self.left_out)
 
     @property
     def curve(self) -> tuple[tuple[float, float], ...]:
@@ -172,23 +193,34 @@ class Recommendation:
 
     max_batch_size: int
     kv_tokens: int
-    """That so many requests hold at their ends, in whole blocks: GUARANTEED_NO_EVICT keeps as much free."""
+    """That so many requests hold at their ends, in whole blocks: GUARANTEED_NO_EVICT keeps as much free. At least one
+    whole context of the model, else the server would refuse prompts that it takes today."""
     kv_bytes: float | None = None
     """The next three are None unless the model's shape and the device are known."""
     spare_bytes: float | None = None
     """Of one device, with one replica of that batch."""
     replicas: int | None = None
     """That fit on one device, each with that batch (SLM-Pareto)."""
+    withheld: str = ""
+    """Why none of it should be set; "": nothing speaks against it."""
 
 
 def recommend(
-    found: MeasuredFrontier, lengths: RequestLengths, model: ModelShape | None = None, device: Accelerator | None = None
+    found: MeasuredFrontier,
+    lengths: RequestLengths,
+    model: ModelShape | None = None,
+    device: Accelerator | None = None,
+    context: int = 0,
 ) -> Recommendation:
-    """The knee as batch, its cache, and with a model and a device how many copies of it fit."""
-    batch = found.knee.batch
-    request = -(-lengths.whole // BLOCK_TOKENS) * BLOCK_TOKENS
+    """The knee as batch, its cache, and with a model and a device how many copies of it fit.
+
+    Args:
+        context: tokens of the longest request that the server takes; 0: unknown.
+    """
+    batch, why, least = found.knee.batch, withheld(found), _whole_blocks(context)
+    request = _whole_blocks(lengths.whole)
     if model is None or device is None:
-        return Recommendation(batch, batch * request)
+        return Recommendation(batch, max(least, batch * request), withheld=why)
     bits = Precision.stored(model)
     token = round(model.kv_token_bytes(bits.kv))
     footprint = Footprint(round(model.weight_bytes(bits.w)), token, prompt=lengths.prompt, answer=lengths.answer)
@@ -196,15 +228,31 @@ def recommend(
     spare = USABLE * device.memory_bytes - footprint.weights - kv_bytes - SLACK_BYTES
     replicas = replicas_for(footprint, int(device.memory_bytes), batch)
     tokens = pack(footprint, int(device.memory_bytes), replicas).kv_tokens if replicas else batch * request
-    return Recommendation(batch, min(tokens, batch * request), kv_bytes, spare, replicas)
+    return Recommendation(batch, max(least, min(tokens, batch * request)), kv_bytes, spare, replicas, why)
+
+
+def _whole_blocks(tokens: int) -> int:
+    return math.ceil(tokens / BLOCK_TOKENS) * BLOCK_TOKENS
+
+
+def withheld(found: MeasuredFrontier) -> str:
+    """Why the measured knee is no batch to set; "": it is."""
+    if found.left_out:
+        verb = "was" if len(found.left_out) == 1 else "were"
+        return f"{', '.join(map(str, found.left_out))} at once {verb} not measured: {found.cause}"
+    return found.knee.reason if found.knee.is_beyond else ""
 
 
 def tuning_advice(found: MeasuredFrontier, wanted: Recommendation) -> str:
-    """The batch to set, and why."""
+    """The batch to set, and why; or why none is named."""
+    if wanted.withheld:
+        more = 2 * found.points[-1].batch
+        how = "more --budget" if found.left_out else f"--max {more} with at least --requests {more}"
+        return f"No batch is advised, for {wanted.withheld}. Leave the one that is set; {how} would tell more."
     point = next(each for each in found.points if each.batch == found.knee.batch)
     top = max(found.points, key=lambda each: each.tokens_s)
     said = f"Set a batch of {wanted.max_batch_size}: {found.knee.reason}"
-    if not found.knee.is_beyond and top.batch != point.batch:
+    if top.batch != point.batch:
         said += (
             f". {top.batch} at once yield {top.tokens_s / point.tokens_s:.2f} x the tokens, and a request takes "
             f"{top.latency_s / point.latency_s:.2f} x as long"

@@ -60,8 +60,36 @@ BUGS = (
     bug(
         "measured settings of any server are written",
         "Somebody measures a llama-server from the folder of a Penstock, and changes the Penstock's batch.",
-        Edit("cli/tune/frontier.py", "if apply and not is_penstock(server):", "if apply and not server:"),
+        Edit("cli/tune/frontier.py", "if context is None:", "if not server:"),
         "tests/cli/tune/test_tune.py::test_it_writes_nothing_for_another_server",
+    ),
+    bug(
+        "a short try cuts the cache below a context",
+        "The settings that it writes make the server refuse prompts that it took before.",
+        Edit(
+            "planner/tuning.py",
+            "return Recommendation(batch, max(least, batch * request), withheld=why)",
+            "return Recommendation(batch, batch * request, withheld=why)",
+        ),
+        "tests/planner/test_tuning.py::test_no_cache_is_smaller_than_a_context",
+    ),
+    bug(
+        "a batch is advised where throughput still rises",
+        "A sweep that ends too early lowers the batch of a server that was well set.",
+        Edit("planner/tuning.py", 'return found.knee.reason if found.knee.is_beyond else ""', 'return ""'),
+        "tests/planner/test_tuning.py::test_the_advice_says_what_more_would_cost",
+    ),
+    bug(
+        "the largest batch that fits is not looked at",
+        "A GPU that holds 55 requests is counted with 32: the plan buys more GPUs than the load needs.",
+        Edit("planner/frontier.py", "    if last < most:\n", "    if last > most:\n"),
+        "tests/planner/test_frontier.py::test_the_largest_batch_that_fits_is_one_of_them",
+    ),
+    bug(
+        "a short run judges a rate",
+        "The queue grows slowly: the goodput that is named collapses after a minute.",
+        Edit("planner/goodput.py", "LONGER = (1, 4, 16)", "LONGER = (1,)"),
+        "tests/planner/test_goodput.py::test_a_queue_that_grows_slowly_does_not_hold",
     ),
     bug(
         "loads that are held out are fitted",

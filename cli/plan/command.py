@@ -25,6 +25,10 @@ from planner.workload import Workload, mix_of, workloads
 from planner.workload import workload as workload_named
 
 Rows: TypeAlias = Sequence[Sequence[str]]
+NEEDS = "needs"
+"""Attribute of a command's function: what must be given."""
+MODEL = "--model NAME (such as llama-3.1-8b; or --config FILE)"
+GPU = "--gpu NAME (such as h200)"
 USUAL = RequestLengths()
 """Without --in and --out."""
 
@@ -73,8 +77,11 @@ def plan_command(name: str, *, shown: str = "") -> Callable[[Callable[..., PlanA
     """
 
     def decorate(function: Callable[..., PlanAnswer]) -> click.Command:
+        needs: Sequence[str] = getattr(function, NEEDS, ())
+
         def call(as_json: bool, **arguments: Any) -> int:
             try:
+                check_given(needs, arguments)
                 check_numbers(command, arguments)
                 with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
                     progress.phase(shown)
@@ -89,6 +96,14 @@ def plan_command(name: str, *, shown: str = "") -> Callable[[Callable[..., PlanA
         return command
 
     return decorate
+
+
+def check_given(needs: Sequence[str], arguments: Mapping[str, Any]) -> None:
+    """Refuse a plan without its model or GPU, and name both if both are missing. Raises PlanError."""
+    has_model = arguments.get("model") is not None or arguments.get("config") is not None
+    missing = [each for each in needs if not (has_model if each is MODEL else arguments.get("gpu") is not None)]
+    if missing:
+        raise PlanError(f"not enough is named: give {' and '.join(missing)}")
 
 
 def check_numbers(command: click.Command, arguments: Mapping[str, Any]) -> None:
@@ -106,6 +121,7 @@ def model_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnsw
     def call(model: str | None, config: Path | None, **arguments: Any) -> PlanAnswer:
         return function(model=model_named(model, config), **arguments)
 
+    setattr(call, NEEDS, (MODEL, *getattr(function, NEEDS, ())))
     text = "A model's own config.json, or its GGUF file."
     call = click.option("--config", type=click.Path(path_type=Path), help=text)(call)
     return click.option("--model", metavar="NAME", help="Model, such as llama-3.1-8b.")(call)
@@ -118,7 +134,8 @@ def gpu_option(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]
     def call(gpu: str, **arguments: Any) -> PlanAnswer:
         return function(device=device_named(gpu), **arguments)
 
-    return click.option("--gpu", metavar="NAME", required=True, help="GPU, such as h200; cpu: this machine's.")(call)
+    setattr(call, NEEDS, (GPU, *getattr(function, NEEDS, ())))
+    return click.option("--gpu", metavar="NAME", help="GPU, such as h200; cpu: this machine's.")(call)
 
 
 def length_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:

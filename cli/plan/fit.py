@@ -11,8 +11,8 @@ import click
 
 from cli.plan.command import PlanAnswer, PlanTable, plan_command
 from cli.plan.figures import seconds, three
-from cli.plan.records import DEFAULT_STEP_TOKENS, limits_of, of_model, records_in, served_of, workers_of
-from planner.calibration import EngineFit, ServedText
+from cli.plan.records import DEFAULT_STEP_TOKENS, limits_of, of_model, records_in, served_of, why_unused, workers_of
+from planner.calibration import MIN_REQUESTS, EngineFit, ServedText
 from planner.facts.catalogue import PlanError
 from planner.prediction import (
     ComparedLoad,
@@ -52,6 +52,8 @@ def fit(
     evidence = records_in(records, since)
     requests = of_model(evidence.requests, model)
     served = served_of(requests)
+    if len(served) < MIN_REQUESTS and (why := why_unused(requests)):
+        raise PlanError(f"{len(served)} requests can be used, and a fit needs {MIN_REQUESTS}; of the others, {why}")
     loads, workers = loads_of(served), workers_of(served)
     found, rows = compared(loads, limits_of(evidence, served, step_tokens), workers)
     errors = {

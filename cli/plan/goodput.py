@@ -74,5 +74,5 @@ def goodput(
         for row in rows
     ]
     header = ("prefill", "decode", "requests/s", "per GPU")
-    note = work_note(given, rows[0].deployment)
-    return PlanAnswer(value, [PlanTable(header, table)], goodput_advice(given, rows), notes=[note])
+    notes = [work_note(given, rows[0].deployment)] if gpus > 1 else []
+    return PlanAnswer(value, [PlanTable(header, table)], goodput_advice(given, rows), notes=notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -68,6 +69,20 @@ def of_model(requests: Iterable[ReportedRequest], model: str | None) -> list[Rep
 def served_of(requests: Iterable[ReportedRequest]) -> list[ServedText]:
     """The texts of the requests that ended in their first attempt: several for a request with several choices."""
     return list(chain.from_iterable(map(_texts, requests)))
+
+
+def why_unused(requests: Iterable[ReportedRequest]) -> str:
+    """Why requests have no text that can be fitted, counted by reason; "" if all have one."""
+    found = Counter(_why_unused(each) for each in requests if not _texts(each))
+    return ", ".join(f"{count} {why}" for why, count in found.most_common())
+
+
+def _why_unused(request: ReportedRequest) -> str:
+    if not request.completed:
+        return "did not complete"
+    if request.record.attempts != 1:
+        return "took more than one attempt"
+    return "have no answer" if request.record.completion_tokens < 1 else "lack a time of a step"
 
 
 def _texts(request: ReportedRequest) -> list[ServedText]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from cli.errors import USAGE, Problem
 from cli.plan.command import (
     PlanAnswer,
     PlanTable,
@@ -95,13 +96,15 @@ def simulate(
         f"{three(found.tokens_s)} tokens/s over {seconds(found.seconds)}, {three(found.joules_token)} J/token, "
         f"{evictions} evictions." + (f" {failed} requests without an answer are left out." if failed else "")
     )
-    return PlanAnswer(value, [_table(rows)], timeline_advice(rows, kept.both, slo), notes=[note])
+    tables = [] if all(row.kept == 1.0 for row in rows) else [_table(rows)]
+    return PlanAnswer(value, tables, timeline_advice(rows, kept.both, slo), notes=[note])
 
 
 def _texts(
     path: Path | None, scale: float, rate: float, count: int, lengths: RequestLengths, model: ModelShape
 ) -> tuple[list[ModelText], int]:
-    """The requests, and how many of the trace are left out because they had no answer. Raises PlanError."""
+    """The requests, and how many of the trace are left out because they had no answer. Raises PlanError,
+    Problem."""
     if path is None:
         return requests(lengths, count, rate), 0
     try:
@@ -110,7 +113,11 @@ def _texts(
             return texts_of(cut(rows, scale=scale), model), failed
         trace = Trace(path)
         return texts_of(cut(trace, scale=scale), model), trace.failed
-    except (Malformed, OSError) as error:
+    except OSError as error:
+        raise Problem(f"--trace {path}: {(error.strerror or str(error)).lower()}", exit_code=USAGE, code="plan",
+                      next_step="give a CSV or .jsonl that is there, or leave --trace out and give --rate and --count",
+                      ) from None  # fmt: skip
+    except Malformed as error:
         raise PlanError(str(error)) from None
 
 

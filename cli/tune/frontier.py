@@ -7,6 +7,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,7 +23,7 @@ from cli.plan.plot import plot
 from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.energy import EnergyMeter
-from cli.tune.load import LevelReading, LoadSource, check, is_penstock, run, server_at
+from cli.tune.load import LevelReading, LoadSource, check, penstock_context, run_until, server_at
 from cli.tune.settings_edit import Applied, apply_settings, check_applicable
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
@@ -30,6 +31,7 @@ from planner.tuning import (
     MAX_REPEATS,
     MeasuredFrontier,
     Recommendation,
+    SweepLevel,
     SweepPlan,
     frontier_of,
     is_flat,
@@ -46,6 +48,17 @@ PROBE_CLIENTS = 4
 MAX_CLIENTS = 256
 MIN_LEVELS = 2
 """Without two concurrencies there is no knee."""
+FLAT, BUDGET, FAILURES = "flat", "the budget ended", "too many requests failed"
+"""Why a pass ended before its last level."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSweep:
+    """All readings by concurrency, and the concurrencies that are missing, with the cause."""
+
+    readings: Mapping[int, Sequence[LevelReading]]
+    left_out: tuple[int, ...] = ()
+    cause: str = ""
 
 
 @plan_command("frontier")
@@ -55,7 +68,7 @@ MIN_LEVELS = 2
 @workload_options
 @click.option("--max", "most", type=int, default=MAX_CLIENTS, show_default=True, help="Highest concurrency.")
 @click.option("--repeats", type=int, default=MAX_REPEATS, show_default=True, help="Passes, at most.")
-@click.option("--budget", type=Period(), default="15m", show_default=True, help="Time for all of it.")
+@click.option("--budget", type=Period(needs_unit=True), default="15m", show_default=True, help="Time for all of it.")
 @click.option("--card", metavar="NAME", help="Its shape, as `penstock plan` knows it; with --gpu: replicas, too.")
 @click.option("--config", type=click.Path(path_type=Path), help="Its own config.json or GGUF instead of --card.")
 @click.option("--gpu", metavar="NAME", help="The GPU that it runs on.")
@@ -83,30 +96,31 @@ def frontier(
     known = None if card is None and config is None else model_named(card, config)
     device = None if gpu is None else device_named(gpu)
     server = server_at(url, model)
-    if apply and not is_penstock(server):
+    context = penstock_context(server) if apply else 0
+    if context is None:
         raise Problem(f"--apply: {url} is no Penstock, so there is no penstock.toml to write", exit_code=USAGE)
     if apply:
         check_applicable(Path.cwd(), server.model, shape)
     lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
     source = LoadSource(server, lengths, meter=meter, timeout_s=budget)
     began = time.monotonic()
-    plan = planned(source, requests, most, budget, workload.requests)
+    plan = planned(source, requests, most, began + budget, workload.requests)
     note(
         f"measuring {server.model} with {', '.join(str(each.clients) for each in plan.levels)} requests at once: about "
         f"{seconds(plan.expected_s)} a pass, up to {repeats} passes, at most {budget} s"
         + (f" ({plan.note})" if plan.note else "")
     )
     with ProgressLine(sys.stderr, os.environ) as progress:
-        readings = measured(source, plan, repeats, began + budget, progress)
-    found = frontier_in(readings)
-    wanted = recommend(found, lengths, known, device)
-    written = apply_settings(Path.cwd(), server.model, wanted, found.curve, shape) if apply else None
-    value = as_json(found, wanted, readings) | {
+        sweep = measured(source, plan, repeats, began + budget, progress)
+    found = replace(frontier_in(sweep.readings), left_out=sweep.left_out, cause=sweep.cause)
+    wanted = recommend(found, lengths, known, device, context)
+    written = apply_settings(Path.cwd(), server.model, wanted, found.curve, shape, note) if apply else None
+    value = as_json(found, wanted, sweep.readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "workload": workload.name or None, "energy_source": meter.source or None,
         "seconds": time.monotonic() - began, "applied": None if written is None else written.changes,
     }  # fmt: skip
-    notes = [*_notes(found, wanted, written), *_power(readings, device, len(meter.read()))]
+    notes = [*_notes(found, wanted, written), *_power(sweep.readings, device, len(meter.read()))]
     return PlanAnswer(value, [_table(found)], tuning_advice(found, wanted), _plot(found), notes)
 
 
@@ -123,53 +137,81 @@ def frontier_in(readings: Mapping[int, Sequence[LevelReading]]) -> MeasuredFront
     )  # fmt: skip
 
 
-def planned(source: LoadSource, requests: int, most: int, budget_s: float, protocol: int = 0) -> SweepPlan:
-    """Probe the server, and plan the sweep. Raises Problem if it does not answer."""
+def planned(source: LoadSource, requests: int, most: int, until: float, protocol: int = 0) -> SweepPlan:
+    """Probe the server, and plan a sweep for the rest of the budget. Raises Problem if it does not answer in time, and
+    PlanError if the shortest pass takes longer than what is left."""
+
+    def probed(count: int) -> float:
+        found = run_until(until, source.probe(count))
+        if found is None:
+            raise Problem("the budget ended before the server had answered the probes", next_step="a larger --budget")
+        return found
+
     clients = min(PROBE_CLIENTS, most)
-    run(source.probe(1))  # warms it up
-    alone = run(source.probe(1))
-    return sweep_plan(line_of(alone, clients, run(source.probe(clients))), requests, most, budget_s, protocol)
+    probed(1)  # warms it up
+    line = line_of(probed(1), clients, probed(clients))
+    return sweep_plan(line, requests, most, until - time.monotonic(), protocol)
 
 
-def measured(
-    source: LoadSource, plan: SweepPlan, repeats: int, until: float, progress: ProgressLine
-) -> dict[int, list[LevelReading]]:
+def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float, progress: ProgressLine) -> MeasuredSweep:
     """Pass over the levels until the knee is sure, `repeats` are done, or the next pass would take too long.
 
-    The first pass ends where throughput is flat; later ones repeat its levels. A level whose requests fail ends the
-    measurement; what was measured before counts, if it is two levels or more. Raises Problem otherwise.
+    The first pass ends where throughput is flat; later ones repeat its levels. A level whose requests fail, or that
+    still runs when the budget ends, ends the measurement; what was measured before counts, if it is two levels or more.
+    Raises Problem otherwise.
     """
     found: defaultdict[int, list[LevelReading]] = defaultdict(list)
-    levels = list(plan.levels)
+    levels, left_out, cause = plan.levels, plan.left_out, BUDGET
     for number in range(repeats):
         began = time.monotonic()
-        for at, level in enumerate(levels):
-            progress.steps(f"pass {number + 1}", at, len(levels), f"{level.clients} at once")
-            reading = run(source.level(level))
-            try:
-                check(reading)
-            except Problem as problem:
-                if len(found) < MIN_LEVELS:
-                    raise
-                progress.say(
-                    f"  {level.clients} at once: {problem.message} ({problem.cause}); the measurement ends here"
-                )
-                return dict(found)
-            found[level.clients].append(reading)
-            progress.say(f"  {level.clients} at once: {three(reading.tokens_s)} tokens/s")
-            if time.monotonic() > until and len(found) >= MIN_LEVELS:
-                break
-            if len(found[1]) == 1 and is_flat({each: ones[0].tokens_s for each, ones in found.items()}):
-                break
-        levels = [level for level in levels if level.clients in found]
-        took = time.monotonic() - began
+        ended = _pass(source, levels, found, until, progress, f"pass {number + 1}")
+        if number == 0:
+            missing = tuple(level.clients for level in levels if level.clients not in found)
+            left_out = () if ended == FLAT else (*missing, *plan.left_out)
+            cause = ended or BUDGET
+        levels = tuple(level for level in levels if level.clients in found)
         rates = {each: [one.tokens_s for one in ones] for each, ones in found.items()}
-        if is_settled(rates, Random(1)) or time.monotonic() + took > until:  # noqa: S311 - a bootstrap
+        is_late = 2 * time.monotonic() - began > until
+        if ended in (BUDGET, FAILURES) or is_late or is_settled(rates, Random(1)):  # noqa: S311 - a bootstrap
             break
-    return dict(found)
+    return MeasuredSweep(dict(found), left_out, cause if left_out else "")
 
 
-def as_json(found: MeasuredFrontier, wanted: Recommendation, readings: dict[int, list[LevelReading]]) -> dict[str, Any]:
+def _pass(
+    source: LoadSource,
+    levels: Sequence[SweepLevel],
+    found: defaultdict[int, list[LevelReading]],
+    until: float,
+    progress: ProgressLine,
+    name: str,
+) -> str:
+    """Measure each level once more, into `found`; why the pass ended before the last of them, or "". Raises Problem if
+    it ended before two were measured."""
+    for at, level in enumerate(levels):
+        progress.steps(name, at, len(levels), f"{level.clients} at once")
+        reading = run_until(until, source.level(level))
+        if reading is None:
+            if len(found) < MIN_LEVELS:
+                raise Problem(f"the budget ended before {MIN_LEVELS} concurrencies were measured",
+                              next_step="a larger --budget, or fewer --requests")  # fmt: skip
+            return BUDGET
+        try:
+            check(reading)
+        except Problem as problem:
+            if len(found) < MIN_LEVELS:
+                raise
+            progress.say(f"  {level.clients} at once: {problem.message} ({problem.cause}); the measurement ends here")
+            return FAILURES
+        found[level.clients].append(reading)
+        progress.say(f"  {level.clients} at once: {three(reading.tokens_s)} tokens/s")
+        if len(found[1]) == 1 and is_flat({each: ones[0].tokens_s for each, ones in found.items()}):
+            return FLAT
+    return ""
+
+
+def as_json(
+    found: MeasuredFrontier, wanted: Recommendation, readings: Mapping[int, Sequence[LevelReading]]
+) -> dict[str, Any]:
     """The frontier with its knee and what it speaks for."""
     return {
         "points": [
@@ -189,18 +231,20 @@ def as_json(found: MeasuredFrontier, wanted: Recommendation, readings: dict[int,
         "knee": {
             "concurrency": found.knee.batch,
             "gain_of_twice": found.knee.gain,
-            "confidence": found.knee.confidence if found.repeats > 1 else None,
+            "confidence": found.knee.confidence if found.repeats > 1 and not found.is_open else None,
             "is_beyond": found.knee.is_beyond,
             "is_fitted": found.knee.is_fitted,
             "reason": found.knee.reason,
         },
         "recommended": {
-            "max_batch_size": wanted.max_batch_size,
-            "kv_tokens": wanted.kv_tokens,
+            "max_batch_size": None if wanted.withheld else wanted.max_batch_size,
+            "kv_tokens": None if wanted.withheld else wanted.kv_tokens,
             "kv_bytes": wanted.kv_bytes,
             "spare_bytes": wanted.spare_bytes,
             "replicas": wanted.replicas,
+            "withheld": wanted.withheld or None,
         },
+        "left_out": found.left_out,
         "curve": found.curve,
         "held_out_error": found.error,
     }
@@ -235,16 +279,28 @@ def _plot(found: MeasuredFrontier) -> str:
 
 
 def _notes(found: MeasuredFrontier, wanted: Recommendation, written: Applied | None) -> list[str]:
-    sure = (
-        f"{100 * found.knee.confidence:.0f} % sure" if found.repeats > 1 else "measured once: its confidence is unknown"
-    )
-    notes = [f"The knee is {sure}. KV cache of that batch: {wanted.kv_tokens:,} tokens."]
+    if found.knee.is_beyond:
+        notes = [f"The knee is at least {found.knee.batch}; how far beyond was not measured."]
+    elif found.left_out:
+        notes = []
+    else:
+        once = "measured once: its confidence is unknown"
+        sure = f"{100 * found.knee.confidence:.0f} % sure" if found.repeats > 1 else once
+        notes = [f"The knee is {sure}. KV cache of that batch: {wanted.kv_tokens:,} tokens."]
     if found.error is not None:
         notes.append(
             f"The curve of every second concurrency predicts the throughput of the others to {100 * found.error:.0f} %."
         )
-    if written is not None:
-        notes.append(
+    if written is None:
+        return notes
+    if not written.changes:
+        notes.append(f"Nothing is written to {written.path}: {wanted.withheld}.")
+    elif not written.is_written:
+        notes.append(f"There is no {written.path}. Put these lines into the penstock.toml of the instance:")
+        notes += written.changes
+    else:
+        said = (
             f"Written to {written.path}: {', '.join(written.changes)}. Restart the instance: penstock down, penstock up"
         )
+        notes.append(said + (f". Batch and cache stay as they are: {wanted.withheld}." * bool(wanted.withheld)))
     return notes

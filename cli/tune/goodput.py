@@ -39,7 +39,7 @@ class SearchEnded(Exception):
 @click.option("--requests", type=int, default=100, show_default=True, help="Requests of a rate.")
 @length_options
 @slo_options
-@click.option("--budget", type=Period(), default="15m", show_default=True, help="Time for all of it.")
+@click.option("--budget", type=Period(needs_unit=True), default="15m", show_default=True, help="Time for all of it.")
 def goodput(
     url: str, model: str | None, requests: int, lengths: RequestLengths, slo: LatencySlo, budget: int
 ) -> PlanAnswer:

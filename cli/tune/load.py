@@ -61,6 +61,19 @@ def run(task: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(task)
 
 
+def run_until(until: float, task: Coroutine[Any, Any, T]) -> T | None:
+    """Run it, or give it up at a moment of time.monotonic(): then None."""
+
+    async def in_time() -> T:
+        async with asyncio.timeout(until - time.monotonic()):
+            return await task
+
+    try:
+        return run(in_time())
+    except TimeoutError:
+        return None
+
+
 def server_at(url: str, model: str | None) -> TargetServer:
     """The server of --url, with the first of its models unless one is named. Raises Problem."""
     try:
@@ -73,12 +86,13 @@ def server_at(url: str, model: str | None) -> TargetServer:
                       exit_code=UNREACHABLE) from None  # fmt: skip
 
 
-def is_penstock(server: TargetServer) -> bool:
-    """Whether the server says that its model is a Penstock's. Raises Problem."""
+def penstock_context(server: TargetServer) -> int | None:
+    """The context that a Penstock tells of its model, 0 if it tells none; None: it is no Penstock. Raises Problem."""
     try:
         models = next(server.get([f"{server.path}/models"]))["data"]
-        return any(each.get("id") == server.model and each.get("owned_by") == "penstock" for each in models)
-    except (NotAServer, OSError, LookupError, TypeError, AttributeError) as error:
+        mine = [each for each in models if each.get("id") == server.model and each.get("owned_by") == "penstock"]
+        return int(mine[0].get("context_length") or 0) if mine else None
+    except (NotAServer, OSError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise Problem("the server does not list its models", cause=repr(error)) from None
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -33,25 +33,59 @@ class Applied:
     path: Path
     changes: Sequence[str]
     """As lines of the file: key = value."""
+    is_written: bool = True
+    """False: there is no such file, and the lines are for that of another folder."""
 
 
 def check_applicable(folder: Path, model: str, shape: str | None) -> None:
-    """Check, before anything is measured, that settings of the model could be written. Raises Problem, ConfigError."""
+    """Check, before anything is measured, that settings of the model could be written, or that there is no file to
+    write, so that the lines will be shown. Raises Problem, ConfigError."""
+    if not (folder / FILE).exists():
+        return
     check(folder, changed_text(folder, model, Recommendation(1, 1 << 20), ((1.0, 1.0), (2.0, 2.0)), shape)[0])
 
 
 def apply_settings(
-    folder: Path, model: str, wanted: Recommendation, curve: Sequence[Sequence[float]], shape: str | None
+    folder: Path,
+    model: str,
+    wanted: Recommendation,
+    curve: Sequence[Sequence[float]],
+    shape: str | None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Applied:
-    """Write the recommended settings of a model into penstock.toml of a folder. Raises Problem, ConfigError."""
+    """Write the recommended settings of a model into penstock.toml of a folder. `tell` gets each change, old and new,
+    before it is written. Raises Problem, ConfigError."""
+    if not (folder / FILE).exists():
+        return Applied(folder / FILE, () if wanted.withheld else lines_of(model, wanted), is_written=False)
     text, changes = changed_text(folder, model, wanted, curve, shape)
+    if not changes:
+        return Applied(folder / FILE, (), is_written=False)
     check(folder, text)
+    before = tomllib.loads((folder / FILE).read_bytes().decode())
+    for keys, value in changes.items():
+        tell(f"{'.'.join(map(quoted, keys))}: {old(before, keys)} -> {literal(value)}")
     path = (folder / FILE).resolve()  # behind a link
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    write_file(path, text.encode(), 0o666 if mode is None else mode)
-    if mode is not None:
-        path.chmod(mode)  # also where the umask says less
+    mode = stat.S_IMODE(path.stat().st_mode)
+    write_file(path, text.encode(), mode)
+    path.chmod(mode)  # also where the umask says less
     return Applied(path, [f"{'.'.join(map(quoted, keys))} = {literal(value)}" for keys, value in changes.items()])
+
+
+def old(settings: Mapping[str, Any], keys: Keys) -> str:
+    """The value of a key in a file's settings, or that it has none."""
+    value: Any = settings
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return "not set" if value is None else literal(value)
+
+
+def lines_of(model: str, wanted: Recommendation) -> list[str]:
+    """The settings as lines for a file that is elsewhere, by engine."""
+    found = [f"[models.{quoted(model)}.options]"]
+    for engine, key in BATCH_KEY.items():
+        cache = f", {'.'.join(KV_KEY[engine])} = {wanted.kv_tokens}" if engine in KV_KEY else ""
+        found.append(f"# engine {engine}: {key} = {wanted.max_batch_size}{cache}")
+    return found
 
 
 def changed_text(
@@ -92,6 +126,8 @@ def changes_for(
             raise Problem(f"--shape {shape}: [models.{model}] has no such shape in {FILE}")
         options = ("models", model, "shapes", shape, "options")
         changes["models", model, "shapes", shape, "curve"] = [[float(x), float(y)] for x, y in curve]
+    if wanted.withheld:
+        return changes
     changes[*options, BATCH_KEY[engine]] = wanted.max_batch_size
     if engine in KV_KEY:
         changes[*options, *KV_KEY[engine]] = wanted.kv_tokens

@@ -24,6 +24,9 @@ def test_the_knee_or_the_memory_ends_the_batch() -> None:
     points = [FrontierPoint(batch, rate, 0, 0) for batch, rate in ((1, 10), (2, 19), (4, 20), (8, 20.1))]
     assert knee_of(points) == (points[1], "knee")
     assert knee_of(points[:2]) == (points[1], "memory")
+    part = FrontierPoint(3, 20.2, 0, 0)  # 6.3 % more for 1.5 x the batch are 11 % for a doubling
+    assert knee_of([*points[:2], part]) == (part, "memory")
+    assert knee_of([*points[:2], FrontierPoint(3, 20.0, 0, 0)]) == (points[1], "knee")
 
 
 def test_the_price_is_that_of_all_devices() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.facts.catalogue import device, model
-from planner.frontier import FrontierPoint, batches, modelled, undominated
+from planner.frontier import FrontierPoint, batches, doublings, modelled, undominated
 from planner.load import Precision, RequestLengths
 from planner.memory import memory_plan
 from planner.roofline import RooflineInput, decode, prefill
@@ -23,18 +23,19 @@ def test_points_that_another_beats_are_dropped() -> None:
 
 
 def test_doubling_batches() -> None:
-    assert list(batches(20)) == [1, 2, 4, 8, 16] and list(batches(0)) == []
+    assert list(doublings(20)) == [1, 2, 4, 8, 16] and list(doublings(0)) == []
+
+
+def test_the_largest_batch_that_fits_is_one_of_them() -> None:
+    """Also where it is no power of two: memory ends the growth there, and not at half of it."""
+    assert list(batches(20)) == [1, 2, 4, 8, 16, 20] and list(batches(16)) == [1, 2, 4, 8, 16] and not list(batches(0))
 
 
 def test_the_modelled_frontier_by_hand() -> None:
     """A request takes the prefills of its batch and its own steps."""
     given, lengths = RooflineInput(model("opt-13b"), device("h200")), RequestLengths()
     points = modelled(given, lengths, 1.0)
-    assert (
-        points[-1].batch
-        <= memory_plan(given.model, given.device, lengths, Precision()).max_batch
-        < 2 * points[-1].batch
-    )
+    assert points[-1].batch == memory_plan(given.model, given.device, lengths, Precision()).max_batch
     four = points[2]
     by_hand = 4 * prefill(given, 1, 512).seconds + 256 * decode(given, 4, 640).seconds
     assert four.latency_s == pytest.approx(by_hand) and four.tokens_s == pytest.approx(4 * 256 / by_hand)

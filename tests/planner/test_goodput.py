@@ -16,6 +16,7 @@ from planner.goodput import (
     goodput,
     goodput_advice,
     highest_rate,
+    holds_for_long,
     prefill_share,
     served,
     slo_of,
@@ -112,9 +113,33 @@ def test_the_best_deployment_and_its_reason() -> None:
     assert "at no rate" in goodput_advice(TWO, [apart])
 
 
-def test_objectives_that_no_request_keeps_say_what_would() -> None:
-    with pytest.raises(PlanError, match="not even a lone request keeps 1 ms"):
+def test_a_queue_that_grows_slowly_does_not_hold() -> None:
+    """The share of a short run says nothing while it still falls in a longer one."""
+    assert not holds_for_long({1: 1.0, 4: 0.8, 16: 0.3}.__getitem__, 0.9)
+    assert not holds_for_long({1: 0.99, 4: 0.95, 16: 0.5}.__getitem__, 0.9)
+    assert holds_for_long({1: 0.99, 4: 0.99}.__getitem__, 0.9)
+    assert holds_for_long({1: 0.99, 4: 0.97, 16: 0.96}.__getitem__, 0.9)
+    assert not holds_for_long({1: 0.5}.__getitem__, 0.9)
+
+
+@pytest.mark.slow
+def test_a_simulation_at_the_goodput_keeps_the_share() -> None:
+    """Of as many requests as a user might ask: a rate that holds for a minute alone is no goodput."""
+    slo = slo_of(500, 60, 0.9)
+    given = SearchInput(model("llama-3.1-8b"), device("h200"), 1, RequestLengths(1024, 256), HALF, 0.7, slo=slo)
+    rate = goodput(given, ServingSetup(ONE))
+    assert 20 < rate < 28
+    for count in (300, 3000):
+        assert attainment(served(given, ServingSetup(ONE), rate, count), slo).both >= slo.share
+
+
+def test_objectives_that_no_request_keeps_are_named_with_what_is_least() -> None:
+    with pytest.raises(PlanError, match=r"keeps 1 ms to its first token \(--ttft-ms\): the quickest") as first:
         best_goodput(replace(TWO, slo=slo_of(1, 100, 0.9)))
+    assert "--tpot-ms" not in str(first.value)
+    with pytest.raises(PlanError, match=r"keeps 1 ms a token \(--tpot-ms\): a token takes at least") as token:
+        best_goodput(replace(TWO, slo=slo_of(9000, 1, 0.9)))
+    assert "--ttft-ms" not in str(token.value)
     with pytest.raises(PlanError, match="does not fit"):
         best_goodput(replace(TWO, model=model("llama-3.1-70b"), gpus=1))
 

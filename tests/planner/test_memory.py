@@ -93,7 +93,7 @@ def test_bits_that_no_format_has_are_refused(bits: float) -> None:
 def test_the_advice_says_what_limits() -> None:
     plan = memory_plan(model("opt-13b"), A100, RequestLengths(), HALF)
     said = memory_advice(model("opt-13b"), A100, RequestLengths(), HALF, plan, 1)
-    assert "runs 19 requests" in said and "8 bits would hold 39" in said and "weights take 71 %" in said
+    assert "runs 19 requests" in said and "8 bits would hold 39" in said and "Weights take 71 %" in said
 
 
 def test_a_file_counts_with_its_own_mean_bits() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
-from planner.facts.catalogue import device, model
+from planner.facts.catalogue import PlanError, device, model
 from planner.load import RequestLengths
 from planner.tuning import (
     LatencyLine,
@@ -48,9 +49,31 @@ def test_a_sweep_keeps_its_budget(budget: float) -> None:
     assert all(level.requests >= min(500, 2 * level.clients) for level in plan.levels)
 
 
-def test_two_levels_stay_whatever_the_budget() -> None:
-    plan = sweep_plan(LINE, 500, 256, 0.001)
-    assert [level.clients for level in plan.levels] == [1, 2] and "at most 2 clients" in plan.note
+def test_a_budget_that_holds_no_pass_is_refused_with_what_one_needs() -> None:
+    """Two requests of 1.1 s by one client, and two rounds of 1.2 s by two, take 4.6 s."""
+    assert [level.clients for level in sweep_plan(LINE, 500, 256, 4.7).levels] == [1, 2]
+    with pytest.raises(PlanError, match="1 and 2 at once needs about 5 s, and 4 s of the budget are left"):
+        sweep_plan(LINE, 500, 256, 4.4)
+
+
+def test_what_the_budget_leaves_out_is_named_and_nothing_is_advised() -> None:
+    """However sure the knee of the rest seems."""
+    plan = sweep_plan(LINE, 64, 16, 4.7)
+    assert plan.left_out == (4, 8, 16)
+    found = replace(measured(0.0, most=512), left_out=(1024,), cause="the budget ended")
+    wanted = recommend(found, RequestLengths())
+    assert found.is_open and wanted.withheld == "1024 at once was not measured: the budget ended"
+    said = tuning_advice(found, wanted)
+    assert "Set a batch" not in said and "1024 at once was not measured" in said and "--budget" in said
+
+
+def test_no_cache_is_smaller_than_a_context() -> None:
+    """The server refuses what its cache cannot hold: a short workload must not cut the prompts that it takes."""
+    found, short = measured(0.0, most=512), RequestLengths(32, 16)
+    assert recommend(found, short).kv_tokens == found.knee.batch * 64
+    assert recommend(found, short, context=100_001).kv_tokens == 100_032
+    shape, gpu = model("opt-125m"), device("a100-40gb")
+    assert recommend(found, short, shape, gpu, context=100_001).kv_tokens == 100_032
 
 
 def test_flat_is_two_doublings_without_gain() -> None:
@@ -101,7 +124,8 @@ def test_the_advice_says_what_more_would_cost() -> None:
     said = tuning_advice(measured(0.0, most=512), recommend(measured(0.0, most=512), RequestLengths()))
     assert said.startswith("Set a batch of 128: twice 128 would gain 7 %") and "512 at once yield 1.11 x" in said
     beyond = measured(0.0, most=8)
-    assert "still rises at 8" in tuning_advice(beyond, recommend(beyond, RequestLengths()))
+    said = tuning_advice(beyond, recommend(beyond, RequestLengths()))
+    assert "still rises at 8" in said and "Set a batch" not in said and "--max 16" in said
 
 
 def test_half_of_the_points_predict_the_others() -> None:

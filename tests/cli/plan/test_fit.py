@@ -70,6 +70,17 @@ def test_what_did_not_end_in_its_first_attempt_is_left_out_and_counted(
     assert "400 of 403 requests are used" in capsys.readouterr().out
 
 
+def test_too_few_requests_say_why_the_others_do_not_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = recorded(tmp_path / "r", served_texts()[:2])
+    changes: list[dict[str, Any]] = [{"attempts": 2}, {"state": "cancelled"}, {"state": "failed"}, {"first_us": 0}]
+    bad = [record_of(9 + number, served_texts()[0], **each) for number, each in enumerate(changes)]
+    (folder / "20251124T000001.000-worker-2.jsonl").write_bytes(b"".join(ENCODER.encode(each) + b"\n" for each in bad))
+    assert main(["plan", "fit", "--records", f"{folder}"]) == 2
+    said = capsys.readouterr().err
+    assert "2 requests can be used, and a fit needs 40; of the others, 2 did not complete" in said
+    assert "1 took more than one attempt" in said and "1 lack a time" in said
+
+
 def test_a_request_of_several_choices_is_several_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = recorded(tmp_path / "r", served_texts(), choices=2)
     assert main(["plan", "fit", "--records", f"{folder}", "--json"]) == 0

@@ -154,6 +154,30 @@ def test_figures_have_three_digits_and_a_unit() -> None:
     ]
 
 
+def test_flat_values_are_plotted_from_zero_and_large_ones_without_exponent() -> None:
+    """A wobble of 3 % is none of a curve's shape."""
+    flat = plot([(1, 100.0), (2, 103.0), (4, 101.0)], "x", "y").splitlines()
+    assert "x logarithmic" in flat[0] and flat[12].startswith("  0 |") and all("*" not in line for line in flat[3:13])
+    assert "10,470" in plot([(1, 10.0), (2, 10470.0)], "x", "y")
+
+
+def test_a_plan_without_its_inputs_names_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, missing in (([], ("--model", "--gpu")), (["--gpu", "l4"], ("--model",))):
+        assert main(["plan", "memory", *words]) == 2
+        said = capsys.readouterr().err
+        assert [each for each in ("--model", "--gpu") if f"{each} NAME" in said] == list(missing)
+
+
+@pytest.mark.parametrize("words", [["plan"], ["tune"]])
+def test_a_group_alone_names_its_commands_and_a_mistyped_one_the_nearest(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert "goodput" in capsys.readouterr().err
+    assert main([*words, "godput"]) == 2
+    assert "Did you mean 'goodput'?" in capsys.readouterr().err
+
+
 def test_a_plot_has_every_point_and_the_mark() -> None:
     drawn = plot([(1, 10), (2, 20), (4, 30)], "x", "y", (2, 20), "the knee")
     assert drawn.count("*") == 2 and drawn.splitlines()[0].endswith("O: the knee")
@@ -208,7 +232,7 @@ def test_place(capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(capsys, line)
     assert sum(gpu["opt-125m"] for gpu in found["copies"]) >= 1 and found["kept"] > 0.9
     assert main(["plan", *line.split()]) == 0
-    assert "keep both objectives" in capsys.readouterr().out
+    assert "ms to the first token and" in capsys.readouterr().out
 
 
 def test_what_if(capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,7 +289,6 @@ def test_simulate_generated_requests(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("simulate --model opt-13b --gpu h200 --trace nowhere.csv", "nowhere.csv"),
         ("simulate --model opt-13b --gpu h200 --tp 3", "penstock plan search"),
         ("simulate --model opt-13b --gpu h200 --rate 0", "above 0"),
         ("simulate --model opt-13b --gpu h200 --count 200001", "at most 200,000 requests are simulated"),
@@ -278,6 +301,12 @@ def test_bad_input_of_a_simulation(line: str, says: str, capsys: pytest.CaptureF
     assert main(["plan", *line.split()]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and says in said.err
+
+
+def test_a_trace_that_is_not_there_gets_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "simulate", "--model", "opt-13b", "--gpu", "h200", "--trace", "nowhere.csv"]) == 2
+    said = capsys.readouterr().err
+    assert "error: --trace nowhere.csv: no such file" in said and "next:  give a CSV" in said
 
 
 APEX = ("StartTimeOffset", "ContextTokens", "GeneratedTokens")

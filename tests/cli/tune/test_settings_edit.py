@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,37 @@ def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
     assert path.read_text() == before and [each.name for each in tmp_path.iterdir()] == ["penstock.toml"]
 
 
+def test_a_batch_that_is_withheld_is_not_written(tmp_path: Path) -> None:
+    """Throughput that still rises, or a sweep that was cut short, speaks for no batch."""
+    path, open_end = tmp_path / "penstock.toml", replace(WANTED, withheld="throughput still rises at 48")
+    before = '[models.m]\nengine = "sim"\noptions.slots = 256\n'
+    path.write_text(before)
+    told: list[str] = []
+    assert not apply_settings(tmp_path, "m", open_end, CURVE, None, told.append).changes
+    assert path.read_text() == before and not told
+
+
+def test_old_and_new_are_told_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "penstock.toml"
+    path.write_text('[models.m]\nengine = "sim"\noptions.slots = 256\n')
+    told: list[tuple[str, bool]] = []
+    apply_settings(tmp_path, "m", WANTED, CURVE, None, lambda line: told.append((line, "48" in path.read_text())))
+    assert told[:2] == [
+        ("models.m.options.slots: 256 -> 48", False), ("models.m.options.kv_tokens: not set -> 30720", False)
+    ]  # fmt: skip
+
+
+def test_a_folder_without_a_file_gets_the_lines_told(tmp_path: Path) -> None:
+    check_applicable(tmp_path, "llama-8b", None)
+    found = apply_settings(tmp_path, "llama-8b", WANTED, CURVE, None)
+    assert not found.is_written and not list(tmp_path.iterdir())
+    assert found.changes[:2] == [
+        "[models.llama-8b.options]", "# engine trtllm: max_batch_size = 48, kv_cache.max_tokens = 30720"
+    ]  # fmt: skip
+
+
 def test_a_model_of_another_folder_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text('[models.m]\nengine = "sim"\n')
     with pytest.raises(Problem, match="does not configure the model 'other'"):
         apply_settings(tmp_path, "other", WANTED, CURVE, None)
 
@@ -110,8 +141,6 @@ def test_what_cannot_be_written_is_known_before_anything_is_measured(tmp_path: P
     assert [each.name for each in tmp_path.iterdir()] == ["penstock.toml"]
     with pytest.raises(Problem, match="no such shape"):
         check_applicable(tmp_path, "m", "big")
-    with pytest.raises(Problem, match="cannot be written"):
-        check_applicable(tmp_path / "nowhere", "smollm2-135m-instruct", None)
 
 
 def test_a_file_keeps_its_link_its_mode_and_the_ends_of_its_lines(tmp_path: Path) -> None:

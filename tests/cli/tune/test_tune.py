@@ -15,6 +15,7 @@ import pytest
 
 from bench.table1.client import TimedAnswer
 from cli.__main__ import main
+from cli.tune.frontier import MeasuredSweep
 from cli.tune.goodput import goodput_words, kept
 from cli.tune.load import LevelReading
 from planner.serving import Attainment, LatencySlo
@@ -33,6 +34,7 @@ class CurveServer:
         """Requests after which it refuses all."""
         self.dies_after, self.hangs = 1 << 20, False
         """Requests after which it no longer answers: it closes, or it keeps silent."""
+        self.t_mem, self.context = T_MEM, 0
         self.closes = False
         """Whether it closes a connection after each answer, without saying so, as llama-server does."""
         self.bodies: list[dict[str, Any]] = []
@@ -75,7 +77,9 @@ class CurveServer:
                 size = int(head.partition("content-length: ")[2].partition("\r\n")[0] or 0)
                 body = await reader.readexactly(size)
                 if head.startswith("get"):
-                    await self._whole(writer, {"data": [{"id": "m", "owned_by": self.owner}]})
+                    await self._whole(
+                        writer, {"data": [{"id": "m", "owned_by": self.owner, "context_length": self.context}]}
+                    )
                 else:
                     await self._answer(writer, json.loads(body))
                     if self.closes:
@@ -102,7 +106,7 @@ class CurveServer:
         self._running += 1
         try:
             for number in range(body["max_tokens"]):
-                await asyncio.sleep(T_MEM + T_COMP * self._running)
+                await asyncio.sleep(self.t_mem + T_COMP * self._running)
                 self._write(writer, json.dumps({"choices": [{"delta": {"content": f" t{number}"}}]}))
         finally:
             self._running -= 1
@@ -145,7 +149,8 @@ def test_a_frontier_of_a_known_curve(capsys: pytest.CaptureFixture[str], server:
     assert all(body["ignore_eos"] and body["temperature"] == 0 for body in server.bodies)
     assert found["knee"]["confidence"] is None and found["applied"] is None
     assert found["curve"] == [[point, round(points[point]["tokens_s"], 1)] for point in sorted(points)]
-    assert found["recommended"]["max_batch_size"] == found["knee"]["concurrency"]
+    wanted, knee = found["recommended"], found["knee"]
+    assert wanted["max_batch_size"] == (None if knee["is_beyond"] else knee["concurrency"])
 
 
 def test_a_mix_of_ones_own_is_asked(
@@ -188,14 +193,46 @@ def test_a_server_that_closes_after_each_answer_loses_none(
     assert all(point["failed"] == 0 for point in found["points"])
 
 
+def yields(monkeypatch: pytest.MonkeyPatch, *rates: float) -> None:
+    """The measurement has found these tokens a second at 1, 2, 4, ... requests at once."""
+    readings = {2**at: [LevelReading(2**at, 8, 0, rate, rate / 4, 0.1, 1.0, [])] * 2 for at, rate in enumerate(rates)}
+    monkeypatch.setattr("cli.tune.frontier.measured", lambda *_: MeasuredSweep(readings))
+
+
 def test_it_writes_the_settings_of_a_penstock(
     capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("penstock.toml").write_text('[models.m]\nengine = "sim"\n')
-    found = tuned(capsys, server, "--requests", "4", "--max", "4", "--apply")
+    server.context = 8192
+    yields(monkeypatch, 100, 180, 182, 183)
+    found = tuned(capsys, server, "--requests", "16", "--max", "8", "--apply")
     written = tomllib.loads(Path("penstock.toml").read_text())["models"]["m"]["options"]
     assert written["slots"] == found["recommended"]["max_batch_size"] and len(found["applied"]) == 2
+    assert written["kv_tokens"] == found["recommended"]["kv_tokens"] == 8192
+
+
+def test_it_leaves_a_batch_whose_throughput_still_rises(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("penstock.toml").write_text('[models.m]\nengine = "sim"\n')
+    yields(monkeypatch, 100, 200, 400)
+    found = tuned(capsys, server, "--requests", "16", "--max", "4", "--repeats", "2", "--apply")
+    assert found["knee"]["is_beyond"] and found["knee"]["confidence"] is None and found["applied"] == []
+    assert found["recommended"]["max_batch_size"] is None and "still rises at 4" in found["advice"]
+    assert Path("penstock.toml").read_text() == '[models.m]\nengine = "sim"\n'
+
+
+def test_a_folder_without_a_file_gets_the_lines(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    yields(monkeypatch, 100, 180, 182, 183)
+    line = ["tune", "frontier", "--url", server.url, "--in", "32", "--out", "4", "--repeats", "1", "--requests", "16"]
+    assert main([*line, "--max", "8", "--apply"]) == 0
+    page = capsys.readouterr().out
+    assert "Put these lines into the penstock.toml" in page and "slots = " in page and not list(tmp_path.iterdir())
 
 
 def test_it_writes_nothing_for_another_server(
@@ -207,12 +244,15 @@ def test_it_writes_nothing_for_another_server(
     assert "is no Penstock" in capsys.readouterr().err and not server.bodies and not list(tmp_path.iterdir())
 
 
-def test_a_frontier_as_a_table(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
+def test_a_frontier_as_a_table(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yields(monkeypatch, 100, 180, 182, 183)
     words = [
         "--requests",
-        "4",
+        "16",
         "--max",
-        "4",
+        "8",
         "--in",
         "32",
         "--out",
@@ -226,27 +266,14 @@ def test_a_frontier_as_a_table(capsys: pytest.CaptureFixture[str], server: Curve
     ]
     assert main(["tune", "frontier", "--url", server.url, *words]) == 0
     page = capsys.readouterr().out
-    assert "requests at once" in page and "Set a batch of" in page and "measured once" in page
+    assert "requests at once" in page and "Set a batch of 2" in page and "% sure" in page
 
 
 def test_the_budget_ends_the_repeats(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
-    line = [
-        "tune",
-        "frontier",
-        "--url",
-        server.url,
-        "--in",
-        "32",
-        "--out",
-        "4",
-        "--requests",
-        "8",
-        "--budget",
-        "1",
-        "--json",
-    ]
-    assert main(line) == 0
-    assert min(point["repeats"] for point in json.loads(capsys.readouterr().out)["points"]) == 1
+    words = ["--in", "32", "--out", "4", "--requests", "8", "--budget", "4s", "--json"]
+    server.t_mem = 0.04
+    assert main(["tune", "frontier", "--url", server.url, *words]) == 0
+    assert min(point["repeats"] for point in json.loads(capsys.readouterr().out)["points"]) < 5
 
 
 def test_requests_that_fail_end_it(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
@@ -260,7 +287,8 @@ def test_what_was_measured_before_a_failure_counts(capsys: pytest.CaptureFixture
     """Six requests probe it, then 1 and 2 clients ask 8 and 16 times; with 4 it breaks down."""
     server.most = 6 + 8 + 16
     found = tuned(capsys, server, "--requests", "32", "--max", "8")
-    assert [point["concurrency"] for point in found["points"]] == [1, 2]
+    assert [point["concurrency"] for point in found["points"]] == [1, 2] and found["left_out"] == [4, 8]
+    assert "4, 8 at once were not measured: too many requests failed" in found["advice"]
 
 
 def test_it_measures_nothing_for_a_file_it_could_not_write(
@@ -278,8 +306,20 @@ def test_a_server_that_dies_or_hangs_ends_it_within_the_budget(
     """What it answered before counts, if that is two concurrencies."""
     server.dies_after, server.hangs = 6 + 8 + 16, True
     began = time.monotonic()
-    found = tuned(capsys, server, "--requests", "16", "--max", "8", "--budget", "2")
+    found = tuned(capsys, server, "--requests", "16", "--max", "8", "--budget", "8s")
     assert [point["concurrency"] for point in found["points"]] == [1, 2] and time.monotonic() - began < 60
+    assert found["left_out"] == [4, 8] and "4, 8 at once were not measured: the budget ended" in found["advice"]
+
+
+def test_a_budget_without_a_unit_or_for_no_pass_is_refused(
+    capsys: pytest.CaptureFixture[str], server: CurveServer
+) -> None:
+    line = ["tune", "frontier", "--url", server.url, "--in", "32", "--out", "4", "--budget"]
+    assert main([*line, "2"]) == 2 and not server.bodies
+    assert "write 90s, 10m" in capsys.readouterr().err
+    server.t_mem = 0.15
+    assert main([*line, "3s"]) == 2
+    assert "of the budget are left after the probes" in capsys.readouterr().err
 
 
 def test_a_shape_without_apply_is_refused(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:

@@ -13,11 +13,12 @@ DEFAULT_MAX_TOKENS = 128
 
 def card_of(model: str, settings: SimSettings) -> ModelCard:
     """The card of a model that was loaded now."""
+    context = context_of(settings)
     return ModelCard(
         name=model,
         engine="sim",
-        context=settings.context,
-        max_output=settings.context - 1,
+        context=context,
+        max_output=max(1, context - 1),
         default_output=DEFAULT_MAX_TOKENS,
         capabilities=Capabilities(
             logprobs=-1,
@@ -40,6 +41,11 @@ def card_of(model: str, settings: SimSettings) -> ModelCard:
         embedding_size=SIZE,
         created=int(time.time()),
     )
+
+
+def context_of(settings: SimSettings) -> int:
+    """Tokens of the longest request: a cache that is smaller than the context holds no more."""
+    return min(settings.context, settings.kv_tokens or settings.context)
 
 
 def too_long(prompt_tokens: int, max_tokens: int | None, context: int, param: str = "messages") -> Failure:

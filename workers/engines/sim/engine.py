@@ -36,7 +36,7 @@ from penstock.engine import (
 from penstock.tools import REASONING, TEXT
 from workers.engines.sim.cache import PrefixCache
 from workers.engines.sim.calls import call_tokens
-from workers.engines.sim.card import DEFAULT_MAX_TOKENS, card_of, too_long
+from workers.engines.sim.card import DEFAULT_MAX_TOKENS, card_of, context_of, too_long
 from workers.engines.sim.sequence import SimSequence
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.tasks import MAX_SIZE, input_text, input_tokens, task_answer
@@ -102,7 +102,7 @@ class SimEngine:
     def submit(self, request: Request) -> None:
         task = request.task
         if task is not None and task.kind in ("tokenize", "detokenize"):  # needs no step
-            answer = Piece(request.id, task_answer(request, task, self._settings.context), finish="stop")
+            answer = Piece(request.id, task_answer(request, task, context_of(self._settings)), finish="stop")
             asyncio.get_running_loop().call_soon(self._on_step, [answer])
             return
         sequence = self._sequence(request)
@@ -159,8 +159,8 @@ class SimEngine:
 
     def _task_sequence(self, request: Request, task: Task) -> SimSequence:
         counts = [input_tokens(each) for each in request.inputs]
-        if max(counts, default=0) > self._settings.context:
-            raise Refused(too_long(max(counts), None, self._settings.context, "input"))
+        if max(counts, default=0) > context_of(self._settings):
+            raise Refused(too_long(max(counts), None, context_of(self._settings), "input"))
         if task.dimensions is not None and task.dimensions > MAX_SIZE:
             message = f"dimensions: this model makes vectors of at most {MAX_SIZE} numbers"
             raise Refused(Failure("invalid_request_error", message, 400, "dimensions"))
@@ -168,7 +168,7 @@ class SimEngine:
         found = FAULT.search(text) if self._settings.faults else None
         fault = (found[1], int(found[2])) if found else None
         sequence = SimSequence(request.id, 0, sum(counts), 1, 0, None, fault)
-        sequence.answer = task_answer(request, task, self._settings.context)
+        sequence.answer = task_answer(request, task, context_of(self._settings))
         return sequence
 
     def _sequence(self, request: Request) -> SimSequence:
@@ -176,12 +176,10 @@ class SimEngine:
             return self._task_sequence(request, request.task)
         prompt = prompt_text(request.prompt)
         prompt_tokens, wanted = count_tokens(prompt), request.sampling.max_tokens
-        context = self._settings.context
+        context = context_of(self._settings)
         if prompt_tokens + (wanted or 1) > context:
             raise Refused(too_long(prompt_tokens, wanted, context))
         max_tokens = wanted or min(DEFAULT_MAX_TOKENS, context - prompt_tokens)
-        if self._settings.kv_tokens and prompt_tokens + max_tokens > self._settings.kv_tokens:
-            raise Refused(too_long(prompt_tokens, max_tokens, self._settings.kv_tokens))
         stop, crc = request.sampling.stop, zlib.crc32(prompt.encode() + sampling_text(request.sampling).encode())
         gate = TokenGate(stop, request.past_text) if any(stop) else None
         found = FAULT.search(prompt) if self._settings.faults else None

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from penstock.engine import Piece, Refused, Request, Sampling
+from workers.engines.sim.card import card_of
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import count_tokens, token_text
@@ -117,6 +118,18 @@ async def test_further_sampling_shows_in_the_text(start: Start) -> None:
     bench.engine.submit(Request("r", "p", Sampling(max_tokens=8, top_k=5), past))
     whole = text([piece for piece in bench.pieces() if piece.id == "2"])
     assert whole.endswith(text((await bench.until_ended("r"))["r"]))
+
+
+async def test_the_card_tells_the_context_that_the_cache_holds(start: Start) -> None:
+    """What it refuses by: the lesser of context and cache."""
+    bench = await start(context=100, kv_tokens=60)
+    for settings, context in ((SimSettings(context=100, kv_tokens=60), 60), (SimSettings(context=100), 100)):
+        card = card_of("m", settings)
+        assert (card.context, card.max_output) == (context, context - 1)
+    prompt = "x" * 40
+    await bench.engine.check(Request("r", prompt, Sampling(max_tokens=60 - count_tokens(prompt))))
+    with pytest.raises(Refused, match="context is 60 tokens"):
+        await bench.engine.check(Request("r", prompt, Sampling(max_tokens=61 - count_tokens(prompt))))
 
 
 async def test_without_eviction_only_what_fits_for_good_is_begun(start: Start) -> None:
