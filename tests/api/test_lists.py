@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 BODY = 400_000
 JOBS = 12
+MANY, PAGE = 10_000, 100
 
 
 def put(house: House, text: str, **more: Any) -> str:
@@ -113,6 +114,34 @@ def test_a_status_that_no_job_has_is_looked_for_in_bounds(empty_house: House, st
         assert pages < 50
     assert sorted(found) == sorted(waiting) and pages == 3
     assert page["next_cursor"] is None
+
+
+def test_ten_thousand_jobs_are_listed_page_by_page(empty_house: House, store: Redis) -> None:
+    """Each job once, the newest first; the last page costs the store what the first does, and no body is read."""
+    house = empty_house
+    house.start_api()
+    body, now = b"x" * 2_000, int(store.time()[0]) * 1000
+    ids = [f"job_00{number:030x}" for number in range(MANY)]
+    pipeline = store.pipeline()
+    for number, job in enumerate(ids):
+        row = {"state": "cancelled", "body": body, "lane": "penstock:{0}:lane:sim:batch", "created": now + number}
+        pipeline.hset(f"penstock:{{0}}:job:{job}", mapping=row)
+        pipeline.zadd("penstock:{0}:jobs:local", {job: now + number})
+    pipeline.execute()
+    found, cursor, reads, sent = list[str](), "", list[int](), sent_by(store)
+    while cursor is not None:
+        before = _calls(store, "hmget")
+        page = jobs(house, f"limit={PAGE}&cursor={cursor}" if cursor else f"limit={PAGE}")
+        found += [each["id"] for each in page["data"]]
+        reads.append(_calls(store, "hmget") - before)
+        cursor = page["next_cursor"]
+    assert found == ids[::-1] and len(reads) <= MANY // PAGE + 1
+    assert reads[0] >= PAGE and max(reads) <= PAGE + 10, (max(reads), reads[:3])
+    assert sent_by(store) - sent < MANY * len(body) / 4
+
+
+def _calls(store: Redis, command: str) -> int:
+    return int(store.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
 
 def test_a_running_jobs_log_is_not_read_to_show_it(empty_house: House, store: Redis) -> None:
