@@ -44,9 +44,9 @@ TOKENS = 24
 """Decode takes longer than the delay, or a late first chunk would be a late last one too."""
 ALLOWED = 0.5
 """Of the delay: by so much a part may be off."""
-MIN_ROUNDS, MAX_ROUNDS = 3, 25
-"""A busy machine gets more rounds, until the medians are what they must be: what it adds to a part hits the requests
-with a delay and those without alike, in the long run. A delay in the wrong part stays there."""
+ROUNDS = 9
+"""The medians of so many are judged, once: what a busy machine adds to a part hits the requests with a delay and those
+without alike."""
 
 PATIENCE_S = 120.0
 """A starved machine writes late; a lease is as patient, because no worker dies here."""
@@ -173,17 +173,13 @@ async def test_a_delay_shows_in_exactly_one_part(seen: Seen) -> None:
     in the same round, wherever one looks. And the parts are what the client waits."""
     samples: Samples = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     wire = RedisClient.open(RedisSettings(url=seen.house.redis_url, lease_ms=60_000))
-    wrong = ["nothing was measured"]
     try:
-        for number in range(1, MAX_ROUNDS + 1):
+        for _ in range(ROUNDS):
             await _round(seen, wire, samples)
-            wrong = [each for place, found in samples.items() for each in _misplaced(place, found)]
-            if not wrong and number >= MIN_ROUNDS:
-                break
     finally:
         await wire.close()
     assert {"timing", "trace", "metric", "report"} <= samples.keys()
-    assert wrong == []
+    assert [each for place, found in samples.items() for each in _misplaced(place, found)] == []
 
 
 async def _round(seen: Seen, wire: RedisClient, samples: Samples) -> None:
