@@ -9,7 +9,7 @@ their medians.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean, median
@@ -38,7 +38,10 @@ class Knee:
     is_fitted: bool
     """Whether the curve was fitted; else the rule saw the medians themselves."""
     is_beyond: bool
-    """Whether throughput still rose at the largest batch: the knee is there or beyond."""
+    """Whether it is the largest batch that was measured: the knee is there or beyond."""
+    ruled: int
+    """The knee by SLM-Pareto's rule alone, asked of the medians: the first batch that doubling gains less than `gain`,
+    else the largest. Noise of a few percent moves it, which is why the fit is asked first."""
     reason: str
 
 
@@ -50,23 +53,22 @@ def knee(samples: Samples, random: Random, gain: float = GAIN) -> Knee:
     noise = _noise(samples)
     again = [_found(_drawn(samples, noise, random), gain)[0] for _ in range(RESAMPLED)]
     batch, more, is_fitted = found
-    is_beyond = more >= gain
     share = sum(each == batch for each in again) / RESAMPLED
-    if is_beyond:
-        reason = f"throughput still rises at {batch}, the largest that was measured"
-    else:
-        # Never rounded up: 9.96 % is less than 10 %.
-        shown = f"{100 * more:.0f}" if round(100 * more) < 100 * gain else f"{math.floor(1000 * more) / 10:.1f}"
-        reason = f"twice {batch} would gain {shown} %, less than {100 * gain:.0f} %"
-    return Knee(batch, more, share, is_fitted, is_beyond, reason)
+    ruled, _ = _ruled({each: median(samples[each]) for each in sorted(samples)}, samples, gain)
+    is_beyond = batch == max(samples)
+    reason = _reason(batch, more, gain, is_beyond=is_beyond)
+    if ruled != batch:
+        reason += f", by a curve through all batches; by single doublings, the knee is {ruled}"
+    return Knee(batch, more, share, is_fitted, is_beyond, ruled, reason)
 
 
-def analytic_knee(t_mem: float, t_comp: float, gain: float = GAIN) -> float:
-    """The batch size B* of thr(B) = B / (t_mem + t_comp B) where doubling gains exactly `gain`.
-
-    2 (r + B) / (r + 2 B) = 1 + gain with r = t_mem / t_comp, so B* = r (1 - gain) / (2 gain).
-    """
-    return t_mem / t_comp * (1 - gain) / (2 * gain)
+def _reason(batch: int, more: float, gain: float, *, is_beyond: bool) -> str:
+    if more >= gain:
+        return f"throughput still rises at {batch}, the largest that was measured"
+    # Never rounded up: 9.96 % is less than 10 %.
+    shown = f"{100 * more:.0f}" if round(100 * more) < 100 * gain else f"{math.floor(1000 * more) / 10:.1f}"
+    said = f"twice {batch} would gain {shown} %, less than {100 * gain:.0f} %"
+    return f"{said}, but nothing beyond {batch} was measured" if is_beyond else said
 
 
 def _found(samples: Samples, gain: float) -> tuple[int, float, bool]:
@@ -79,10 +81,17 @@ def _found(samples: Samples, gain: float) -> tuple[int, float, bool]:
         curve = {batch: batch / (t_mem + t_comp * batch) for batch in (*medians, 2 * max(medians))}
     else:
         curve = medians
-    for batch in medians:
+    return *_ruled(curve, medians, gain), is_fitted
+
+
+def _ruled(curve: Mapping[int, float], measured: Iterable[int], gain: float) -> tuple[int, float]:
+    """The first of the measured batches that doubling gains less than `gain` on the curve, and that gain; else the
+    largest."""
+    batches = sorted(measured)
+    for batch in batches:
         if 2 * batch in curve and (more := curve[2 * batch] / curve[batch] - 1) < gain:
-            return batch, more, is_fitted
-    return max(medians), gain, is_fitted
+            return batch, more
+    return batches[-1], gain
 
 
 def fitted(samples: Samples) -> tuple[float, float] | None:

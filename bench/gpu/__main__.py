@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from random import Random
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from bench import plots
+from bench.gpu.judged import by_card, card_of, knee_notes, knees
 from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
-from bench.report import Ratio, Report, columns
+from bench.report import Ratio, Report, columns, load
 from planner.facts import catalogue
-from planner.knee import knee
 
 if TYPE_CHECKING:
     from bench.gpu.device import Device
@@ -40,7 +41,8 @@ REPLICAS = columns("""
     latency_s: latency s .3
 """)
 BOUNDS = columns("""
-    shape: shape; batch: batch; context: context; step_ms: step ms .3; bound_ms: bound ms .3; share: bound / step .3
+    shape: shape; batch: batch; context: context; step_ms: step ms .3; bound_ms: bound ms .3; share: bound / step .3;
+    card_ms: bound by the card, ms .3; card_share: bound by the card / step .3
 """)
 
 
@@ -49,6 +51,8 @@ class WrongResult(Exception):
 
 
 def _run(run: ProgramRun) -> int:
+    if run.args.again is not None:
+        return _again(run, run.args.again)
     from bench.gpu.decoder import wrong_by  # noqa: PLC0415 - torch is not a dependency: --help needs none
     from bench.gpu.device import Device  # noqa: PLC0415
 
@@ -66,34 +70,43 @@ def _run(run: ProgramRun) -> int:
     return missed
 
 
+def _again(run: ProgramRun, folder: Path) -> int:
+    """Judge anew what the files of an earlier run hold: when and on what it ran stays."""
+    old = load(folder / "gpu-frontier.json"), load(folder / "gpu-bound.json")
+    known = [{name: each.settings[name] for name in ("device", "logits_off_by")} for each in old]
+    told = (
+        _told_frontier(run, old[0].rows, old[0].settings["idle_watts"], known[0]),
+        _told_bounds(run, old[1].rows, old[1].settings["flops"], old[1].settings["bandwidth"], known[1]),
+    )
+    missed = 0
+    for each, was, drawn in zip(told, old, (draw, None), strict=True):
+        same = replace(each, date=was.date, cores=was.cores, python=was.python, command=was.command)
+        missed |= int(run.keep(same, drawn).missed)
+    return missed
+
+
 def _frontier(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Report:
     from bench.gpu.frontier import frontier  # noqa: PLC0415
 
     idle = device.idle_watts()
-    each = {name: frontier(device, catalogue.model(name), BATCHES, run.args.seconds, idle) for name in MODELS}
-    rows = [row for found in each.values() for row in found]
-    dice = Random(1)  # noqa: S311 - draws for the confidence
-    knees = {name: knee({row["batch"]: [row["tokens_per_s"]] for row in each[name]}, dice) for name in MODELS}
+    each = [frontier(device, catalogue.model(name), BATCHES, run.args.seconds, idle) for name in MODELS]
+    return run.keep(_told_frontier(run, [row for found in each for row in found], idle, settings), draw)
+
+
+def _told_frontier(run: ProgramRun, rows: list[dict[str, Any]], idle: float | None, settings: dict[str, Any]) -> Report:
+    found = knees(rows)
     ratios = []
-    for name, found in each.items():
-        joules = {row["batch"]: row["joules_per_token"] for row in found}
+    for name in found:
+        joules = {row["batch"]: row["joules_per_token"] for row in rows if row["shape"] == name}
         if None not in joules.values():
             what = f"{name}: J/token at the knee, or the largest batch / at batch 1"
-            ratios.append(Ratio.held("gpu.energy", what, joules[knees[name].batch] / joules[1], digits=3))
-    notes = [f"{name}: knee at batch {found.batch}: {found.reason}." for name, found in knees.items()]
+            ratios.append(Ratio.held("gpu.energy", what, joules[found[name].batch] / joules[1], digits=3))
+    notes = knee_notes(rows)
     notes.append(f"Idle, with memory taken: {idle:.0f} W." if idle is not None else "The driver tells no energy.")
-    result = run.result(
-        "gpu-frontier",
-        "Throughput and energy by batch size: 512 tokens in, 256 out",
-        FRONTIER,
-        rows,
-        ratios,
-        notes,
-        **settings,
-        knees={name: found.batch for name, found in knees.items()},
-        idle_watts=idle,
-    )
-    return run.keep(result, draw)
+    return run.result(
+        "gpu-frontier", "Throughput and energy by batch size: 512 tokens in, 256 out", FRONTIER, rows, ratios, notes,
+        **settings, knees={name: each.batch for name, each in found.items()}, idle_watts=idle,
+    )  # fmt: skip
 
 
 def draw(found: Report, folder: Path) -> list[Path]:
@@ -114,21 +127,28 @@ def _bounds(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Report
     from bench.gpu.frontier import decode_bounds  # noqa: PLC0415
 
     accelerator = device.measured()
-    flops, bandwidth = accelerator.peak[16], accelerator.bytes_s
     rows = [row for name in MODELS for row in decode_bounds(device, catalogue.model(name), STEPS, accelerator)]
-    ratios = []
-    for name in MODELS:
+    return run.keep(_told_bounds(run, rows, accelerator.peak[16], accelerator.bytes_s, settings))
+
+
+def _told_bounds(
+    run: ProgramRun, measured: list[dict[str, Any]], flops: float, bandwidth: float, settings: dict[str, Any]
+) -> Report:
+    card = card_of(settings["device"])
+    rows, ratios = by_card(measured, card), []
+    for name in dict.fromkeys(row["shape"] for row in rows):
         shares = [row["share"] for row in rows if row["shape"] == name]
         ratios.append(Ratio.held("gpu.bound", f"{name}: bound / step, the worst", min(shares)))
     notes = [
         f"The bound is that of `penstock plan roofline`, with what was measured in this run: {flops / 1e12:.0f} "
-        f"TFLOP/s of a bfloat16 product, {bandwidth / 1e12:.2f} TB/s of a copy, read and written."
-    ]
-    found = run.result(
+        f"TFLOP/s of a bfloat16 product, {bandwidth / 1e12:.2f} TB/s of a copy, read and written. The bound by the "
+        + (f"card is with what `--gpu {card.name}` has: {card.peak[16] / 1e12:.0f} TFLOP/s, {card.bytes_s / 1e12:.2f} "
+           "TB/s." if card else "card is missing: the planner has no such device.")
+    ]  # fmt: skip
+    return run.result(
         "gpu-bound", "A decode step and its roofline bound", BOUNDS, rows, ratios, notes,
         **settings, flops=flops, bandwidth=bandwidth,
     )  # fmt: skip
-    return run.keep(found)
 
 
 def _replicas(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Report:
@@ -154,6 +174,7 @@ def _replicas(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Repo
 main = BenchProgram("penstock bench gpu", __doc__, _run, WrongResult, ImportError, RuntimeError, OSError).taking(
     Option("--seconds", type=float, default=3.0, help="of each measurement, or 500 requests (default 3)"),
     Option("--batch", type=int, default=64, help="of each copy of the small model (default 64)"),
+    Option("--again", type=Path, help="measure nothing, and judge what the files in this folder hold"),
     OUT,
     PLOTS,
 )

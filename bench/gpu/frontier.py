@@ -8,6 +8,7 @@ import torch
 
 from bench.gpu.decoder import Decoder
 from bench.gpu.device import Device, seconds_of
+from bench.gpu.judged import HALF_RUN
 from bench.gpu.waves import ANSWER, PROMPT, Waves
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
@@ -70,7 +71,7 @@ def decode_bounds(
             layer.keys.normal_()
             layer.values.normal_()
         measured = seconds_of(step, 60)
-        least = decode(RooflineInput(shape, accelerator), batch, context + 33).seconds
+        least = decode(RooflineInput(shape, accelerator), batch, context + HALF_RUN).seconds
         rows.append({
             "shape": shape.name,
             "batch": batch,

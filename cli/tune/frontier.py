@@ -233,6 +233,7 @@ def as_json(
             "gain_of_twice": found.knee.gain,
             "confidence": found.knee.confidence if found.repeats > 1 and not found.is_open else None,
             "is_beyond": found.knee.is_beyond,
+            "by_single_doublings": found.knee.ruled,
             "is_fitted": found.knee.is_fitted,
             "reason": found.knee.reason,
         },
