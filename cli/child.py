@@ -77,6 +77,10 @@ class Status:
     """Why it last exited."""
     completed: bool = False
     """Whether this process, a worker, has completed a job."""
+    away: str = ""
+    """The servers that it waits for, each with the reason; "" while one is there."""
+    away_since: float = 0.0
+    """Since when (Unix seconds)."""
 
 
 class Child:
@@ -113,6 +117,8 @@ class Child:
             model=program.model,
             shape=program.shape,
             detail=now.detail,
+            away=now.away,
+            away_since=now.away_since,
         )
 
     async def run(self) -> None:
@@ -123,7 +129,7 @@ class Child:
             if self._stopping.is_set():
                 break
             counts = counts_after(self.status, was_ready=self._was_ready, ran_s=time.monotonic() - began)
-            self._set(state="restarting", detail=cause, cause=cause, pid=None, completed=False, **counts)
+            self._set(state="restarting", detail=cause, cause=cause, pid=None, completed=False, away="", **counts)
             await wait(self._stopping, backoff_s(self.status.failures))
             self._set(state="starting", detail="", restarts=self.status.restarts + 1)
         self._set(state="stopped", detail="", pid=None)
@@ -217,10 +223,16 @@ class Child:
             said: dict[str, Any] = json.loads(message)
             if said.get("completed"):
                 self._set(completed=True)
+            elif "away" in said:
+                self._note_away(str(said["away"]))
             else:
                 self._set(state=str(said["state"]), detail=str(said.get("detail", "")))
         except (ValueError, KeyError, TypeError, RecursionError):
             self._set(detail=f"says what nobody understands: {message[:80]!r}")
+
+    def _note_away(self, why: str) -> None:
+        since = self.status.away_since if self.status.away else time.time()
+        self._set(away=why, away_since=since if why else 0.0)
 
     def _cause(self, code: int) -> str:
         cause = self._ending(code)

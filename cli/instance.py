@@ -44,6 +44,10 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """How often in a row it has exited before it was ready; 0 once it is."""
     cause: str = ""
     """Why it last exited."""
+    away: str = ""
+    """The servers that it waits for, each with the reason; "" while one is there."""
+    away_since: float = 0.0
+    """Since when (Unix seconds)."""
 
     @property
     def trouble(self) -> str:
@@ -85,9 +89,13 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _worker_problem(workers: Sequence[ProcessEntry]) -> str:
-    """The trouble of the first worker that has one, else what the first one does; "" if one is ready."""
-    if not workers or any(entry.state == "ready" for entry in workers):
+    """The trouble of the first worker that has one, else what the first one does; "" if one is ready and its servers
+    are there."""
+    ready = [entry for entry in workers if entry.state == "ready"]
+    if not workers or any(not entry.away for entry in ready):
         return ""
+    if ready:
+        return f"no server is there for {ready[0].id}: {ready[0].away}; jobs are kept until one is back"
     reasons = (f"{entry.id} {entry.trouble}" for entry in workers if entry.trouble)
     return f"no worker is ready: {next(reasons, workers[0].detail or workers[0].state)}"
 

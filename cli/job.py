@@ -19,6 +19,7 @@ ATTEMPT_COLUMNS = ("WORKER", "STARTED", "SECONDS", "TOKENS", "OUTCOME")
 OUTCOMES = {
     "lost": "its worker died",
     "handed_back": "its worker was stopped",
+    "returned": "its server was away",
     "preempted": "made room for a higher lane",
 }
 """What became of an attempt, in words; any other outcome is the state in which it ended the job."""

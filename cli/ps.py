@@ -19,6 +19,8 @@ from streaming.redis.settings import RedisSettings
 ORDER = ("redis", "api", "worker", "scheduler", "offline")
 FLEET_COLUMNS = ("role", "id", "host", "pid", "state", "since", "model", "used", "reserved")
 FLEET_FIELDS = ("role", "id", "pid", "state", "since", "model", "shape", "host", "slots", "running", "reserved")
+SERVER_AWAY = "server away"
+"""Shown as the state of a worker that is ready, and none of whose servers is there."""
 COLUMNS = ("role", "id", "pid", "state", "since", "restarts", "model")
 
 
@@ -51,18 +53,21 @@ def _found(rows: list[dict[str, Any]], names: Sequence[str]) -> CommandResult:
     if any(each["shape"] for each in rows):
         place = names.index("model") + 1
         names = (*names[:place], "shape", *names[place:])
-    used = [each | {"used": f"{each['running']}/{each['slots']}"} if each.get("slots") else each for each in rows]
+    shown = [each | {"state": SERVER_AWAY} if each["away"] and each["state"] == "ready" else each for each in rows]
+    used = [each | {"used": f"{each['running']}/{each['slots']}"} if each.get("slots") else each for each in shown]
     return CommandResult(rows, lambda: print_rows(used, names))
 
 
 def row(entry: ProcessEntry) -> dict[str, Any]:
     """A supervised process as JSON."""
-    return timed(msgspec.structs.asdict(entry), ("since",))
+    found = msgspec.structs.asdict(entry) | {"away_since": entry.away_since or None}
+    return timed(found, ("since", "away_since"))
 
 
 def fleet_row(process: Process) -> dict[str, Any]:
     """A process of the fleet's registry as JSON."""
-    return timed({name: getattr(process, name) for name in FLEET_FIELDS}, ("since",))
+    found = timed({name: getattr(process, name) for name in FLEET_FIELDS}, ("since",))
+    return found | {"away": "; ".join(process.away)}
 
 
 def verdict(instance: Instance) -> str:

@@ -55,6 +55,10 @@ def status(client: Client) -> CommandResult:
 
     def show() -> None:
         _table(answer["data"])
+        for pool in answer["data"]:
+            for worker in pool["workers"]:
+                if worker.get("away"):
+                    note(f"{worker['id']} waits for its server, {worker['away_s']:.0f} s: {'; '.join(worker['away'])}")
         note(f"{leader['id']} leads (epoch {leader['epoch']})" if leader else "no scheduler leads: nothing is changed")
 
     return CommandResult(map(shown, answer["data"]), show)

@@ -100,7 +100,8 @@ def _workers(overview: Overview) -> RenderableType:
     for each in overview["processes"]:
         slots = each["slots"] or 0
         used = f"{each['running'] or 0}/{slots}" if slots else ""
-        state = Text(visible(each["state"]), "" if each["state"] == "ready" else "yellow")
+        said = "server away" if each.get("away") and each["state"] == "ready" else each["state"]
+        state = Text(visible(said), "" if said == "ready" else "yellow")
         step = steps.get(each["id"]) if each["role"] == "worker" else None
         table.add_row(
             visible(each["id"]),

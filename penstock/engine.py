@@ -302,6 +302,10 @@ class Stats(msgspec.Struct, frozen=True):
     steps: int = 0
     accepts: bool = True
     """False while the engine can begin no request, because what computes them is away: its worker claims nothing."""
+    away: tuple[str, ...] = ()
+    """The servers that are away, each with the reason, if `accepts` is False for that; for people."""
+    away_s: float = 0.0
+    """For how long no server has been there."""
     extra: dict[str, float] = {}
 
 

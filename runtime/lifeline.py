@@ -22,6 +22,7 @@ class Lifeline:
     def __init__(self, fd: int | None) -> None:
         self._socket = socket.socket(fileno=fd) if fd is not None else None
         self._has_completed = False
+        self._away = ""
         if self._socket is not None:
             self._socket.set_inheritable(False)
             threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
@@ -41,6 +42,12 @@ class Lifeline:
         if not self._has_completed:
             self._has_completed = True
             self._send({"completed": True})
+
+    def note_away(self, why: str) -> None:
+        """Report the servers that a ready process waits for; "" once one is back. Only a change is sent."""
+        if why != self._away:
+            self._away = why
+            self._send({"away": why})
 
     def wait(self, message: str, error: Exception) -> None:
         """Tell the supervisor what the start of this process waits for: a `write` of `loops.ExpectedErrors`."""

@@ -55,6 +55,8 @@ RESTART_DELAY_S = 1.0
 """Before a background loop that broke is started again."""
 LINGER_TIMEOUT_S = 60.0
 """How long a cordoned worker that has finished waits to be stopped by whoever replaces it."""
+MAX_PHASE = 300
+"""Characters of what an engine says of its start that other processes are told."""
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "redis": RedisSettings,
@@ -155,7 +157,7 @@ class WorkerProcess:
         self._gpus = None if records is NO_RECORDS else GpuReadings.open()
         self._recorder: Recorder | None = None
         self._state = me.state
-        self._cordoned = ""
+        self._cordoned = self._phase = ""
         self._stop = asyncio.Event()
         self._signalled = asyncio.Event()
         self._changed = asyncio.Event()
@@ -196,9 +198,7 @@ class WorkerProcess:
 
     async def _load(self) -> ModelCard | None:
         """Start the engine; None if this process is told to stop before it has."""
-        loading = asyncio.ensure_future(
-            self._engine.start(self._on_step, lambda phase: self._lifeline.say("starting", phase))
-        )
+        loading = asyncio.ensure_future(self._engine.start(self._on_step, self._on_phase))
         stopped = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({loading, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -226,6 +226,7 @@ class WorkerProcess:
             stats = self._engine.stats()
             recorder.load(stats.slots, stats.running, self._worker.reserved)
             recorder.engine(stats)
+            self._lifeline.note_away("; ".join(stats.away))
             self._metrics.flush()
             await asyncio.wait([run], timeout=1.0)
         watching.cancel()
@@ -258,6 +259,10 @@ class WorkerProcess:
         if self._worker is not None:
             self._worker.on_step(pieces)
             self._tally.step(sum([piece.n for piece in pieces]), time.monotonic(), more=self._worker.generating)
+
+    def _on_phase(self, phase: str) -> None:
+        self._phase = phase[:MAX_PHASE]
+        self._lifeline.say("starting", phase)
 
     def _on_signal(self) -> None:
         self._signalled.set()
@@ -321,6 +326,9 @@ class WorkerProcess:
             steps=self._tally.steps,
             step_s=self._tally.step_s,
             step_tokens=self._tally.step_tokens,
+            phase="" if stats else self._phase,
+            away=stats.away if stats else (),
+            away_s=stats.away_s if stats else 0.0,
             served=dict(self._tally.served),
         )
 

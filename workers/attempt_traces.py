@@ -73,7 +73,7 @@ class AttemptTraces:
         self._open[job.id] = _Open(attempt, span)
 
     def put_back(self, job_id: str, outcome: str) -> None:
-        """End an attempt whose job another worker continues. `outcome`: handed_back or preempted."""
+        """End an attempt whose job another worker continues. `outcome`: handed_back, preempted or returned."""
         if (found := self._open.pop(job_id, None)) is not None:
             self._write_engine_span(found)
             found.span.add_event(outcome)

@@ -17,7 +17,7 @@ from runtime.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.capabilities import is_continuable
 from streaming.jobs.job import JobState
-from streaming.jobs.lease import HANDED_BACK, PREEMPTED, Lease
+from streaming.jobs.lease import PREEMPTED, RETURNED, Lease
 from streaming.priority import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
@@ -86,7 +86,7 @@ class Preemption:
             attempt.stop(JobState.FAILED, GIVEN_UP)
             return False
         events.write("the engine gives a job back", job=job_id, worker=self._lease.name)
-        self._take_out(job_id, HANDED_BACK)
+        self._take_out(job_id, RETURNED)
         return True
 
     def _take_out(self, job_id: str, outcome: str) -> None:

@@ -179,7 +179,7 @@ class Recorder:
         self.metrics.preemptions.labels(self._model).inc()
 
     def released(self, job_id: str, outcome: str = HANDED_BACK) -> None:
-        """Record that the worker put a job back unfinished. `outcome`: of its attempt, HANDED_BACK or PREEMPTED."""
+        """Record that the worker put a job back unfinished. `outcome`: HANDED_BACK, PREEMPTED or RETURNED."""
         self.traces.put_back(job_id, outcome)
         self.lost(job_id)
 

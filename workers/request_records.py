@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from streaming.jobs.lease import HANDED_BACK, PREEMPTED
+from streaming.jobs.lease import HANDED_BACK, PREEMPTED, RETURNED
 from streaming.jobs.records import JobRecord
 from streaming.jobs.request_records import request_record
 from streaming.jobs.terminal import Terminal
@@ -93,6 +93,6 @@ def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, proces
         stream=job.stream,
         attempts=claim.attempt,
         lost=outcomes.count("lost"),
-        handed_back=outcomes.count(HANDED_BACK),
+        handed_back=outcomes.count(HANDED_BACK) + outcomes.count(RETURNED),
         preempted=outcomes.count(PREEMPTED),
     )

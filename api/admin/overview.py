@@ -146,6 +146,7 @@ def _process(process: Process) -> dict[str, Any]:
         "host": process.host,
         "pid": process.pid,
         "state": process.state,
+        "away": list(process.away),
         "since": process.since,
         "model": process.model or None,
         "slots": process.slots if process.role == "worker" else None,

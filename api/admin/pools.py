@@ -209,6 +209,9 @@ def _worker(worker: Process, cordon: str | None) -> dict[str, Any]:
         "running": worker.running,
         "step_ms": 1000 * worker.step_s / worker.steps if worker.steps else None,
         "cordon": cordon,
+        "phase": worker.phase,
+        "away": list(worker.away),
+        "away_s": worker.away_s,
     }
 
 

@@ -101,7 +101,10 @@ def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[ServicePr
     model, lanes = pool["model"], pool["lanes"]
     waiting = sum(lane["waiting"] for lane in lanes.values())
     link = f"/jobs?status=queued&tenant=*&model={quote(model, safe='')}"
-    if waiting and not pool["ready"]:
+    away = [worker for worker in pool["workers"] if worker["away"] and worker["state"] == "ready"]
+    if away and len(away) == pool["ready"]:
+        yield _without_server(model, max(away, key=lambda worker: float(worker["away_s"])), waiting, link)
+    elif waiting and not pool["ready"]:
         yield _without_worker(pool, waiting, link, has_leader=has_leader)
     else:
         for name, limit_s in PATIENCE_S.items():
@@ -121,11 +124,23 @@ def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[ServicePr
         yield ServiceProblem("note", f"{model}: {what}", f"by {by}", f"penstock scale resume {model}", "/models")
 
 
+def _without_server(model: str, worker: Mapping[str, Any], waiting: int, link: str) -> ServiceProblem:
+    """That none of a model's servers (engine `upstream`) is there: more workers would change nothing."""
+    servers = worker["away"]
+    one = len(servers) == 1
+    name, verb, it = ("the server", "has", "it") if one else ("all servers", "have", "them")
+    title = f"{name} of {model} {verb} been away for {worker['away_s']:.0f} s: {'; '.join(servers)}"
+    cause = f"{counted(waiting, 'job')} of {model} waiting; jobs are kept until {'it' if one else 'one'} is back"
+    fix = f"start {it}, or correct the address: penstock doctor -v"
+    return ServiceProblem("error", title, cause, fix, link, delays=True)
+
+
 def _without_worker(pool: Mapping[str, Any], waiting: int, link: str, *, has_leader: bool) -> ServiceProblem:
     """Why no worker serves a model whose jobs wait."""
     model, jobs = pool["model"], counted(waiting, "job")
     if pool["starting"]:
-        left = f"about {pool['wake_s']:.0f} s left" if pool["wake_s"] else "it loads the model"
+        phase = next((worker["phase"] for worker in pool["workers"] if worker["phase"]), "it loads the model")
+        left = f"about {pool['wake_s']:.0f} s left" if pool["wake_s"] else phase
         return ServiceProblem(
             "warning", f"{jobs} of {model} wait for a worker to start", left, "nothing", link, delays=True
         )

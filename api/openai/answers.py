@@ -192,6 +192,13 @@ def _pool() -> Schema:
         running=INTEGER,
         step_ms=maybe(NUMBER),
         cordon=maybe(STRING | {"description": "Why the worker takes no more jobs."}),
+        phase=STRING | {"description": 'What it does while it starts; "" if that is not known.'},
+        away={
+            "type": "array",
+            "items": STRING,
+            "description": "The servers that it waits for, each with the reason; none while one is there.",
+        },
+        away_s=NUMBER | {"description": "For how long they have been away."},
     )
     counts = dict.fromkeys(("ready", "starting", "draining", "min", "max"), INTEGER)
     shape = object_of(
@@ -338,7 +345,9 @@ def job_schema() -> Schema:
 
 def _attempt() -> Schema:
     time = maybe(NUMBER | {"description": "Unix seconds"})
-    outcome = word_of("lost", "handed_back", "preempted", *(state.value for state in JobState if state.final))
+    outcome = word_of(
+        "lost", "handed_back", "returned", "preempted", *(state.value for state in JobState if state.final)
+    )
     return object_of(
         worker=STRING | {"description": "As `penstock ps` names it."},
         started_at=time,

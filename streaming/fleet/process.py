@@ -59,6 +59,12 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_tokens: int = 0
     served: dict[str, Served] = {}
     """By lane."""
+    phase: str = ""
+    """What a worker that starts does now."""
+    away: tuple[str, ...] = ()
+    """The servers that a worker waits for, each with the reason; none while one of them is there."""
+    away_s: float = 0.0
+    """For how long they have been away."""
     shape: str = ""
     """Which of its model's pools a worker belongs to."""
 

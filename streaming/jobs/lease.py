@@ -39,7 +39,7 @@ NO_OPENINGS: dict[int, Opening] = {}
 LOG_KEEP_S = 86_400
 """The longest time for which a dead worker's log is kept; it expires sooner when the last of its jobs has ended."""
 
-HANDED_BACK, PREEMPTED = "handed_back", "preempted"
+HANDED_BACK, PREEMPTED, RETURNED = "handed_back", "preempted", "returned"
 """Outcomes of an attempt whose job is put back: its worker drains, or needs its place for a job of a higher lane."""
 
 MAX_RENEWALS = 20
@@ -279,7 +279,7 @@ class Lease:
 
         Args:
             frames: everything that the job's runs have generated; this worker's log is then not needed for it.
-            outcome: of the attempt, HANDED_BACK or PREEMPTED.
+            outcome: of the attempt, HANDED_BACK, PREEMPTED or RETURNED.
         """
         args: list[str | bytes | int] = [self.id, job_id, number, LOG_KEEP_S, outcome]
         args += [encode(frame) for frame in frames]

@@ -38,6 +38,6 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
         cached_tokens=end.usage.cached if end else 0,
         attempts=record.attempt,
         lost=outcomes["lost"],
-        handed_back=outcomes["handed_back"],
+        handed_back=outcomes["handed_back"] + outcomes["returned"],
         preempted=outcomes["preempted"],
     )

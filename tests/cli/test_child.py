@@ -97,6 +97,24 @@ async def test_state_comes_over_the_lifeline(room: Room) -> None:
     gone(pid)
 
 
+AWAY = (
+    "import time; from runtime.lifeline import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'lease')\n"
+    "for why in ('', 'a (gone)', 'a (gone)', 'a (slow)', ''): line.note_away(why)\n"
+    "time.sleep(600)"
+)
+
+
+async def test_servers_that_are_away_come_over_the_lifeline(room: Room) -> None:
+    """Each change once, and the time of the first; what the process said before stays."""
+    child = room.start(AWAY)
+    await room.ready(child)
+    await room.until(lambda: [s.away for _, s in room.seen if s.away][-1:] == ["a (slow)"] and not child.status.away)
+    found = [status for _, status in room.seen if status.away]
+    assert [status.away for status in found] == ["a (gone)", "a (slow)"]
+    assert {status.detail for status in found} == {"lease"}
+    assert found[0].away_since == found[1].away_since > 0 == child.status.away_since
+
+
 ABORTS = "import os, sys; print({line!r}, file=sys.stderr, flush=True); os.abort()"
 
 

@@ -57,6 +57,18 @@ def test_why_no_worker_is_ready(tmp_path: Path) -> None:
     assert (state.problem_of("a"), state.worker_problem) == ("", "")
 
 
+def test_a_ready_worker_whose_servers_are_away_is_a_problem(tmp_path: Path) -> None:
+    """Not while another one has a server."""
+    alone = ProcessEntry(
+        role="worker", id="worker-1", pid=1, state="ready", since=1.0, model="a", away="http://x (refused)"
+    )
+    state = replace(instance(DataDir(tmp_path)), processes=(alone,))
+    said = "no server is there for worker-1: http://x (refused); jobs are kept until one is back"
+    assert state.problem_of("a") == state.worker_problem == said
+    well = replace(alone, id="worker-2", away="")
+    assert replace(state, processes=(alone, well)).worker_problem == ""
+
+
 def test_second_lock_names_the_first(tmp_path: Path) -> None:
     """Whoever comes second is told where the first one is."""
     home = DataDir(tmp_path)

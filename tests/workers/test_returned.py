@@ -56,7 +56,7 @@ async def test_a_job_that_is_given_back_is_claimed_again(wire: RedisClient, star
     await start(FAST, engine=ReturningOnce)
     record = await ended(wire, job.id)
     assert record.state is JobState.COMPLETED
-    assert [each.outcome for each in record.attempts] == ["handed_back", "completed"]
+    assert [each.outcome for each in record.attempts] == ["returned", "completed"]
 
 
 async def test_a_job_that_is_always_given_back_fails(wire: RedisClient, start: Start) -> None:
@@ -68,4 +68,4 @@ async def test_a_job_that_is_always_given_back_fails(wire: RedisClient, start: S
     record = await ended(wire, job.id)
     assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
     assert (record.terminal.failure.code, record.terminal.failure.status) == ("upstream_error", 502)
-    assert [each.outcome for each in record.attempts][-2:] == ["handed_back", "failed"]
+    assert [each.outcome for each in record.attempts][-2:] == ["returned", "failed"]

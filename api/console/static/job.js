@@ -105,7 +105,7 @@ function timeline(found) {
     const what = number ? `Continued on ${one.worker}` : `Claimed by ${one.worker}`;
     steps.push({ at: one.started_at, what, note: `attempt ${number + 1}`, tone: "run" });
     const tokens = one.tokens === null ? "" : `after ${plural(one.tokens, "token")}`;
-    const end = { lost: [`${one.worker} was lost`, "bad"], preempted: ["Preempted for a job of a higher lane", "warn"], handed_back: [`Handed back by ${one.worker}`, "warn"] }[one.outcome];
+    const end = { lost: [`${one.worker} was lost`, "bad"], preempted: ["Preempted for a job of a higher lane", "warn"], handed_back: [`Handed back by ${one.worker}`, "warn"], returned: [`The server of ${one.worker} was away`, "warn"] }[one.outcome];
     if (end) steps.push({ at: one.ended_at, what: end[0], note: tokens, tone: end[1] });
   });
   if (found.first_token_at) steps.push({ at: found.first_token_at, what: "First token", note: "", tone: "run" });

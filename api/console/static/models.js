@@ -29,7 +29,7 @@ function model(pool) {
   const part = section(pool.model,
     h("dl", { class: "facts" }, rows.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     pool.workers.length ? table(`Workers of ${pool.model}`, [["Worker"], ["State"], ["Slots", "num"], ["Engine step", "num"], ["Started"], ["Host"], ["Note"]], pool.workers.map((worker) => h("tr", { key: `${worker.id} ${worker.host} ${worker.since}` },
-      h("th", { scope: "row" }, worker.id), h("td", {}, badge(worker.state)), h("td", { class: "num" }, `${worker.running} of ${worker.slots}`),
+      h("th", { scope: "row" }, worker.id), h("td", {}, badge(worker.away?.length ? "server away" : worker.state)), h("td", { class: "num" }, `${worker.running} of ${worker.slots}`),
       h("td", { class: "num" }, milliseconds(worker.step_ms)), h("td", {}, when(worker.since)), h("td", { class: "dim" }, worker.host), h("td", {}, worker.cordon ?? ""))))
       : h("p", { class: "dim" }, "No worker runs now."),
     fromCode(["Terminal", `penstock scale set ${pool.model} 2 --for 1h\npenstock scale resume ${pool.model}`]));

@@ -92,7 +92,7 @@ function decisions(now) {
 
 function processes(now) {
   const rows = now.processes.map((one) => h("tr", { key: `${one.role} ${one.id} ${one.host} ${one.pid} ${one.since}` },
-    h("th", { scope: "row" }, one.id), h("td", {}, one.role), h("td", {}, badge(one.state)), h("td", {}, one.model ?? "–"),
+    h("th", { scope: "row" }, one.id), h("td", {}, one.role), h("td", {}, badge(one.away?.length ? "server away" : one.state)), h("td", {}, one.model ?? "–"),
     h("td", { class: "num" }, one.slots === null ? "–" : `${one.running} of ${one.slots}`),
     h("td", { class: "num" }, one.kv_tokens ? `${Math.round((100 * (one.kv_used ?? 0)) / one.kv_tokens)} %` : "–"),
     h("td", {}, when(one.since)), h("td", { class: "dim" }, `${one.host}, pid ${one.pid}`)));

@@ -6,7 +6,7 @@ import { age, clock, shortId, utc } from "./format.js";
 
 const STATES = {
   queued: ["wait", "◷"], in_progress: ["run", "▶"], completed: ["good", "✓"], failed: ["bad", "✕"],
-  cancelled: ["dim", "⊘"], expired: ["warn", "⧖"],
+  cancelled: ["dim", "⊘"], expired: ["warn", "⧖"], "server away": ["bad", "✕"],
   ready: ["good", "✓"], starting: ["wait", "◷"], draining: ["warn", "↧"], drained: ["dim", "⊘"],
   validating: ["wait", "◷"], finalizing: ["run", "▶"], cancelling: ["warn", "⊘"], paused: ["warn", "‖"],
   lost: ["bad", "✕"], handed_back: ["warn", "↩"], preempted: ["warn", "⇅"],

@@ -22,7 +22,10 @@ def pool(**change: Any) -> dict[str, Any]:
 
 PAUSED = {"paused": True, "by": "x", "want": None}
 SET = {"paused": False, "by": "ops", "want": 3}
-SLOW = {"id": "worker-2", "cordon": "slow"}
+SLOW = {"id": "worker-2", "state": "ready", "cordon": "slow", "phase": "", "away": [], "away_s": 0.0}
+WELL = SLOW | {"id": "worker-1", "cordon": None}
+ALONE = WELL | {"away": ["http://gpu-1:8000/v1 (connection refused)"], "away_s": 40.2}
+LOADS = WELL | {"state": "starting", "phase": "waiting for http://gpu-1:8000/v1: it loads its model"}
 CALM = Situation(pools=[pool()], has_leader=True, store_refusal="")
 WAITING = {"waiting": 3, "oldest_s": 90.0}
 
@@ -60,6 +63,25 @@ def test_each_cause_has_its_words_and_a_next_step(now: Situation, flow: str, sai
                                    {"interactive": {"waiting": 0, "oldest_s": 99.0}}])  # fmt: skip
 def test_a_lane_that_only_waits_its_turn_is_not_behind(lanes: dict[str, Any]) -> None:
     assert assess(replace(CALM, pools=[pool(**lanes)])).flow == "flowing"
+
+
+def test_a_server_that_is_away_is_named_and_no_more_workers_are_asked_for() -> None:
+    verdict = assess(replace(CALM, pools=[pool(standard=WAITING, want=2, workers=[ALONE])]))
+    assert verdict.title == (
+        "Stopped: the server of m has been away for 40 s: http://gpu-1:8000/v1 (connection refused)."
+    )
+    (problem,) = verdict.problems
+    assert problem.cause == "3 jobs of m waiting; jobs are kept until it is back"
+    assert problem.next_step == "start it, or correct the address: penstock doctor -v"
+
+
+def test_a_server_that_is_away_from_one_worker_only_stops_nothing() -> None:
+    assert assess(replace(CALM, pools=[pool(ready=2, workers=[ALONE, WELL])])).flow == "flowing"
+
+
+def test_a_worker_that_waits_for_its_server_says_so() -> None:
+    verdict = assess(replace(CALM, pools=[pool(standard=WAITING, ready=0, starting=1, workers=[LOADS])]))
+    assert verdict.problems[0].cause == LOADS["phase"]
 
 
 def test_the_worst_comes_first() -> None:

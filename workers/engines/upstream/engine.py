@@ -90,6 +90,8 @@ class UpstreamEngine:
         self._pending: list[Piece] = []
         self._steps = 0
         self._card: ModelCard | None = None
+        self._away_since: float | None = None
+        """When the last of all servers went away (monotonic); None while one is there."""
         self._refused, self._broken = RefusedRungs(), BrokenTexts()
 
     # --- the engine protocol -------------------------------------------------------------------------------------
@@ -145,12 +147,15 @@ class UpstreamEngine:
         slots = sum([pool.slots(now) for pool in used])
         running = sum([pool.running for pool in self._pools])
         others = running - sum([pool.running for pool in used]) + len(self._held)
+        away = () if self._away_since is None else self._own.away()
         return Stats(
             slots=max(1, slots + others),
             running=running,
             waiting=max(0, len(self._live) - running),
             steps=self._steps,
             accepts=slots > 0,
+            away=away,
+            away_s=now - self._away_since if away and self._away_since is not None else 0.0,
             miscounted=sum([pool.exchange.miscounted for pool in self._pools]),
         )
 
@@ -364,6 +369,13 @@ class UpstreamEngine:
             now = time.monotonic()
             for pool in self._pools:
                 pool.tick(now)
+            self._note_away(now)
+
+    def _note_away(self, now: float) -> None:
+        if any(pool.ready for pool in self._pools):
+            self._away_since = None
+        elif self._away_since is None:
+            self._away_since = now
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -27,6 +27,8 @@ MAX_REFUSALS = 5
 MAX_RETRY_S = 5.0
 HOLD_S = 0.5
 """A server that has no room and does not say for how long gets no request for so long; doubled each time."""
+MAX_NAMED, MAX_REASON = 3, 200
+"""Servers that are named as away, and characters of each reason."""
 
 
 class ServerPool:
@@ -55,6 +57,11 @@ class ServerPool:
     def running(self) -> int:
         """Requests that its servers have."""
         return sum(each.in_flight for each in self.endpoints)
+
+    def away(self) -> tuple[str, ...]:
+        """The servers that get no requests, at most MAX_NAMED, each with the reason."""
+        reasons = [(each.url, each.unfit or each.breaker.reason) for each in self.endpoints if not each.ready]
+        return tuple([f"{url} ({reason[:MAX_REASON]})" for url, reason in reasons[:MAX_NAMED]])
 
     def wait_s(self, cost: int, now: float) -> float:
         """Seconds until a server that is there may be sent a request of so many tokens."""

@@ -525,6 +525,21 @@ async def test_a_key_that_is_not_set_is_a_mistake_of_the_settings(monkeypatch: p
         _settings("http://h/v1", key_env=("sk-proj-1",))
 
 
+async def test_servers_that_are_away_are_named_until_one_is_back() -> None:
+    """With the reason in words, and for how long."""
+    fake = FakeUpstream("vllm")
+    async with bench(fake) as desk:
+        assert (desk.engine.stats().away, desk.engine.stats().away_s) == ((), 0.0)
+        await fake.stop()
+        asking = asyncio.create_task(desk.ask(HELLO, max_tokens=5))
+        await until(lambda: desk.engine.stats().away_s > 0.3)
+        assert desk.engine.stats().away == (f"{fake.url} (connection refused)",)
+        await fake.start()
+        assert (await asking).failure is None
+        await until(lambda: desk.engine.stats().away == ())
+        assert desk.engine.stats().away_s == 0.0
+
+
 async def test_a_rate_limit_makes_no_request_fail() -> None:
     """While it holds, the worker claims nothing."""
     fake = FakeUpstream("openai", [Fault(status=429, headers=(("retry-after-ms", "400"),))])

@@ -107,7 +107,7 @@ async def test_a_killed_server_shows_in_nothing(
     await asyncio.to_thread(llama.start)
     broken = await ended(wire, job.id)
     assert facts_of(broken) == facts_of(whole)
-    assert outcomes(broken) in (["handed_back", "completed"], ["completed"])  # the second, if it is back at once
+    assert outcomes(broken) in (["returned", "completed"], ["completed"])  # the second, if it is back at once
     if case == "logprobs":
         assert logged_tokens(broken) == logged_tokens(whole) and len(logged_tokens(whole)) == 60
 
@@ -233,8 +233,8 @@ async def test_every_job_survives_an_outage(
     records = [await ended(wire, job.id) for job in jobs]
     for record in records:
         assert facts_of(record)[2] in (("length",), ("stop",))
-        assert set(outcomes(record)) <= {"completed", "handed_back"}
-    assert any("handed_back" in outcomes(record) for record in records)
+        assert set(outcomes(record)) <= {"completed", "returned"}
+    assert any("returned" in outcomes(record) for record in records)
     assert not running.task.done()
 
 

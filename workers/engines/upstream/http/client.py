@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 import time
 from collections.abc import Mapping
@@ -96,7 +97,7 @@ class UpstreamClient:
         except TimeoutError:
             raise ConnectError(f"no connection within {self._connect_s:g} s") from None
         except (OSError, ssl.SSLError) as error:
-            raise ConnectError(str(error)) from None
+            raise ConnectError(_words_of(error)) from None
         return connection
 
     def send(
@@ -188,3 +189,12 @@ class UpstreamClient:
         if key:
             lines.append(f"Authorization: Bearer {key}")
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _words_of(error: OSError) -> str:
+    """Why no connection was made, in the fewest words that say it."""
+    said = str(error)
+    refused = f"[Errno {errno.ECONNREFUSED}]"
+    if refused in said and said.count("[Errno") == said.count(refused):  # by each address of the name
+        return "connection refused"
+    return said
