@@ -160,9 +160,19 @@ def load_deployment(
         models = _models(config, up)
     config.raw["models"] = {name: _plain(model) for name, model in models.items()}
     config.raw.setdefault("up", {})["data_dir"] = str(up.data_dir.absolute())
+    return _of(config, models)
+
+
+def saved_deployment(path: Path) -> Deployment:
+    """The settings with which an instance runs, as `up` has written them. Raises ConfigError."""
+    config = Config.saved(path)
+    return _of(config, config.table("models", ModelSettings))
+
+
+def _of(config: Config, models: dict[str, ModelSettings]) -> Deployment:
     return Deployment(
         config=config,
-        up=up,
+        up=config.section("up", UpSettings),
         api=config.section("api", ApiSettings),
         worker=config.section("worker", WorkerSettings),
         offline=config.section("offline", OfflineSettings),

@@ -25,7 +25,7 @@ import click
 from api.open_files import RESERVED_FILES, allowed_by
 from cli import ports, upstream
 from cli.check import Check, lines_of, summary
-from cli.deployment import Deployment, is_gguf, load_deployment
+from cli.deployment import Deployment, is_gguf, load_deployment, saved_deployment
 from cli.embedded import find_server
 from cli.engine_check import check_plugins
 from cli.errors import DONE, FAILED
@@ -111,7 +111,19 @@ def _checks(where: Where, file: Path | None) -> Iterator[Check]:
         return
     yield Check("settings", "ok", "file, variables and flags are understood")
     home = DataDir(deployment.up.data_dir)
-    yield from examine(deployment, home, home.read(), os.environ)
+    instance = home.read()
+    if instance is not None and file is None:
+        deployment = _running(deployment, home)
+    yield from examine(deployment, home, instance, os.environ)
+
+
+def _running(deployment: Deployment, home: DataDir) -> Deployment:
+    """The settings of the instance that runs in `home`, of which flags of `up` may have set some, such as --upstream;
+    if they cannot be read, as of another version, those given."""
+    try:
+        return saved_deployment(home.settings)
+    except ConfigError:
+        return deployment
 
 
 def examine(

@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from cli.client import Client
 from cli.errors import DONE, INTERRUPTED, Problem
 from cli.job import OUTCOMES, ended_badly, job_timed
 from cli.options import Where
-from cli.output import emit, note, print_json
+from cli.output import emit, note, print_json, rfc3339
 from cli.progress import ProgressLine
 from cli.suggestions import completed
 from penstock.client import FINAL, JobFailed, StreamReset
@@ -27,28 +27,37 @@ LOOK_INTERVAL_S = 0.5
 Job = Mapping[str, Any]
 
 
-def changes(before: Job, now: Job) -> Iterator[str]:
-    """What has happened between two looks at a job, in words, in the order in which it happened. Pure.
+class Change(NamedTuple):
+    """Something that happened to a job."""
+
+    said: str
+    at: float | None = None
+    """When (Unix seconds), if the job's record tells it; None: as it was seen."""
+
+
+def changes(before: Job, now: Job) -> Iterator[Change]:
+    """What has happened between two looks at a job, in the order in which it happened. Pure.
 
     Args:
         before: as GET /v1/jobs/{id} showed it; {} for the first look.
     """
     if not before:
-        yield f"accepted, in lane {now['priority']} of {now['model']}"
+        yield Change(f"accepted, in lane {now['priority']} of {now['model']}", now["created_at"])
     elif now["status"] == "queued" != before["status"]:
-        yield "waits for a worker again"
+        yield Change("waits for a worker again")
     if now["status"] == "queued" and (place := _place(now)) and place != _place(before):
-        yield place
+        yield Change(place)
     known = before.get("attempt_log") or ()
     for number, attempt in enumerate(now.get("attempt_log") or (), 1):
         earlier = known[number - 1] if number <= len(known) else {}
         if not earlier:
-            yield f"attempt {number} begins on {attempt['worker']}"
+            yield Change(f"attempt {number} begins on {attempt['worker']}", attempt["started_at"])
         if attempt["outcome"] in OUTCOMES and not earlier.get("outcome"):
             lasted = _between(attempt["started_at"], attempt["ended_at"])
-            yield f"attempt {number} ends after {lasted}: {OUTCOMES[attempt['outcome']]} ({attempt['worker']})"
+            ending = f"{OUTCOMES[attempt['outcome']]} ({attempt['worker']})"
+            yield Change(f"attempt {number} ends after {lasted}: {ending}", attempt["ended_at"])
     if now["status"] in FINAL and before.get("status") not in FINAL:
-        yield _end(now)
+        yield Change(_end(now), now["completed_at"])
 
 
 def _place(job: Job) -> str:
@@ -121,8 +130,8 @@ def _until_ended(client: Client, job_id: str, progress: ProgressLine, count: Wat
     begun = False
     while True:
         now = client.get(f"/v1/jobs/{job_id}")
-        for said in changes(before, now):
-            _print(now, said, progress, as_json=as_json)
+        for change in changes(before, now):
+            _print(now, change, progress, as_json=as_json)
         if now["status"] in FINAL:
             return now
         if not before:
@@ -130,23 +139,20 @@ def _until_ended(client: Client, job_id: str, progress: ProgressLine, count: Wat
             progress.explain(lambda: f"{count.tokens} tokens" if count.tokens else "")
         elif count.tokens and not begun:
             begun = True
-            _print(now, "the first tokens are there", progress, as_json=as_json)
+            _print(now, Change("the first tokens are there", now["first_token_at"]), progress, as_json=as_json)
         before = now
         progress.phase(_state(now))
         time.sleep(LOOK_INTERVAL_S)
 
 
-def _print(job: Job, said: str, progress: ProgressLine, *, as_json: bool) -> None:
+def _print(job: Job, change: Change, progress: ProgressLine, *, as_json: bool) -> None:
+    said, at = change.said, time.time() if change.at is None else change.at
     if as_json:
-        print_json({"at": _stamp(), "change": said, "job": job_timed(dict(job) | {"result": None})})
+        print_json({"at": rfc3339(at), "change": said, "job": job_timed(dict(job) | {"result": None})})
     else:
         progress.phase("")
-        emit(f"{time.strftime('%H:%M:%S')} {said}\n")
+        emit(f"{time.strftime('%H:%M:%S', time.localtime(at))} {said}\n")
     sys.stdout.flush()
-
-
-def _stamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _state(job: Job) -> str:

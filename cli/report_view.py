@@ -16,12 +16,13 @@ from rich.text import Text
 
 from cli.output import styled, terminal_width
 from telemetry.latency import EGRESS_FIRST, PARTS
+from telemetry.report.advice import Advice
 from telemetry.report.energy import EnergyFigures
 from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
 from telemetry.report.ideal import ModelRunTime
 from telemetry.report.report import RequestReport
 from telemetry.report.requests import GROUP_OF
-from telemetry.report.words import duration, percent, three
+from telemetry.report.words import duration, percent, shared, three
 
 WIDTH = 80
 BAR = 30
@@ -178,7 +179,7 @@ def _run_times(found: Sequence[ModelRunTime]) -> RenderableType:
             duration(each.observed),
             duration(each.denoised),
             duration(each.idealized),
-            duration(each.contention),
+            shared(each.contention),
             f"{each.fitted} (≤ {each.beside} beside)",
         )
     return table
@@ -222,7 +223,22 @@ def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) 
     for row in comparison_rows(before, after):
         table.add_row(*row)
     verdicts = Group(Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
-    new = {each.title for each in after.advice} - {each.title for each in before.advice}
-    gone = {each.title for each in before.advice} - {each.title for each in after.advice}
-    changes = [f"Only in A: {title}." for title in sorted(gone)] + [f"Only in B: {title}." for title in sorted(new)]
+    changes = changed_findings(before.advice, after.advice)
     return _rendered([verdicts, table, *([Text("\n".join(changes))] if changes else [])])
+
+
+def changed_findings(before: Sequence[Advice], after: Sequence[Advice]) -> list[str]:
+    """What the findings of two reports have not in common; a kind of which each has one is one finding."""
+    kept = {each.title for each in before} & {each.title for each in after}
+    gone, new = ([each for each in found if each.title not in kept] for found in (before, after))
+    single = {
+        kind
+        for kind in {each.kind for each in gone} & {each.kind for each in new}
+        if all(sum(each.kind == kind for each in found) == 1 for found in (gone, new))
+    }
+    both = {each.kind: each.title for each in new if each.kind in single}
+    return [
+        *(f"In both: {each.title} → {both[each.kind]}." for each in gone if each.kind in single),
+        *sorted(f"Only in A: {each.title}." for each in gone if each.kind not in single),
+        *sorted(f"Only in B: {each.title}." for each in new if each.kind not in single),
+    ]

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cli.deployment import Deployment
 from cli.errors import UNREACHABLE, USAGE, Problem
+from cli.progress import ProgressLine
 from runtime.config import ConfigError
 from streaming.fleet.plans import pool_name
 from streaming.fleet.settings import MODEL_NAME
@@ -23,6 +26,9 @@ from workers.engines.upstream.settings import UpstreamSettings, url_problem
 
 KEY_VARIABLES = "PENSTOCK_UPSTREAM_KEY_ENV"
 MAX_NAMED = 8
+START_TIMEOUT_S = 600.0
+"""How long `up` waits for a server that says that it is not ready: large models take minutes to load."""
+RETRY_DELAY_S = 0.5
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._:/-]+")
 
 
@@ -61,7 +67,7 @@ def _only_model(url: str, environ: Mapping[str, str]) -> str:
         settings = UpstreamSettings(urls=(url,))
     try:
         keys = keys_of(settings, "upstream")
-        names = asyncio.run(_names(url, settings, keys[0].secret if keys else ""))
+        names = _names_of(url, settings, keys[0].secret if keys else "", environ)
     except ConfigError as error:
         raise Problem(str(error), exit_code=USAGE) from None
     except ProbeFailed as error:
@@ -73,6 +79,21 @@ def _only_model(url: str, environ: Mapping[str, str]) -> str:
         shown = ", ".join(names[:MAX_NAMED]) or "none that it names"
         raise Problem(f"{url} has {len(names)} models: {shown}", next_step="name one with --model", exit_code=USAGE)
     return own_name(names[0])
+
+
+def _names_of(url: str, settings: UpstreamSettings, key: str, environ: Mapping[str, str]) -> list[str]:
+    """The names of a server's models. Waits while it says that it is not ready, at most START_TIMEOUT_S, and shows for
+    how long. Raises ProbeFailed."""
+    until = time.monotonic() + START_TIMEOUT_S
+    with ProgressLine(sys.stderr, environ) as progress:
+        while True:
+            try:
+                return asyncio.run(_names(url, settings, key))
+            except ProbeFailed as error:
+                if not error.starting or time.monotonic() >= until:
+                    raise
+                progress.phase(f"waiting for {url}: {error}")
+            time.sleep(RETRY_DELAY_S)
 
 
 def own_name(name: str) -> str:

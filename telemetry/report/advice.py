@@ -12,8 +12,14 @@ from statistics import median
 
 import msgspec
 
+from runtime.plurals import counted
 from telemetry.report.figures import Figures, ProcessFigures, group_of, group_shares, percentile, span_s
 from telemetry.report.requests import Evidence, ReportedRequest
+
+LIMITS = ("queue_full", "deadline_unreachable", "quota_exceeded", "payload_too_large", "no_capacity",
+          "too_many_connections", "upstream_busy")  # fmt: skip
+"""Codes of requests that would be served if a limit were higher, or with more workers."""
+LIMITED = "See docs/api.md for the code; raise the limit that it names if the requests should be served."
 
 
 class Thresholds(msgspec.Struct, frozen=True):
@@ -175,20 +181,25 @@ def gateway_stalls(figures: Figures, requests: Sequence[ReportedRequest], limits
     share = group_shares(whole).get("gateway", 0.0)
     spent = {part: whole.parts.get(part, 0.0) for part in ("ingress", "gate", "egress_tail")}
     mean = sum(spent.values()) / len(done) if done else 0.0
-    stalled = [each for each in figures.processes if each.role == "api" and each.max_lag_ms >= limits.stall_ms]
-    for each in stalled:
+    lags: defaultdict[str, list[float]] = defaultdict(list)
+    for each in figures.processes:
+        if each.role == "api" and each.max_lag_ms >= limits.stall_ms:
+            lags[each.process].append(each.max_lag_ms)
+    stalled = sorted(lags, key=lambda name: -sum(lags[name]))
+    for name in stalled:
+        lives = f", in {len(lags[name])} of its lives" if len(lags[name]) > 1 else ""
         yield Advice(
             kind="gateway_stall",
-            title=f"{each.process} stood still",
+            title=f"{name} stood still",
             reason=(
-                f"Its event loop was late by up to {each.max_lag_ms:.0f} ms, and all its streams with it; "
+                f"Its event loop was late by up to {max(lags[name]):.0f} ms{lives}, and all its streams with it; "
                 f"{100 * share:.0f} % of the time of requests went to the path around the engine."
             ),
             change=(
                 "Give it more CPU, start more API processes (api.processes), or find what holds it up: its log has a "
-                f"line for each stall above a second (penstock logs --process {each.process})."
+                f"line for each stall above a second (penstock logs --process {name})."
             ),
-            saves_s=sum(spent.values()) / 1000,
+            saves_s=sum(spent.values()) / 1000 * sum(lags[name]) / sum(map(sum, lags.values())),
         )
     if not stalled and share >= limits.gateway_share and mean >= limits.gateway_ms:
         part = max(spent, key=lambda name: spent[name])
@@ -279,7 +290,7 @@ def unhealthy(figures: Figures, requests: Sequence[ReportedRequest], limits: Thr
     """Requests that did not get an answer, and jobs that lost their worker."""
     whole, total = figures.whole, max(1, figures.whole.requests)
     changes = {
-        "refused": "See docs/api.md for the code; raise the limit that it names if the requests should be served.",
+        "refused": "docs/api.md says what the code means. No limit is involved: mend the requests of that client.",
         "failed": "penstock jobs ls --status failed shows them; penstock dlq ls those whose workers died.",
         "expired": "Give them more time (queue.deadline_ms, queue.max_queue_ms), or add workers.",
     }
@@ -291,16 +302,16 @@ def unhealthy(figures: Figures, requests: Sequence[ReportedRequest], limits: Thr
             yield Advice(
                 kind=state,
                 title=f"{100 * number / total:.1f} % of the requests {'were ' if state == 'refused' else ''}{state}",
-                reason=f"{number} of {whole.requests}; most often with {code} ({times} times).",
-                change=change,
+                reason=f"{number} of {whole.requests}; most often with {code} ({counted(times, 'time')}).",
+                change=LIMITED if code in LIMITS else change,
                 saves_s=sum(each.wait_ms or 0.0 for each in own) / 1000,
             )
     if whole.lost >= max(limits.unhealthy_share * total, 1):
         retried = group_of("lost", [each for each in requests if each.record.lost])
         yield Advice(
             kind="lost_workers",
-            title=f"Workers died under {retried.requests} requests",
-            reason=f"{whole.lost} attempts were lost; they took {retried.parts.get('retries', 0.0) / 1000:.1f} s.",
+            title=f"Workers died under {counted(retried.requests, 'request')}",
+            reason=f"{counted(whole.lost, 'attempt')} lost, in all {retried.parts.get('retries', 0.0) / 1000:.1f} s.",
             change="penstock logs --process WORKER shows why; penstock doctor names jobs that kill workers.",
             saves_s=retried.parts.get("retries", 0.0) / 1000,
         )

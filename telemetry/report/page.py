@@ -12,7 +12,7 @@ from telemetry.report.figures import Distribution, GroupFigures, group_shares
 from telemetry.report.plots import curve_plot, parts_plot, time_plot
 from telemetry.report.report import RequestReport
 from telemetry.report.requests import GROUP_OF
-from telemetry.report.words import duration, percent, three
+from telemetry.report.words import duration, percent, shared, three
 
 GROUP_WORDS = {"engine": "generating", "queue": "waiting", "gateway": "path around the engine"}
 
@@ -199,9 +199,9 @@ def _run_times(report: RequestReport) -> str:
             duration(each.observed),
             duration(each.denoised),
             duration(each.idealized),
-            duration(each.contention),
+            shared(each.contention),
             duration(each.waiting),
-            duration(each.sharing),
+            shared(each.sharing),
             f"{each.fitted} with at most {each.beside} beside",
         )
         for each in report.run_times

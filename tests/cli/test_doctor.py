@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from redis import Redis
 
 from cli import doctor as checks
+from cli import upstream
 from cli.__main__ import main
 from cli.deployment import load_deployment
-from cli.doctor import Check, files, judge_redis, summary
+from cli.doctor import Check, _running, files, judge_redis, summary
 from cli.instance import DataDir, Instance, ProcessEntry
 
 SOUND = {
@@ -153,6 +154,18 @@ def test_missing_engine_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: py
     out = capsys.readouterr().out
     assert "No module named 'no_such_engine'" in out
     assert "pip install it" in out
+
+
+def test_the_settings_of_what_runs_are_looked_at(tmp_path: Path) -> None:
+    """Flags of `up` have set them, so no file tells them."""
+    flags = {("upstream", "urls"): "http://127.0.0.1:1/v1", ("up", "engine"): "upstream", ("up", "model"): "m"}
+    running, home = load_deployment(flags, {}, tmp_path), DataDir(tmp_path / "data")
+    home.run.mkdir(parents=True)
+    running.config.save(home.settings)
+    given = load_deployment({}, {}, tmp_path)
+    assert [found.url for found in upstream.look(_running(given, home))] == ["http://127.0.0.1:1/v1"]
+    home.settings.write_text("{")
+    assert _running(given, home) is given
 
 
 def test_folder_that_cannot_be_written(tmp_path: Path) -> None:

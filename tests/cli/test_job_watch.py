@@ -37,9 +37,19 @@ DONE = HEIR | {
 }
 
 
+def words(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [each.said for each in changes(before, now)]
+
+
+def test_what_has_happened_has_its_own_time() -> None:
+    """Not that of the look: a job that has ended is told as it went."""
+    assert [each.at for each in changes({}, DONE)] == [100.0, 101.0, 103.0, 103.5, 106.0]
+    assert [each.at for each in changes(WRITES, LOST)] == [None, 103.0]
+
+
 def test_every_change_is_said_once() -> None:
     """From the queue over a lost worker to the end."""
-    said = [list(changes(before, now)) for before, now in zip(
+    said = [words(before, now) for before, now in zip(
         ({}, QUEUED, QUEUED, RUNS, WRITES, LOST, HEIR, DONE), (QUEUED, QUEUED, RUNS, WRITES, LOST, HEIR, DONE, DONE),
         strict=True,
     )]  # fmt: skip
@@ -57,7 +67,7 @@ def test_every_change_is_said_once() -> None:
 
 def test_whoever_comes_late_is_told_all_of_it() -> None:
     """The first look at a job that has ended says what happened, in the order in which it did."""
-    assert list(changes({}, DONE)) == [
+    assert words({}, DONE) == [
         "accepted, in lane batch of m",
         "attempt 1 begins on worker-1",
         "attempt 1 ends after 2.00 s: its worker died (worker-1)",
@@ -69,13 +79,13 @@ def test_whoever_comes_late_is_told_all_of_it() -> None:
 def test_a_place_is_said_again_when_it_changes() -> None:
     """With the reason, where there is one; not when nothing is known."""
     moved = QUEUED | {"queue_position": 1, "eta_ms": None, "queue_reason": "no worker is ready"}
-    assert list(changes(QUEUED, moved)) == ["waits, 1 ahead: no worker is ready"]
-    assert list(changes(QUEUED, QUEUED | {"queue_position": None})) == []
+    assert words(QUEUED, moved) == ["waits, 1 ahead: no worker is ready"]
+    assert words(QUEUED, QUEUED | {"queue_position": None}) == []
 
 
 def test_a_failure_names_its_code() -> None:
     failed = RUNS | {"status": "failed", "completed_at": 102.0, "error": {"code": "poison", "message": "m"}}
-    assert list(changes(RUNS, failed)) == ["failed after 2.00 s: poison"]
+    assert words(RUNS, failed) == ["failed after 2.00 s: poison"]
 
 
 @pytest.mark.slow

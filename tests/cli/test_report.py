@@ -16,8 +16,10 @@ from recorded import delivery, request, sample
 
 from cli.errors import Problem
 from cli.report import moment
+from cli.report_view import changed_findings
 from telemetry.records.folder import create
 from telemetry.records.schema import ENCODER
+from telemetry.report.advice import Advice
 from telemetry.report.page import page
 from telemetry.report.report import RequestReport, Scope, report_of
 from telemetry.report.words import duration, three
@@ -77,6 +79,19 @@ def test_an_empty_window_says_so(tmp_path: Path) -> None:
 def test_no_records_is_an_error_with_its_cause(tmp_path: Path) -> None:
     done = penstock(tmp_path, "report")
     assert done.returncode == 1 and "nothing has run here yet" in done.stderr
+
+
+def test_a_finding_of_both_reports_is_one_change() -> None:
+    def said(kind: str, title: str) -> Advice:
+        return Advice(kind=kind, title=title, reason="", change="")
+
+    before = [said("refused", "10.0 % were refused"), said("slow_worker", "worker-1 is slow"), said("failed", "same")]
+    after = [said("refused", "17.4 % were refused"), said("failed", "same"), said("full_pool", "The pool is full")]
+    assert changed_findings(before, after) == [
+        "In both: 10.0 % were refused → 17.4 % were refused.",
+        "Only in A: worker-1 is slow.",
+        "Only in B: The pool is full.",
+    ]
 
 
 @pytest.mark.slow

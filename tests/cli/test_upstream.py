@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from http_serving import serving_http
 
+from cli import upstream
 from cli.errors import UNREACHABLE, USAGE, Problem
 from cli.upstream import completed, own_name
 
@@ -19,11 +20,21 @@ class Models(BaseHTTPRequestHandler):
 
     names: tuple[str, ...] = ()
     key = ""
+    loading = 0
+    """How often it says that it loads its model."""
 
     def do_GET(self) -> None:
+        if Models.loading:
+            Models.loading -= 1
+            self._say(503, {"error": {"code": 503, "message": "Loading model", "type": "unavailable_error"}})
+            return
         known = not self.key or self.headers.get("Authorization") == f"Bearer {self.key}"
-        data = json.dumps({"data": [{"id": name} for name in self.names]} if known else {"error": "no"}).encode()
-        self.send_response(200 if known else 401)
+        names = {"data": [{"id": name} for name in self.names]}
+        self._say(200 if known else 401, names if known else {"error": "no"})
+
+    def _say(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -50,6 +61,22 @@ def test_the_only_model_is_served(server: str, monkeypatch: pytest.MonkeyPatch) 
     assert (served["engine"], served["model"]) == ("upstream", "meta-llama/Llama-3.1-8B")
     assert completed(of("http://127.0.0.1:1/v1", model="mine"), {})["model"] == "mine"
     assert completed(of("http://127.0.0.1:1/v1"), {"PENSTOCK_MODEL": "mine"})["model"] == "mine"
+
+
+def test_a_server_that_loads_its_model_is_waited_for(
+    server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no longer than allowed."""
+    monkeypatch.setattr(Models, "names", ("m",))
+    monkeypatch.setattr(Models, "loading", 2)
+    monkeypatch.setattr(upstream, "RETRY_DELAY_S", 0.0)
+    assert completed(of(server), {})["model"] == "m" and Models.loading == 0
+    assert "HTTP 503: Loading model" in capsys.readouterr().err
+    monkeypatch.setattr(Models, "loading", 9)
+    monkeypatch.setattr(upstream, "START_TIMEOUT_S", 0.0)
+    with pytest.raises(Problem, match="Loading model") as told:
+        completed(of(server), {})
+    assert told.value.exit_code == UNREACHABLE
 
 
 def test_several_models_need_a_choice(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

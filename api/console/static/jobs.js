@@ -46,7 +46,7 @@ export function jobs({ root, signal, params, go, title, who }) {
       page.has_more && h("a", { href: `/console/jobs${query({ ...wanted, cursor: page.next_cursor })}` }, "Older"));
     if (!page.data.length) return [nothing(page), pager];
     const withTenant = wanted.tenant !== "";
-    const columns = [["State"], ["Job"], ["Model"], ["Lane"], ...(withTenant ? [["Tenant"]] : []), ["Created"], ["Waited", "num"], ["Took", "num"], ["Tokens", "num"], ["Attempts", "num"]];
+    const columns = [["State"], ["Job"], ["Model", "wide"], ["Lane", "wide"], ...(withTenant ? [["Tenant"]] : []), ["Created"], ["Waited", "num"], ["Took", "num"], ["Tokens", "num"], ["Attempts", "num"]];
     const under = page.data.filter(({ status }) => OPEN.includes(status));
     const all = OPEN.includes(wanted.status) && under.length > 1 && h("div", { class: "actions" },
       h("button", { type: "button", class: "danger", onclick: () => cancelAll(under) }, `Cancel these ${under.length}`));
@@ -80,7 +80,7 @@ function row(job, withTenant) {
   link.setAttribute("data-row", "");
   const started = job.started_at, ended = job.completed_at, now = Date.now() / 1000;
   return h("tr", { key: job.id },
-    h("td", {}, badge(job.status)), h("td", {}, link), h("td", {}, job.model), h("td", {}, job.priority),
+    h("td", {}, badge(job.status)), h("td", {}, link), h("td", { class: "wide" }, job.model), h("td", { class: "wide" }, job.priority),
     withTenant && h("td", {}, job.tenant),
     h("td", {}, when(job.created_at)),
     h("td", { class: "num" }, seconds(Math.max(0, (started ?? ended ?? now) - job.created_at))),

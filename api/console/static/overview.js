@@ -42,11 +42,11 @@ function verdict(now, error, retry) {
 
 function tiles(now, history) {
   const { rates } = now, last = history.at(-1);
-  const window = rates.window_s === null ? "since the start" : `last ${seconds(Math.round(rates.window_s))}`;
+  const window = rates.window_s === null ? "since the start" : `in the last ${seconds(Math.round(rates.window_s))}`;
   const values = (name) => history.map((point) => [point.at, point[name]]);
   const marks = now.actions.filter(({ action }) => action !== "lead").map((one) => [one.at, `${one.model ?? "all"} ${one.action}${one.worker ? ` ${one.worker}` : ""}: ${one.reason}`]);
   const plot = (name, sentence, text) => chart(values(name), sentence, { text, marks });
-  const pair = (found) => (found ? [milliseconds(found.p50), `95 % below ${milliseconds(found.p95)}, ${window}`] : ["–", `no answer in the ${window}`]);
+  const pair = (found) => (found ? [milliseconds(found.p50), `95 % below ${milliseconds(found.p95)}, ${window}`] : ["–", `no answer ${window}`]);
   const [first, firstNote] = pair(rates.first_token_ms), [between, betweenNote] = pair(rates.per_token_ms);
   return h("div", { class: "tiles" },
     tile("Tokens per second", rate(rates.tokens_per_s), plural(rates.open_streams, "open stream"), plot("tokens_per_s", `Tokens per second, now ${rate(rates.tokens_per_s)}`, rate)),

@@ -108,6 +108,27 @@ def test_a_stalled_gateway_is_named() -> None:
     assert [(each.kind, each.title) for each in found] == [("gateway_stall", "api-2 stood still")]
 
 
+def test_a_process_that_stood_still_in_several_lives_is_named_once() -> None:
+    """And the one that stood longest comes first."""
+    samples = [sample("api", "api-1", 0, 0.0), sample("api", "api-1", 10_000, 1.0, lag_ms=300.0)]
+    for pid in (2, 3, 4):
+        life = (sample("api", "api-2", 0, 0.0), sample("api", "api-2", 10_000, 1.0, lag_ms=400.0))
+        samples += [replace(each, pid=pid) for each in life]
+    found = advice([*delivered(healthy()), *samples])
+    assert [each.title for each in found] == ["api-2 stood still", "api-1 stood still"]
+
+
+def test_a_limit_is_named_only_where_one_refused() -> None:
+    def change(code: str) -> str:
+        ended = [request(100 + number, 1.0) for number in range(3)]
+        refused = [replace(each, state="refused", code=code) for each in ended]
+        (found,) = [each for each in advice(delivered([*healthy(), *refused])) if each.kind == "refused"]
+        return found.change
+
+    assert "raise the limit" in change("queue_full")
+    assert "raise the limit" not in change("unsupported_media_type") and "mend the requests" in change("unknown")
+
+
 def test_a_slow_gateway_is_named_with_its_part() -> None:
     found = advice(delivered(healthy(), late=60.0))
     assert [each.kind for each in found] == ["gateway_stall"] and "egress_tail" in found[0].reason

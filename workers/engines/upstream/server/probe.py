@@ -33,11 +33,12 @@ GAUGES = {
 
 
 class ProbeFailed(Exception):
-    """The server cannot be used now. `lasting`: nor later, unless somebody changes settings."""
+    """The server cannot be used now. `lasting`: nor later, unless somebody changes settings. `starting`: it is there,
+    and says that it is not ready yet (503), as while it loads its model."""
 
-    def __init__(self, reason: str, *, lasting: bool = False) -> None:
+    def __init__(self, reason: str, *, lasting: bool = False, starting: bool = False) -> None:
         super().__init__(reason)
-        self.lasting = lasting
+        self.lasting, self.starting = lasting, starting
 
 
 class ServerProbe:
@@ -117,7 +118,8 @@ class ServerProbe:
         decoded = _json(reply)
         if reply.status != 200:
             words = error_of(decoded)
-            raise ProbeFailed(f"HTTP {reply.status}" + (f": {words[0]}" if words else ""))
+            said = f"HTTP {reply.status}" + (f": {words[0]}" if words else "")
+            raise ProbeFailed(said, starting=reply.status == 503)
         data = decoded.get("data") if isinstance(decoded, Mapping) else None
         if not isinstance(data, list):
             raise ProbeFailed("its /models is not that of an OpenAI-compatible server: the address may lack /v1")
