@@ -18,6 +18,7 @@ from cli.job import answer_of, ended_badly, follow, job_timed, print_attempts, p
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table, terminal_width
 from telemetry.latency import EGRESS_FIRST, PARTS
+from telemetry.report.words import duration
 
 COLUMNS = ("id", "status", "priority", "model", "created_at", "took", "tokens")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
@@ -27,6 +28,9 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 """The end of a bar, by eighths of a character."""
 WIDE = 110
 """Columns of a terminal that has."""
+A_SECOND_MS = 1000.0
+SENT_WHOLE = "the answer was sent in one piece"
+"""The API's reason why a first token was not delivered on its own."""
 HEADER = ("PART", "MS", "", "WHAT IT IS")
 
 
@@ -159,12 +163,13 @@ def _timing_rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     yield "sum", _ms(timing["sum_ms"]), "", _groups(timing)
     if timing["end_to_end_ms"] is not None:
         yield "end to end", _ms(timing["end_to_end_ms"]), "", f"received to {timing['until']}".replace("_", " ")
+    whole_answer = timing["reasons"].get(name) == SENT_WHOLE  # then that is when the answer had ended
     for key, label in (
         ("time_to_first_token_ms", "TTFT"),
         ("gateway_time_to_first_token_ms", "gateway TTFT"),
         ("time_per_output_token_ms", "TPOT"),
     ):
-        if timing[key] is not None:
+        if timing[key] is not None and not (whole_answer and key.startswith("gateway")):
             yield label, _ms(timing[key]), "", ""
 
 
@@ -183,7 +188,9 @@ def _said(timing: dict[str, Any], name: str, meaning: str) -> str:
 
 
 def _ms(spent: float | None) -> str:
-    return "-" if spent is None else f"{spent:.3f}"
+    if spent is None:
+        return "-"
+    return f"{spent:.3f}" if spent < A_SECOND_MS else duration(spent)
 
 
 def _bar(begun: float, spent: float, whole: float, width: int) -> str:

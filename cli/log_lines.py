@@ -24,6 +24,8 @@ STARTER = "cli.up"
 """The logger that writes START."""
 HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exception", "stack", "trace_ids", "span_id")
 """Fields of a record that `pretty` does not show as `name=value`."""
+FIRST_ERROR = 400
+"""HTTP status."""
 
 
 SHORT_TRACE = 8
@@ -98,6 +100,15 @@ def _is_of_trace(line: LogLine, trace: str) -> bool:
     several = line.fields.get("trace_ids")
     named = [line.fields.get("trace_id"), *(several if isinstance(several, list) else ())]
     return any(isinstance(each, str) and each.startswith(trace) for each in named)
+
+
+def is_poll(line: LogLine) -> bool:
+    """Whether a line is a request that an open console or `penstock top` makes by itself, and that was answered."""
+    fields = line.fields
+    status, route = fields.get("status"), str(fields.get("route"))
+    if fields.get("logger") != "api.access" or fields.get("method") != "GET" or not isinstance(status, int):
+        return False
+    return status < FIRST_ERROR and (route == "/admin/overview" or route.startswith("/console/assets/"))
 
 
 def starts_run(line: LogLine) -> bool:

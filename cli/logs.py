@@ -17,7 +17,7 @@ from typing import BinaryIO
 import click
 
 from cli.errors import DONE, FAILED, INTERRUPTED, UNREACHABLE, Problem
-from cli.log_lines import LogLine, concerns, parse_line, pretty, starts_run
+from cli.log_lines import LogLine, concerns, is_poll, parse_line, pretty, starts_run
 from cli.options import Command, Where, json_option
 from cli.output import fitted, print_json, styled, visible
 from cli.ps import ORDER
@@ -42,8 +42,11 @@ class Filters:
     since: str = ""
     until: str = ""
     """Times; a line without one passes if none is asked for."""
+    polls: bool = True
 
     def passes(self, line: LogLine, raw: str) -> bool:
+        if not self.polls and is_poll(line):
+            return False
         in_time = self.since <= line.time and (not self.until or line.time < self.until)
         return in_time and concerns(line, raw, job=self.job, trace=self.trace, role=self.role, process=self.process)
 
@@ -104,6 +107,7 @@ def process_of(path: Path) -> str:
 @click.option("--previous", is_flag=True, help="Only the run of `penstock up` before the newest one.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
 @click.option("--pretty", "for_people", is_flag=True, help="Lines for people, also into a pipe.")
+@click.option("--polls", is_flag=True, help="For people, too: what an open console or `top` asks again and again.")
 @json_option
 def logs(
     follow: bool,
@@ -115,6 +119,7 @@ def logs(
     previous: bool,
     data_dir: Path | None,
     for_people: bool,
+    polls: bool,
     as_json: bool,
 ) -> int:
     """Show what the processes of a data folder have logged, in the order of time, also in earlier runs.
@@ -127,6 +132,7 @@ def logs(
     files: dict[Path, LogFile] = {}
     filters = Filters(job, trace.lower(), role or "", process)
     as_json = as_json or not (for_people or sys.stdout.isatty())
+    filters.polls = polls or as_json
     if not any(folder.glob("*.log*")):
         raise Problem(
             f"there are no logs in {folder}",

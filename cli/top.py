@@ -73,7 +73,8 @@ def _print(overview: Overview, url: str, *, as_json: bool) -> None:
     if as_json:
         print_json(overview)
     else:
-        _console().print(frame(overview, url, live=False))
+        console = _console()
+        console.print(frame(overview, url, live=False, width=console.width))
 
 
 def _stream(client: Client, interval: float) -> None:
@@ -124,7 +125,8 @@ def _show(client: Client, interval: float) -> None:
         with _ended_by_term(), Keys() as keys, Live(console=_console(), screen=True, auto_refresh=False) as live:
             while True:
                 overview = overview if paused else reader.newest
-                live.update(frame(overview, client.url, stale=reader.stale(), paused=paused), refresh=True)
+                width = live.console.width
+                live.update(frame(overview, client.url, stale=reader.stale(), paused=paused, width=width), refresh=True)
                 pressed = keys.pressed(interval)
                 if "q" in pressed:
                     return

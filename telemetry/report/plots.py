@@ -12,7 +12,7 @@ from telemetry.report.requests import GROUP_OF
 from telemetry.report.words import duration, percent, three
 
 WIDTH, HEIGHT = 560, 250
-LEFT, RIGHT, TOP, BOTTOM = 56, 24, 14, 30
+LEFT, RIGHT, TOP, BOTTOM = 76, 24, 14, 30
 NAMES = {"wait": "wait for a worker", "ttft": "first token", "e2e": "whole answer"}
 BAR_WIDTH, BAR_HEIGHT, CHARACTER = 1080, 72, 8.0
 """Of the bar of parts; a label is shown if its piece has room for so much a character."""
@@ -33,7 +33,7 @@ def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") 
 def parts_plot(parts: Mapping[str, float], label: str) -> str:
     """One bar whose pieces are the parts of the time; engine, queue and gateway have a colour each."""
     total = sum(parts.values()) or 1.0
-    x, pieces = 0.0, list[str]()
+    x, pieces, narrow = 0.0, list[str](), list[str]()
     shades: dict[str, int] = {}
     for name, spent in parts.items():
         width = BAR_WIDTH * spent / total
@@ -49,8 +49,11 @@ def parts_plot(parts: Mapping[str, float], label: str) -> str:
         if width >= CHARACTER * len(word) + 24:
             pieces.append(_text(x + 12, 25, word, "on"))
             pieces.append(_text(x + 2, 62, percent(spent / total), "quiet"))
+        else:
+            narrow.append(f"{word} {percent(spent / total)}")
         x += width
-    return _svg(label, "".join(pieces), BAR_WIDTH, BAR_HEIGHT)
+    rest = f"<p>Too narrow for a name, from the left: {escape(', '.join(narrow))}.</p>" if narrow else ""
+    return _svg(label, "".join(pieces), BAR_WIDTH, BAR_HEIGHT) + rest
 
 
 def _log_ticks(low: float, high: float) -> list[float]:

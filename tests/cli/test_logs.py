@@ -19,7 +19,8 @@ from house import eventually
 
 from cli.__main__ import main
 from cli.errors import FAILED, INTERRUPTED, UNREACHABLE
-from cli.log_lines import CLAIMER, START, STARTER, message_of, parse_line, pretty, ran_alone
+from cli.log_lines import CLAIMER, START, STARTER, is_poll, message_of, parse_line, pretty, ran_alone
+from cli.logs import Filters
 
 JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -211,6 +212,19 @@ def test_a_request_is_shown_as_what_was_asked_and_answered() -> None:
     fields = {"method": "GET", "route": "/v1/jobs/{job_id}", "status": 200, "ms": 1.5, "tenant": "t", "job": None}
     line = parse_line("api-1", record("01.000", "request", "api", **fields).replace('"x"', '"api.access"'), "")
     assert pretty(line).endswith("api-1        GET /v1/jobs/{job_id} 200 1.5 ms tenant=t")
+
+
+@pytest.mark.parametrize(("route", "status", "poll"), [
+    ("/admin/overview", 200, True), ("/console/assets/{build}/{name}", 304, True), ("/admin/overview", 503, False),
+    ("/admin/pools", 200, False),
+])  # fmt: skip
+def test_polls_of_a_console_are_known(route: str, status: int, *, poll: bool) -> None:
+    """They are not shown to people unless they ask; one that fails is."""
+    fields = {"method": "GET", "route": route, "status": status, "ms": 1.5}
+    line = record("01.000", "request", "api", **fields).replace('"x"', '"api.access"')
+    parsed = parse_line("api-1", line, "")
+    assert is_poll(parsed) == poll
+    assert Filters(polls=False).passes(parsed, line) != poll and Filters().passes(parsed, line)
 
 
 def claim(at: str, jobs: Any, alone: Any) -> str:

@@ -71,10 +71,10 @@ OVERVIEW: dict[str, Any] = {
 }  # fmt: skip
 
 
-def shown(overview: dict[str, Any], **options: Any) -> str:
+def shown(overview: dict[str, Any], width: int = 100, **options: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=100, color_system=None, highlight=False, emoji=False, markup=False).print(
-        frame(overview, "http://box:8000", **options)
+    Console(file=out, width=width, color_system=None, highlight=False, emoji=False, markup=False).print(
+        frame(overview, "http://box:8000", width=width, **options)
     )
     return out.getvalue()
 
@@ -90,6 +90,19 @@ def test_a_screen_says_what_is_wrong_and_what_waits() -> None:
     assert any(line.startswith("first token") and "92.0 ms" in line and "3,120" in line for line in lines)
     assert any(line.startswith("worker-1") and "3/4" in line and "25%" in line and "15.5 ms" in line for line in lines)
     assert "failed in the last minute" in text and "\u001b" not in text
+
+
+def test_a_narrow_screen_leaves_columns_out_and_cuts_no_word() -> None:
+    text = shown(OVERVIEW, width=60)
+    (line,) = [line for line in text.splitlines() if line.startswith("worker-1")]
+    assert line.split()[:4] == ["worker-1", "ready", "3/4", "25%"]
+    assert "…" not in text and "HOST" not in text and "HOST" in shown(OVERVIEW)
+
+
+def test_a_worker_whose_server_is_away_is_not_ready() -> None:
+    worker, api = OVERVIEW["processes"]
+    text = shown(OVERVIEW | {"processes": [worker | {"away": ["http://x (gone)"]}, api]})
+    assert "server away" in text
 
 
 def test_what_is_not_known_is_not_0() -> None:
