@@ -61,7 +61,7 @@ def test_the_readmes_penstock_lines_work(served: House) -> None:
     lines = [line for line in commands(ROOT / "README.md") if re.match(r"(\.venv/bin/)?penstock ", line)]
     known = {
         "submit", "up", "ps", "chat", "console", "jobs", "batch", "webhooks", "tenants", "scale", "dlq", "store",
-        "doctor", "logs", "report", "top",
+        "doctor", "logs", "plan", "report", "top", "tune",
     }  # fmt: skip
     assert {line.split()[1] for line in lines} == known
     for line in commands(ROOT / "README.md"):
