@@ -27,7 +27,7 @@ LOOK_INTERVAL_S = 0.5
 Job = Mapping[str, Any]
 
 
-class Change(NamedTuple):
+class JobChange(NamedTuple):
     """Something that happened to a job."""
 
     said: str
@@ -35,29 +35,29 @@ class Change(NamedTuple):
     """When (Unix seconds), if the job's record tells it; None: as it was seen."""
 
 
-def changes(before: Job, now: Job) -> Iterator[Change]:
+def changes(before: Job, now: Job) -> Iterator[JobChange]:
     """What has happened between two looks at a job, in the order in which it happened. Pure.
 
     Args:
         before: as GET /v1/jobs/{id} showed it; {} for the first look.
     """
     if not before:
-        yield Change(f"accepted, in lane {now['priority']} of {now['model']}", now["created_at"])
+        yield JobChange(f"accepted, in lane {now['priority']} of {now['model']}", now["created_at"])
     elif now["status"] == "queued" != before["status"]:
-        yield Change("waits for a worker again")
+        yield JobChange("waits for a worker again")
     if now["status"] == "queued" and (place := _place(now)) and place != _place(before):
-        yield Change(place)
+        yield JobChange(place)
     known = before.get("attempt_log") or ()
     for number, attempt in enumerate(now.get("attempt_log") or (), 1):
         earlier = known[number - 1] if number <= len(known) else {}
         if not earlier:
-            yield Change(f"attempt {number} begins on {attempt['worker']}", attempt["started_at"])
+            yield JobChange(f"attempt {number} begins on {attempt['worker']}", attempt["started_at"])
         if attempt["outcome"] in OUTCOMES and not earlier.get("outcome"):
             lasted = _between(attempt["started_at"], attempt["ended_at"])
             ending = f"{OUTCOMES[attempt['outcome']]} ({attempt['worker']})"
-            yield Change(f"attempt {number} ends after {lasted}: {ending}", attempt["ended_at"])
+            yield JobChange(f"attempt {number} ends after {lasted}: {ending}", attempt["ended_at"])
     if now["status"] in FINAL and before.get("status") not in FINAL:
-        yield Change(_end(now), now["completed_at"])
+        yield JobChange(_end(now), now["completed_at"])
 
 
 def _place(job: Job) -> str:
@@ -139,13 +139,13 @@ def _until_ended(client: Client, job_id: str, progress: ProgressLine, count: Wat
             progress.explain(lambda: f"{count.tokens} tokens" if count.tokens else "")
         elif count.tokens and not begun:
             begun = True
-            _print(now, Change("the first tokens are there", now["first_token_at"]), progress, as_json=as_json)
+            _print(now, JobChange("the first tokens are there", now["first_token_at"]), progress, as_json=as_json)
         before = now
         progress.phase(_state(now))
         time.sleep(LOOK_INTERVAL_S)
 
 
-def _print(job: Job, change: Change, progress: ProgressLine, *, as_json: bool) -> None:
+def _print(job: Job, change: JobChange, progress: ProgressLine, *, as_json: bool) -> None:
     said, at = change.said, time.time() if change.at is None else change.at
     if as_json:
         print_json({"at": rfc3339(at), "change": said, "job": job_timed(dict(job) | {"result": None})})
