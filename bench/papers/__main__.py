@@ -35,7 +35,8 @@ NOTES = (
     "of embeddings out of the weights.",
     "APEX, searches: the paper's figures are the most of many models, traces and clusters, these the most of six "
     "searches of one model. Its program also takes the clock rate of the GPUs, which this planner does not choose.",
-    "LServe: the bound of a step, without the paper's quantised weights and cache, is within its range.",
+    "LServe: the bound of a step, without the paper's quantised weights and cache, is within its range at 64k "
+    "and 96k, and a little beyond it at 128k.",
     "Lamina: with one batch, the devices of one kind wait for those of the other. With short requests so many fit that "
     "two H100 are bound by arithmetic, which four are not. The paper compares systems of similar cost; 2 x H100 with "
     "4 x H20 beside 4 x H100 is the choice of this program, and its lengths are, too.",

@@ -53,7 +53,7 @@ LSERVE_SPEEDUP = (1.3, 2.1)
 """Abstract (v2): decoding, over vLLM."""
 LSERVE_READS = KvReads(budget=4096, streaming=0.5)
 """Half of the heads stream; the others read a constant number of pages."""
-LSERVE_CONTEXTS = (64 << 10, 96 << 10, 127 << 10)
+LSERVE_CONTEXTS = (64 << 10, 96 << 10, 128 << 10)
 LAMINA_GAIN = (1.161, 1.901)
 """Abstract (v2): throughput over existing solutions with similar costs."""
 LAMINA_LENGTHS = (RequestLengths(1155, 211), RequestLengths(12000, 340))

@@ -1,19 +1,13 @@
-"""Experts: closed forms and their limits, and the greedy choice of bits beside all choices."""
+"""Experts: closed forms and their limits."""
 
 from __future__ import annotations
-
-from itertools import product
-from random import Random
 
 import pytest
 
 from planner.facts.catalogue import device, model
 from planner.moe import (
-    bits_by_hotness,
     distinct_experts,
-    effective_kv_tokens,
     layer_groups,
-    offloaded_step_s,
     reload_factor,
     saturating_tokens,
 )
@@ -43,35 +37,3 @@ def test_chunks_read_the_experts_again() -> None:
     """Layered prefill reads them once, in groups of layers for 512 tokens each."""
     assert [reload_factor(8192, chunk) for chunk in (512, 2048, 8192, 10_000)] == [16, 4, 1, 1]
     assert [layer_groups(prompt) for prompt in (1, 512, 513, 8192)] == [1, 1, 2, 16]
-
-
-def test_requests_at_every_age_share_a_cache() -> None:
-    assert effective_kv_tokens(1000, 512, 256) == pytest.approx(1000 * 768 / 640)
-    assert effective_kv_tokens(1000, 512, 1) == pytest.approx(1000, rel=1e-3)
-
-
-def test_an_offloaded_step_is_the_slowest_of_its_parts() -> None:
-    assert offloaded_step_s(0.001, 64e9, 32e9, 1e9, 100e9) == 2.0
-    assert offloaded_step_s(0.001, 1e6, 32e9, 50e9, 100e9) == 0.5
-    assert offloaded_step_s(5.0, 64e9, 32e9, 1e9, 100e9) == 5.0
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_hottest_experts_get_the_bits(seed: int) -> None:
-    """As much heat times bits as the best of all choices, where the budget is a number of whole steps to 8 bits."""
-    random = Random(seed)
-    hot = [random.random() for _ in range(5)]
-    budget = (5 * 2 + 6 * random.randint(0, 5)) * 1000 / 8
-    bits = bits_by_hotness(hot, 1000, budget)
-    best = max(
-        sum(heat * width for heat, width in zip(hot, widths, strict=True))
-        for widths in product((2, 4, 8), repeat=5)
-        if sum(widths) * 1000 / 8 <= budget
-    )
-    assert sum(bits) * 1000 / 8 <= budget
-    assert sum(heat * width for heat, width in zip(hot, bits, strict=True)) == pytest.approx(best)
-
-
-def test_a_budget_below_the_narrowest_width_is_refused() -> None:
-    with pytest.raises(ValueError, match="more than the budget"):
-        bits_by_hotness([0.5, 0.5], 1000, 100)
