@@ -172,7 +172,7 @@ class Gatekeeper:
         prompt = prompt_sizes(job.prompt, job.tools)[index // job.sampling.n]
         if not isinstance(job.prompt, Tokens) and self._scale.value:
             prompt = round(prompt * self._scale.value)
-        prompt = max(1, min(prompt, self._card.context))
+        prompt = max(1, min(prompt, self._card.context + 1))  # one beyond the context: the engine is to refuse it
         limit = max(1, answer_tokens(job.sampling.max_tokens, self._card, prompt))
         return self.gate.text(job.priority, job.tenant, prompt, limit, attempt.generated(index))
 

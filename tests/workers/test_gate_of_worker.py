@@ -99,7 +99,7 @@ async def test_a_job_that_waits_at_the_gate_ends_at_once(wire: RedisClient, star
     after = a_job(queue, "after", 5)
     await queue.put(after)
     assert (await ended(wire, after.id)).state is JobState.COMPLETED
-    assert not running.worker._starter.waiting and not running.worker._gate._refused
+    assert not running.worker._starter.waiting and not running.worker._gate._waiting
 
 
 async def test_a_drain_hands_back_what_waits_at_the_gate(wire: RedisClient, start: Start) -> None:
