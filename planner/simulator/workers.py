@@ -30,7 +30,7 @@ class ModelWorker:
 
     def fill(self, queue: TextQueue, now_s: float) -> None:
         """Take what the engine may have now."""
-        while True:
+        while self.has_place:
             if not self.held:
                 if (text := queue.take(now_s, LANES)) is None:
                     return
@@ -38,6 +38,11 @@ class ModelWorker:
             if not self.admits(self.held[0]):
                 return
             self.submit(self.held.pop(), now_s)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether a further text may be taken, whatever its size."""
+        return True
 
     def admits(self, text: ModelText) -> bool:
         """Whether the engine may have it now."""
@@ -72,16 +77,10 @@ class ModelWorker:
 class SlotWorker(ModelWorker):
     """One that takes from the queue only for a free slot."""
 
-    def fill(self, queue: TextQueue, now_s: float) -> None:
+    @property
+    def has_place(self) -> bool:
         engine = self.engine
-        while len(engine.running) + len(engine.waiting) < engine.shape.slots:
-            if not self.held:
-                if (text := queue.take(now_s, LANES)) is None:
-                    return
-                self.held.append(text)
-            if not self.admits(self.held[0]):
-                return
-            self.submit(self.held.pop(), now_s)
+        return len(engine.running) + len(engine.waiting) < engine.shape.slots
 
 
 class PenstockWorker(ModelWorker):
