@@ -307,7 +307,8 @@ def test_the_input_tokens_are_those_of_the_later_usage(client: OpenAI) -> None:
 
 
 def test_input_tokens_are_counted_without_a_step_of_the_engine(house: House) -> None:
-    """By the tokenizer; with tools, by the engine."""
+    """By the tokenizer, once the API has the model's card; with tools, by the engine."""
+    eventually(lambda: "capabilities" in raw(house, "GET", "/v1/models/sim")[2])
     tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
     for tools, generated in (([], 0), ([tool], 1)):
         asked = {"model": "sim", "input": "are these counted?", "tools": tools}
