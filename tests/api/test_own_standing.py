@@ -19,6 +19,8 @@ from streaming.keys import parse_lane
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
+pytestmark = pytest.mark.slow
+
 LOW, HIGH = "sk-low-0123456789", "sk-high-0123456789"
 CHAT = {"model": "sim", "messages": [{"role": "user", "content": "hello"}]}
 AS_JOB = {"Prefer": "respond-async"}

@@ -10,6 +10,8 @@ from bench.elastic import day
 from bench.elastic.day import DayOutcome, DaySize, compared, curves, goals_of, rows_of, simulated
 from scheduler.policy.limits import TARGETS
 
+pytestmark = pytest.mark.slow
+
 SIZE = DaySize(seconds=60.0)
 
 
@@ -61,7 +63,6 @@ def test_the_curves_have_a_point_for_each_hundredth_of_the_day() -> None:
     assert drawn["live"] == drawn["simulated"] and {len(points) for points in drawn.values()} == {100}
 
 
-@pytest.mark.slow
 async def test_a_live_day_begins_every_request(tmp_path: Path) -> None:
     """Short: all requests are begun and answered, and workers are counted."""
     real, start_s, faults = await day.live(tmp_path, DaySize(seconds=15.0, rate=3.0), lambda _: None)

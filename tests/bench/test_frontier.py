@@ -26,6 +26,8 @@ from planner.calibration import EngineFit, ServedLimits, ServedText
 from planner.fitting import DecodeRegime, FittedTimes
 from planner.prediction import constant_errors_of, errors_of, predicted_clients, worst_errors_of
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "frontier.json"
 REGIME = DecodeRegime(0.020, 0.0, 0.004)
 KNOWN = EngineFit(FittedTimes((0.002, 0.008, 0.0), REGIME, REGIME), ServedLimits(32, 16_384, 128), 0.0, 0.0, 0)

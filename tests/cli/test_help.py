@@ -18,6 +18,8 @@ from cli.app import app
 from cli.bench import PROGRAMS
 from cli.examples import EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 
 def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
     """A command and all below it, by their whole names."""
@@ -97,7 +99,6 @@ def with_command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HOME": str(folder)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [

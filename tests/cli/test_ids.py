@@ -14,6 +14,8 @@ from http_serving import serving_http
 from cli.__main__ import main
 from cli.ids import LISTINGS
 
+pytestmark = pytest.mark.slow
+
 JOBS = [f"job_00{number:030x}" for number in range(0xABC000, 0xABC000 + 250)] + [f"job_00{'f' * 30}"]
 BATCHES = [f"batch_00{'1' * 30}", f"batch_00{'2' * 30}"]
 MESSAGES = [f"msg_00{'3' * 30}", f"msg_00{'4' * 30}"]

@@ -43,6 +43,8 @@ from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.trtllm.settings import TrtllmSettings
 from workers.settings import WorkerSettings
 
+pytestmark = pytest.mark.slow
+
 OVERLAYS = ["cpu", "tensorrt-llm"]
 IMAGES = images()
 ENGINES = {"llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
@@ -464,7 +466,6 @@ def test_keda_scales_a_deployment_that_is_there() -> None:
     assert all(trigger["metadata"]["ignoreNullValues"] == "false" for trigger in spec["triggers"])
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here")
 def test_kubectl_builds_the_same(made: tuple[str, Path, str], tmp_path: Path) -> None:
     """Kustomize itself makes of an overlay what this module reads in it, the Secrets with settings and logins, and

@@ -17,6 +17,8 @@ from api.settings import KeySettings
 from streaming.fleet.console_sessions import LINK_S, SESSION_S, ConsoleSessions
 from streaming.redis.client import RedisClient
 
+pytestmark = pytest.mark.slow
+
 ROOT, PLAIN, OTHER = "sk-root", "sk-plain", "sk-other"
 
 

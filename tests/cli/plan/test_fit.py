@@ -13,6 +13,8 @@ from cli.__main__ import main
 from planner.calibration import ServedText
 from telemetry.records.schema import ENCODER, RequestRecord, SampleRecord
 
+pytestmark = pytest.mark.slow
+
 BEGAN_US = 1_764_000_000_000_000
 
 

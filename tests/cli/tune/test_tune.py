@@ -21,6 +21,8 @@ from cli.tune.load import LevelReading
 from planner.serving import Attainment, LatencySlo
 from planner.tuning import line_of, sweep_plan
 
+pytestmark = pytest.mark.slow
+
 T_MEM, T_COMP = 0.010, 0.002
 """Of a step: its knee is 4.5 * 5 = 22.5, so 32."""
 

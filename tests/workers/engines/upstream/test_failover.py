@@ -12,6 +12,8 @@ from upstream_bench import HELLO, bench
 from penstock.tools import Tool, Tools
 from workers.engines.upstream.http.sse import MAX_LINE_BYTES
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 70
 WHOLE = "".join(ANSWER[:TOKENS])
 CUT = Fault(after=5, cut=True)
