@@ -138,7 +138,6 @@ def tuned(capsys: pytest.CaptureFixture[str], server: CurveServer, *words: str) 
     return found
 
 
-@pytest.mark.slow
 def test_a_frontier_of_a_known_curve(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
     """Throughput rises with concurrency, every request differs, and lengths are those that were asked for."""
     found = tuned(capsys, server, "--requests", "32", "--max", "16")
@@ -342,7 +341,6 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "whole numbers from 2" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_rate_that_is_served_in_time(capsys: pytest.CaptureFixture[str], server: CurveServer) -> None:
     """Steps of 10 ms and 2 ms for each request at once: 60 ms a token allow at most 25 at once."""
     words = ["--requests", "40", "--in", "16", "--out", "4", "--ttft-ms", "300", "--tpot-ms", "60"]

@@ -55,9 +55,7 @@ CONTINUES = ("vllm", "sglang", "llama-server", "ollama")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "scenario", [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("S16")) for name in SCENARIOS]
-)
+@pytest.mark.parametrize("scenario", SCENARIOS)
 async def test_a_reader_gets_the_whole_answer_once(scenario: str, kind: str) -> None:
     """Of a sampled chat: continued where the server can, and begun again where it cannot."""
     fake = FakeUpstream(kind, SCENARIOS[scenario])
