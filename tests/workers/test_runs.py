@@ -171,13 +171,16 @@ async def test_a_worker_that_is_given_a_job_it_still_runs_lets_the_old_run_go(
     await until(has_tokens)
     lane = partition_key(0, "lane", "m", job.priority)
     old = (await reader.record(job.id)).entry
-    await wire.redis.xack(lane, "workers", old)
-    await wire.redis.xdel(lane, old)
-    entry = await wire.redis.xadd(lane, {"job": job.id})
+    entry = f"{int(old.partition('-')[0]) + 1}-0"
     key = partition_key(0, "job", job.id)
-    await wire.redis.hdel(key, "worker", "attempt", "run", "runs", "claimed")
-    await wire.redis.hset(key, mapping={"state": "queued", "entry": entry})
-    await wire.redis.srem(partition_key(0, "claims", running.worker.lease.id), job.id)
+    pipe = wire.redis.pipeline(transaction=True)  # at once: the worker may claim again between any two of these
+    pipe.xack(lane, "workers", old)
+    pipe.xdel(lane, old)
+    pipe.hdel(key, "worker", "attempt", "run", "runs", "claimed")
+    pipe.hset(key, mapping={"state": "queued", "entry": entry})
+    pipe.srem(partition_key(0, "claims", running.worker.lease.id), job.id)
+    pipe.xadd(lane, {"job": job.id}, id=entry)
+    await pipe.execute()
     record = await ended(wire, job.id)
     assert record.terminal is not None and record.attempt == 1
     for index in range(job.choices):
