@@ -137,6 +137,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine can force a call, of any function or of a named one."""
     tool_resume: bool = False
     """Whether the engine can continue an answer to a request with tools that an earlier attempt began."""
+    reattaches: bool = False
+    """Whether an answer may go on elsewhere after the loss of its worker, JSON and calls of tools too, where the
+    engine then finds it. Its `restart_reason` (ContinuationJudge) judges each request."""
     tools_with_schema: bool = False
     """Whether an answer may be calls that the model chooses, or else JSON of a schema."""
     top_k: bool = False
@@ -195,8 +198,8 @@ class Request(msgspec.Struct, frozen=True):
     past: Sequence[tuple[str, Sequence[int], int]] = ()
     """What earlier attempts generated: (text, known token ids, token count) each, oldest first. The engine continues
     after it and never emits it again; `sampling.max_tokens` still counts from the beginning. Together with a JSON
-    schema it is passed only to an engine with the capability `json_resume`, and with tools only to one with
-    `tool_resume`."""
+    schema it is passed only to an engine with the capability `json_resume` or `reattaches`, and with tools only to one
+    with `tool_resume` or `reattaches`."""
     tenant: str = ""
     """Owner of the request: an engine never reuses the cached prompts of one tenant for another."""
     priority: float = NEUTRAL_PRIORITY
@@ -217,6 +220,9 @@ class Request(msgspec.Struct, frozen=True):
     """The same each time this text is submitted, where `id` is another one; "": not told. Opaque to the engine."""
     trace: str = ""
     """W3C `traceparent` of the request, for calls that the engine makes to other servers; "": it has none."""
+    begun_by: str = ""
+    """The run that generated the first row of `past`, or this one: the same for all that continue one answer, another
+    once the job begins again; "": not told. Opaque to the engine."""
 
     @property
     def past_tokens(self) -> int:
@@ -334,6 +340,15 @@ class ContinuationJudge(Protocol):
 
     def restart_reason(self, request: Request) -> str:
         """Why the job must begin again, although a part of its answer is known; "" if the engine can continue it."""
+        ...
+
+
+@runtime_checkable
+class Leaver(Protocol):
+    """An engine whose requests may go on elsewhere without it."""
+
+    def leave(self, request_id: str) -> None:
+        """As `cancel`, but the answer may go on, since another worker will continue it."""
         ...
 
 

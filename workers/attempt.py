@@ -6,7 +6,7 @@ It knows neither Redis nor the kind of engine. It decides only when the job is o
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from workers.attempt_stamps import AttemptStamps
 from workers.engines.call_checks import FoundCalls, check_calls
 from workers.engines.constraint import complete_texts
 from workers.engines.task_answers import check_task_piece
+from workers.past_texts import PastRows, PastTexts
 from workers.prompts import inputs_of, prompt_of
 from workers.reasoned import reasoned_tokens
 
@@ -177,14 +178,11 @@ class Attempt:
     def requests(self) -> dict[int, Request]:
         """Build a request, by choice index, for each choice that has not finished."""
         requests = {}
-        pasts: defaultdict[int, list[tuple[str, Sequence[int], int]]] = defaultdict(list)
-        for row in self._history:
-            pasts[row.index].append((row.text, row.ids, row.n))
+        texts = PastTexts(self._history, self._sections, Run(self.claim.worker, self.number))
         for index in range(self._choices):
-            past = pasts[index]
-            self._finishes[index] = self._finishes[index] or ("length" if self._spent(past) else "")
+            self._finishes[index] = self._finishes[index] or ("length" if self._spent(texts.of(index)) else "")
             if not self._finishes[index]:
-                requests[index] = self._request(index, past)
+                requests[index] = self._request(index, texts.of(index), texts.begun_by(index))
         self._open = set(requests)
         return requests
 
@@ -211,11 +209,11 @@ class Attempt:
         self._open.difference_update([index for index, _ in self._waiting])
         self._waiting.clear()
 
-    def _spent(self, past: Sequence[tuple[str, Sequence[int], int]]) -> bool:
+    def _spent(self, past: PastRows) -> bool:
         limit = self.job.sampling.max_tokens
         return limit is not None and sum([count for _, _, count in past]) >= limit
 
-    def _request(self, index: int, past: Sequence[tuple[str, Sequence[int], int]]) -> Request:
+    def _request(self, index: int, past: PastRows, begun_by: str) -> Request:
         sampling = self.job.sampling
         prompt = prompt_of(self.job, index // sampling.n)
         if sampling.n > 1:
@@ -236,6 +234,7 @@ class Attempt:
             inputs=inputs_of(self.job, index // sampling.n),
             text_id=f"{self.job.id}/{index}",
             trace=self.trace,
+            begun_by=begun_by,
         )
 
     def _request_id(self, index: int) -> str:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from penstock.engine import ContinuationJudge, Engine, EngineDead, Failure, ModelCard, Piece, Refused, Stats
+from penstock.engine import ContinuationJudge, Engine, EngineDead, Failure, Leaver, ModelCard, Piece, Refused, Stats
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Job, prompt_count
 from streaming.jobs.settings import NO_WEIGHTS
@@ -307,10 +307,14 @@ class ChoiceStarter:
         self.gate.note_end(attempt, index, piece)
         self.forget(piece.id)
 
-    def let_go(self, attempt: Attempt) -> None:
-        """Stop an attempt, and ignore what the engine still sends for it."""
+    def let_go(self, attempt: Attempt, *, goes_on: bool = False) -> None:
+        """Stop an attempt, and ignore what the engine still sends for it. `goes_on`: another worker continues it soon,
+        or does so already."""
         attempt.start_no_more()
         self.waiting.pop(attempt.job.id, None)
+        if goes_on and isinstance(self._engine, Leaver):
+            for request_id in attempt.live_ids():
+                self._engine.leave(request_id)
         self.stop(attempt)
         for request_id in attempt.live_ids():
             self.forget(request_id)

@@ -76,7 +76,7 @@ def restart_reason(job: Job, capabilities: Capabilities, history: Sequence[Delta
     An engine applies a JSON grammar from its root to the first token that it generates. Unless it can restore the
     grammar's state behind the logged tokens, a continuation is a second JSON text inside the first one.
     """
-    if is_continuable(job, capabilities):
+    if is_continuable(job, capabilities) or capabilities.reattaches:
         return ""
     counts: Counter[int] = Counter()
     ended: set[int] = set()

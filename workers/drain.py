@@ -55,7 +55,7 @@ class Drain:
             return
         self._lost.add(partition)
         for attempt in self._held.of(partition):
-            self._starter.let_go(self._held.attempts.pop(attempt.job.id))
+            self._starter.let_go(self._held.attempts.pop(attempt.job.id), goes_on=True)
             self._recorder.lost(attempt.job.id)
         self._losing.set()
         self._room.set()
@@ -96,7 +96,7 @@ class Drain:
     async def _hand_back(self) -> None:
         self._held.hand_back()
         for attempt in self._held.handed_back:
-            self._starter.let_go(attempt)
+            self._starter.let_go(attempt, goes_on=True)
         for partition, writer in zip(self._partitions, self._writers, strict=True):
             if partition not in self._lost:
                 await writer.flushed()

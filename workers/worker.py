@@ -382,7 +382,7 @@ class Worker:
             log.warning("dropping a run of a job: %s", why, extra={"job": job_id})
             if attempt.deadline is not None:
                 attempt.deadline.cancel()
-            self._starter.let_go(attempt)
+            self._starter.let_go(attempt, goes_on=True)
             self._recorder.lost(job_id)
 
 

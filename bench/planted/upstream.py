@@ -9,7 +9,53 @@ TESTS = "tests/workers/engines/upstream/"
 FAILOVER, FAKES, FALLBACK = (f"{TESTS}test_{name}.py::test_" for name in ("failover", "engine", "fallback"))
 CONNECTION = f"{TESTS}http/test_connection.py::test_"
 
+REATTACH = f"{TESTS}test_reattach.py::test_"
+
 UPSTREAM = (
+    bug(
+        "the middle of an answer under the name of the whole",
+        "A server keeps a continuation under the answer's name, so its middle is taken for the beginning.",
+        Edit(ENGINE + "continuation/reattach.py", " or rung not in FROM_BEGINNING:", ":"),
+        f"{REATTACH}a_part_of_an_answer_is_kept_under_no_name",
+    ),
+    bug(
+        "a second generation beside the first",
+        "After the death of its worker, an answer is begun again although the server still generates it.",
+        Edit(ENGINE + "continuation/ladder.py", "if facts.reattach and request.text_id and", "if False and"),
+        f"{REATTACH}the_next_worker_reads_the_same_generation",
+    ),
+    bug(
+        "a generation that nobody stops",
+        "The job is cancelled, and its generation goes on at the server, which is read by nobody.",
+        Edit(
+            ENGINE + "detached.py",
+            "self._spawn(client.ask(method, client.address.base",
+            "(client.ask(method, client.address.base",
+        ),
+        f"{REATTACH}a_cancelled_request_is_stopped_at_its_server",
+    ),
+    bug(
+        "a worker that takes the answer with it",
+        "A worker that shuts down stops the generation that the next one would have read on.",
+        Edit(ENGINE + "detached.py", "if found is not None and not generation.left:", "if found is not None:"),
+        f"{REATTACH}a_worker_that_leaves_stops_nothing",
+    ),
+    bug(
+        "an answer that begins again as the old one",
+        "A job that begins again gets the job that failed before at another Penstock, each time.",
+        Edit(ENGINE + "continuation/reattach.py", "\\n{request.begun_by}", ""),
+        f"{REATTACH}an_answer_that_begins_again_is_another_job_of_a_penstock",
+    ),
+    bug(
+        "tokens that count twice in a repeated reply",
+        "Tokens without text, such as hidden reasoning, are counted again when a reply is read from its beginning.",
+        Edit(
+            ENGINE + "reply/generation.py",
+            "if self._expected or (self._rung in REPEATED and self.received - count < self.out):",
+            "if self._expected:",
+        ),
+        f"{FAKES}hidden_reasoning_of_a_replay_counts_once",
+    ),
     bug(
         "an interim reply that ends its request",
         "A 103 counts as the reply, so the next request, of any tenant, gets the answer of this one.",

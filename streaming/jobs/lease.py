@@ -78,6 +78,8 @@ class Claim(msgspec.Struct, frozen=True):
     """Redis time of the job's first claim; 0: this one, or not known."""
     earlier: tuple[PastAttempt, ...] = ()
     """What became of earlier attempts, oldest first, the newest of them; where its record was read."""
+    worker: str = ""
+    """Id of the worker that claimed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Lease:
         now, frame, suspects, *taken = await self._client.call("claim", partition, *args, *kept)
         if self._run == before + want:  # else a concurrent claim has reserved the following numbers
             self._run = before + len(taken)  # reuse unused numbers: small ones are shorter in every frame
-        return Claimed([_claim(item, partition, float(now), frame) for item in taken], bool(suspects))
+        return Claimed([_claim(item, partition, float(now), frame, self.id) for item in taken], bool(suspects))
 
     def next_frame(self, partition: int) -> int:
         """The number of the next frame of a partition."""
@@ -326,17 +328,17 @@ def _behind(calls: Sequence[Call], answers: Sequence[Any]) -> set[int]:
     return {call[1] for call, answer in zip(calls, answers, strict=True) if call[0] == "append" and answer == -1}
 
 
-def _claim(item: Sequence[bytes], partition: int, now: float, frame: int) -> Claim | UnreadableClaim:
+def _claim(item: Sequence[bytes], partition: int, now: float, frame: int, worker: str) -> Claim | UnreadableClaim:
     job_id, body, *_, number = item
     try:
-        return _readable(decode_job(body), item, partition, now, frame)
+        return _readable(decode_job(body), item, partition, now, frame, worker)
     except NewerMessage as error:
         return UnreadableClaim(job_id.decode(), int(number), str(error), newer=True)
     except (DecodeError, ValueError, OverflowError) as error:
         return UnreadableClaim(job_id.decode(), int(number), str(error))
 
 
-def _readable(job: Job, item: Sequence[bytes], partition: int, now: float, frame: int) -> Claim:
+def _readable(job: Job, item: Sequence[bytes], partition: int, now: float, frame: int, worker: str) -> Claim:
     """Raises ValueError, OverflowError."""
     _, _, attempt, deadline, reply, runs, created, number = item
     return Claim(
@@ -352,4 +354,5 @@ def _readable(job: Job, item: Sequence[bytes], partition: int, now: float, frame
         first_frame=frame + 1,
         accepted_us=round(float(created) * 1000),
         claimed_us=round(now * 1000),
+        worker=worker,
     )

@@ -30,6 +30,7 @@ OWNERS = {
     "trtllm": "tensorrt_llm",
     "ollama": "library",
     "openai": "openai",
+    "penstock": "penstock",
     "other": "someone",
 }
 STRICT = ("trtllm", "openai")

@@ -94,10 +94,11 @@ class Bench:
             request = Request(
                 f"r{next(self._numbers)}", prompt, Sampling(**sampling), past, tools=tools, reasoning=reasoning
             )
-            request = replace(request, served_by="".join(answer.served_by), text_id=text_id)
+            begun_by = f"w/{answer.restarts}"
+            request = replace(request, served_by="".join(answer.served_by), text_id=text_id, begun_by=begun_by)
             if past and self.engine.restart_reason(request):
                 answer = Answer(restarts=answer.restarts + 1, returns=answer.returns)
-                request = replace(request, past=(), served_by="")
+                request = replace(request, past=(), served_by="", begun_by=f"w/{answer.restarts}")
             queue = self.begin(request)
             while not (piece := await asyncio.wait_for(queue.get(), 20)).last:
                 _add(answer, piece)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from penstock.engine import (
     Failure,
     ModelCard,
     Piece,
-    Refused,
     Request,
     Stats,
     Step,
@@ -32,7 +31,7 @@ from penstock.engine import (
 )
 from telemetry.logs import EventLog
 from telemetry.tracing import Tracing
-from workers.engines.upstream import fallback
+from workers.engines.upstream import fallback, request_checks
 from workers.engines.upstream.continuation import ladder
 from workers.engines.upstream.continuation.breaks import BrokenTexts
 from workers.engines.upstream.continuation.ladder import Rung
@@ -133,11 +132,18 @@ class UpstreamEngine:
         self._live[request.id] = Running(generation, asyncio.create_task(self._run(generation)))
 
     def cancel(self, request_id: str) -> None:
-        """The connection is closed at once, by which every server stops."""
+        """The connection is closed at once, by which every server stops, or is told to stop."""
+        self._stop_reading(request_id, left=False)
+
+    def leave(self, request_id: str) -> None:
+        """As `cancel`, but what goes on at its server is left to the next worker."""
+        self._stop_reading(request_id, left=True)
+
+    def _stop_reading(self, request_id: str, *, left: bool) -> None:
         running = self._live.get(request_id)
         if running is None or running.generation.cancelled:
             return
-        running.generation.cancelled = True
+        running.generation.cancelled, running.generation.left = True, left
         if running.pool is None or not running.pool.cancel(request_id):
             running.task.cancel()
 
@@ -242,6 +248,8 @@ class UpstreamEngine:
     def _route(self, generation: UpstreamGeneration, pool: ServerPool, reason: str) -> None:
         running = self._live[generation.id]
         before, running.pool = running.pool, pool
+        if before is not None and pool is not before:
+            before.end(generation)
         if generation.rows or pool is before:
             return
         generation.move_to("" if pool is self._own else pool.model)
@@ -254,29 +262,8 @@ class UpstreamEngine:
 
     def _refuse(self, request: Request) -> None:
         """Raises Refused for what no server can ever do."""
-        if request.task is not None:
-            return
-        self._refuse_biases(request.sampling.logit_bias)
         context = self._card.context if self._card is not None else DEFAULT_CONTEXT
-        prompt, wanted = request.prompt, request.sampling.max_tokens or 1
-        if isinstance(prompt, str) or ladder.is_chat(request):
-            if not len(prompt):
-                raise Refused(Failure("invalid_request_error", "the prompt is empty", 400, "prompt"))
-            return
-        if len(prompt) + wanted > context:
-            message = (
-                f"the prompt has {len(prompt)} tokens and {wanted} more are asked for, but the context is {context}"
-            )
-            raise Refused(Failure("context_length_exceeded", message, 400, "prompt"))
-
-    def _refuse_biases(self, biases: Mapping[int, float]) -> None:
-        """Raises Refused for a token that a server is known to lack: llama-server would ignore it."""
-        known = [
-            each.facts.vocabulary for each in self._own.endpoints if each.facts is not None and each.facts.vocabulary
-        ]
-        if biases and known and max(biases) >= min(known):
-            message = f"logit_bias: token {max(biases)} is not one of this model's {min(known)}"
-            raise Refused(Failure("invalid_request_error", message, 400, "logit_bias"))
+        request_checks.refuse(request, context, self._own.endpoints)
 
     async def _run(self, generation: UpstreamGeneration) -> None:
         """From submission to the last piece."""
@@ -289,7 +276,9 @@ class UpstreamEngine:
         except Exception:  # the boundary of a request: it must end, whatever is wrong
             log.exception("a request failed in the engine", extra={"request": generation.id})
             last = generation.last(failure=Failure("engine_error", "The engine raised an error for this request.", 500))
-        self._live.pop(generation.id, None)
+        running = self._live.pop(generation.id, None)
+        if running is not None and running.pool is not None:
+            running.pool.end(generation, goes_on=generation.left or last.finish == RETURNED)
         self._emit(last)
 
     async def _last(self, generation: UpstreamGeneration) -> Piece:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -20,9 +18,10 @@ from telemetry.logs import EventLog
 from telemetry.operations import operation_name
 from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span
 from workers.engines.upstream import task_calls
-from workers.engines.upstream.continuation import bodies, ladder
-from workers.engines.upstream.continuation.ladder import Continuation, Rung
-from workers.engines.upstream.http.client import BrokenReply, BufferedReply, ConnectError
+from workers.engines.upstream.continuation import bodies, ladder, reattach
+from workers.engines.upstream.continuation.ladder import FROM_BEGINNING, Continuation, Rung
+from workers.engines.upstream.detached import DetachedGenerations
+from workers.engines.upstream.http.client import BrokenReply, ConnectError
 from workers.engines.upstream.http.connection import CLOSED
 from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
 from workers.engines.upstream.places.limits import retry_after_s
@@ -44,6 +43,16 @@ LIMITED = ("vllm", "sglang")
 """Kinds whose completions end after 16 tokens unless they are told a limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One HTTP request, its path behind the base."""
+
+    method: str
+    path: str
+    data: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
 class Unprepared(Exception):
     """A prompt could not be prepared."""
 
@@ -59,7 +68,7 @@ class UpstreamExchange:
         self._settings, self._emit = settings, emit
         self.readers: dict[str, StreamReader] = {}
         """By request id, the replies that are being read."""
-        self._aborts: set[asyncio.Future[None]] = set()
+        self.detached = DetachedGenerations()
         self.miscounted = 0
         """Complete replies whose counts could not be true."""
         self.tracing = NO_TRACING
@@ -98,10 +107,14 @@ class UpstreamExchange:
                 )
             outcome = (await self._send(generation, place, facts, way)).without(endpoint.keys.secrets)
             refused = outcome.end is End.FAILED and 400 <= outcome.status < 500
-            if not (refused and way.rung in (Rung.IDS, Rung.TEXT, Rung.PREFILL)):
+            differs = way.rung is Rung.REATTACH and outcome.end is End.RESTART
+            if not (differs or (refused and way.rung in (Rung.REATTACH, Rung.IDS, Rung.TEXT, Rung.PREFILL))):
                 return outcome
             first_refusal = first_refusal or f"{way.rung.value}: {outcome.reason}"
-            log.warning("%s refuses a continuation by %s: %s", endpoint.url, way.rung.value, outcome.reason)
+            level = logging.INFO if way.rung is Rung.REATTACH else logging.WARNING
+            if way.rung is Rung.REATTACH:
+                self.detached.stop(generation)
+            log.log(level, "%s refuses a continuation by %s: %s", endpoint.url, way.rung.value, outcome.reason)
             generation.tried.add(way.rung)
 
     async def _perform(self, generation: UpstreamGeneration, task: Task, place: ServerPlace) -> ReplyOutcome:
@@ -166,6 +179,10 @@ class UpstreamExchange:
             prompt = await self._prompt(generation, place, facts, way.rung)
         except Unprepared as error:
             return error.outcome
+        named = reattach.kept_under(facts, generation.request, way.rung)
+        if way.rung is Rung.REATTACH and facts.reattach == "stream":
+            call = _Call("GET", reattach.stream_path(generation.request))
+            return await self._sent(generation, place, facts, way.rung, call)
         path, body = bodies.build(
             facts,
             generation.request,
@@ -177,11 +194,17 @@ class UpstreamExchange:
             limit=self._limit(generation, facts, way.rung, prompt),
             salt=_salt(generation.request.tenant, place.key.secret),
         )
-        data = msgspec.json.encode(body)
+        call = _Call("POST", path, msgspec.json.encode(body), named)
+        return await self._sent(generation, place, facts, way.rung, call)
+
+    async def _sent(
+        self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, rung: Rung, call: _Call
+    ) -> ReplyOutcome:
+        """Make the call; once more if the server closed the connection as it was used again."""
         for fresh in (False, True):
             if generation.cancelled:
                 return ReplyOutcome(End.CANCELLED)
-            outcome, again = await self._read(generation, place, facts, way.rung, path, data, fresh=fresh)
+            outcome, again = await self._read(generation, place, facts, rung, call, fresh=fresh)
             if not again:
                 return outcome
         return outcome
@@ -192,8 +215,7 @@ class UpstreamExchange:
         place: ServerPlace,
         facts: ServerFacts,
         rung: Rung,
-        path: str,
-        data: bytes,
+        call: _Call,
         *,
         fresh: bool,
     ) -> tuple[ReplyOutcome, bool]:
@@ -209,13 +231,16 @@ class UpstreamExchange:
         reader = StreamReader(generation, connection, self._emit)
         was_used = connection.used > 0
         now, span = time.monotonic(), self._span(generation, endpoint, facts)
+        before = generation.out
         generation.begin(facts, rung, now)
         reader.server, self.readers[generation.id] = endpoint.url, reader
         try:
-            path = endpoint.client.address.base + path
+            path = endpoint.client.address.base + call.path
             trace = span.carrier()[TRACEPARENT] if generation.request.trace else ""
             client, secret = endpoint.client, place.key.secret
-            client.send(connection, "POST", path, data, secret, reader, stream=True, trace=trace)
+            client.send(
+                connection, call.method, path, call.data, secret, reader, stream=True, trace=trace, more=call.headers
+            )
             outcome = await reader.done
             span.end(error=outcome.end.value if outcome.end in BROKEN else None, attributes=_answered(outcome))
         finally:
@@ -224,7 +249,10 @@ class UpstreamExchange:
             if not reader.done.done():
                 connection.close()
         if facts.aborts and not reader.is_read:
-            self._abort(generation.id, place)
+            self.detached.abort(generation.id, place)
+        if facts.reattach and rung in FROM_BEGINNING:
+            self.detached.begin(generation, place, facts, reader)
+            self.detached.note_end(generation, outcome, rung, reader.status, before)
         if reader.headers:
             place.key.note(reader.headers, time.monotonic(), time.time())
             if outcome.end is End.BUSY:
@@ -246,20 +274,12 @@ class UpstreamExchange:
         parent = {TRACEPARENT: request.trace} if request.trace else None
         return self.tracing.span(f"{operation} {facts.model}", parent, "client", attributes=attributes)
 
-    def _abort(self, request_id: str, place: ServerPlace) -> None:
-        """Have the server stop a request that nobody reads on, sooner than it would notice."""
-        client = place.endpoint.client
-        call = client.ask("POST", f"{client.address.root}/abort_request", {"rid": request_id}, place.key.secret)
-        task = asyncio.ensure_future(_quietly(call))
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
-
     def _limit(self, generation: UpstreamGeneration, facts: ServerFacts, rung: Rung, prompt: Any) -> int | None:
         limit = generation.remaining(rung)
         if limit is None and isinstance(prompt, list) and facts.kind in LIMITED and facts.context:
             return max(1, facts.context - len(prompt) - (generation.out if rung is Rung.IDS else 0))
         if limit is None and self._settings.default_output:
-            past = 0 if rung in (Rung.FRESH, Rung.REPLAY) else generation.out
+            past = 0 if rung in FROM_BEGINNING else generation.out
             return max(1, self._settings.default_output - past)
         return limit
 
@@ -365,12 +385,6 @@ def _answered(outcome: ReplyOutcome) -> Attributes:
     if outcome.end in BROKEN:
         found[names.ERROR_TYPE] = str(outcome.status or outcome.end.value)
     return found
-
-
-async def _quietly(call: Coroutine[Any, Any, BufferedReply]) -> None:
-    """Make a call whose failure changes nothing: the closed connection stops the request as well, only later."""
-    with suppress(ConnectError, BrokenReply):
-        await call
 
 
 def _salt(tenant: str, secret: str) -> str:

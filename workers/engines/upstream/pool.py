@@ -146,7 +146,7 @@ class ServerPool:
         room for `patience_s`."""
         try:
             async with asyncio.timeout(patience_s):
-                place = await self.places.wait(generation.request.priority, self._cost(generation))
+                place = await self._place(generation)
         except TimeoutError:
             return None
         if place is None:
@@ -158,6 +158,18 @@ class ServerPool:
             self._learn(generation, place, outcome)
             self.places.leave(place, generation.spent())
         return outcome
+
+    async def _place(self, generation: UpstreamGeneration) -> ServerPlace | None:
+        """A place at the server that may generate the answer still, where it needs no room; else at the next one."""
+        home = await self.exchange.detached.find(self.places.ready, generation)
+        if home is not None:
+            return home.enter(self._cost(generation), time.monotonic())
+        return await self.places.wait(generation.request.priority, self._cost(generation))
+
+    def end(self, generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
+        """Its servers get this request no more. `goes_on`: another attempt continues what one of them may generate."""
+        detached = self.exchange.detached
+        (detached.forget if goes_on else detached.stop)(generation)
 
     def cancel(self, request_id: str) -> bool:
         """Close the connection of a request; False if it has none here."""

@@ -12,7 +12,18 @@ from runtime.config import Positive
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Kind = Literal[
-    "", "vllm", "sglang", "llama-server", "trtllm", "tgi", "ollama", "mistral", "deepseek", "openai", "other"
+    "",
+    "vllm",
+    "sglang",
+    "llama-server",
+    "trtllm",
+    "tgi",
+    "ollama",
+    "mistral",
+    "deepseek",
+    "openai",
+    "penstock",
+    "other",
 ]
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

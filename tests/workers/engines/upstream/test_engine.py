@@ -142,6 +142,15 @@ async def test_hidden_reasoning_is_counted_and_never_spliced(kind: str) -> None:
     assert all("continue_final_message" not in sent.body and not sent.continues for sent in fake.sent)
 
 
+async def test_hidden_reasoning_of_a_replay_counts_once() -> None:
+    """The cut comes before any text, so there is none to compare."""
+    fake = FakeUpstream("sglang", [Fault(cut=True)])
+    fake.hidden = 6
+    async with bench(fake) as desk:
+        answer = await desk.ask(HELLO, max_tokens=50, temperature=0)
+    assert (answer.text, answer.tokens, answer.restarts) == ("".join(ANSWER[:50]), 56, 0)
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 @pytest.mark.parametrize(("sampling", "restarts"), [({}, 1), ({"temperature": 0}, 0)])
 async def test_reasoning_is_marked_and_replayed_or_begun_again(kind: str, sampling: Any, restarts: int) -> None:

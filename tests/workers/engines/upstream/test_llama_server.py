@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from llama_process import LlamaProcess
-from sim_worker import a_job, ended, recorder, text_of, until
+from sim_worker import Running, a_job, ended, recorder, text_of, until
 from upstream_worker import StartUpstream, start_upstream
 
 from penstock.engine import ChatTurn, Sampling
@@ -249,3 +249,69 @@ async def test_what_the_server_refuses_fails_alone(
     assert record.state is JobState.FAILED and record.terminal is not None and record.terminal.failure is not None
     assert record.terminal.failure.status == 400 and "exceeds the available context" in record.terminal.failure.message
     assert (await ended(wire, short.id)).state is JobState.COMPLETED
+
+
+SAMPLED = {
+    "text": {"prompt": STORY, "sampling": Sampling(max_tokens=60, temperature=1.0, ignore_eos=True)},
+    "json": {
+        "prompt": Chat((ChatTurn("user", "List rivers as JSON."),)),
+        "sampling": Sampling(max_tokens=60, temperature=1.0, json_schema={"type": "array", "minItems": 40}),
+    },
+}
+
+
+@pytest.mark.parametrize("case", SAMPLED)
+async def test_the_next_worker_reads_the_generation_of_a_killed_one(
+    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess, case: str
+) -> None:
+    """Sampled answers, JSON too, go on without a new generation: the server reads no second prompt."""
+    first = await start_upstream(exact(llama))
+    job = await submitted(wire, **SAMPLED[case])
+
+    async def half() -> bool:
+        return await tokens_logged(wire, job.id) > 20
+
+    await until(half)
+    prompts = llama.gauge("prompt_tokens_total")
+    killed(first)
+    await start_upstream(exact(llama))
+    broken = await ended(wire, job.id)
+    assert outcomes(broken) == ["lost", "completed"] and broken.resets == 0
+    assert llama.gauge("prompt_tokens_total") == prompts and prompts > 0
+    _, ids, finishes, _, completion = facts_of(broken)
+    assert completion == 60 and finishes == ("length",) and len(ids) == 60
+
+
+async def test_a_cancel_reaches_the_generation_of_a_killed_worker(
+    wire: RedisClient, start_upstream: StartUpstream, llama: LlamaProcess
+) -> None:
+    """Once another worker has it."""
+    first = await start_upstream(exact(llama))
+    job = await submitted(wire, prompt=STORY, sampling=Sampling(max_tokens=2000, ignore_eos=True))
+
+    async def begun() -> bool:
+        return await tokens_logged(wire, job.id) > 3
+
+    await until(begun)
+    killed(first)
+    second = await start_upstream(exact(llama))
+
+    async def taken() -> bool:
+        return bool(second.worker.running)
+
+    await until(taken)
+    assert llama.gauge("requests_processing") == 1
+    await Queue(wire).cancel(job.id)
+
+    async def idle() -> bool:
+        return await asyncio.to_thread(llama.gauge, "requests_processing") == 0
+
+    await until(idle, seconds=5)
+    assert (await ended(wire, job.id)).state is JobState.CANCELLED
+
+
+def killed(worker: Running) -> None:
+    """As by SIGKILL: it tells the server nothing."""
+    worker.task.cancel()
+    for running in worker.engine._live.values():  # type: ignore[attr-defined]
+        running.task.cancel()

@@ -11,6 +11,8 @@ from workers.engines.upstream.continuation.ladder import Row, Rung, is_chat
 from workers.engines.upstream.server.kinds import ServerFacts
 
 CHAT, TEXT = "/chat/completions", "/completions"
+GRACE_S = 60
+"""A job of another Penstock goes on for so long without a reader, and is then cancelled."""
 Prompt = str | list[int] | list[str | int]
 
 
@@ -58,6 +60,8 @@ def build(
         body |= effort(facts, request.reasoning)
     if request.tools is not None:
         body |= _tools(facts, request.tools)
+    if facts.reattach == "key" and rung in (Rung.FRESH, Rung.REATTACH):
+        body["queue"] = {"on_disconnect": f"grace:{GRACE_S}"}
     if send_priority and facts.priority:
         urgency = request.priority if facts.priority > 0 else 1 - request.priority
         body["priority"] = round(100 * urgency)

@@ -22,6 +22,8 @@ class Rung(Enum):
 
     FRESH = "fresh"
     """From the beginning: nothing was generated yet."""
+    REATTACH = "reattachment"
+    """The same generation, which goes on at the server; what was shown is swallowed."""
     IDS = "token ids"
     """The ids of prompt and answer so far, with no template and no tokenisation at the seam."""
     TEXT = "text"
@@ -32,6 +34,12 @@ class Rung(Enum):
     """From the beginning; what was shown is swallowed as long as it is the same."""
     RESTART = "restart"
     """The job begins again, and its reader is told."""
+
+
+FROM_BEGINNING = (Rung.FRESH, Rung.REATTACH, Rung.REPLAY)
+"""Rungs whose reply begins with the first token."""
+REPEATED = (Rung.REATTACH, Rung.REPLAY)
+"""Rungs whose reply repeats what was shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +58,8 @@ def choose(facts: ServerFacts, request: Request, rows: Sequence[Row], tried: Col
     """
     if not rows:
         return Continuation(Rung.FRESH)
+    if facts.reattach and request.text_id and Rung.REATTACH not in tried:
+        return Continuation(Rung.REATTACH)
     reason = _unspliceable(facts, request, rows)
     if not reason:
         for rung, obstacle in _splices(facts, request, rows):

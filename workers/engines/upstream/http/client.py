@@ -8,6 +8,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from workers.engines.upstream.http.address import ServerAddress
 from workers.engines.upstream.http.connection import MAX_REPLY_BYTES, Sink, UpstreamConnection
 
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 KEEP_IDLE_S = 4.0
 """An idle connection is used again for so long: uvicorn closes one after 5 s, and a request may meet the close."""
 
@@ -111,10 +113,12 @@ class UpstreamClient:
         *,
         stream: bool = False,
         trace: str = "",
+        more: Mapping[str, str] = NO_HEADERS,
     ) -> None:
         """Write one request on a connection; `path` with the base. The key goes into the header alone. `trace`: its
-        `traceparent`."""
-        connection.send(self._head(method, path, body, key, stream=stream, trace=trace) + body, sink, self._free)
+        `traceparent`. `more`: further headers, of plain letters."""
+        head = self._head(method, path, body, key, stream=stream, trace=trace, more=more)
+        connection.send(head + body, sink, self._free)
 
     async def ask(
         self, method: str, path: str, body: Any = None, key: str = "", timeout_s: float = 10.0, trace: str = ""
@@ -170,7 +174,9 @@ class UpstreamClient:
         else:
             self._idle.append(connection)
 
-    def _head(self, method: str, path: str, body: bytes, key: str, *, stream: bool, trace: str) -> bytes:
+    def _head(
+        self, method: str, path: str, body: bytes, key: str, *, stream: bool, trace: str, more: Mapping[str, str]
+    ) -> bytes:
         address = self.address
         host = f"[{address.host}]" if ":" in address.host else address.host
         lines = [
@@ -179,6 +185,7 @@ class UpstreamClient:
             f"Accept: {'text/event-stream' if stream else 'application/json'}",
             "Accept-Encoding: identity",
             "User-Agent: penstock",
+            *[f"{name}: {value}" for name, value in more.items()],
         ]
         if body:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]

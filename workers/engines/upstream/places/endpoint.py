@@ -90,6 +90,8 @@ class ServerEndpoint:
             failed = self._failed_probe(error)
             self.breaker.fail_probe(str(failed), time.monotonic(), lasting=failed.lasting)
             raise failed from None
+        if facts.assumed and before is not None:  # its API process has just started
+            facts = before
         self.facts = facts
         if before is None or before.slots != facts.slots or not self.breaker.closed:
             self.budget.reset(facts.slots)

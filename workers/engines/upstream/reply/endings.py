@@ -69,6 +69,8 @@ class ReplyOutcome:
     """Whether the server may have begun to compute it."""
     malformed: bool = False
     """Whether it broke by what it says, which shows that the server is there."""
+    stalled: bool = False
+    """Whether it broke because nothing came for too long."""
     param: str | None = None
     retry_s: float | None = None
     """Seconds that a busy server asks to wait."""

@@ -17,7 +17,7 @@ from workers.engines.call_writer import DeltaWriter
 from workers.engines.reasoning import BEGIN, ReasoningMarker, ReasoningWriter, as_written
 from workers.engines.stops import TokenGate, joined
 from workers.engines.upstream.continuation.breaks import BreakCounts
-from workers.engines.upstream.continuation.ladder import Row, Rung
+from workers.engines.upstream.continuation.ladder import FROM_BEGINNING, REPEATED, Row, Rung
 from workers.engines.upstream.http.errors import MAX_WORDS
 from workers.engines.upstream.reply import chunks
 from workers.engines.upstream.reply.chunks import Choice, Chunk
@@ -51,7 +51,7 @@ class UpstreamGeneration:
         *("request", "id", "rows", "cancelled", "tried", "counts", "refusals", "progress_at", "prompt", "outcome"),
         *("out", "received", "_model", "_unsaid", "_scheduled", "_first", "_prompt_tokens", "_cached", "_told_prompt"),
         *("_began", "_uncounted", "_characters", "_max_characters", "_facts", "_rung", "_expected", "_gate", "_cap"),
-        *("_calls", "_reasoning", "_tags", "_held", "_answer", "miscounted"),
+        *("_calls", "_reasoning", "_tags", "_held", "_answer", "miscounted", "left"),
     )
     # An instance with 30 attributes or more gets a dict of its own: see workers/attempt.py.
 
@@ -60,7 +60,9 @@ class UpstreamGeneration:
         self.request, self.id = request, request.id
         self.rows: list[Row] = list(request.past)
         """All of the answer so far, also by earlier attempts."""
-        self.cancelled = False
+        self.cancelled = self.left = self.miscounted = False
+        """Whether nobody here wants more of it, and whether another worker does then; and whether this reply ended with
+        counts that cannot be true, and is counted as one without."""
         self.tried: set[Rung] = set()
         """Rungs that were refused for this request."""
         self.counts = BreakCounts() if counts is None else counts
@@ -84,8 +86,6 @@ class UpstreamGeneration:
         """Tokens that have come out, also by earlier attempts."""
         self.received = 0
         """Tokens of this reply."""
-        self.miscounted = False
-        """Whether this reply ended with counts that cannot be true, and is counted as one without."""
         self._uncounted = 0
         """Chunks of this reply with text and no tokens."""
         self._characters = self._max_characters = 0
@@ -174,7 +174,7 @@ class UpstreamGeneration:
         limit = self.request.sampling.max_tokens
         if limit is None:
             return None
-        return limit if rung in (Rung.FRESH, Rung.REPLAY) else max(0, limit - self.out)
+        return limit if rung in FROM_BEGINNING else max(0, limit - self.out)
 
     def begin(self, facts: ServerFacts, rung: Rung, now: float) -> None:
         """A new reply begins, `now` in monotonic seconds."""
@@ -182,8 +182,8 @@ class UpstreamGeneration:
         self.progress_at, self.miscounted = now, False
         self._scheduled = self._scheduled or now
         shown = self.text
-        self._expected = self.written(facts) if rung is Rung.REPLAY else ""
-        self._began = 0 if rung in (Rung.FRESH, Rung.REPLAY) else self.out
+        self._expected = self.written(facts) if rung in REPEATED else ""
+        self._began = 0 if rung in FROM_BEGINNING else self.out
         self.received = 0
         self._gate = TokenGate(self.request.sampling.stop, shown)
         self._held.clear()
@@ -307,7 +307,7 @@ class UpstreamGeneration:
     def _emitted(
         self, text: str, ids: tuple[int, ...], count: int, logprobs: tuple[Logprob, ...], *, hidden: bool
     ) -> Piece | None:
-        if self._expected:
+        if self._expected or (self._rung in REPEATED and self.received - count < self.out):
             text, count, logprobs = self._beyond_replay(text, count, logprobs)
             ids = ()  # they may also be those of what was shown
             if not (text or count):
@@ -328,15 +328,16 @@ class UpstreamGeneration:
     def _beyond_replay(
         self, text: str, count: int, logprobs: tuple[Logprob, ...]
     ) -> tuple[str, int, tuple[Logprob, ...]]:
-        """What of a chunk goes beyond the text that a replay must repeat."""
-        if self._expected.startswith(text):
+        """What of a chunk goes beyond the text and the tokens that a reply must repeat."""
+        if self._expected and self._expected.startswith(text):
             self._expected = self._expected[len(text) :]
             return "", 0, ()
         if text.startswith(self._expected):
             text, self._expected = text[len(self._expected) :], ""
-            return text, max(0, min(count, self.received - self.out)), ()
+            new = max(0, min(count, self.received - self.out))
+            return text, new, logprobs[len(logprobs) - new :] if len(logprobs) == count else ()
         self.outcome = ReplyOutcome(End.RESTART, MISMATCH)
-        self.tried.add(Rung.REPLAY)
+        self.tried.add(self._rung)
         return "", 0, ()
 
     def _passed(self, piece: Piece) -> Piece | None:

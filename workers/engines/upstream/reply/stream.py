@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from penstock.engine import Piece
 from workers.engines.stops import joined
@@ -114,4 +115,4 @@ class StreamReader:
             return
         limit_s = between_s if generation.received else first_s
         if now - generation.progress_at > limit_s:
-            self.settle(by_cut(f"no token for {limit_s:g} s"))
+            self.settle(replace(by_cut(f"no token for {limit_s:g} s"), stalled=True))

@@ -33,7 +33,8 @@ def lacking(card: ModelCard, facts: ServerFacts) -> str:
     sizes = facts.embedding_size, card.embedding_size
     if must.embed and all(sizes) and sizes[0] != sizes[1]:
         return "its vectors have {} numbers, and the others' have {}".format(*sizes)
-    lacks = [name for name in Capabilities.__struct_fields__ if getattr(can, name) < getattr(must, name)]
+    named = [name for name in Capabilities.__struct_fields__ if name != "reattaches"]  # which refuses nothing
+    lacks = [name for name in named if getattr(can, name) < getattr(must, name)]
     return f"it lacks {', '.join(lacks)}" if lacks else ""
 
 

@@ -14,6 +14,7 @@ from penstock.engine import MAX_LOGPROBS, Capabilities
 
 ChatIds = Literal["", "template", "tokenize"]
 Prefill = Literal["", "continue_final_message", "prefix", "trailing"]
+Reattach = Literal["", "stream", "key"]
 
 DEFAULT_CONTEXT = 8192
 
@@ -47,6 +48,9 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether /tokenize turns a text into ids."""
     prefill: Prefill = ""
     """How a chat continues the beginning of an answer."""
+    reattach: Reattach = ""
+    """How a generation is read again that goes on without its reader: as a "stream" that is kept under a name, or by
+    the idempotency "key" of its job. The second is that of another Penstock."""
     penalties: bool = True
     penalties_span: bool = False
     """Whether penalties also count the tokens of the prompt, and so those of an earlier attempt."""
@@ -74,6 +78,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     """1: it runs higher numbers first, -1: lower ones, 0: it knows no priority."""
     aborts: bool = False
     """Whether a call aborts a request. All of them notice a closed connection."""
+    assumed: bool = False
+    """Whether the server has not said yet what its model can do, but will."""
     salted: bool = False
     """Whether requests tell apart whose cached prompts they may reuse (cache_salt)."""
     tools: bool = True
@@ -113,6 +119,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             tools=self.tools,
             forced_tools=self.tools and self.forced_tools,
             tools_with_schema=self.tools and self.tools_with_schema and self.json_schema,
+            reattaches=bool(self.reattach),
             top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
@@ -216,6 +223,7 @@ KINDS: dict[str, ServerFacts] = {
         logit_bias=True,
         reasoning_effort=True,
     ),
+    "penstock": ServerFacts(reattach="key", logprobs=-1, penalties=False, tools=False),  # its card says more
     "other": ServerFacts(),
 }
 
@@ -226,8 +234,40 @@ HOSTS = {
 }
 """Kinds of hosted servers by their names."""
 
-OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "tensorrt_llm": "trtllm", "library": "ollama"}
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "tensorrt_llm": "trtllm", "library": "ollama",
+          "penstock": "penstock"}  # fmt: skip
 """Kinds by what /models says of a model's owner."""
+
+
+def of_card(facts: ServerFacts, card: object) -> ServerFacts:
+    """The facts of another Penstock, with the capabilities that it shows of the model."""
+    try:
+        can = msgspec.convert(card, Capabilities)
+    except msgspec.ValidationError:
+        return msgspec.structs.replace(facts, assumed=True)
+    return msgspec.structs.replace(
+        facts,
+        text=can.text_prompts,
+        token_prompts=can.token_prompts,
+        tokenizes=can.tokenize,
+        detokenizes=can.tokenize,
+        penalties=can.penalties,
+        top_k=can.top_k,
+        min_p=can.min_p,
+        repetition_penalty=can.repetition_penalty,
+        logit_bias=can.logit_bias,
+        ignore_eos=can.ignore_eos,
+        reasoning=can.reasoning,
+        reasoning_effort=can.reasoning_effort,
+        logprobs=can.logprobs,
+        json_schema=can.json_schema,
+        tools=can.tools or can.forced_tools,
+        forced_tools=can.forced_tools,
+        tools_with_schema=can.tools_with_schema,
+        embeds=can.embed,
+        embedding_dimensions=can.embedding_dimensions,
+        ranks=can.rerank,
+    )
 
 
 def of(kind: str, **known: object) -> ServerFacts:

@@ -21,6 +21,8 @@ from workers.engines.upstream.settings import UpstreamSettings
 
 TIMEOUT_S = 10.0
 HOSTED = ("openai", "mistral", "deepseek")
+LOOKUP = "/streams/lookup"
+"""llama-server's list of the replies that it keeps, behind its base."""
 EMBEDDING_NAME = "embed"
 """Part of the names of hosted models that make vectors."""
 GAUGES = {
@@ -75,6 +77,10 @@ class ServerProbe:
             facts = msgspec.structs.replace(
                 facts, tools="tools" in template, reasoning=END in template, reasoning_effort=knows_effort
             )
+            if await self._keeps_replies():
+                facts = msgspec.structs.replace(facts, reattach="stream")
+        if kind == "penstock":
+            facts = kinds.of_card(facts, entry.get("capabilities"))
         facts = await self._with_tasks(facts)
         wanted = self._settings.reasoning
         return facts if wanted is None else msgspec.structs.replace(facts, reasoning=wanted)
@@ -84,6 +90,8 @@ class ServerProbe:
         model's name."""
         if facts.kind in HOSTED:
             return msgspec.structs.replace(facts, embeds=EMBEDDING_NAME in facts.model.lower())
+        if facts.kind == "penstock":  # a try would be a job, and wake workers
+            return facts
         made = await self._tried("/embeddings", {"model": facts.model, "input": "a"})
         vectors = made.get("data")
         first = vectors[0].get("embedding") if isinstance(vectors, list) and vectors else None
@@ -173,6 +181,15 @@ class ServerProbe:
             return False
         decoded = _json(reply)
         return reply.status == 200 and isinstance(decoded, Mapping) and isinstance(decoded.get("tokens"), list)
+
+    async def _keeps_replies(self) -> bool:
+        """Whether a llama-server gives a reply again that it keeps under a name."""
+        path = self._client.address.base + LOOKUP
+        try:
+            reply = await self._client.ask("POST", path, {"conversation_ids": []}, self._key, TIMEOUT_S)
+        except (ConnectError, BrokenReply):
+            return False
+        return reply.status == 200 and isinstance(_json(reply), list)
 
     async def _page(self, path: str) -> Mapping[str, Any]:
         """A page of the server's own as an object; empty if it has none."""

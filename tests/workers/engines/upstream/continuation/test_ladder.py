@@ -23,7 +23,18 @@ def test_nothing_is_continued_before_anything_was_shown() -> None:
     assert way("vllm", rows=(), json_schema={}) is Rung.FRESH
 
 
-@pytest.mark.parametrize("kind", kinds.KINDS)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(json_schema={}), Sampling(presence_penalty=1)])
+def test_the_same_generation_comes_first_where_the_server_keeps_it(sampling: Sampling) -> None:
+    request = Request("r", CHAT, sampling, text_id="t")
+    for kind, reattach in (("penstock", "key"), ("llama-server", "stream")):
+        facts = kinds.of(kind, reattach=reattach)
+        assert ladder.choose(facts, request, KNOWN).rung is Rung.REATTACH
+        assert ladder.choose(facts, request, KNOWN, {Rung.REATTACH}).rung is not Rung.REATTACH
+        assert ladder.choose(facts, request, ()).rung is Rung.FRESH
+    assert ladder.choose(kinds.of("vllm"), request, KNOWN).rung is not Rung.REATTACH
+
+
+@pytest.mark.parametrize("kind", [*kinds.KINDS])
 @pytest.mark.parametrize("case", ["json", "reasoning"])
 def test_json_and_reasoning_are_never_spliced(kind: str, case: str) -> None:
     """They are replayed where that may give the same, and begun again otherwise."""

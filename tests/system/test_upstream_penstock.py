@@ -1,0 +1,113 @@
+"""The engine `upstream` in front of another Penstock, as real processes: its jobs are read on, and cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from house import House, serving
+from sim_worker import Running, a_job, ended, recorder, text_of, until
+from upstream_worker import StartUpstream, start_upstream
+
+from penstock.engine import ChatTurn, Sampling
+from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
+from streaming.redis.client import RedisClient
+from workers.engines.upstream.settings import UpstreamSettings
+
+__all__ = ["recorder", "start_upstream"]  # fixtures
+
+pytestmark = pytest.mark.slow
+
+TALK = Chat((ChatTurn("user", "Tell me about rivers."),))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with serving(tmp_path, "workers", PENSTOCK_SIM_STEP_MS="20") as house:
+        yield house
+
+
+def in_front_of(house: House) -> UpstreamSettings:
+    return UpstreamSettings(urls=(house.url,))
+
+
+def jobs_of(house: House) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(house.get("/v1/jobs?limit=100")[1])["data"]
+    return found
+
+
+async def submitted(wire: RedisClient, **changes: object) -> Job:
+    job = a_job(Queue(wire), **changes)
+    await Queue(wire).put(job)
+    return job
+
+
+async def shown(wire: RedisClient, job: Job, tokens: int) -> None:
+    """Until so many tokens are logged."""
+    reader = JobReader(wire)
+
+    async def enough() -> bool:
+        record = await reader.record(job.id)
+        logged = record is not None and record.runs
+        return bool(logged) and sum((await reader.history(job.id, record.runs)).tokens) > tokens  # type: ignore[union-attr]
+
+    await until(enough)
+
+
+def killed(worker: Running) -> None:
+    """As by SIGKILL: it tells the server nothing."""
+    worker.task.cancel()
+    for running in worker.engine._live.values():  # type: ignore[attr-defined]
+        running.task.cancel()
+
+
+@pytest.mark.parametrize("penalty", [None, 1.3])
+async def test_the_death_of_a_worker_begins_no_second_job(
+    wire: RedisClient, start_upstream: StartUpstream, house: House, penalty: float | None
+) -> None:
+    """Nor does that of the other Penstock's API process: its job has the text, and each token counts once. With a
+    penalty, no text would be continued in the middle."""
+    first = await start_upstream(in_front_of(house))
+    job = await submitted(wire, prompt=TALK, sampling=Sampling(max_tokens=150, repetition_penalty=penalty))
+    await shown(wire, job, 10)
+    killed(first)
+    await start_upstream(in_front_of(house))
+    await shown(wire, job, 30)
+    for process in house._processes[-1:]:
+        process.kill()
+        process.wait()
+    await asyncio.to_thread(house.start_api)
+    record = await ended(wire, job.id)
+    assert record.state is JobState.COMPLETED and record.resets == 0, record.terminal
+    (theirs,) = await asyncio.to_thread(jobs_of, house)
+    choice = json.loads(house.get(f"/v1/jobs/{theirs['id']}/result")[1])["choices"][0]
+    assert text_of(record) == choice["message"]["content"]
+    assert record.terminal is not None
+    usage = json.loads(house.get(f"/v1/jobs/{theirs['id']}/result")[1])["usage"]
+    assert (record.terminal.usage.prompt, record.terminal.usage.completion) == (
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+    )
+
+
+async def test_a_cancelled_job_is_cancelled_there(
+    wire: RedisClient, start_upstream: StartUpstream, house: House
+) -> None:
+    """At once, although it would go on for the retry of its reader."""
+    await start_upstream(in_front_of(house))
+    job = await submitted(wire, prompt=TALK, sampling=Sampling(max_tokens=2000))
+    await shown(wire, job, 5)
+    await Queue(wire).cancel(job.id)
+    assert (await ended(wire, job.id)).state is JobState.CANCELLED
+
+    async def cancelled() -> bool:
+        (theirs,) = await asyncio.to_thread(jobs_of, house)
+        return bool(theirs["status"] == "cancelled")
+
+    await until(cancelled, seconds=10)

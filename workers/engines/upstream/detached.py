@@ -1,0 +1,110 @@
+"""Detached generations: finds and stops what goes on at a server while nobody of this worker reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from workers.engines.upstream.continuation import reattach
+from workers.engines.upstream.continuation.ladder import Rung
+from workers.engines.upstream.http.client import BrokenReply, BufferedReply, ConnectError
+from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
+from workers.engines.upstream.reply.endings import End, ReplyOutcome
+from workers.engines.upstream.reply.generation import UpstreamGeneration
+from workers.engines.upstream.reply.stream import StreamReader
+from workers.engines.upstream.server.kinds import ServerFacts
+from workers.engines.upstream.server.probe import LOOKUP
+
+MAX_VAIN = 2
+"""A generation that brought nothing new so often is given up: it ended there without a finish reason."""
+LOOKUP_S = 3.0
+"""For a server's answer whether it keeps a generation."""
+
+
+class DetachedGenerations:
+    """Of all requests of an engine."""
+
+    def __init__(self) -> None:
+        self._calls: set[asyncio.Future[None]] = set()
+        self._stops: dict[str, tuple[ServerPlace, str, str]] = {}
+        """By request id: where its generation may go on, and the call that stops it."""
+        self._vain: Counter[str] = Counter()
+        """By request id: how often reading its generation again brought nothing new."""
+
+    def begin(
+        self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, reader: StreamReader
+    ) -> None:
+        """A reply that is kept under a name has ended for its reader, who may come back."""
+        if facts.reattach == "key" and reader.is_read:  # the job is over
+            return
+        stop = reattach.stop_path(facts, generation.request, reader.headers)
+        if stop is not None and reader.status == 200:
+            self._stops[generation.id] = (place, *stop)
+
+    def note_end(
+        self, generation: UpstreamGeneration, outcome: ReplyOutcome, rung: Rung, status: int, before: int
+    ) -> None:
+        """Stop a generation that is not to be continued where it is: it has been silent, or has brought nothing new.
+        `before`: tokens that had come out when the reply began."""
+        if rung is Rung.REATTACH and status == 200 and generation.out == before:
+            self._vain[generation.id] += 1
+        if outcome.end is End.BROKEN and not outcome.stalled and self._vain[generation.id] < MAX_VAIN:
+            return
+        if outcome.end is End.BROKEN and generation.rows:
+            generation.tried.add(Rung.REATTACH)
+        if outcome.end is not End.BROKEN or generation.rows:  # without rows, the next generation replaces it
+            self.stop(generation)
+
+    def stop(self, generation: UpstreamGeneration) -> None:
+        """Stop what goes on, unless another worker may continue it."""
+        found = self._stops.pop(generation.id, None)
+        self._vain.pop(generation.id, None)
+        if found is not None and not generation.left:
+            place, method, path = found
+            client = place.endpoint.client
+            self._spawn(client.ask(method, client.address.base + path, None, place.key.secret))
+
+    def forget(self, generation: UpstreamGeneration) -> None:
+        """The request goes back to the queue, or another worker has it."""
+        self._stops.pop(generation.id, None)
+        self._vain.pop(generation.id, None)
+
+    def abort(self, request_id: str, place: ServerPlace) -> None:
+        """Have a server stop a request that nobody reads on, sooner than it would notice."""
+        client = place.endpoint.client
+        self._spawn(client.ask("POST", f"{client.address.root}/abort_request", {"rid": request_id}, place.key.secret))
+
+    async def find(self, endpoints: Sequence[ServerEndpoint], generation: UpstreamGeneration) -> ServerEndpoint | None:
+        """The server that keeps the newest generation of a text; None if none does, or there is no choice."""
+        if not generation.rows or Rung.REATTACH in generation.tried or len(endpoints) < 2:
+            return None
+        if (known := self._stops.get(generation.id)) is not None and known[0].endpoint in endpoints:
+            return known[0].endpoint
+        asked = [each for each in endpoints if each.facts is not None and each.facts.reattach == "stream"]
+        starts = await asyncio.gather(*[_begun_at(each, generation) for each in asked])
+        latest = max(starts, default=0.0)
+        return asked[starts.index(latest)] if latest else None
+
+    def _spawn(self, call: Coroutine[Any, Any, BufferedReply]) -> None:
+        task = asyncio.ensure_future(_quietly(call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+
+async def _begun_at(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> float:
+    client, request = endpoint.client, generation.request
+    body = {"conversation_ids": [reattach.stream_name(request)]}
+    path, key = client.address.base + LOOKUP, endpoint.keys.keys[0].secret
+    try:
+        return reattach.begun_at((await client.ask("POST", path, body, key, LOOKUP_S)).json(), request)
+    except (ConnectError, BrokenReply, ValueError):
+        return 0.0
+
+
+async def _quietly(call: Coroutine[Any, Any, BufferedReply]) -> None:
+    """Make a call whose failure changes nothing: the request stops as well, only later."""
+    with suppress(ConnectError, BrokenReply):
+        await call
