@@ -37,6 +37,7 @@ from bench.mutants.report import (
     try_mutant,
 )
 from bench.penstock import start_redis
+from bench.planted.copies import TreeCopies
 from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.planted.trial import MAX_TESTS_S
 from bench.processes import Processes
@@ -59,8 +60,9 @@ def _run(run: ProgramRun) -> int:
     run.console.print(f"the sample: --seed {seed}")
     command = run.command if args.seed is not None or figures else f"{run.command} --seed {seed}"
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
-        sound = Path(folder)
+        sound = Path(folder) / "sound"
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
+        copies = TreeCopies(sound, Path(folder))
         check_origins(sound)
         reach = by_words(sound) if args.by_words else kept(sound, args.notes, args.jobs, run.console.print)
         verdicts = judged()
@@ -70,7 +72,7 @@ def _run(run: ProgramRun) -> int:
         trials: list[MutantTrial] = []
         tries = mixed(list(sample.values()), args.null, seed)
         told = {mutant: name for name, mutant in sample.items()}
-        calls = [partial(try_mutant, sound, mutant, reach, args.max_seconds, null=null) for mutant, null in tries]
+        calls = [partial(try_mutant, copies, mutant, reach, args.max_seconds, null=null) for mutant, null in tries]
         for trial in side_by_side(calls, args.jobs):
             trials.append(trial)
             run.console.print(f"{len(trials)}/{len(tries)} {line(trial, told[trial.mutant])}", soft_wrap=True)

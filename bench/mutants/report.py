@@ -12,6 +12,7 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
+from bench.planted.copies import TreeCopies
 from bench.planted.trial import MAX_TESTS_S, PASSED, SLOWER, TIMED_OUT, SuiteRun, run_changed, unsure
 from bench.reach.reach import Reach, tests_of, within
 from bench.report import MachineInfo, commit, cores
@@ -70,16 +71,16 @@ class MutantTrial:
 
 
 def try_mutant(
-    tree: Path, mutant: Mutant, reach: Reach, max_tests_s: float = MAX_TESTS_S, *, null: bool = False
+    copies: TreeCopies, mutant: Mutant, reach: Reach, max_tests_s: float = MAX_TESTS_S, *, null: bool = False
 ) -> MutantTrial:
     """Write it into a copy of the tree and run its tests there; a null one is not written."""
     texts = {mutant.file: mutant.text}
-    found = tests_of(tree, reach, texts)
+    found = tests_of(copies.tree, reach, texts)
     chosen = within(found, reach.seconds, max_tests_s)
     if not chosen:
         return MutantTrial(mutant, 0, 0, None, null)
     seconds = sum(reach.seconds.get(test, 0.0) for test in chosen)
-    run = run_changed(tree, {} if null else texts, chosen, HANG_TIMEOUT_S + SLOWER * seconds)
+    run = run_changed(copies, {} if null else texts, chosen, HANG_TIMEOUT_S + SLOWER * seconds)
     return MutantTrial(mutant, len(found), len(chosen), run, null)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.planted.bug import Bug, Rotten
 from bench.planted.bugs import BUGS
+from bench.planted.copies import TreeCopies
 from bench.planted.since import bugs_since
 from bench.planted.sound import SoundRun, try_none
 from bench.planted.tree import Strayed, copy_tree
@@ -46,15 +47,16 @@ def _run(run: ProgramRun) -> int:
 def _judged(run: ProgramRun, bugs: Sequence[Bug], out: Path | None) -> int:
     began, console, jobs = time.monotonic(), run.console, run.args.jobs
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
-        sound = Path(folder)
+        sound = Path(folder) / "sound"
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
+        copies = TreeCopies(sound, Path(folder))
         without = try_none(sound, bugs, jobs)
         console.print(_without(without), markup=False)
         if without.broken:
             return 1
         reach = None if run.args.named else kept(sound, run.args.notes, jobs, console.print)
         trials: list[BugTrial] = []
-        for trial in side_by_side([partial(try_bug, sound, bug, reach) for bug in bugs], jobs):
+        for trial in side_by_side([partial(try_bug, copies, bug, reach) for bug in bugs], jobs):
             trials.append(trial)
             console.print(f"{len(trials)}/{len(bugs)} {_line(trial)}", markup=False)
     seconds = time.monotonic() - began

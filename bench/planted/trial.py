@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from bench.planted.bug import Bug
-from bench.planted.tree import copy_tree, environment
+from bench.planted.copies import TreeCopies
+from bench.planted.tree import environment
 from bench.reach.reach import Reach, tests_of, within
 from bench.report import MachineInfo, commit, cores
 
@@ -92,30 +93,21 @@ def choose(tree: Path, bug: Bug, reach: Reach | None) -> Chosen:
     return Chosen((*bug.tests, *others), len(covering), LIMIT_S + SLOWER * seconds)
 
 
-def try_bug(tree: Path, bug: Bug, reach: Reach | None) -> BugTrial:
-    """Plant it in a copy of its own and run its tests there. Raises Rotten."""
-    chosen = choose(tree, bug, reach)
-    return BugTrial(bug, run_changed(tree, bug.patched(tree), chosen.tests, chosen.limit_s), chosen)
+def try_bug(copies: TreeCopies, bug: Bug, reach: Reach | None) -> BugTrial:
+    """Plant it in a copy and run its tests there. Raises Rotten."""
+    chosen = choose(copies.tree, bug, reach)
+    return BugTrial(bug, run_changed(copies, bug.patched(copies.tree), chosen.tests, chosen.limit_s), chosen)
 
 
-def run_changed(tree: Path, texts: Mapping[str, str], tests: Sequence[str], limit_s: float) -> SuiteRun:
+def run_changed(copies: TreeCopies, texts: Mapping[str, str], tests: Sequence[str], limit_s: float) -> SuiteRun:
     """Write these files, whole, into a copy of the tree, and run its tests there until one notices."""
 
     def sound(some: Sequence[str]) -> SuiteRun:
-        with _copy(tree, {}) as folder:
+        with copies.changed({}) as folder:
             return run_tests(folder, some, "-x", limit_s=limit_s)
 
-    with _copy(tree, texts) as changed:
+    with copies.changed(texts) as changed:
         return run_until_noticed(lambda some: run_tests(changed, some, "-x", limit_s=limit_s), sound, tests)
-
-
-@contextlib.contextmanager
-def _copy(tree: Path, texts: Mapping[str, str]) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="penstock-changed-") as folder:
-        copy_tree(tree, Path(folder))
-        for file, text in texts.items():
-            (Path(folder) / file).write_text(text, encoding="utf-8")
-        yield Path(folder)
 
 
 def run_until_noticed(

@@ -166,7 +166,7 @@ UPSTREAM = (
         "A continued answer may be as long again as the whole.",
         Edit(
             ENGINE + "reply/generation.py",
-            "return limit if rung in (Rung.FRESH, Rung.REPLAY) else max(0, limit - self.out)",
+            "return limit if rung in FROM_BEGINNING else max(0, limit - self.out)",
             "return limit",
         ),
         f"{FAILOVER}each_kind_is_continued_by_its_best_way",

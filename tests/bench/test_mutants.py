@@ -1,7 +1,6 @@
 """The mutants: what may be changed in a script, what is tried, and how it is counted."""
 
 import shutil
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -25,6 +24,7 @@ from bench.mutants.report import (
     try_mutant,
 )
 from bench.planted import trial
+from bench.planted.copies import TreeCopies
 from bench.planted.trial import FAILED, PASSED, TIMED_OUT, SuiteRun
 from bench.reach.reach import Reach
 
@@ -117,14 +117,14 @@ def test_a_null_mutant_is_tried_by_the_same_tests(tmp_path: Path, monkeypatch: p
             PASSED if (tree / "api/a.py").read_text() == "a = 0\n" else FAILED, limit_s, f"FAILED {tests[0]}"
         )
 
-    monkeypatch.setattr(trial, "copy_tree", partial(shutil.copytree, dirs_exist_ok=True))
     monkeypatch.setattr(trial, "run_tests", run_tests)
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "api").mkdir()
-    (tmp_path / "api/a.py").write_text("a = 0\n")
+    (tmp_path / "tree" / "tests").mkdir(parents=True)
+    (tmp_path / "tree" / "api").mkdir()
+    (tmp_path / "tree" / "api/a.py").write_text("a = 0\n")
+    copies = TreeCopies(tmp_path / "tree", tmp_path, shutil.copytree)
     reach = Reach({"tests/a.py::one": 0.1}, {"api/a.py": {1: frozenset({"tests/a.py::one"})}})
     mutant = Mutant("api/a.py", "number", "a = 1\n")
-    real, null = try_mutant(tmp_path, mutant, reach), try_mutant(tmp_path, mutant, reach, null=True)
+    real, null = try_mutant(copies, mutant, reach), try_mutant(copies, mutant, reach, null=True)
     assert (real.killed, null.killed, real.null, null.null) == (True, False, False, True)
     assert null.tried == real.tried == 1
 

@@ -8,15 +8,16 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
-from bench.planted import sound, trial
+from bench.planted import sound
 from bench.planted.bug import Bug, Edit, Rotten
 from bench.planted.bugs import BUGS
+from bench.planted.copies import TreeCopies
 from bench.planted.since import bugs_since
 from bench.planted.sound import CHUNK_TESTS, SoundRun, chunks, try_none
 from bench.planted.tree import PACKAGES
@@ -110,14 +111,36 @@ def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("plain_pytest")
-def test_a_change_is_made_in_a_copy_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests run there, and the tree stays as it was."""
-    monkeypatch.setattr(trial, "copy_tree", partial(shutil.copytree, dirs_exist_ok=True))
-    (tmp_path / "thing.py").write_text("RIGHT = True\n")
-    (tmp_path / "test_it.py").write_text("import thing\n\n\ndef test_it():\n    assert thing.RIGHT\n")
-    for text, code in (("RIGHT = False\n", FAILED), ("RIGHT = 1\n", PASSED)):
-        assert run_changed(tmp_path, {"thing.py": text}, ["test_it.py::test_it"], 60.0).code == code
-    assert (tmp_path / "thing.py").read_text() == "RIGHT = True\n"
+def test_a_change_is_made_in_a_copy_alone(tmp_path: Path) -> None:
+    """The tests run there, and the tree stays as it was; a kept copy shows nothing of the change before, also where
+    both are of one size and made in one second."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "thing.py").write_text("RIGHT = True\n")
+    (tree / "test_it.py").write_text("import thing\n\n\ndef test_it():\n    assert thing.RIGHT\n")
+    copies = TreeCopies(tree, tmp_path, shutil.copytree)
+    for text, code in (("RIGHT = None\n", FAILED), ("RIGHT = True\n", PASSED), ("RIGHT = 0\n", FAILED)):
+        assert run_changed(copies, {"thing.py": text}, ["test_it.py::test_it"], 60.0).code == code
+        with copies.changed({}) as put_right:
+            assert run_tests(put_right, ["test_it.py::test_it"]).code == PASSED
+    assert (tree / "thing.py").read_text() == "RIGHT = True\n"
+
+
+def test_a_copy_is_used_by_one_at_a_time_and_kept(tmp_path: Path) -> None:
+    """A file that the tree does not have is gone after the change, also after an error."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "a").write_text("1")
+    copies = TreeCopies(tree, tmp_path, shutil.copytree)
+    with pytest.raises(Rotten), copies.changed({"a": "2", "b": "3"}) as first:
+        with copies.changed({}) as second:
+            assert second != first and (second / "a").read_text() == "1"
+        assert (first / "a").read_text() + (first / "b").read_text() == "23"
+        raise Rotten
+    with copies.changed({}) as one, copies.changed({}) as other:
+        assert {one, other} == {first, second}
+        assert [path.name for path in (*one.iterdir(), *other.iterdir())] == ["a", "a"]
+        assert (one / "a").read_text() == (other / "a").read_text() == "1"
 
 
 def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
