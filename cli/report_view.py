@@ -16,9 +16,9 @@ from rich.text import Text
 
 from cli.output import styled, terminal_width
 from telemetry.latency import EGRESS_FIRST, PARTS
-from telemetry.report.advice import Advice
 from telemetry.report.energy import EnergyFigures
 from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
+from telemetry.report.finding import Advice
 from telemetry.report.ideal import ModelRunTime
 from telemetry.report.report import RequestReport
 from telemetry.report.requests import GROUP_OF

@@ -15,7 +15,7 @@ from typing import Any
 from bench.diagnosis.load import Received, Streams
 from bench.diagnosis.raw import differing
 from bench.penstock import Penstock, start_worker, variables
-from telemetry.report.advice import Advice
+from telemetry.report.finding import Advice
 from telemetry.report.report import RequestReport
 
 SLOW_WORKER = "worker-slow"

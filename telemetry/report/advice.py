@@ -1,7 +1,8 @@
 """Advice of a report: where the time of requests went, and what to change first, in words.
 
-`advise` is pure: it judges figures by the thresholds of Thresholds, and each piece of advice holds its reason. Advice
-comes in the order of what it could save, in request-seconds: the summed time of the requests that it concerns.
+`advise` is pure: it judges figures by Thresholds, and each piece of advice holds its reason. A large part of the time
+that nothing else explains gets words of its own (`unnamed`). Advice comes in the order of what it could save, in
+request-seconds: the summed time of the requests that it concerns.
 """
 
 from __future__ import annotations
@@ -10,57 +11,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-import msgspec
-
 from runtime.plurals import counted
-from telemetry.report.figures import Figures, ProcessFigures, group_of, group_shares, percentile, span_s
+from telemetry.report.figures import Figures, ProcessFigures, group_shares, groups_of, percentile, span_s
+from telemetry.report.finding import Advice, Thresholds
 from telemetry.report.requests import Evidence, ReportedRequest
+from telemetry.report.unnamed import unnamed
 
 LIMITS = ("queue_full", "deadline_unreachable", "quota_exceeded", "payload_too_large", "no_capacity",
           "too_many_connections", "upstream_busy")  # fmt: skip
 """Codes of requests that would be served if a limit were higher, or with more workers."""
+LANES = ("interactive", "standard", "batch")
+"""From the highest to the lowest."""
 LIMITED = "See docs/api.md for the code; raise the limit that it names if the requests should be served."
-
-
-class Thresholds(msgspec.Struct, frozen=True):
-    """From when on something is worth a word. docs/records.md explains each."""
-
-    min_requests: int = 5
-    """Fewer say nothing of a worker or a lane."""
-    slow_factor: float = 1.5
-    """A worker is slow if its median time per token, or to the first token, is so many times that of the others."""
-    starved_wait_ms: float = 500.0
-    starved_factor: float = 5.0
-    """A lane starves if its 90th percentile of waiting is at least that, and so many times another lane's."""
-    waiting_share: float = 0.3
-    """Of the time of all requests, in the queue and inside the engine."""
-    busy_share: float = 0.8
-    """Slots in use, from which on a pool is full."""
-    gateway_share: float = 0.2
-    gateway_ms: float = 20.0
-    """Time of a request on the path around the engine: that share of it, and more than that."""
-    stall_ms: float = 250.0
-    """An event loop that is late by this has stopped every stream of its process."""
-    prefill_share: float = 0.4
-    """Of the engine's time, before the first token."""
-    long_factor: float = 4.0
-    """Prompts are uneven if their 90th percentile is so many times the median."""
-    unhealthy_share: float = 0.01
-    """Requests that were refused, failed or expired, or that lost a worker."""
-
-
-class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding."""
-
-    kind: str
-    """slow_worker, starved_lane, gateway_stall, full_pool, idle_pool, long_prompts, lost_workers, refused, failed,
-    expired, lost_records."""
-    title: str
-    reason: str
-    """The figures that it follows from."""
-    change: str
-    saves_s: float = 0.0
-    """Request-seconds that it concerns."""
 
 
 def advise(
@@ -81,11 +43,13 @@ def advise(
         *unhealthy(figures, evidence.requests, limits),
         *lost_records(figures),
     ]
-    starved = {each.title for each in found if each.kind == "starved_lane"}
-    if starved:  # the lane waits because of the order, not because all do
-        found = [each for each in found if each.kind != "full_pool"] + [
-            each for each in found if each.kind == "full_pool" and _all_lanes_wait(figures, limits)
-        ]
+    starved = {each.model for each in found if each.kind == "starved_lane"}
+    found = [  # in a model with a starved lane, the lane waits because of the order, not because all do
+        each
+        for each in found
+        if each.kind != "full_pool" or each.model not in starved or _all_lanes_wait(each.model, evidence, limits)
+    ]
+    found += unnamed(figures.whole, evidence.requests, {each.kind for each in found}, limits)
     return sorted(found, key=lambda each: -each.saves_s)
 
 
@@ -105,8 +69,11 @@ def verdict(figures: Figures) -> str:
     return f"Requests spent {parts[0]}, {parts[1]} and {parts[2]}."
 
 
-def _all_lanes_wait(figures: Figures, limits: Thresholds) -> bool:
-    return all(lane.wait is not None and lane.wait.p50 >= limits.starved_wait_ms for lane in figures.lanes)
+def _all_lanes_wait(model: str, evidence: Evidence, limits: Thresholds) -> bool:
+    """Whether half of the requests of each lane of a model waited so long that one could call it starved."""
+    own = [each for each in evidence.requests if each.record.model == model]
+    lanes = groups_of(own, lambda each: each.record.lane)
+    return all(lane.wait is not None and lane.wait.p50 >= limits.starved_wait_ms for lane in lanes)
 
 
 def slow_workers(requests: Sequence[ReportedRequest], limits: Thresholds) -> Iterator[Advice]:
@@ -126,6 +93,7 @@ def slow_workers(requests: Sequence[ReportedRequest], limits: Thresholds) -> Ite
             lost = sum(max(0.0, (each.itl_ms or 0.0) - usual) * each.own_tokens for each in own) / 1000
             yield Advice(
                 kind="slow_worker",
+                model=model,
                 title=f"{name} is slow",
                 reason=(
                     f"It takes {medians[name]:.1f} ms per token where the other workers of {model} take {usual:.1f} ms "
@@ -140,18 +108,20 @@ def slow_workers(requests: Sequence[ReportedRequest], limits: Thresholds) -> Ite
 
 
 def starved_lanes(requests: Sequence[ReportedRequest], limits: Thresholds) -> Iterator[Advice]:
-    """Lanes whose jobs wait much longer than those of another lane of their model."""
+    """Lanes whose jobs wait much longer than those of a higher lane of their model. One that waits longer than a lower
+    lane does not wait because of the order."""
     waits: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in requests:
         if each.wait_ms is not None and each.record.lane:
             waits[each.record.model][each.record.lane].append(each.wait_ms)
     for model, lanes in waits.items():
-        known = {name: sorted(each) for name, each in lanes.items() if len(each) >= limits.min_requests}
+        known = {lane: sorted(lanes[lane]) for lane in LANES if len(lanes[lane]) >= limits.min_requests}
         tails = {name: percentile(each, 0.9) for name, each in known.items()}
         for name, own in known.items():
-            best = min(tails, key=lambda lane: tails[lane])
-            if name == best or tails[name] < limits.starved_wait_ms:
+            before = [lane for lane in known if LANES.index(lane) < LANES.index(name)]
+            if not before or tails[name] < limits.starved_wait_ms:
                 continue
+            best = min(before, key=lambda lane: tails[lane])
             if tails[name] < limits.starved_factor * max(tails[best], 1.0):
                 continue
             expired = sum(
@@ -170,6 +140,7 @@ def starved_lanes(requests: Sequence[ReportedRequest], limits: Thresholds) -> It
                     f"Add workers for {model} (penstock scale set), move part of lane {best} to a lower lane, or give "
                     f"lane {name} its own pool (shapes)."
                 ),
+                model=model,
                 saves_s=sum(own) / 1000,
             )
 
@@ -239,6 +210,7 @@ def pools(
             slots = "" if used is None else f", with {100 * used:.0f} % of {number} slots in use"
             yield Advice(
                 kind="full_pool",
+                model=model.name,
                 title=f"The pool of {model.name} is full",
                 reason=f"{reason}{slots}.",
                 change=f"Raise models.{model.name}.max_workers or the slots of its engine, or refuse earlier (lane "
@@ -248,6 +220,7 @@ def pools(
         else:
             yield Advice(
                 kind="idle_pool",
+                model=model.name,
                 title=f"Requests of {model.name} wait beside free slots",
                 reason=f"{reason}, with only {100 * used:.0f} % of its slots in use on average.",
                 change="Load came in bursts, or workers started late: raise min_workers, or look at penstock scale "
@@ -307,13 +280,14 @@ def unhealthy(figures: Figures, requests: Sequence[ReportedRequest], limits: Thr
                 saves_s=sum(each.wait_ms or 0.0 for each in own) / 1000,
             )
     if whole.lost >= max(limits.unhealthy_share * total, 1):
-        retried = group_of("lost", [each for each in requests if each.record.lost])
+        records = [each.record for each in requests if each.record.lost]
+        lost_s = sum(max(0, each.claimed_us - each.started_us) for each in records if each.started_us) / 1e6
         yield Advice(
             kind="lost_workers",
-            title=f"Workers died under {counted(retried.requests, 'request')}",
-            reason=f"{counted(whole.lost, 'attempt')} lost, in all {retried.parts.get('retries', 0.0) / 1000:.1f} s.",
+            title=f"Workers died under {counted(len(records), 'request')}",
+            reason=f"{counted(whole.lost, 'attempt')} lost, in all {lost_s:.1f} s.",
             change="penstock logs --process WORKER shows why; penstock doctor names jobs that kill workers.",
-            saves_s=retried.parts.get("retries", 0.0) / 1000,
+            saves_s=lost_s,
         )
 
 

@@ -114,7 +114,7 @@ def _plots(report: RequestReport) -> str:
     if whole.egress_first is not None:
         rows.append((EGRESS_FIRST.name, "beside decode", duration(whole.egress_first.mean), EGRESS_FIRST.meaning))
     return (
-        "<section><h2>Where the time went</h2>"
+        '<section class="parts"><h2>Where the time went</h2>'
         f"{parts_plot(whole.parts, f'Time of completed requests by part: {words}.')}"
         f"{_table('Mean of a completed request', ('part', 'group', 'time', 'meaning'), rows, numbers={2})}</section>"
         f'<section class="pair"><div><h2>Over time</h2>{time_plot(report.timeline)}</div>'
@@ -145,11 +145,11 @@ def _table(
     )
 
 
-GROUP_HEADER = ("", "requests", "tokens", "wait p50", "p99", "first p50", "p99", "between p50", "whole p50", "p99")
+GROUP_HEADER = ("requests", "tokens", "wait p50", "p99", "first p50", "p99", "between p50", "whole p50", "p99")
 
 
 def group_row(group: GroupFigures) -> tuple[str, ...]:
-    """The cells of a group, as GROUP_HEADER names them."""
+    """The name of a group, and its cells, as GROUP_HEADER names them."""
 
     def two(found: Distribution | None) -> tuple[str, str]:
         return ("–", "–") if found is None else (duration(found.p50), duration(found.p99))
@@ -168,12 +168,12 @@ def group_row(group: GroupFigures) -> tuple[str, ...]:
 def _groups(report: RequestReport) -> str:
     figures = report.figures
     tables = [
-        _table(title, GROUP_HEADER, map(group_row, groups))
-        for title, groups in (
-            ("By model", figures.models),
-            ("By lane", figures.lanes),
-            ("By tenant", figures.tenants),
-            ("By hour (UTC)", figures.hours),
+        _table(f"By {name}", (name, *GROUP_HEADER), map(group_row, groups))
+        for name, groups in (
+            ("model", figures.models),
+            ("lane", figures.lanes),
+            ("tenant", figures.tenants),
+            ("hour (UTC)", figures.hours),
         )
         if groups
     ]

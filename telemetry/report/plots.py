@@ -18,11 +18,16 @@ BAR_WIDTH, BAR_HEIGHT, CHARACTER = 1080, 72, 8.0
 """Of the bar of parts; a label is shown if its piece has room for so much a character."""
 
 
-def _svg(label: str, inside: str, width: int = WIDTH, height: int = HEIGHT) -> str:
+def _svg(label: str, inside: str, width: int = WIDTH, height: int = HEIGHT, more: str = "") -> str:
     return (
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" xmlns="http://www.w3.org/2000/svg">'
-        f"{inside}</svg>"
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}" xmlns="http://www.w3.org/2000/svg"'
+        f"{more}>{inside}</svg>"
     )
+
+
+def _tick(ms: float) -> str:
+    """A time at an axis: "10 ms", "100 s"."""
+    return f"{ms:,g} ms" if ms < 1000 else f"{ms / 1000:,g} s"
 
 
 def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> str:
@@ -31,9 +36,10 @@ def _text(x: float, y: float, text: str, kind: str = "", anchor: str = "start") 
 
 
 def parts_plot(parts: Mapping[str, float], label: str) -> str:
-    """One bar whose pieces are the parts of the time; engine, queue and gateway have a colour each."""
+    """One bar whose pieces are the parts of the time; engine, queue and gateway have a colour each. A narrow screen has
+    no room for words in it: there, all stand below."""
     total = sum(parts.values()) or 1.0
-    x, pieces, narrow = 0.0, list[str](), list[str]()
+    x, pieces, narrow, words = 0.0, list[str](), list[str](), list[str]()
     shades: dict[str, int] = {}
     for name, spent in parts.items():
         width = BAR_WIDTH * spent / total
@@ -46,14 +52,18 @@ def parts_plot(parts: Mapping[str, float], label: str) -> str:
             f"<title>{escape(name)} {percent(spent / total)}</title></rect>"
         )
         word = name.replace("_", " ")
+        words.append(f"{word} {percent(spent / total)}")
         if width >= CHARACTER * len(word) + 24:
             pieces.append(_text(x + 12, 25, word, "on"))
             pieces.append(_text(x + 2, 62, percent(spent / total), "quiet"))
         else:
-            narrow.append(f"{word} {percent(spent / total)}")
+            narrow.append(words[-1])
         x += width
-    rest = f"<p>Too narrow for a name, from the left: {escape(', '.join(narrow))}.</p>" if narrow else ""
-    return _svg(label, "".join(pieces), BAR_WIDTH, BAR_HEIGHT) + rest
+    rest = (
+        f'<p class="on-wide">Too narrow for a name, from the left: {escape(", ".join(narrow))}.</p>' if narrow else ""
+    )
+    rest += f'<p class="on-narrow">From the left: {escape(", ".join(words))}.</p>'
+    return _svg(label, "".join(pieces), BAR_WIDTH, BAR_HEIGHT, ' class="bar" preserveAspectRatio="none"') + rest
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -81,7 +91,7 @@ def curve_plot(curves: Mapping[str, Sequence[float]]) -> str:
 
     grid = "".join(
         f'<line class="grid" x1="{x_of(tick):.1f}" x2="{x_of(tick):.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-        + _text(x_of(tick), HEIGHT - 10, duration(tick).replace(".00", "").replace(".0 ", " "), "quiet", "middle")
+        + _text(x_of(tick), HEIGHT - 10, _tick(tick), "quiet", "middle")
         for tick in ticks
     )
     grid += "".join(
@@ -139,7 +149,7 @@ def time_plot(moments: Sequence[Moment]) -> str:
     )
     axes += _text(LEFT - 8, upper(top_rate) + 4, three(top_rate).replace(".00", ""), "quiet", "end")
     axes += _text(LEFT - 8, upper(0) + 4, "0", "quiet", "end") + _text(LEFT - 8, lower(0) + 4, "0", "quiet", "end")
-    axes += _text(LEFT - 8, lower(top_time) + 4, duration(top_time).replace(".00", ""), "quiet", "end")
+    axes += _text(LEFT - 8, lower(top_time) + 4, _tick(top_time), "quiet", "end")
     for moment, x, anchor in ((moments[0], float(LEFT), "start"), (moments[-1], float(WIDTH - RIGHT), "end")):
         axes += _text(x, HEIGHT - 10, f"{datetime.fromtimestamp(moment.at, UTC):%H:%M:%S}", "quiet", anchor)
     said = f"Tokens per second, at most {three(max(rates))}; below, the 90th percentiles of waiting and of first tokens"

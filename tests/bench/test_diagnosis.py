@@ -16,7 +16,7 @@ from bench.diagnosis.cost import record_cost_us
 from bench.diagnosis.load import Received
 from bench.diagnosis.raw import differing, raw
 from telemetry.records.schema import ENCODER
-from telemetry.report.advice import Advice
+from telemetry.report.finding import Advice
 from telemetry.report.report import RequestReport, Scope, report_of
 
 

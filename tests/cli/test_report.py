@@ -19,7 +19,7 @@ from cli.report import moment
 from cli.report_view import changed_findings
 from telemetry.records.folder import create
 from telemetry.records.schema import ENCODER
-from telemetry.report.advice import Advice
+from telemetry.report.finding import Advice
 from telemetry.report.page import page
 from telemetry.report.report import RequestReport, Scope, report_of
 from telemetry.report.words import duration, three

@@ -11,8 +11,9 @@ from pytest import approx
 from recorded import delivery, request, sample
 
 from telemetry.records.schema import REFUSED, Record, RequestRecord
-from telemetry.report.advice import Advice, advise, verdict
+from telemetry.report.advice import advise, verdict
 from telemetry.report.figures import figures_of
+from telemetry.report.finding import Advice
 from telemetry.report.ideal import fit, run_times
 from telemetry.report.requests import ReportedRequest, evidence_of
 
@@ -71,6 +72,20 @@ def test_a_starved_lane_is_named() -> None:
     found = advice(delivered([*healthy(), *starved]))
     assert [each.kind for each in found] == ["starved_lane"]
     assert found[0].title == "Lane batch of m starves" and "9.0 s" in found[0].reason
+
+
+def test_the_highest_lane_does_not_starve() -> None:
+    """It has no lane before it: that its requests wait is not for the order."""
+    waited = [request(100 + number, 10.0 * number, wait=9000.0, lane="interactive") for number in range(20)]
+    assert [each.kind for each in advice(delivered([*healthy(), *waited]))] == ["full_pool"]
+
+
+def test_the_time_of_attempts_that_were_lost_counts_whatever_became_of_the_job() -> None:
+    """A job that is given up has no answer, and its workers died all the same."""
+    last = request(100).started_us + 2_000_000
+    lost = [replace(request(100 + n), lost=3, claimed_us=last, state="failed", code="poison") for n in range(2)]
+    (found,) = [each for each in advice([*delivered(healthy()), *lost]) if each.kind == "lost_workers"]
+    assert found.title == "Workers died under 2 requests" and "6 attempts lost, in all 4.0 s" in found.reason
 
 
 def test_a_lane_that_waits_as_all_do_does_not_starve() -> None:
