@@ -106,6 +106,10 @@ def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[ServicePr
         yield _without_server(model, max(away, key=lambda worker: float(worker["away_s"])), waiting, link)
     elif waiting and not pool["ready"]:
         yield _without_worker(pool, waiting, link, has_leader=has_leader)
+    elif not pool["ready"] and (pool["want"] or 0) > 0:
+        cause = f"{counted(pool['want'], 'worker')} wanted, {pool['starting']} starting; a job put now waits for one"
+        fix = "nothing, if it has just started; else penstock logs --role worker"
+        yield ServiceProblem("warning", f"no worker of {model} runs yet", cause, fix, "/models")
     else:
         for name, limit_s in PATIENCE_S.items():
             lane = lanes[name]

@@ -68,15 +68,16 @@ class Summaries(ClientUser):
         looked = max(limit, MAX_LOOKED // len(self._client.partitions))
         args = (tenant, horizon, time, job_id, looked, limit, state or "")
         answers = await self._client.calls([("recent", partition, args) for partition in self._client.partitions])
-        return merged([await self._part(answer) for answer in answers], limit)
+        return merged([await self._part(answer, tenant) for answer in answers], limit)
 
-    async def _part(self, answer: Sequence[Any]) -> PagePart:
+    async def _part(self, answer: Sequence[Any], tenant: str) -> PagePart:
         """Decode one partition's part; fails a malformed job and shows it so. Raises Unavailable."""
         epoch, reached, *jobs = answer
         found: list[tuple[Place, JobRecord]] = []
         for name, time, values in jobs:
             job_id = name.decode()
             fields = [word for pair in zip(FIELDS, values, strict=True) if pair[1] is not None for word in pair]
+            fields += (b"tenant", tenant.encode())  # the list that was read is the tenant's
             try:
                 record = _listed(job_id, fields, epoch)
             except MalformedJob as error:

@@ -166,6 +166,9 @@ def test_a_batch_is_uploaded_and_its_output_is_what_the_api_gives(stage: Stage, 
     stage.page.wait("window.saved !== undefined")
     saved = str(stage.page.run("window.saved"))
     batch = json.loads(stage.house.get("/v1/batches")[1])["data"][0]["id"]
+    stage.page.click("tbody a.id")
+    stage.page.wait(f"location.pathname === '/console/batches/{batch}' && document.body.innerText.includes('6 of 6')")
+    stage.page.wait("document.querySelector('.facts').innerText.includes('/v1/chat/completions')")
     assert saved == stage.house.get(f"/v1/batches/{batch}/output")[1].decode()
     assert [json.loads(each)["custom_id"] for each in saved.splitlines()] == [str(n) for n in range(6)]
 

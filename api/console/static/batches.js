@@ -5,7 +5,7 @@ import { count, plural, rate, seconds, shortId } from "./format.js";
 import { watch } from "./live.js";
 import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, loading, section, select, table, when } from "./parts.js";
 
-const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
+export const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
 const URLS = ["/v1/chat/completions", "/v1/completions", "/v1/responses"];
 
 export function batches({ root, signal, title }) {
@@ -56,24 +56,46 @@ export function batches({ root, signal, title }) {
   }
 
   function row(batch) {
-    const { total, completed, failed: bad } = batch.request_counts, done = completed + bad, ended = ENDED.has(batch.status);
-    const left = !ended && batch.lines_per_second > 0 ? `, about ${seconds((total - done) / batch.lines_per_second)} left` : "";
-    const steer = (verb, said) => act(() => api.post(`/v1/batches/${batch.id}/${verb}`), said).then(round);
-    const stop = async () => (await confirmed("Cancel this batch?", `${plural(total - done, "line")} will not be computed; finished lines are kept.`, "Cancel batch")) && steer("cancel", "The batch is cancelled.");
-    const name = shortId(batch.id);
+    const { failed: bad } = batch.request_counts, name = shortId(batch.id);
+    const link = h("a", { class: "id", href: `/console/batches/${batch.id}`, title: batch.id, "data-row": true }, name);
     return h("tr", { key: batch.id },
-      h("td", {}, badge(batch.paused && !ended ? "paused" : batch.status)),
-      h("td", {}, h("span", { class: "id", title: batch.id }, name)),
-      h("td", {}, h("progress", { max: Math.max(1, total), value: done, "aria-label": `Progress of ${name}` }), h("div", { class: "dim" }, `${count(done)} of ${count(total)}${left}`)),
-      h("td", { class: "num" }, bad ? h("span", { class: "bad-text" }, count(bad)) : 0),
-      h("td", { class: "num" }, ended ? "–" : `${rate(batch.lines_per_second)}/s`),
+      h("td", {}, badge(stateOf(batch))),
+      h("td", {}, link),
+      h("td", {}, progressOf(batch)),
+      h("td", { class: "num" }, bad ? h("span", { class: "warn-text" }, count(bad)) : 0),
+      h("td", { class: "num" }, ENDED.has(batch.status) ? "–" : `${rate(batch.lines_per_second)}/s`),
       h("td", {}, when(batch.created_at)),
-      h("td", {}, h("div", { class: "actions tight" },
-        done > bad && h("button", { type: "button", class: "small", onclick: () => act(() => download(`/v1/batches/${batch.id}/output`, `${batch.id}.jsonl`)), "aria-label": `Answers of ${name}` }, "Answers"),
-        bad > 0 && h("button", { type: "button", class: "small", onclick: () => act(() => download(`/v1/batches/${batch.id}/errors`, `${batch.id}.errors.jsonl`)), "aria-label": `Errors of ${name}` }, "Errors"),
-        !ended && h("button", { type: "button", class: "small", onclick: () => (batch.paused ? steer("resume", "The batch goes on.") : steer("pause", "The batch is paused.")) }, batch.paused ? "Go on" : "Pause"),
-        !ended && h("button", { type: "button", class: "small danger", onclick: stop, "aria-label": `Cancel ${name}` }, "Cancel"))));
+      h("td", {}, h("div", { class: "actions tight" }, actionsOf(batch, round, "small"))));
   }
+}
+
+/** The state that a reader cares for: a batch that is paused goes nowhere, whatever it was doing. */
+export function stateOf(batch) {
+  return batch.paused && !ENDED.has(batch.status) ? "paused" : batch.status;
+}
+
+function leftOf({ status, request_counts: { total, completed, failed: bad }, lines_per_second: pace }) {
+  return !ENDED.has(status) && pace > 0 ? `, about ${seconds((total - completed - bad) / pace)} left` : "";
+}
+
+export function progressOf(batch) {
+  const { total, completed, failed: bad } = batch.request_counts, done = completed + bad;
+  return [h("progress", { max: Math.max(1, total), value: done, "aria-label": `Progress of ${shortId(batch.id)}` }),
+    h("div", { class: "dim" }, `${count(done)} of ${count(total)}${leftOf(batch)}`)];
+}
+
+/** The buttons of a batch; `round` reads it anew. */
+export function actionsOf(batch, round, size = "") {
+  const { total, completed, failed: bad } = batch.request_counts, name = shortId(batch.id), ended = ENDED.has(batch.status);
+  const steer = (verb, said) => act(() => api.post(`/v1/batches/${batch.id}/${verb}`), said).then(round);
+  const stop = async () => (await confirmed("Cancel this batch?", `${plural(total - completed - bad, "line")} will not be computed; finished lines are kept.`, "Cancel batch")) && steer("cancel", "The batch is cancelled.");
+  const button = (label, onclick, { danger = false, spoken = null } = {}) => h("button", { type: "button", class: `${size} ${danger ? "danger" : ""}`.trim(), onclick, "aria-label": spoken }, label);
+  return [
+    completed > 0 && button("Answers", () => act(() => download(`/v1/batches/${batch.id}/output`, `${batch.id}.jsonl`)), { spoken: `Answers of ${name}` }),
+    bad > 0 && button("Errors", () => act(() => download(`/v1/batches/${batch.id}/errors`, `${batch.id}.errors.jsonl`)), { spoken: `Errors of ${name}` }),
+    !ended && button(batch.paused ? "Go on" : "Pause", () => (batch.paused ? steer("resume", "The batch goes on.") : steer("pause", "The batch is paused.")), { spoken: `${batch.paused ? "Go on with" : "Pause"} ${name}` }),
+    !ended && button("Cancel", stop, { danger: true, spoken: `Cancel ${name}` }),
+  ];
 }
 
 /** The endpoint that the first line names. */

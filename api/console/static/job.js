@@ -3,10 +3,11 @@
 import { api, save } from "./api.js";
 import { count, milliseconds, percent, plural, seconds } from "./format.js";
 import { watch } from "./live.js";
-import { act, badge, bar, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, section, table, when } from "./parts.js";
+import { act, badge, bar, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
 import { Growing, follow } from "./stream.js";
 
 const GROUPS = { queue: "wait", retries: "wait", engine_wait: "wait", prefill: "engine", decode: "engine" };
+const BURIED = new Set(["poison", "attempts_exhausted", "malformed_job"]);
 const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
 
 export function job({ root, signal, id, go, title }) {
@@ -19,7 +20,7 @@ export function job({ root, signal, id, go, title }) {
     signal, everyMs: 1500,
     read: () => api.get(`/admin/jobs/${id}`, { signal }),
     show: (found, error) => {
-      if (!found) { draw(root, heading("Job"), error.status === 404 || error.status === 410 ? empty("This job is not here.", error.message) : failed(error, round)); return; }
+      if (!found) { draw(root, heading("Job"), error.status === 404 || error.status === 410 ? empty("This job is not here.", error.message, " ", h("a", { href: "/console/jobs" }, "Show all jobs")) : failed(error, round)); return; }
       title(`${found.status.replace("_", " ")} - Job`);
       if (found.readable && !following) { following = true; read(); }
       draw(root, view(found, error));
@@ -59,6 +60,7 @@ export function job({ root, signal, id, go, title }) {
 
   function view(found, error) {
     const ended = ENDED.has(found.status);
+    text.dataset.none = ended ? "It has no text." : "No text yet.";
     return [
       heading("Job", badge(found.status), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
       error && failed(error, round),
@@ -70,7 +72,7 @@ export function job({ root, signal, id, go, title }) {
       h("div", { class: "columns" },
         section("Timeline", timeline(found)),
         section("Answer", link && h("p", { class: "dim" }, link), found.readable ? text : empty("Not for this key.", `Requests and answers are shown only to keys of tenant ${found.tenant}.`))),
-      parts(found.timing),
+      found.attempts > 0 || ended ? parts(found.timing) : null,
       request && h("details", { class: "code" }, h("summary", {}, "Request"), h("pre", { tabindex: 0, role: "region", "aria-label": "Request" }, JSON.stringify(request, null, 2))),
       fromCode(["Terminal", `penstock jobs show ${id}\npenstock jobs events ${id}\npenstock logs --job ${id}`],
         ["curl", `curl -N -H "Authorization: Bearer $KEY" ${location.origin}/v1/jobs/${id}/events`],
@@ -83,27 +85,32 @@ function why(found) {
   if (found.status !== "queued") return null;
   const place = found.queue_position === null ? "It waits." : found.queue_position === 0 ? "It is next." : `${plural(found.queue_position, "job")} before it.`;
   const eta = found.eta_ms === null ? "How long is unknown." : `It starts in about ${milliseconds(found.eta_ms)}.`;
-  return h("div", { class: "notice" }, h("p", { class: "strong" }, "Why it waits"), h("p", {}, `${place} ${eta} ${found.queue_reason ?? ""}`));
+  return h("div", { class: "notice" }, h("p", { class: "strong" }, "Why it waits"), h("p", {}, `${place} ${eta} ${sentence(found.queue_reason ?? "")}`));
+}
+
+function sentence(words) {
+  return words && `${words[0].toUpperCase()}${words.slice(1)}.`;
 }
 
 function fault(found) {
-  return found.error && h("div", { class: "notice bad" }, h("p", { class: "strong" }, found.error.code), h("p", {}, found.error.message));
+  return found.error && h("div", { class: "notice bad" }, h("p", { class: "strong" }, found.error.code), h("p", {}, found.error.message),
+    BURIED.has(found.error.code) && h("a", { href: "/console/dead-letters" }, "Open the dead letters"));
 }
 
 function facts(found) {
-  const rows = [["Model", found.model], ["Lane", found.priority], ["Tenant", found.tenant], ["Attempts", found.attempts],
+  const rows = [["Model", modelLink(found.model)], ["Endpoint", found.endpoint], ["Lane", found.priority], ["Tenant", tenantLink(found.tenant)], ["Attempts", found.attempts],
     ["Tokens", found.usage ? `${count(found.usage.prompt_tokens)} in, ${count(found.usage.completion_tokens)} out` : null],
     ["First token after", found.first_token_at && milliseconds(1000 * (found.first_token_at - found.created_at))],
     ...Object.entries(found.metadata ?? {})];
-  return h("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
+  return h("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }
 
 /** What happened, oldest first; an attempt that was lost or put back never folds. */
 function timeline(found) {
   const steps = [{ at: found.created_at, what: "Queued", note: `on lane ${found.priority}`, tone: "wait" }];
   (found.attempt_log ?? []).forEach((one, number) => {
-    const what = number ? `Continued on ${one.worker}` : `Claimed by ${one.worker}`;
-    steps.push({ at: one.started_at, what, note: `attempt ${number + 1}`, tone: "run" });
+    const what = number ? "Continued on " : "Claimed by ";
+    steps.push({ at: one.started_at, what, worker: one.worker, note: `attempt ${number + 1}`, tone: "run" });
     const tokens = one.tokens === null ? "" : `after ${plural(one.tokens, "token")}`;
     const end = { lost: [`${one.worker} was lost`, "bad"], preempted: ["Preempted for a job of a higher lane", "warn"], handed_back: [`Handed back by ${one.worker}`, "warn"], returned: [`The server of ${one.worker} was away`, "warn"] }[one.outcome];
     if (end) steps.push({ at: one.ended_at, what: end[0], note: tokens, tone: end[1] });
@@ -112,7 +119,7 @@ function timeline(found) {
   if (found.completed_at) steps.push({ at: found.completed_at, what: found.status[0].toUpperCase() + found.status.slice(1), note: found.error?.code ?? "", tone: found.status === "completed" ? "good" : "bad" });
   steps.sort((one, other) => one.at - other.at);
   return h("ol", { class: "timeline" }, steps.map((step, number) => h("li", { class: step.tone, key: `${number} ${step.what}` },
-    h("div", { class: "what" }, step.what, step.note && h("span", { class: "dim" }, ` ${step.note}`)),
+    h("div", { class: "what" }, step.what, step.worker && workerLink(step.worker), step.note && h("span", { class: "dim" }, ` ${step.note}`)),
     h("div", { class: "dim" }, when(step.at, { relative: false }), number ? ` +${seconds(Math.max(0, step.at - steps[number - 1].at))}` : ""))));
 }
 

@@ -3,7 +3,7 @@
 import { api, query } from "./api.js";
 import { count, plural, seconds } from "./format.js";
 import { watch } from "./live.js";
-import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, select, table, when } from "./parts.js";
+import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, select, table, tenantLink, when } from "./parts.js";
 
 const STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"];
 const FILTERS = ["status", "lane", "model", "tenant", "search"];
@@ -80,8 +80,8 @@ function row(job, withTenant) {
   link.setAttribute("data-row", "");
   const started = job.started_at, ended = job.completed_at, now = Date.now() / 1000;
   return h("tr", { key: job.id },
-    h("td", {}, badge(job.status)), h("td", {}, link), h("td", { class: "wide" }, job.model), h("td", { class: "wide" }, job.priority),
-    withTenant && h("td", {}, job.tenant),
+    h("td", {}, badge(job.status)), h("td", {}, link), h("td", { class: "wide" }, modelLink(job.model)), h("td", { class: "wide" }, job.priority),
+    withTenant && h("td", {}, tenantLink(job.tenant)),
     h("td", {}, when(job.created_at)),
     h("td", { class: "num" }, seconds(Math.max(0, (started ?? ended ?? now) - job.created_at))),
     h("td", { class: "num" }, started ? seconds(Math.max(0, (ended ?? now) - started)) : "–"),

@@ -3,7 +3,7 @@
 import { api } from "./api.js";
 import { plural } from "./format.js";
 import { watch } from "./live.js";
-import { act, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, section, table, when } from "./parts.js";
+import { act, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, section, table, when } from "./parts.js";
 
 const MOST = 100;
 const WHY = {
@@ -57,14 +57,20 @@ export function letters({ root, signal, title }) {
       h("div", { class: "actions" },
         jobs.length > 0 && h("button", { type: "button", onclick: () => replay(jobs) }, `Replay all ${jobs.length}`),
         h("button", { type: "button", class: "danger", onclick: () => drop(some) }, `Drop all ${some.length}`)),
-      table(`Dead letters: ${reason}`, [["When"], ["Job"], ["Lane"], ["Actions"]], some.map((letter) => h("tr", { key: letter.id },
-        h("td", {}, when(letter.at)), h("td", {}, letter.job_id ? row(letter.job_id) : letter.entry), h("td", {}, letter.lane ?? "–"),
+      table(`Dead letters: ${reason}`, [["When"], ["Job"], ["Model"], ["Lane"], ["Actions"]], some.map((letter) => [letter, ...laneOf(letter.lane)]).map(([letter, model, lane]) => h("tr", { key: letter.id },
+        h("td", {}, when(letter.at)), h("td", {}, letter.job_id ? row(letter.job_id) : letter.entry), h("td", { class: "name" }, model ? modelLink(model) : "–"), h("td", {}, lane ?? "–"),
         h("td", {}, h("div", { class: "actions tight" },
           letter.job_id && h("button", { type: "button", class: "small", onclick: () => replay([letter]), "aria-label": `Replay ${letter.job_id}` }, "Replay"),
           h("button", { type: "button", class: "small danger", onclick: () => drop([letter]), "aria-label": `Drop ${letter.job_id ?? letter.id}` }, "Drop")))))));
     part.key = reason;
     return part;
   }
+}
+
+/** The model and the lane that "model:lane" names; a model's name may have colons. */
+function laneOf(name) {
+  const at = name?.lastIndexOf(":") ?? -1;
+  return at < 0 ? [null, name] : [name.slice(0, at), name.slice(at + 1)];
 }
 
 function row(id) {

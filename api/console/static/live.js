@@ -42,7 +42,8 @@ export function watch({ read, show, everyMs, signal }) {
       if (signal.aborted || error.name === "AbortError") return;
       if (error instanceof Refusal && error.status === 401) return;
       show(data, error);
-      tellFreshness("stale");
+      const gone = error instanceof Refusal && [404, 410].includes(error.status); // that is an answer, too
+      tellFreshness(gone ? "live" : "stale", gone ? Date.now() / 1000 : undefined);
     } finally {
       running = false;
     }

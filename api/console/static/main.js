@@ -1,6 +1,7 @@
 // The console: logs in, shows the page that the address names, and what surrounds every page.
 
 import { api, logout, session } from "./api.js";
+import { batch } from "./batch.js";
 import { batches } from "./batches.js";
 import { chat } from "./chat.js";
 import { clock } from "./format.js";
@@ -17,7 +18,7 @@ import { draw, empty, failed, h, heading } from "./parts.js";
 
 const PAGES = [
   [/^\/console\/?$/, overview], [/^\/console\/jobs\/?$/, jobs], [/^\/console\/jobs\/(?<id>job_[0-9a-f]+)$/, job],
-  [/^\/console\/dead-letters\/?$/, letters], [/^\/console\/batches\/?$/, batches],
+  [/^\/console\/dead-letters\/?$/, letters], [/^\/console\/batches\/?$/, batches], [/^\/console\/batches\/(?<id>batch_[0-9a-f]+)$/, batch],
   [/^\/console\/chat\/?$/, chat], [/^\/console\/models\/?$/, models], [/^\/console\/keys\/?$/, keys],
 ];
 const THEME = "penstock-console-theme";
@@ -37,7 +38,9 @@ async function show({ focus = false } = {}) {
   const route = PAGES.map(([pattern, page]) => [pattern.exec(location.pathname), page]).find(([match]) => match);
   for (const link of document.querySelectorAll("#nav a")) {
     const here = link.pathname === "/console" ? location.pathname.replace(/\/$/, "") === "/console" : location.pathname.startsWith(link.pathname);
-    if (here) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+    if (!here) { link.removeAttribute("aria-current"); continue; }
+    link.setAttribute("aria-current", "page");
+    link.parentElement.scrollLeft = link.offsetLeft - (link.parentElement.clientWidth - link.offsetWidth) / 2; // on a phone, they are a strip
   }
   if (focus) { root.focus({ preventScroll: true }); scrollTo(0, 0); }
   tellFreshness("loading");
@@ -73,7 +76,7 @@ function applyTheme() {
 
 function drawFoot() {
   if (!who) { draw(foot); return; }
-  const words = { live: "Live", stale: `Not reached. Data of ${fresh.at ? clock(fresh.at) : "never"}`, paused: `Paused. Data of ${fresh.at ? clock(fresh.at) : "never"}`, loading: "Loading" }[fresh.state];
+  const words = { live: "Live", stale: `Not reached.${fresh.at ? ` Data of ${clock(fresh.at)}` : ""}`, paused: `Paused.${fresh.at ? ` Data of ${clock(fresh.at)}` : ""}`, loading: "Loading" }[fresh.state];
   const theme = localStorage.getItem(THEME) ?? "";
   const next = { "": "dark", dark: "light", light: "" }[theme];
   draw(foot,
@@ -81,8 +84,8 @@ function drawFoot() {
     h("p", { class: "who" }, who.name ?? "admin token", h("span", { class: "dim" }, ` of tenant ${who.tenant}`)),
     h("div", { class: "foot-actions" },
       h("button", { type: "button", class: "small", "aria-pressed": String(updates.paused), onclick: toggleUpdates }, updates.paused ? "Go on" : "Pause updates"),
-      h("button", { type: "button", class: "small", onclick: () => setTheme(next) }, `Theme: ${theme || "system"}`),
       h("button", { type: "button", class: "small", onclick: showKeys }, "Keys ?"),
+      h("button", { type: "button", class: "small", onclick: () => setTheme(next) }, `Theme: ${theme || "system"}`),
       h("button", { type: "button", class: "small", onclick: leave }, "Log out")));
 }
 
@@ -123,6 +126,7 @@ function followLink(event) {
 applyTheme();
 document.addEventListener("click", followLink);
 addEventListener("popstate", () => who && show());
+addEventListener("hashchange", () => location.hash.startsWith("#link=") && location.reload()); // a link pasted into an open page
 addEventListener("signed-out", () => { session.forget(); start("Your session is over. Log in again."); });
 freshness.addEventListener("change", ({ detail }) => { fresh = detail; drawFoot(); });
 listenToKeys(go, toggleUpdates);

@@ -3,7 +3,7 @@
 import { api } from "./api.js";
 import { bytes, count, milliseconds, plural, rate, seconds } from "./format.js";
 import { watch } from "./live.js";
-import { badge, chart, draw, empty, failed, fromCode, h, heading, loading, section, table, when } from "./parts.js";
+import { badge, chart, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, table, when, workerLink } from "./parts.js";
 
 const FLOW = { flowing: ["good", "✓"], behind: ["warn", "!"], stopped: ["bad", "✕"], unknown: ["dim", "?"] };
 const LANES = ["interactive", "standard", "batch"];
@@ -46,7 +46,7 @@ function tiles(now, history) {
   const values = (name) => history.map((point) => [point.at, point[name]]);
   const marks = now.actions.filter(({ action }) => action !== "lead").map((one) => [one.at, `${one.model ?? "all"} ${one.action}${one.worker ? ` ${one.worker}` : ""}: ${one.reason}`]);
   const plot = (name, sentence, text) => chart(values(name), sentence, { text, marks });
-  const pair = (found) => (found ? [milliseconds(found.p50), `95 % below ${milliseconds(found.p95)}, ${window}`] : ["–", `no answer ${window}`]);
+  const pair = (found) => (found ? [milliseconds(found.p50), `95 % below ${milliseconds(found.p95)}, ${window.replace("in the ", "")}`] : ["–", `no answer ${window}`]);
   const [first, firstNote] = pair(rates.first_token_ms), [between, betweenNote] = pair(rates.per_token_ms);
   return h("div", { class: "tiles" },
     tile("Tokens per second", rate(rates.tokens_per_s), plural(rates.open_streams, "open stream"), plot("tokens_per_s", `Tokens per second, now ${rate(rates.tokens_per_s)}`, rate)),
@@ -63,43 +63,43 @@ function lanes(now) {
   const rows = now.pools.flatMap((pool) => LANES.map((name) => {
     const lane = pool.lanes[name], link = `/console/jobs?lane=${name}&model=${encodeURIComponent(pool.model)}&tenant=*`;
     return h("tr", { key: `${pool.model} ${name}` },
-      h("th", { scope: "row" }, name), h("td", {}, pool.model),
+      h("th", { scope: "row" }, name, h("div", { class: "narrow dim" }, pool.model)), h("td", { class: "wide" }, modelLink(pool.model)),
       h("td", { class: "num" }, h("a", { href: `${link}&status=queued` }, count(lane.waiting))),
       h("td", { class: "num" }, h("a", { href: `${link}&status=in_progress` }, count(lane.running))),
       h("td", { class: "num" }, lane.waiting ? seconds(lane.oldest_s) : "–"),
       h("td", { class: "num" }, lane.wait_s === null ? "unknown" : seconds(lane.wait_s)));
   }));
-  return section("Lanes", table("Waiting and running jobs of each lane", [["Lane"], ["Model"], ["Waiting", "num"], ["Running", "num"], ["Oldest", "num"], ["A job put now waits", "num"]], rows));
+  return section("Lanes", table("Waiting and running jobs of each lane", [["Lane"], ["Model", "wide"], ["Waiting", "num"], ["Running", "num"], ["Oldest", "num"], ["A new job waits", "num"]], rows));
 }
 
 function pools(now) {
   return section("Pools of workers", h("div", { class: "cards" }, now.pools.map((pool) => h("div", { class: "card", key: pool.model },
-    h("h3", {}, h("a", { href: `/console/models#${pool.model}` }, pool.model)),
+    h("h3", {}, modelLink(pool.model)),
     h("p", {}, h("span", { class: "big" }, `${pool.ready}`), ` of ${pool.want ?? "–"} wanted ready`, pool.starting ? `, ${pool.starting} starting` : "", pool.draining ? `, ${pool.draining} draining` : ""),
     h("p", { class: "dim" }, pool.reason ? `Why: ${pool.reason}.` : "No scheduler has decided yet.")))));
 }
 
 function decisions(now) {
   const rows = now.actions.slice(0, 8).map((action) => h("tr", { key: `${action.at} ${action.action} ${action.model} ${action.worker}` },
-    h("td", {}, when(action.at)), h("td", {}, action.model ?? "all"),
-    h("td", {}, action.action, action.want !== null && action.was !== null ? ` ${action.was} → ${action.want}` : action.want !== null ? ` ${action.want}` : "", action.worker ? ` ${action.worker}` : ""),
-    h("td", {}, action.reason), h("td", { class: "dim" }, action.by)));
-  const leader = now.leader ? `${now.leader.id} leads (epoch ${now.leader.epoch}).` : "No scheduler leads: nothing is changed.";
+    h("td", {}, when(action.at)), h("td", { class: "name" }, action.model ? modelLink(action.model) : "all"),
+    h("td", {}, action.action, action.want !== null && action.was !== null ? ` ${action.was} → ${action.want}` : action.want !== null ? ` ${action.want}` : "", action.worker ? [" ", workerLink(action.worker)] : ""),
+    h("td", {}, action.reason), h("td", { class: "dim wide", title: action.by }, action.by.split("@")[0])));
+  const leader = now.leader ? `${now.leader.id.split("@")[0]} leads.` : "No scheduler leads: nothing is changed.";
   return section("Last decisions", h("p", { class: "dim" }, leader), rows.length
-    ? table("Last decisions of the scheduler, and their reasons", [["When"], ["Model"], ["Decision"], ["Reason"], ["By"]], rows)
+    ? table("Last decisions of the scheduler, and their reasons", [["When"], ["Model"], ["Decision"], ["Reason"], ["By", "wide"]], rows)
     : empty("Nothing was decided yet.", "The scheduler writes here when it starts or stops workers."));
 }
 
 function processes(now) {
   const rows = now.processes.map((one) => h("tr", { key: `${one.role} ${one.id} ${one.host} ${one.pid} ${one.since}` },
-    h("th", { scope: "row" }, one.id), h("td", {}, one.role), h("td", {}, badge(one.away?.length ? "server away" : one.state)), h("td", {}, one.model ?? "–"),
+    h("th", { scope: "row" }, one.role === "worker" ? workerLink(one.id) : one.id), h("td", { class: "wide" }, one.role), h("td", {}, badge(one.away?.length ? "server away" : one.state)), h("td", { class: "name" }, one.model ? modelLink(one.model) : "–"),
     h("td", { class: "num" }, one.slots === null ? "–" : `${one.running} of ${one.slots}`),
     h("td", { class: "num" }, one.kv_tokens ? `${Math.round((100 * (one.kv_used ?? 0)) / one.kv_tokens)} %` : "–"),
-    h("td", {}, when(one.since)), h("td", { class: "dim" }, `${one.host}, pid ${one.pid}`)));
+    h("td", {}, when(one.since)), h("td", { class: "dim where" }, `${one.host}, pid ${one.pid}`)));
   const { store } = now;
   const memory = store.share === null ? `The store uses ${bytes(store.used_bytes)}, without a limit.`
     : `The store uses ${bytes(store.used_bytes)} of ${bytes(store.allowed_bytes)}: ${Math.round(100 * store.share)} % of what jobs may use.`;
-  return section("Processes", h("p", { class: "dim" }, memory), table("Running processes", [["Process"], ["Role"], ["State"], ["Model"], ["Slots", "num"], ["KV cache", "num"], ["Started"], ["Where"]], rows));
+  return section("Processes", h("p", { class: "dim" }, memory), table("Running processes", [["Process"], ["Role", "wide"], ["State"], ["Model"], ["Slots", "num"], ["KV cache", "num"], ["Started"], ["Where"]], rows));
 }
 
 function code() {

@@ -27,6 +27,19 @@ export function jobLink(id, label = shortId(id)) {
   return h("a", { href: `/console/jobs/${id}`, class: "id", title: id }, label);
 }
 
+export function modelLink(model) {
+  return h("a", { href: `/console/models#${encodeURIComponent(model)}` }, model);
+}
+
+/** A worker, where it runs now; one that is gone leads to the list of those that are there. */
+export function workerLink(id) {
+  return h("a", { href: `/console/models#${encodeURIComponent(id)}` }, id);
+}
+
+export function tenantLink(tenant) {
+  return h("a", { href: `/console/jobs?tenant=${encodeURIComponent(tenant)}` }, tenant);
+}
+
 export function heading(title, ...beside) {
   return h("div", { class: "heading" }, h("h1", {}, title), h("div", { class: "beside" }, ...beside));
 }

@@ -35,12 +35,19 @@ def test_all_is_well() -> None:
     assert verdict.flow == "flowing" and not verdict.problems
 
 
+@pytest.mark.parametrize("want", [0, None])
+def test_a_pool_that_sleeps_as_it_should_is_no_problem(want: int | None) -> None:
+    """Nothing waits, and no worker is wanted, or nobody has decided how many are."""
+    assert not assess(replace(CALM, pools=[pool(ready=0, want=want)])).problems
+
+
 @pytest.mark.parametrize(("now", "flow", "said"), [
     (replace(CALM, store_refusal="the disk is full"), "stopped", "the store takes no new jobs"),
     (replace(CALM, pools=[pool(standard=WAITING, ready=0)]), "stopped", "3 jobs of m wait and no worker runs"),
     (replace(CALM, pools=[pool(standard=WAITING, ready=0)], has_leader=False), "stopped", "no worker runs"),
     (replace(CALM, pools=[pool(standard=WAITING, ready=0, override=PAUSED)]), "stopped", "no worker runs"),
     (replace(CALM, pools=[pool(standard=WAITING, ready=0, starting=1)]), "behind", "wait for a worker to start"),
+    (replace(CALM, pools=[pool(ready=0)]), "flowing", "no worker of m runs yet"),
     (replace(CALM, pools=[pool(standard=WAITING)]), "behind", "lane standard of m is behind"),
     (replace(CALM, pools=[pool(interactive={"waiting": 1, "oldest_s": 11.0})]), "behind", "lane interactive of m"),
     (replace(CALM, lapsed=2), "flowing", "2 workers lost"),
