@@ -11,7 +11,16 @@ from api.admission import services_of
 from api.jobs import as_json
 from api.services import Services
 from streaming.errors import Unavailable
-from telemetry.live_gauges import BATCH_TOKENS, BATCHES_UNFINISHED, LANE_OLDEST, LANE_RUNNING, LANE_WAITING, GaugeSample
+from streaming.jobs.settings import DEFAULT_WEIGHT, class_of
+from telemetry.live_gauges import (
+    BATCH_TOKENS,
+    BATCHES_UNFINISHED,
+    LANE_CLASS_OLDEST,
+    LANE_OLDEST,
+    LANE_RUNNING,
+    LANE_WAITING,
+    GaugeSample,
+)
 from telemetry.metrics import CONTENT_TYPE
 
 
@@ -78,10 +87,10 @@ async def metrics(request: Request) -> Response:
 async def live_samples(services: Services) -> list[GaugeSample]:
     """Return gauges of lanes and batches; none while Redis does not answer."""
     try:
-        lanes, batches = await asyncio.gather(_lanes(services), _batches(services))
+        found = await asyncio.gather(_lanes(services), _classes(services), _batches(services))
     except Unavailable:
         return []
-    return [*lanes, *batches]
+    return [sample for samples in found for sample in samples]
 
 
 async def _lanes(services: Services) -> list[GaugeSample]:
@@ -96,6 +105,21 @@ async def _lanes(services: Services) -> list[GaugeSample]:
             (LANE_OLDEST, lane.oldest_ms / 1000),
         )
     ]
+
+
+async def _classes(services: Services) -> list[GaugeSample]:
+    """Return the longest wait of each class of tenants in every lane. Raises Unavailable."""
+    weights, samples = services.weights, list[GaugeSample]()
+    classes = {class_of(DEFAULT_WEIGHT), *map(class_of, weights.values())}
+    for (model, priority), waits in (await services.backlog.ages(services.models)).items():
+        longest = dict.fromkeys(sorted(classes), 0)
+        for tenant, ms in waits.items():
+            name = class_of(weights.get(tenant, DEFAULT_WEIGHT))
+            longest[name] = max(longest[name], ms)
+        samples += [
+            GaugeSample(LANE_CLASS_OLDEST, (model, str(priority), name), ms / 1000) for name, ms in longest.items()
+        ]
+    return samples
 
 
 async def _batches(services: Services) -> list[GaugeSample]:

@@ -38,6 +38,7 @@ def _gauge(name: str) -> LiveGauge:
 LANE_WAITING = _gauge("penstock_lane_waiting")
 LANE_RUNNING = _gauge("penstock_lane_running")
 LANE_OLDEST = _gauge("penstock_lane_oldest_seconds")
+LANE_CLASS_OLDEST = _gauge("penstock_lane_class_oldest_seconds")
 BATCHES_UNFINISHED = _gauge("penstock_batches_unfinished")
 BATCH_TOKENS = _gauge("penstock_batch_enqueued_tokens")
 

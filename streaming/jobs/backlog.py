@@ -1,4 +1,7 @@
-"""Backlog: counts the waiting and running jobs of each lane, with the oldest job's age and the nearest deadlines."""
+"""Backlog: counts the waiting and running jobs of each lane, with the oldest job's age and the nearest deadlines.
+
+It also says how long the next job of each tenant has waited.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from streaming.redis.client import ClientUser
 
 MAX_DEADLINES = 32
 """Deadlines read from each partition."""
+MAX_TENANTS = 200
+"""Tenants read of each lane of each partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,16 @@ class Backlog(ClientUser):
         """Count every lane of these models. Raises Unavailable."""
         return (await self.look(models, deadlines=0)).lanes
 
+    async def ages(self, models: Iterable[str]) -> dict[tuple[str, Priority], dict[str, int]]:
+        """Read how long the next job of each tenant has waited, in milliseconds, by lane: of each partition, of the
+        MAX_TENANTS that were served least. Raises Unavailable."""
+        models = tuple(models)
+        args: list[str | int] = [MAX_TENANTS, *models]
+        answers = await self._client.calls([("ages", partition, args) for partition in self._client.partitions])
+        names = [(model, priority) for model in models for priority in Priority]
+        parts = zip(*([(now, lane) for lane in lanes] for now, lanes in answers), strict=True)
+        return {name: _oldest(each) for name, each in zip(names, parts, strict=True)}
+
     async def look(self, models: Iterable[str], deadlines: int = MAX_DEADLINES) -> BacklogSnapshot:
         """Count every lane of these models, and read the nearest deadlines of waiting jobs of all models. Raises
         Unavailable."""
@@ -65,6 +80,16 @@ class Backlog(ClientUser):
             [_lane(model, priority, each) for (model, priority), each in zip(names, parts, strict=True)],
             [due for now, _, nearest in answers for each in nearest if (due := _due(now, *each)) is not None],
         )
+
+
+def _oldest(parts: Iterable[tuple[int, list[bytes | int]]]) -> dict[str, int]:
+    """Merge one lane's tenants of all partitions: the longest wait of each, in milliseconds."""
+    found: dict[str, int] = {}
+    for now, pairs in parts:
+        for name, since in zip(pairs[::2], pairs[1::2], strict=True):
+            tenant = bytes(name).decode()
+            found[tenant] = max(found.get(tenant, 0), now - int(since))
+    return found
 
 
 def _lane(model: str, priority: Priority, parts: Iterable[tuple[int, int, int, int, int]]) -> LaneDepth:

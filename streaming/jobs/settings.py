@@ -49,6 +49,15 @@ class TenantSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Its share of a lane in which jobs of several tenants wait: twice the weight gets twice the work."""
 
 
+TENANT_CLASSES = ("low", "normal", "high")
+"""Of tenants, by their weight, as metrics name them: a tenant is no label."""
+
+
+def class_of(weight: float) -> str:
+    """The class of a tenant: its weight is below, at or above the default."""
+    return TENANT_CLASSES[1 + (weight > DEFAULT_WEIGHT) - (weight < DEFAULT_WEIGHT)]
+
+
 def weights_of(tenants: Mapping[str, TenantSettings]) -> dict[str, float]:
     """The weight of each tenant that has a row; others have DEFAULT_WEIGHT. Raises ConfigError."""
     for name in tenants:

@@ -18,6 +18,7 @@ reserve, redeliver) are refused then. Admission reserves the memory that the oth
 | stand          | api                    | read a job's state and place, without its body                      |
 | waiting        | api                    | list the first waiting jobs of a lane                               |
 | lanes          | api, scheduler         | count waiting and running jobs by lane, list the nearest deadlines  |
+| ages           | api                    | read since when the next job of each tenant waits, by lane          |
 | follow         | api                    | send a job's tokens to one more address                             |
 | unfollow       | worker                 | fenced: stop sending jobs' tokens to an address without subscriber  |
 | register       | worker                 | take a lease                                                        |
@@ -89,6 +90,7 @@ NAMES = (
     "stand",
     "waiting",
     "lanes",
+    "ages",
     "follow",
     "unfollow",
     "register",

@@ -22,9 +22,9 @@ SWEEP_SCRIPTS = frozenset({"reap", "rewound"})
 
 SCRIPTS: Mapping[str, frozenset[str]] = {
     "api": EVERY_ROLE | SWEEP_SCRIPTS | {
-        "put", "join", "cancel", "record", "salvage", "recent", "usage", "stand", "waiting", "lanes", "follow", "reset",
-        "deliver", "put_file", "put_batch", "put_conversation", "amend_conversation", "drop_conversation", "steer",
-        "forget", "redeliver", "lead", "override", "console",
+        "put", "join", "cancel", "record", "salvage", "recent", "usage", "stand", "waiting", "lanes", "ages", "follow",
+        "reset", "deliver", "put_file", "put_batch", "put_conversation", "amend_conversation", "drop_conversation",
+        "steer", "forget", "redeliver", "lead", "override", "console",
     },
     "worker": EVERY_ROLE | SWEEP_SCRIPTS | {
         "register", "claim", "append", "finish", "checkpoint", "beat", "release", "restart", "decline", "leave",

@@ -207,4 +207,15 @@ JOBS = (
         combined="computed",
         watch="as the row above",
     ),
+    MetricSpec(
+        "penstock_lane_class_oldest_seconds",
+        "gauge",
+        "s",
+        "api",
+        "Longest wait of a job that is the next of its tenant, by class of tenants; 0 if none of the class waits. "
+        "A class without a configured tenant is absent (but for normal).",
+        ("model", "priority", "tenant_class"),
+        combined="computed",
+        watch="whether one class waits while another is served: if all wait, add workers; if one does, see the weights",
+    ),
 )

@@ -31,6 +31,7 @@ LABELS: Mapping[str, str] = {
     "role": "api, worker, scheduler, offline",
     "served_by": "a configured model",
     "state": "a final state, as the row says",
+    "tenant_class": "low, normal, high: the tenant's `weight` is below 1, 1, above 1",
     "where": "queue, running",
 }
 """Every label, and where its values come from."""

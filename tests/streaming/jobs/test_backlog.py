@@ -159,3 +159,26 @@ async def test_a_lane_whose_jobs_have_all_gone_has_none(wire: RedisClient) -> No
     lane = await lane_of(wire, Priority.STANDARD)
     assert await wire.redis.exists(partition_key(0, "lane", "m", "standard"))
     assert (lane.waiting, lane.running, lane.oldest_ms, lane.added) == (0, 0, 0, 1)
+
+
+async def test_the_next_job_of_each_tenant_is_told_with_its_wait(wide: RedisClient) -> None:
+    """However many wait behind it; of all partitions, the longest wait. A claimed job waits no more."""
+    queue = Queue(wide)
+    for tenant, number in (("a", 12), ("b", 1)):
+        for _ in range(number):
+            job = Job(id=queue.new_id(tenant), model="m", tenant=tenant, priority=Priority.BATCH,
+                      prompt=Chat((ChatTurn("user", "hello"),)))  # fmt: skip
+            await queue.put(job)
+        await asyncio.sleep(0.03)
+    backlog = Backlog(wide)
+    found = await backlog.ages(["m", "other"])
+    waits = found["m", Priority.BATCH]
+    assert set(waits) == {"a", "b"} and waits["a"] >= waits["b"] + 30 >= 60
+    assert found["m", Priority.INTERACTIVE] == found["other", Priority.BATCH] == {}
+    lease = Lease(wide, "m")
+    await lease.register()
+    claimed = 0
+    while claimed < 13:
+        for partition in range(4):
+            claimed += len((await lease.claim(partition, 16)).jobs)
+    assert (await backlog.ages(["m"]))["m", Priority.BATCH] == {}

@@ -1,0 +1,53 @@
+"""Live gauges of /metrics: what waits in every lane, and for how long, by class of tenants."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from api_in_process import LocalApi, api_in_process
+
+from api.health import live_samples
+from penstock.engine import ChatTurn
+from streaming.jobs.job import Chat, Job
+from streaming.jobs.queue import Queue
+from streaming.jobs.settings import TenantSettings, class_of
+from streaming.priority import Priority
+from streaming.redis.client import RedisClient
+from telemetry.live_gauges import LANE_CLASS_OLDEST
+
+
+@pytest.fixture
+async def local(wire: RedisClient) -> AsyncIterator[LocalApi]:
+    async with api_in_process(wire) as local:
+        yield local
+
+
+@pytest.mark.parametrize(
+    ("weight", "name"), [(0.01, "low"), (0.99, "low"), (1.0, "normal"), (1.01, "high"), (100, "high")]
+)
+def test_a_class_is_a_weight(weight: float, name: str) -> None:
+    assert class_of(TenantSettings(weight=weight).weight) == name
+
+
+async def waits(local: LocalApi) -> dict[tuple[str, str], float]:
+    """The longest wait by lane and class."""
+    found = [sample for sample in await live_samples(local.services) if sample.gauge is LANE_CLASS_OLDEST]
+    return {(lane, name): sample.value for sample in found for _, lane, name in [sample.labels]}
+
+
+async def test_each_class_that_is_configured_has_its_longest_wait(local: LocalApi, wire: RedisClient) -> None:
+    """A tenant that no row names is normal. Which tenants wait is in no label."""
+    assert set(await waits(local)) == {(lane, "normal") for lane in Priority}
+    local.services.weights = {"free": 0.5, "gold": 4.0, "silver": 2.0}
+    queue = Queue(wire)
+    for tenant in ("free", "gold", "silver"):
+        job = Job(id=queue.new_id(tenant), model="sim", tenant=tenant, priority=Priority.STANDARD,
+                  prompt=Chat((ChatTurn("user", "hello"),)))  # fmt: skip
+        await queue.put(job)
+        await asyncio.sleep(0.02)
+    found = await waits(local)
+    assert found["standard", "low"] >= found["standard", "high"] + 0.02 >= 0.06
+    assert found["standard", "normal"] == found["batch", "low"] == 0
+    assert {name for _, name in found} == {"low", "normal", "high"}
