@@ -123,10 +123,22 @@ _PATTERNS = tuple((tuple(words.split()), re.compile(pattern), replacement) for w
 _NAMED = ("auth", "pass", "pwd", "secret", "key", "token", "cookie", "credential", "sig", "bearer")
 """A text is searched for names of secrets only if it contains one of these."""
 
+_ALL_WORDS = {word for words, *_ in _PATTERNS for word in words} | {*_NAMED, "user "}
+_WORDS = tuple(sorted(word for word in _ALL_WORDS if not any(other in word for other in _ALL_WORDS - {word})))
+"""A text without any of these has nothing to replace. One loop over them is what nearly every text costs."""
+
 
 def redact(text: str) -> str:
     """Replace secrets in a text, recognised by their format or by the name before them."""
     small = text.lower()
+    for word in _WORDS:
+        if word in small:
+            return _redacted(text, small)
+    return text
+
+
+def _redacted(text: str, small: str) -> str:
+    """Apply every rule. `small`: the text in lower case."""
     for words, pattern, replacement in _PATTERNS:
         for word in words:
             if word in small:
