@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -45,7 +45,20 @@ def jobs() -> None:
 def ls(client: Client, status: str | None, limit: int) -> CommandResult:
     """List jobs, newest first."""
     found = client.pages("/v1/jobs", limit, "cursor", "next_cursor", status=status)
-    return list_result(map(job_timed, found), COLUMNS, "no jobs", map(_row, found))
+
+    def shown() -> None:
+        all_found = list(found)
+        list_result((), columns_of(all_found), "no jobs", map(_row, all_found)).show()
+
+    return CommandResult(map(job_timed, found), shown)
+
+
+def columns_of(found: Iterable[Mapping[str, Any]]) -> Sequence[str]:
+    """The columns of a table of jobs; that of endpoints only where they came by several."""
+    if len({job.get("endpoint") for job in found}) < 2:
+        return COLUMNS
+    place = COLUMNS.index("model") + 1
+    return (*COLUMNS[:place], "endpoint", *COLUMNS[place:])
 
 
 @api_command("show", jobs)

@@ -28,6 +28,7 @@ from bench.planted.records import RECORDS
 from bench.planted.request_fields import REQUEST_FIELDS
 from bench.planted.responses import RESPONSES
 from bench.planted.room import ROOM_BUGS
+from bench.planted.screens import SCREENS
 from bench.planted.security import SECURITY
 from bench.planted.store_access import STORE_ACCESS
 from bench.planted.survivors import SURVIVORS
@@ -60,6 +61,7 @@ BUGS = (
     *DOORS,
     *CONNECTIONS,
     *SECURITY,
+    *SCREENS,
     *STORE_ACCESS,
     *tenants.BUGS,
     *order.BUGS,

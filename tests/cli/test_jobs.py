@@ -1,4 +1,4 @@
-"""Bars of `penstock jobs timing`."""
+"""Columns of `penstock jobs ls`, bars of `penstock jobs timing`, texts of answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.job import answer_of
-from cli.jobs import _bar
+from cli.jobs import COLUMNS, _bar, columns_of
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,11 @@ SHOWN = 'weather({"city": "Oslo"})'
 def test_an_answer_shows_its_texts_and_its_calls(result: dict[str, Any], shown: str) -> None:
     """A call has no text, and still says something."""
     assert answer_of(result) == shown
+
+
+def test_endpoints_have_a_column_where_jobs_came_by_several() -> None:
+    chats, vectors = [{"endpoint": "/v1/chat/completions"}] * 3, {"endpoint": "/v1/embeddings"}
+    assert columns_of([]) == columns_of(chats) == COLUMNS
+    assert columns_of([*chats, vectors]) == (
+        "id", "status", "priority", "model", "endpoint", "created_at", "took", "tokens",
+    )  # fmt: skip
