@@ -246,9 +246,10 @@ class Report(MachineInfo, frozen=True, kw_only=True):
         the table and the file say so."""
         return any(ratio.verdict == "missed" for ratio in self.ratios)
 
-    def after(self, other: Report) -> Report:
+    def after(self, other: Report, *, again: bool = False) -> Report:
         """The same, and beside each judged figure what it was in that run and in the runs before it. A count of what
-        must not be says so from the first run on in which it was not 0. What failed in the runs before stays told."""
+        must not be says so from the first run on in which it was not 0. What failed in the runs before stays told.
+        `again`: both judge the same measurement, so that a figure that stays the same is no further one."""
         known = {
             each.what: each
             for each in (*other.absent, *other.ratios)
@@ -257,10 +258,15 @@ class Report(MachineInfo, frozen=True, kw_only=True):
 
         def grown(ratio: Ratio) -> Ratio:
             old = known.pop(ratio.what, None)
-            return msgspec.structs.replace(ratio, earlier=(*old.earlier, old.value)) if old else ratio
+            if old is None:
+                return ratio
+            is_same = again and old.value == ratio.value
+            return msgspec.structs.replace(ratio, earlier=old.earlier if is_same else (*old.earlier, old.value))
 
         ratios = tuple(map(grown, self.ratios))
-        before = (*other.failures_before, *(f"{other.date}: {each}" for each in other.failures))
+        before = other.failures_before
+        if not again:
+            before += tuple(f"{other.date}: {each}" for each in other.failures)
         return msgspec.structs.replace(self, ratios=ratios, absent=tuple(known.values()), failures_before=before)
 
     def save(self, path: Path) -> Path:

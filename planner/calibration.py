@@ -7,12 +7,16 @@ tokens has n - 1 steps, which it shares with the other texts of its worker, so f
     first - begun = the same of the steps that compute its prompt, + their prefill, + a delay that holds up no step
 
 where a prefill of n tokens adds d + e n + f n^2 to its step. All coefficients are fitted together (planner/fitting.py).
+Steps that give one token alone are a case of their own: their time is that of the texts that had their worker to
+themselves, and what others spent alone is left out of the first equation. The second is taken of prompts that were
+computed alone: those that overlap share steps in a way that no time tells.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,17 +24,23 @@ from statistics import median
 from typing import NamedTuple
 
 from planner.facts.catalogue import PlanError
-from planner.fitting import REGIME, DecodeRegime, FittedTimes, robust
+from planner.fitting import REGIME, DecodeRegime, FittedTimes, sparse
 from planner.simulator.engine import EngineShape, ModelText
 
 MIN_REQUESTS = 40
 """With fewer, nothing is fitted."""
 MAX_FITTED = 4000
 """Requests to fit: the newest."""
+MIN_ALONE = 5
+"""Prompts that were computed alone, to go by them alone; as few texts tell what a step takes that gives one token."""
+ALONE = 0.95
+"""Of its time to have had the worker to itself."""
+SAME_STEP = 0.25
+"""Of the mean step of a text: first tokens that come so soon after its own come from the same step."""
+LEAST_SHARED = 0.2
+"""Of the time of a text to tell what steps take that it shares."""
 MIN_IDLE = 10
 """Texts that found their worker idle, to go by them alone."""
-SAME_STEP_S = 1e-4
-"""First tokens that are no further apart come from one step."""
 NO_LIMIT = 1 << 30
 """Tokens of a cache that only its slots limit."""
 
@@ -68,6 +78,9 @@ class ServedLimits:
     """0: only the slots limit it."""
     step_tokens: int = 512
     """Prompt tokens of one step."""
+    by_slot: bool = False
+    """Whether it is llama.cpp, which computes prompts in the order of their slots (`EngineShape`), and whose texts
+    begin while a step is under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +100,9 @@ class EngineFit:
     def shape(self) -> EngineShape:
         """For the simulator."""
         limits = self.limits
-        return EngineShape(limits.kv_tokens or NO_LIMIT, limits.slots, limits.step_tokens, costs=self.times)
+        return EngineShape(
+            limits.kv_tokens or NO_LIMIT, limits.slots, limits.step_tokens, costs=self.times, by_slot=limits.by_slot
+        )
 
     def ttft_s(self, text: ModelText) -> float:
         """What the client of a simulated text sees."""
@@ -96,20 +111,28 @@ class EngineFit:
 
 COLUMNS = ("a", "b", "c", "d", "e", "f", "delay")
 DOUBTFUL = tuple(map(COLUMNS.index, ("f", "b", "delay", "d", "c")))
-"""What is left out first if the requests do not differ enough to tell all."""
+"""What is left out first if the requests do not tell all, or not enough to call for it."""
 
 
 def fitted(served: Sequence[ServedText], limits: ServedLimits) -> EngineFit:
     """Fit an engine to what it has served. Raises PlanError if that is too little, or too much alike."""
     served = sorted(served, key=lambda each: each.last_s)[-MAX_FITTED:]
-    rows = [each for texts in by_worker(served).values() for each in _equations(texts, limits.step_tokens)]
+    neighbours = [each for texts in by_worker(served).values() for each in _neighbours(texts)]
+    alone = [each.text for each in neighbours if each.has_decode and each.alone_s > ALONE * each.decode_s]
+    lone_s = median([1 / each.pace for each in alone]) if len(alone) >= MIN_ALONE else None
+    rows = _equations(neighbours, limits, lone_s)
+    if lone_s is not None and sum(each.terms[-1] == 0 for each in rows) < MIN_REQUESTS:
+        lone_s, rows = None, _equations(neighbours, limits, None)
     try:
         small, prefill, delay_s = _solved([each for each in rows if each.batch < REGIME] or rows)
         large = [each for each in rows if each.batch >= REGIME]
         regimes = small, _solved(large)[0] if len(large) >= MIN_REQUESTS else small
     except ValueError as error:
         raise PlanError(f"{len(served)} requests tell no step times: {error}") from None
-    return EngineFit(FittedTimes(prefill, *regimes), limits, delay_s, _path_s(served, limits.slots), len(served))
+    if lone_s is not None:
+        lone_s = max(0.0, median([1 / each.pace - small.held_s * _mean_held(each) for each in alone]))
+    times = FittedTimes(prefill, *regimes, lone_s)
+    return EngineFit(times, limits, delay_s, _path_s(served, limits.slots), len(served))
 
 
 def _path_s(served: Sequence[ServedText], slots: int) -> float:
@@ -143,7 +166,7 @@ class _Equation(NamedTuple):
 def _solved(equations: Sequence[_Equation]) -> tuple[DecodeRegime, tuple[float, float, float], float]:
     if len(equations) < MIN_REQUESTS:
         raise ValueError(f"at least {MIN_REQUESTS} are needed")
-    found = robust([each.terms for each in equations], [each.seconds for each in equations], DOUBTFUL)
+    found = sparse([each.terms for each in equations], [each.seconds for each in equations], DOUBTFUL)
     a, b, c, d, e, f, delay_s = found
     return DecodeRegime(a, b, c), (d, e, f), delay_s
 
@@ -156,8 +179,40 @@ def by_worker(served: Sequence[ServedText]) -> dict[str, list[ServedText]]:
     return found
 
 
-def _equations(texts: Sequence[ServedText], step_tokens: int) -> Iterator[_Equation]:
-    """Those of one worker's texts, which are ordered by their begin."""
+class _Neighbours(NamedTuple):
+    """A text among those that its worker had at the same time."""
+
+    text: ServedText
+    others: Sequence[ServedText]
+    marks: Sequence[float]
+    """When first and last tokens of its worker came, sorted: ends of steps."""
+
+    @property
+    def decode_s(self) -> float:
+        return self.text.last_s - self.text.first_s
+
+    @property
+    def has_decode(self) -> bool:
+        return self.text.answer > 1 and self.decode_s > 0
+
+    @property
+    def alone_s(self) -> float:
+        """Of its decode, without any other."""
+        at_s, free_s = self.text.first_s, 0.0
+        for other in sorted(self.others, key=lambda each: each.begun_s):
+            free_s += max(0.0, min(other.begun_s, self.text.last_s) - at_s)
+            at_s = max(at_s, other.last_s)
+        return free_s + max(0.0, self.text.last_s - at_s)
+
+    @property
+    def is_alone_in_prefill(self) -> bool:
+        text = self.text
+        return not any(_overlap_s(text.begun_s, text.first_s, each.begun_s, each.first_s) for each in self.others)
+
+
+def _neighbours(texts: Sequence[ServedText]) -> Iterator[_Neighbours]:
+    """Of one worker's texts, which are ordered by their begin."""
+    marks = sorted([at for text in texts for at in (text.first_s, text.last_s)])
     alive: list[ServedText] = []
     for place, text in enumerate(texts):
         alive = [each for each in alive if each.last_s > text.begun_s]
@@ -167,10 +222,15 @@ def _equations(texts: Sequence[ServedText], step_tokens: int) -> Iterator[_Equat
                 break
             others.append(each)
         alive.append(text)
-        if text.first_s > text.begun_s:
-            yield _of_prefill(text, others, step_tokens)
-        if text.answer > 1 and text.last_s > text.first_s:
-            yield _of_decode(text, others, step_tokens)
+        yield _Neighbours(text, others, marks)
+
+
+def _equations(neighbours: Sequence[_Neighbours], limits: ServedLimits, lone_s: float | None) -> list[_Equation]:
+    prefills = [each for each in neighbours if each.text.first_s > each.text.begun_s]
+    alone = [each for each in prefills if each.is_alone_in_prefill]
+    told = alone if len(alone) >= MIN_ALONE else prefills
+    decodes = [_of_decode(each, limits.step_tokens, lone_s) for each in neighbours if each.has_decode]
+    return [*(_of_prefill(each, limits) for each in told), *(each for each in decodes if each is not None)]
 
 
 def _chunks(text: ServedText, step_tokens: int) -> tuple[float, float, float]:
@@ -179,42 +239,70 @@ def _chunks(text: ServedText, step_tokens: int) -> tuple[float, float, float]:
     return whole + (rest > 0), float(text.prompt), float(whole * step_tokens**2 + rest**2)
 
 
-def _of_prefill(text: ServedText, others: Sequence[ServedText], step_tokens: int) -> _Equation:
-    span_s = text.first_s - text.begun_s
-    steps, tokens, squares = _chunks(text, step_tokens)
-    batch, held = 1.0, 0.0
-    for other in others:
-        decoding = _overlap_s(text.begun_s, text.first_s, other.first_s, other.last_s) / span_s
-        batch += decoding
-        held += decoding * _held(other, (text.begun_s + text.first_s) / 2)
+def _of_prefill(given: _Neighbours, limits: ServedLimits) -> _Equation:
+    text = given.text
+    span_s, texts, held = text.first_s - text.begun_s, 0.0, 0.0
+    decoding = [each for each in given.others if each.first_s <= text.begun_s < each.last_s]
+    room = max(1, limits.step_tokens - len(decoding)) if limits.by_slot else limits.step_tokens
+    chunks, tokens, squares = _chunks(text, room)
+    for other in given.others:
+        share = _overlap_s(text.begun_s, text.first_s, other.first_s, other.last_s) / span_s
+        texts += share
+        held += share * _held(other, (text.begun_s + text.first_s) / 2)
         together = _overlap_s(text.begun_s, text.first_s, other.begun_s, other.first_s)
         if together and other.first_s > other.begun_s:
             share = together / (other.first_s - other.begun_s)
-            more, prompt, square = _chunks(other, step_tokens)
-            steps += 0.0 if abs(other.first_s - text.first_s) < SAME_STEP_S else share * more
+            _, prompt, square = _chunks(other, room)
             tokens, squares = tokens + share * prompt, squares + share * square
-    return _Equation((steps, steps * held, steps * batch, steps, tokens, squares, 1.0), span_s, batch)
+    chunks = max(chunks, tokens / room)
+    waited, seconds = _wait(given, decoding) if limits.by_slot else (0.0, 0.0)
+    steps = chunks + waited
+    return _Equation(
+        (steps, steps * held, steps * texts + 1, chunks, tokens, squares, 1.0), span_s + seconds, texts + 1
+    )
 
 
-def _of_decode(text: ServedText, others: Sequence[ServedText], step_tokens: int) -> _Equation:
-    steps = text.answer - 1
-    batch = float(steps)
-    held = steps * (text.prompt + text.answer / 2)
+def _wait(given: _Neighbours, decoding: Sequence[ServedText]) -> tuple[float, float]:
+    """Steps that were under way when the text came, and how long before it: a whole one since the last token of another
+    text, as in a closed loop; else half of one, in the mean; none if the engine was idle."""
+    step_s = max([1 / each.pace for each in decoding if each.pace], default=0.0)
+    place = bisect_right(given.marks, given.text.begun_s) - 1
+    gap_s = given.text.begun_s - given.marks[place] if place >= 0 else math.inf
+    return (1.0, gap_s) if gap_s < step_s else (0.5 * bool(decoding), 0.0)
+
+
+def _of_decode(given: _Neighbours, step_tokens: int, lone_s: float | None) -> _Equation | None:
+    """None: it was alone for too long to tell what shared steps take."""
+    text, seconds, steps = given.text, given.decode_s, float(given.text.answer - 1)
+    if lone_s is not None:
+        alone_s = given.alone_s
+        steps -= min(steps, alone_s / lone_s)
+        seconds -= alone_s
+        if seconds < LEAST_SHARED * given.decode_s or steps < 1:
+            return None
+    pace, batch, held = steps / seconds, steps, steps * _mean_held(text)
     prefills, tokens, squares = 0.0, 0.0, 0.0
-    for other in others:
+    same_s = SAME_STEP / text.pace
+    step_s = text.first_s
+    for other in sorted(given.others, key=lambda each: each.first_s):
         together = _overlap_s(text.first_s, text.last_s, other.first_s, other.last_s)
         middle = max(text.first_s, other.first_s) + together / 2
-        batch += together * text.pace
-        held += together * text.pace * _held(other, middle)
-        if text.first_s < other.first_s <= text.last_s:
+        batch += together * pace
+        held += together * pace * _held(other, middle)
+        if text.first_s + same_s < other.first_s <= text.last_s:
             more, prompt, square = _chunks(other, step_tokens)
-            prefills, tokens, squares = prefills + more, tokens + prompt, squares + square
-    seconds = text.last_s - text.first_s
+            prefills += more - (other.first_s <= step_s + same_s)
+            step_s, tokens, squares = other.first_s, tokens + prompt, squares + square
     return _Equation((steps, held, batch, prefills, tokens, squares, 0.0), seconds, batch / steps)
 
 
 def _overlap_s(begin: float, end: float, other_begin: float, other_end: float) -> float:
     return max(0.0, min(end, other_end) - max(begin, other_begin))
+
+
+def _mean_held(text: ServedText) -> float:
+    """Tokens in the cache of its decode, in the mean."""
+    return text.prompt + text.answer / 2
 
 
 def _held(text: ServedText, at_s: float) -> float:

@@ -12,8 +12,8 @@ from operator import mul
 
 REGIME = 95
 """Batch at which DistServe's decode times change their slope."""
-ROUNDS = 8
-"""Of reweighting."""
+ROUNDS, SOME_ROUNDS = 8, 3
+"""Of reweighting, from equal weights and from those of nearly the same fit."""
 LEAST_ERROR = 0.01
 """Smaller relative errors count as this one."""
 
@@ -76,14 +76,44 @@ def nonnegative(
         left.pop(added.index(min(added)))
 
 
-def robust(rows: Sequence[Sequence[float]], values: Sequence[float], doubtful: Sequence[int]) -> list[float]:
+def robust(
+    rows: Sequence[Sequence[float]],
+    values: Sequence[float],
+    doubtful: Sequence[int],
+    weights: Sequence[float] | None = None,
+    rounds: int = ROUNDS,
+) -> list[float]:
     """Coefficients that are not negative, with the least sum of |relative errors|, so that outliers count little: least
-    squares, again and again with each row weighted by 1 / its error. Raises ValueError as `nonnegative`."""
-    found = nonnegative(rows, values, doubtful)
-    for _ in range(ROUNDS):
-        errors = [abs(sum(map(mul, row, found)) / value - 1) for row, value in zip(rows, values, strict=True)]
-        found = nonnegative(rows, values, doubtful, [1 / max(error, LEAST_ERROR) for error in errors])
+    squares, again and again with each row weighted by 1 / its error, from these weights on. Raises ValueError as
+    `nonnegative`."""
+    found = nonnegative(rows, values, doubtful, weights)
+    for _ in range(rounds):
+        found = nonnegative(rows, values, doubtful, _weights(rows, values, found))
     return found
+
+
+def sparse(rows: Sequence[Sequence[float]], values: Sequence[float], doubtful: Sequence[int]) -> list[float]:
+    """As `robust`, with those of the doubtful columns alone, in their order, that the rows call for. A column stays if
+    Schwarz's criterion says so, of errors with a Laplace distribution: without it the sum of |errors| must grow by more
+    than a factor of n^(1/2n). Raises ValueError as `nonnegative`."""
+    kept = [list(row) for row in rows]
+    found = robust(kept, values, doubtful)
+    enough = len(rows) ** (0.5 / len(rows))
+    for column in doubtful:
+        if found[column]:
+            fewer = [[0.0 if place == column else each for place, each in enumerate(row)] for row in kept]
+            less = robust(fewer, values, (column, *doubtful), _weights(kept, values, found), SOME_ROUNDS)
+            if sum(_errors(fewer, values, less)) <= enough * sum(_errors(kept, values, found)):
+                kept, found = fewer, less
+    return found
+
+
+def _weights(rows: Sequence[Sequence[float]], values: Sequence[float], found: Sequence[float]) -> list[float]:
+    return [1 / max(error, LEAST_ERROR) for error in _errors(rows, values, found)]
+
+
+def _errors(rows: Sequence[Sequence[float]], values: Sequence[float], found: Sequence[float]) -> list[float]:
+    return [abs(sum(map(mul, row, found)) / value - 1) for row, value in zip(rows, values, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +133,20 @@ class FittedTimes:
     """Step times by measurement. It is a `StepTime` of the simulator."""
 
     prefill: tuple[float, float, float]
-    """a, b, c of a + b n + c n^2: what n prompt tokens add to a step."""
+    """a, b, c of a + b sum(n) + c sum(n^2): what prompts of n tokens add to a step."""
     small: DecodeRegime
     large: DecodeRegime
     """From REGIME texts on."""
+    lone_s: float | None = None
+    """A step that gives one token alone, if it takes another time than `small` says: it multiplies matrices with a
+    vector, for which engines have other kernels. It also takes `small.held_s` for each token in the cache."""
 
-    def step_s(self, texts: int, held: int, prefilled: int) -> float:
+    def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
         regime = self.large if texts >= REGIME else self.small
+        if texts == 1 and not prefilled and self.lone_s is not None:
+            return self.lone_s + regime.held_s * held
         decode = regime.step_s(texts, held - prefilled)
         if not prefilled:
             return decode
         a, b, c = self.prefill
-        return decode + a + b * prefilled + c * prefilled**2
+        return decode + a + b * prefilled + c * float(prefilled**2 if squares is None else squares)

@@ -118,7 +118,7 @@ class SharedStep:
     meter: StepMeter
     gpu: SharedGpu
 
-    def step_s(self, texts: int, held: int, prefilled: int) -> float:
+    def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
         return self.meter.step_s(texts, held, prefilled) * max(1, self.gpu.stepping)
 
 

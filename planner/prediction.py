@@ -23,6 +23,8 @@ MAX_TEXTS = 50_000
 """To divide, and to simulate."""
 MIN_LOAD, MAX_LOADS = 20, 16
 """Requests of a load, and loads, into which records are divided."""
+AFTER_S = 1e-6
+"""A client's next request comes later than its answer, and no two clients ask at the same time."""
 MAX_ERROR = 0.15
 """Of any figure: what is farther off is not planned with."""
 FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90", "tpot_p50_s": "TPOT p50"}
@@ -50,7 +52,7 @@ def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale:
 
 def predicted_clients(fit: EngineFit, clients: int, lengths: Sequence[tuple[int, int]]) -> list[ModelText]:
     """Simulate one engine under clients that each ask again as soon as they are answered, with these (prompt, answer)
-    tokens in turn."""
+    tokens in turn. What is asked at the end of a step comes when the next one is under way."""
     engine, now_s = ModelEngine(fit.shape), 0.0
     todo = iter([ModelText(prompt, answer, answer) for prompt, answer in lengths])
     numbers, coming = count(), list[tuple[float, int, ModelText]]()
@@ -61,8 +63,8 @@ def predicted_clients(fit: EngineFit, clients: int, lengths: Sequence[tuple[int,
             text.arrived_s = at_s
             heapq.heappush(coming, (at_s, next(numbers), text))
 
-    for _ in range(clients):
-        ask(0.0)
+    for number in range(clients):
+        ask(number * AFTER_S)
     while coming or not engine.is_idle:
         if engine.is_idle:
             now_s = max(now_s, coming[0][0])
@@ -75,7 +77,7 @@ def predicted_clients(fit: EngineFit, clients: int, lengths: Sequence[tuple[int,
         for text in step.ended:
             text.ended_s = now_s
             done.append(text)
-            ask(now_s + fit.path_s + fit.delay_s)
+            ask(now_s + AFTER_S + fit.path_s + fit.delay_s)
     return done
 
 

@@ -87,7 +87,7 @@ class StepMeter:
     """`flops` and `bytes` of one GPU."""
     _lines: dict[int, tuple[ProbeStep, ProbeStep]] = field(default_factory=dict)
 
-    def step_s(self, texts: int, held: int, prefilled: int) -> float:
+    def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
         if prefilled:
             done = self._probe(texts, held, prefilled)
             seconds, joules, flops, size = done

@@ -2,7 +2,8 @@
 
 Two servers in turn: a Penstock with the embedded engine, and a llama-server. Closed loops of 1 to 32 clients; the
 simulator is fitted to every second of them and predicts the others. `penstock tune frontier` measures the Penstock,
-too. About ten minutes.
+too. Then all loads come once more, as a control: what two measurements of the same load differ by is the machine's.
+About 25 minutes on a quiet machine.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from msgspec.json import decode, encode
 from bench import plots
 from bench.frontier.loads import (
     LEVELS,
+    ClosedLoad,
     PredictedLoad,
     Unanswered,
     as_compared,
     as_rows,
+    differences,
     frontier,
     length_mix,
     of_rows,
@@ -69,10 +72,12 @@ def _run(run: ProgramRun) -> int:
     fits: dict[str, Any] = {}
     for name, requests in measurement.requests.items():
         loads = of_rows(requests)
-        fit, found = predictions(loads, ServedLimits(SLOTS, SLOTS * CONTEXT, STEP_TOKENS[name]))
+        fit, found = predictions(loads, limits_of(name))
         knee = frontier(loads)
         rows += [_row(name, each, knee) for each in found]
         ratios += _ratios(name, found, knee)
+        if name in measurement.again:
+            ratios += _scatter(name, loads, of_rows(measurement.again[name]))
         notes.append(_note(name, fit, knee))
         fits[name] = _coefficients(fit)
     what = "knee by `penstock tune frontier` of the Penstock, at once"
@@ -80,7 +85,12 @@ def _run(run: ProgramRun) -> int:
     title = f"Frontier of {measurement.model}, {SLOTS} slots, {THREADS} thread, and what the simulator predicts"
     found_ = run.result("frontier", title, COLUMNS, rows, ratios, notes, slots=SLOTS, context=CONTEXT, threads=THREADS,
                         step_tokens=STEP_TOKENS, fits=fits, **to_builtins(measurement))  # fmt: skip
-    return int(run.keep(found_, draw).missed)
+    return int(run.keep(found_, draw, again=kept is not None).missed)
+
+
+def limits_of(name: str) -> ServedLimits:
+    """Of a server; both are llama.cpp."""
+    return ServedLimits(SLOTS, SLOTS * CONTEXT, STEP_TOKENS[name], by_slot=True)
 
 
 class Measurement(Struct, frozen=True, kw_only=True):
@@ -92,13 +102,16 @@ class Measurement(Struct, frozen=True, kw_only=True):
     """By `penstock tune frontier`, of the Penstock."""
     requests: dict[str, list[list[float]]]
     """Of each server, as `as_rows` has them."""
+    again: dict[str, list[list[float]]] = {}
+    """The same loads, measured once more."""
 
 
 def _measured(run: ProgramRun) -> Measurement:
     """Measure both servers. Raises Died, NotAServer, Unanswered."""
     levels, tuned = [each for each in LEVELS if each <= run.args.max], 0
     requests: dict[str, list[list[float]]] = {}
-    with Testbed(run.console, "the model", len(STEP_TOKENS) * len(levels) + 1) as stage:
+    again: dict[str, list[list[float]]] = {}
+    with Testbed(run.console, "the model", 2 * len(STEP_TOKENS) * len(levels) + 1) as stage:
         path = run.args.path or fetch(run.args.cache, lambda _what, _done, _of: None)
         for name in STEP_TOKENS:
             with _started(name, path, stage) as server:
@@ -107,12 +120,13 @@ def _measured(run: ProgramRun) -> Measurement:
                     stage.say(f"{name}: {clients} at once")
                     stage.done()
 
-                requests[name] = as_rows(run_loads(server, levels, begin))
+                requests[name] = as_rows(run_loads(server, levels, begin, 1))
+                again[name] = as_rows(run_loads(server, levels, begin, 2))
                 if name == "penstock":
                     stage.say("penstock tune frontier")
                     tuned = tuned_knee(server, length_mix(), stage.folder)
                     stage.done()
-    return Measurement(model=path.name, tuned_knee=tuned, requests=requests)
+    return Measurement(model=path.name, tuned_knee=tuned, requests=requests, again=again)
 
 
 @contextmanager
@@ -171,21 +185,38 @@ def _ratios(name: str, found: Sequence[PredictedLoad], knee: MeasuredFrontier) -
     return [*ratios, Ratio(what=f"{name}: knee, at once", value=float(knee.knee.batch), digits=0)]
 
 
+def _scatter(name: str, loads: Sequence[ClosedLoad], others: Sequence[ClosedLoad]) -> list[Ratio]:
+    """How far a second measurement of the held-out loads is from the first: no prediction can be nearer."""
+    return [
+        Ratio(
+            what=f"{name}: {figure} of the held-out loads, measured once more, median difference, %",
+            value=100 * getattr(differences(loads[1::2], others[1::2]), key),
+            digits=1,
+        )
+        for key, figure in FIGURES.items()
+    ]
+
+
 def _note(name: str, fit: EngineFit, found: MeasuredFrontier) -> str:
     times: FittedTimes = fit.times
     small, (fixed_s, token_s, square_s) = times.small, times.prefill
+    lone = (
+        ""
+        if times.lone_s is None
+        else f"; one that gives a token alone takes {1e3 * times.lone_s:.1f} ms and the same for the cache"
+    )
     return (
         f"{name}: {found.knee.reason}. A step takes {1e3 * small.fixed_s:.1f} ms, {1e3 * small.text_s:.2f} ms more for "
         f"each text and {1e3 * small.held_s:.4f} ms for each token in the cache; n tokens of prompts add "
-        f"{1e3 * fixed_s:.1f} + {1e3 * token_s:.2f} n + {1e3 * square_s:.4f} n^2 ms; a first token comes "
+        f"{1e3 * fixed_s:.1f} + {1e3 * token_s:.2f} n + {1e3 * square_s:.4f} n^2 ms{lone}; a first token comes "
         f"{1e3 * fit.delay_s:.0f} ms after its step."
     )
 
 
 def _coefficients(fit: EngineFit) -> dict[str, Any]:
     small = fit.times.small
-    return {"fixed_s": small.fixed_s, "held_s": small.held_s, "text_s": small.text_s, "prefill": fit.times.prefill,
-            "delay_s": fit.delay_s, "path_s": fit.path_s, "requests": fit.requests}  # fmt: skip
+    return {"fixed_s": small.fixed_s, "held_s": small.held_s, "text_s": small.text_s, "lone_s": fit.times.lone_s,
+            "prefill": fit.times.prefill, "delay_s": fit.delay_s, "path_s": fit.path_s, "requests": fit.requests}  # fmt: skip
 
 
 def draw(found: Report, folder: Path) -> list[Path]:

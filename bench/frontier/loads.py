@@ -12,14 +12,22 @@ from bench.load.prompts import PromptSource
 from bench.table1.client import TargetServer, TimedAnswer, closed_loop
 from planner.calibration import EngineFit, ServedLimits, ServedText, fitted
 from planner.load import RequestLengths
-from planner.prediction import ComparedLoad, LoadFigures, figures, measured, predicted_clients
+from planner.prediction import (
+    ComparedLoad,
+    FitErrors,
+    LoadFigures,
+    errors_of,
+    figures,
+    measured,
+    predicted_clients,
+)
 from planner.serving import quantile
 from planner.tuning import MeasuredFrontier, frontier_of
 
 LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Clients. The first, third, fifth... are fitted, and predict the others."""
-ROUNDS, MIN_REQUESTS = 3, 10
-"""Requests of each client, and of a load at least."""
+ROUNDS, MIN_REQUESTS = 3, 24
+"""Requests of each client, and of a load at least: of fewer, a p90 is one request."""
 TIMEOUT_S = 600.0
 FIELDS: Mapping[str, object] = {"temperature": 0, "ignore_eos": True}
 MIX_SIZE = 60
@@ -65,9 +73,10 @@ def requests_of(clients: int) -> int:
     return max(MIN_REQUESTS, ROUNDS * clients)
 
 
-def run_loads(server: TargetServer, levels: Sequence[int], say: Callable[[int], None]) -> list[ClosedLoad]:
-    """Every level once, after a warm-up. Raises Unanswered."""
-    source = PromptSource(server, length_mix())
+def run_loads(server: TargetServer, levels: Sequence[int], say: Callable[[int], None], words: int) -> list[ClosedLoad]:
+    """Every level once, after a warm-up: the same lengths in the same order each time, with other words for another
+    `words`, as no cache may answer. Raises Unanswered."""
+    source = PromptSource(server, length_mix(), words=words)
     asyncio.run(closed_loop(server, 2, source.bodies(4, FIELDS), TIMEOUT_S, lambda: None))
     found = []
     for clients in levels:
@@ -141,6 +150,14 @@ def as_compared(found: Sequence[PredictedLoad]) -> list[ComparedLoad]:
                      each.predicted)
         for each in found
     ]  # fmt: skip
+
+
+def differences(loads: Sequence[ClosedLoad], others: Sequence[ClosedLoad]) -> FitErrors:
+    """|other / one - 1| of each figure of the same loads, measured twice: the medians."""
+    return errors_of([
+        ComparedLoad(0.0, len(one.texts), True, one.figures, other.figures)
+        for one, other in zip(loads, others, strict=True)
+    ])  # fmt: skip
 
 
 def frontier(loads: Sequence[ClosedLoad]) -> MeasuredFrontier:

@@ -81,7 +81,7 @@ def _again(run: ProgramRun, folder: Path) -> int:
     missed = 0
     for each, was, drawn in zip(told, old, (draw, None), strict=True):
         same = replace(each, date=was.date, cores=was.cores, python=was.python, command=was.command)
-        missed |= int(run.keep(same, drawn).missed)
+        missed |= int(run.keep(same, drawn, again=True).missed)
     return missed
 
 

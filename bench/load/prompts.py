@@ -16,18 +16,20 @@ OWN_WORDS = 4
 
 
 class PromptSource:
-    """Streamed chat requests of one workload, ready to send. `lengths` are met about: a word is about one token."""
+    """Streamed chat requests of one workload, ready to send. `lengths` are met about: a word is about one token.
+    `words`: a seed of the words alone, for the same lengths in the same order with other words."""
 
-    def __init__(self, server: TargetServer, lengths: RequestLengths, seed: int = 1) -> None:
+    def __init__(self, server: TargetServer, lengths: RequestLengths, seed: int = 1, words: int | None = None) -> None:
         self._server, self._lengths = server, lengths
         self._numbers = itertools.count()
         self._random = Random(seed)  # noqa: S311 - a workload
+        self._words = self._random if words is None else Random(words)  # noqa: S311 - a workload
 
     def bodies(self, count: int, fields: Mapping[str, object]) -> list[bytes]:
         """So many requests, with `fields`, whose lengths stand for all of the workload."""
         return [self._body(*each, fields) for each in self._lengths.sample(count, self._random)]
 
     def _body(self, prompt: int, answer: int, fields: Mapping[str, object]) -> bytes:
-        words = self._random.choices(WORDS, k=max(1, prompt - TEMPLATE_TOKENS - OWN_WORDS))
-        text = f"{next(self._numbers)} {self._random.getrandbits(32):x} {' '.join(words)}"
+        words = self._words.choices(WORDS, k=max(1, prompt - TEMPLATE_TOKENS - OWN_WORDS))
+        text = f"{next(self._numbers)} {self._words.getrandbits(32):x} {' '.join(words)}"
         return self._server.chat([{"role": "user", "content": text}], answer, **fields)

@@ -92,6 +92,24 @@ BUGS = (
         "tests/planner/test_goodput.py::test_a_queue_that_grows_slowly_does_not_hold",
     ),
     bug(
+        "a step that gives one token alone counts as the others",
+        "An engine that multiplies with a vector there is twice as quick: two clients are predicted a third too much "
+        "throughput.",
+        Edit(
+            "planner/calibration.py",
+            "lone_s = median([1 / each.pace for each in alone]) if len(alone) >= MIN_ALONE else None",
+            "lone_s = None",
+        ),
+        "tests/bench/test_frontier.py::test_loads_of_known_step_times_are_predicted",
+    ),
+    bug(
+        "llama.cpp's prompts are computed in the order of their arrival",
+        "The simulator says that all wait alike where the last slots starve: its time to the first token is twice that "
+        "of the Penstock with 32 clients.",
+        Edit("planner/simulator/engine.py", "texts.sort(key=self._slots.__getitem__)", "pass"),
+        "tests/planner/simulator/test_engine.py::test_by_slot_prompts_are_computed_in_the_order_of_their_slots",
+    ),
+    bug(
         "loads that are held out are fitted",
         "The error that `plan fit` prints is none of a prediction: it is small however badly the simulator predicts.",
         Edit(

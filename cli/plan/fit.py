@@ -11,7 +11,16 @@ import click
 
 from cli.plan.command import PlanAnswer, PlanTable, plan_command
 from cli.plan.figures import seconds, three
-from cli.plan.records import DEFAULT_STEP_TOKENS, limits_of, of_model, records_in, served_of, why_unused, workers_of
+from cli.plan.records import (
+    DEFAULT_STEP_TOKENS,
+    EMBEDDED_STEP_TOKENS,
+    limits_of,
+    of_model,
+    records_in,
+    served_of,
+    why_unused,
+    workers_of,
+)
 from planner.calibration import MIN_REQUESTS, EngineFit, ServedText
 from planner.facts.catalogue import PlanError
 from planner.prediction import (
@@ -29,7 +38,8 @@ from planner.prediction import (
 )
 from telemetry.report.requests import ReportedRequest
 
-STEP_TOKENS = "Prompt tokens of a step."
+STEP_TOKENS = f"Prompt tokens of a step [{DEFAULT_STEP_TOKENS}; embedded: {EMBEDDED_STEP_TOKENS}]."
+EMBEDDED = "The engine was the embedded one, which computes prompts in the order of its slots."
 
 
 @plan_command("fit", shown="fitting the records")
@@ -37,9 +47,15 @@ STEP_TOKENS = "Prompt tokens of a step."
 @click.option("--since", help="Requests that ended since: 15m, 2h, 7d ago, or a time [all].")
 @click.option("--model", metavar="NAME", help="Only this model, as penstock.toml names it.")
 @click.option("--scale", type=float, help="Also: what if requests came so many times as fast?")
-@click.option("--step-tokens", type=int, default=DEFAULT_STEP_TOKENS, show_default=True, help=STEP_TOKENS)
+@click.option("--step-tokens", type=int, help=STEP_TOKENS)
+@click.option("--embedded", is_flag=True, help=EMBEDDED)
 def fit(
-    records: Path | None, since: str | None, model: str | None, scale: float | None, step_tokens: int
+    records: Path | None,
+    since: str | None,
+    model: str | None,
+    scale: float | None,
+    step_tokens: int | None,
+    embedded: bool,
 ) -> PlanAnswer:
     """Fit step times to the records of a Penstock, and say how far the simulator's prediction is from them.
 
@@ -47,6 +63,7 @@ def fit(
     """
     if scale is not None and not 0 < scale <= 1000:
         raise PlanError(f"--scale {scale:g}: above 0 and at most 1000, such as 2 for twice the load")
+    step_tokens = (EMBEDDED_STEP_TOKENS if embedded else DEFAULT_STEP_TOKENS) if step_tokens is None else step_tokens
     if step_tokens < 1:
         raise PlanError(f"--step-tokens {step_tokens}: a step computes at least 1")
     evidence = records_in(records, since)
@@ -55,7 +72,7 @@ def fit(
     if len(served) < MIN_REQUESTS and (why := why_unused(requests)):
         raise PlanError(f"{len(served)} requests can be used, and a fit needs {MIN_REQUESTS}; of the others, {why}")
     loads, workers = loads_of(served), workers_of(served)
-    found, rows = compared(loads, limits_of(evidence, served, step_tokens), workers)
+    found, rows = compared(loads, limits_of(evidence, served, step_tokens, by_slot=embedded), workers)
     errors = {
         "median_errors": errors_of(rows), "worst_errors": worst_errors_of(rows),
         "constant_errors": constant_errors_of(rows),
@@ -84,6 +101,7 @@ def _coefficients(found: EngineFit) -> dict[str, Any]:
         "step_tokens": found.limits.step_tokens,
         "decode": asdict(found.times.small),
         "decode_from_95_texts": asdict(found.times.large),
+        "lone_s": found.times.lone_s,
         "prefill": dict(zip(("fixed_s", "token_s", "square_s"), found.times.prefill, strict=True)),
         "delay_s": found.delay_s,
         "path_s": found.path_s,

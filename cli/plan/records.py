@@ -19,8 +19,8 @@ from telemetry.records.reader import Skipped, decode_line, read_records
 from telemetry.records.schema import Record
 from telemetry.report.requests import Evidence, ReportedRequest, evidence_of
 
-DEFAULT_STEP_TOKENS = 512
-"""Prompt tokens of one step of the embedded and of the simulated engine, unless they are set otherwise."""
+DEFAULT_STEP_TOKENS, EMBEDDED_STEP_TOKENS = 512, 128
+"""Prompt tokens of one step of the simulated and of the embedded engine, unless they are set otherwise."""
 
 
 def records_in(path: Path | None, since: str | None = None) -> Evidence:
@@ -102,12 +102,15 @@ def _texts(request: ReportedRequest) -> list[ServedText]:
     return [text] * choices
 
 
-def limits_of(evidence: Evidence, served: Iterable[ServedText], step_tokens: int) -> ServedLimits:
-    """What an engine takes at once, as its worker's samples say; without them, what one was seen to hold."""
+def limits_of(
+    evidence: Evidence, served: Iterable[ServedText], step_tokens: int, *, by_slot: bool = False
+) -> ServedLimits:
+    """What an engine takes at once, as its worker's samples say; without them, what one was seen to hold. `by_slot`: it
+    is llama.cpp."""
     names = {each.worker for each in served}
     samples = [each for (name, _), rows in evidence.samples.items() if name in names for each in rows]
     slots = max((each.slots for each in samples), default=0) or max(_at_once(_spans_by_worker(served)), default=1)
-    return ServedLimits(slots, max((each.kv_tokens for each in samples), default=0), step_tokens)
+    return ServedLimits(slots, max((each.kv_tokens for each in samples), default=0), step_tokens, by_slot)
 
 
 def workers_of(served: Iterable[ServedText]) -> int:

@@ -23,9 +23,9 @@ the youngest when they grow."""
 class StepTime(Protocol):
     """How long a step takes."""
 
-    def step_s(self, texts: int, held: int, prefilled: int) -> float:
+    def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
         """Seconds of a step that gives `texts` texts a token, with `held` tokens in the KV cache, and computes
-        `prefilled` tokens of prompts."""
+        `prefilled` tokens of prompts; `squares`: the sum of the squares of those of each prompt, if it is not one."""
         ...
 
 
@@ -41,7 +41,7 @@ class StepCosts:
     prefill_s: float = 0.00005
     """Per prompt token that the step computes."""
 
-    def step_s(self, texts: int, held: int, prefilled: int) -> float:
+    def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
         return self.fixed_s + self.text_s * texts + self.held_s * held + self.prefill_s * prefilled
 
 
@@ -57,6 +57,9 @@ class EngineShape:
     costs: StepTime = StepCosts()
     by_rank: bool = False
     """Whether the engine orders its queue by lane, then by arrival, and evicts the last text in that order."""
+    by_slot: bool = False
+    """Whether it works as llama.cpp does: a text takes a free slot at once, prompts are computed in the order of their
+    slots, not of their arrival, and the tokens of running texts count among `prefill_tokens`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -136,6 +139,9 @@ class ModelEngine:
         """Tokens in the KV cache."""
         self._promised = 0
         """Tokens that the running texts hold at their limit."""
+        self._slots: dict[ModelText, int] = {}
+        self._free = deque(range(shape.slots)) if shape.by_slot else deque[int]()
+        """The slot that was left first is taken first."""
 
     @property
     def is_idle(self) -> bool:
@@ -158,14 +164,15 @@ class ModelEngine:
     def step(self) -> ModelStep:
         """Let every running text generate a token, after its prefill."""
         evicted = self._evict()
+        decoding = sum([not text.to_prefill for text in self.running]) if self.shape.by_slot else 0
         self._take()
-        prefilled = self._prefill()
-        done = ModelStep(self.shape.costs.step_s(len(self.running), self.held, prefilled), evicted=evicted)
-        for text in self.running:
-            if not text.to_prefill:
-                text.generated += 1
-                done.tokens.append(text)
-        self.held += len(done.tokens)
+        prefilled = self._prefill(max(0, self.shape.prefill_tokens - decoding))
+        tokens = [text for text in self.running if not text.to_prefill]
+        seconds = self.shape.costs.step_s(len(tokens), self.held, *prefilled)
+        done = ModelStep(seconds, tokens, evicted=evicted)
+        for text in tokens:
+            text.generated += 1
+        self.held += len(tokens)
         done.ended = [text for text in done.tokens if text.is_done]
         for text in done.ended:
             self._drop(text)
@@ -208,7 +215,7 @@ class ModelEngine:
         while self.waiting and len(self.running) < self.shape.slots:
             text = self.waiting[0]
             waits = text.held > budget and budget < self.shape.prefill_tokens and not text.is_prefilled
-            if not self._fits(text) or waits:
+            if not self._fits(text) or (waits and not self.shape.by_slot):
                 break
             budget -= 0 if text.is_prefilled else text.held
             self.waiting.popleft()
@@ -216,6 +223,8 @@ class ModelEngine:
             self.running.append(text)
             self.held += text.held
             self._promised += text.prompt + text.limit
+            if self.shape.by_slot:
+                self._slots[text] = self._free.popleft()
         if self.shape.by_rank:
             self.running.sort(key=RANK)
 
@@ -224,15 +233,18 @@ class ModelEngine:
             return self._promised + text.prompt + text.limit <= self.shape.kv_tokens
         return self.held + len(self.running) + text.held + 1 <= self.shape.kv_tokens
 
-    def _prefill(self) -> int:
-        """Compute prompts, the oldest first, up to the budget of a step. Returns the number of tokens."""
-        left = self.shape.prefill_tokens
-        for text in self.running:
-            if text.to_prefill:
-                taken = min(left, text.to_prefill)
-                text.to_prefill -= taken
-                left -= taken
-        return self.shape.prefill_tokens - left
+    def _prefill(self, budget: int) -> tuple[int, int]:
+        """Compute up to `budget` tokens of prompts, the oldest first, or those of the first slot. Returns how many, and
+        the sum of the squares of those of each."""
+        left, squares, texts = budget, 0, [text for text in self.running if text.to_prefill]
+        if self.shape.by_slot:
+            texts.sort(key=self._slots.__getitem__)
+        for text in texts:
+            taken = min(left, text.to_prefill)
+            text.to_prefill -= taken
+            left -= taken
+            squares += taken**2
+        return budget - left, squares
 
     def _evict(self) -> list[ModelText]:
         """Evict the youngest texts until the next tokens of the others fit."""
@@ -254,3 +266,5 @@ class ModelEngine:
         self.running.remove(text)
         self.held -= text.held
         self._promised -= text.prompt + text.limit
+        if self.shape.by_slot:
+            self._free.append(self._slots.pop(text))

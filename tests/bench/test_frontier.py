@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from bench.frontier.__main__ import SLOTS, STEP_TOKENS, main
+from bench.frontier.__main__ import STEP_TOKENS, limits_of, main
 from bench.frontier.loads import (
     LEVELS,
     ClosedLoad,
     as_compared,
     as_rows,
+    differences,
     frontier,
     length_mix,
     of_rows,
@@ -22,22 +24,24 @@ from bench.frontier.loads import (
 )
 from bench.report import load
 from bench.table1.client import TimedAnswer
-from planner.calibration import EngineFit, ServedLimits, ServedText
+from planner.calibration import EngineFit, ServedText
 from planner.fitting import DecodeRegime, FittedTimes
 from planner.prediction import constant_errors_of, errors_of, predicted_clients, worst_errors_of
 
 pytestmark = pytest.mark.slow
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results" / "frontier.json"
-REGIME = DecodeRegime(0.020, 0.0, 0.004)
-KNOWN = EngineFit(FittedTimes((0.002, 0.008, 0.0), REGIME, REGIME), ServedLimits(32, 16_384, 128), 0.0, 0.0, 0)
+REGIME = DecodeRegime(0.036, 0.0, 0.0076)
+LIMITS = {name: limits_of(name) for name in STEP_TOKENS}
+KNOWN = EngineFit(FittedTimes((0.0, 0.0055, 0.0), REGIME, REGIME, 0.018), LIMITS["penstock"], 0.004, 0.0, 0)
+"""About what llama.cpp takes of one core for SmolLM2-135M."""
 
 
-def known_loads() -> list[ClosedLoad]:
+def known_loads(name: str = "penstock") -> list[ClosedLoad]:
     """As an engine with KNOWN's step times would serve them, one after the other."""
-    found, begin_s = [], 0.0
+    known, found, begin_s = replace(KNOWN, limits=LIMITS[name]), [], 0.0
     for clients in LEVELS:
-        texts = predicted_clients(KNOWN, clients, length_mix().sample(requests_of(clients), Random(clients)))
+        texts = predicted_clients(known, clients, length_mix().sample(requests_of(clients), Random(clients)))
         served = [
             ServedText(
                 "engine", begin_s + text.arrived_s, begin_s + text.arrived_s, begin_s + (text.first_s or 0.0),
@@ -50,14 +54,25 @@ def known_loads() -> list[ClosedLoad]:
     return found
 
 
-def test_loads_of_known_step_times_are_predicted() -> None:
-    """From every second of them; clients do not see when a step begins, so first tokens are less sure."""
-    fit, found = predictions(known_loads(), KNOWN.limits)
+@pytest.mark.parametrize("name", STEP_TOKENS)
+def test_loads_of_known_step_times_are_predicted(name: str) -> None:
+    """From every second of them, whatever a step computes: the step times come back, too."""
+    fit, found = predictions(known_loads(name), LIMITS[name])
     assert [each.held_out for each in found] == [False, True] * 5
-    assert fit.times.small.text_s == pytest.approx(REGIME.text_s, rel=0.4)
-    errors = errors_of(as_compared(found))
-    assert errors.tokens_s < 0.1
-    assert max(errors.ttft_p50_s, errors.ttft_p90_s) < 0.25
+    assert fit.times.lone_s == pytest.approx(0.018, rel=0.02)
+    for texts, prefilled in ((2, 0), (8, 0), (32, 0), (4, 64)):
+        said, true = (times.step_s(texts, 80 * texts, prefilled) for times in (fit.times, KNOWN.times))
+        assert said == pytest.approx(true, rel=0.06)
+    median, worst = errors_of(as_compared(found)), worst_errors_of(as_compared(found))
+    assert worst.tokens_s < 0.05 and max(median.ttft_p50_s, median.ttft_p90_s) < 0.1
+    assert max(worst.ttft_p50_s, worst.ttft_p90_s) < 0.25, "a step more or less is a quarter of a short wait"
+
+
+def test_a_second_measurement_of_a_load_shows_what_the_machine_does() -> None:
+    loads = known_loads()
+    slow = [text._replace(last_s=text.first_s + 1.5 * (text.last_s - text.first_s)) for text in loads[0].texts]
+    found = differences(loads[:1], [ClosedLoad(1, slow)])
+    assert found.tpot_p50_s == pytest.approx(0.5) and found.ttft_p50_s == 0.0 < found.tokens_s
 
 
 def test_the_error_is_that_of_the_loads_that_were_held_out() -> None:
@@ -97,7 +112,7 @@ def test_the_kept_run_says_what_its_requests_say() -> None:
     """The predictions of the file follow from the requests in it."""
     kept = load(RESULTS)
     for name, rows in kept.settings["requests"].items():
-        _, found = predictions(of_rows(rows), ServedLimits(SLOTS, SLOTS * kept.settings["context"], STEP_TOKENS[name]))
+        _, found = predictions(of_rows(rows), LIMITS[name])
         said = [row for row in kept.rows if row["server"] == name]
         assert [each.load.clients for each in found] == [row["clients"] for row in said]
         for each, row in zip(found, said, strict=True):

@@ -63,6 +63,18 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert load(path).cores >= 1 and len(load(path).date) == 10
 
 
+def test_a_run_that_is_judged_again_is_no_further_run(tmp_path: Path) -> None:
+    """A figure that stays the same is not shown twice; one that is judged otherwise hides none."""
+
+    def run(value: float) -> Report:
+        return msgspec.structs.replace(REPORT, ratios=(Ratio(what="the cost", value=value, at_most=3),))
+
+    told = ProgramRun(argparse.Namespace(out=tmp_path, plots=tmp_path), "bench", Console(file=StringIO(), width=200))
+    for value, again in ((4.0, False), (4.0, True), (4.0, True), (3.2, True), (3.2, False)):
+        told.keep(run(value), again=again)
+    assert load(tmp_path / REPORT.file).ratios[0].earlier == (4.0, 3.2)
+
+
 def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) -> None:
     def run(value: float | None, lost: float = 0.0) -> Report:
         judged = Ratio(what="the cost", value=value, at_most=3, rounds=(2.5, 3.5))

@@ -31,6 +31,28 @@ def test_a_long_prompt_takes_several_steps() -> None:
     assert [len(engine.step().tokens) for _ in range(4)] == [0, 0, 1, 1]
 
 
+def test_by_slot_the_tokens_of_running_texts_count_among_those_of_a_step() -> None:
+    """Three generate, so 97 of 100 tokens of a prompt are computed; otherwise all."""
+    for by_slot, steps in ((True, [3, 4]), (False, [4, 4])):
+        engine = ModelEngine(EngineShape(1000, 8, prefill_tokens=100, by_slot=by_slot))
+        for _ in range(3):
+            engine.submit(ModelText(10, 9, 20))
+        engine.step()
+        engine.submit(ModelText(100, 9, 20))
+        assert [len(engine.step().tokens) for _ in range(2)] == steps
+
+
+def test_by_slot_prompts_are_computed_in_the_order_of_their_slots() -> None:
+    """A text takes the slot that was left first: here the first, before that of an older prompt."""
+    engine = ModelEngine(EngineShape(1000, 2, prefill_tokens=20, by_slot=True))
+    short, old, young = ModelText(10, 1, 20), ModelText(60, 9, 20), ModelText(10, 9, 20)
+    for each in (short, old):
+        engine.submit(each)
+    assert engine.step().ended == [short]
+    engine.submit(young)
+    assert engine.step().tokens == [young] and old.to_prefill == 40
+
+
 @pytest.mark.parametrize(("policy", "together"), [("GUARANTEED_NO_EVICT", 2), ("MAX_UTILIZATION", 9)])
 def test_the_policies(policy: KvPolicy, together: int) -> None:
     """Of 100 tokens: two texts of at most 50, or nine that hold 11 after their first token."""
