@@ -216,7 +216,8 @@ def _note(name: str, fit: EngineFit, found: MeasuredFrontier) -> str:
 def _coefficients(fit: EngineFit) -> dict[str, Any]:
     small = fit.times.small
     return {"fixed_s": small.fixed_s, "held_s": small.held_s, "text_s": small.text_s, "lone_s": fit.times.lone_s,
-            "prefill": fit.times.prefill, "delay_s": fit.delay_s, "path_s": fit.path_s, "requests": fit.requests}  # fmt: skip
+            "prefill": fit.times.prefill,
+            "delay_s": fit.delay_s, "path_s": fit.path_s, "requests": fit.requests}  # fmt: skip
 
 
 def draw(found: Report, folder: Path) -> list[Path]:
