@@ -33,6 +33,12 @@ def job_timed(job: dict[str, Any]) -> dict[str, Any]:
     return timed(job, TIMES) | ({"attempt_log": attempts} if attempts else {})
 
 
+def attempts_in_words(job: dict[str, Any]) -> str:
+    """How often a worker took a job, and how many of these attempts count as none, because its server was away."""
+    returned = sum(each["outcome"] == "returned" for each in job.get("attempt_log") or ())
+    return f"{job['attempts']}" + (f", of which {returned} count as none: the server was away" if returned else "")
+
+
 def print_attempts(job: dict[str, Any]) -> None:
     """Print what became of each attempt at a job, as the API sent it, if it has more to say than the job itself."""
     attempts = job.get("attempt_log") or []

@@ -14,7 +14,7 @@ from cli.client import Client
 from cli.errors import STILL_RUNNING, Problem
 from cli.help_text import Group
 from cli.ids import whole_id
-from cli.job import answer_of, ended_badly, follow, job_timed, print_attempts, print_input
+from cli.job import answer_of, attempts_in_words, ended_badly, follow, job_timed, print_attempts, print_input
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table, terminal_width
 from telemetry.latency import EGRESS_FIRST, PARTS
@@ -157,6 +157,8 @@ def _fields(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield name, answer_of(value)
             case dict():
                 yield name, ", ".join(f"{key} {item}" for key, item in value.items() if not isinstance(item, dict))
+            case int() if name == "attempts":
+                yield name, attempts_in_words(job)
             case _:
                 yield name, str(value)
 

@@ -11,6 +11,8 @@ from streaming.fleet.process import Process
 
 STALE_S = 10.0
 """What was read longer ago is ignored."""
+WAITING = "waiting for its server"
+"""A worker that is ready, none of whose servers are there."""
 NO_WORKERS: Mapping[str, int] = Counter()
 
 
@@ -28,7 +30,8 @@ class WorkerReadiness:
         """Store the reports of all workers."""
         states: dict[str, Counter[str]] = {}
         for worker in workers:
-            states.setdefault(worker.model, Counter())[worker.state] += 1
+            state = WAITING if worker.away and worker.state == "ready" else worker.state
+            states.setdefault(worker.model, Counter())[state] += 1
         self._states, self._read = states, time.monotonic()
         self._ready |= {model: self._read for model, found in states.items() if "ready" in found}
 

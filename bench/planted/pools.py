@@ -10,6 +10,22 @@ MALFORMED = "tests/streaming/test_malformed.py::test_"
 
 POOLS = (
     bug(
+        "workers for a server that is away",
+        "While no server of engine upstream is there, the scheduler adds workers, which wait as well.",
+        Edit("scheduler/policy/decide.py", "    if snapshot.away:\n", "    if False:\n"),
+        "tests/scheduler/policy/test_decide.py::test_no_worker_is_added_while_no_server_is_there",
+    ),
+    bug(
+        "a wait while nothing can begin",
+        "A job is told that it begins at once although the servers of all workers are away.",
+        Edit(
+            "api/waits/readiness.py",
+            'WAITING if worker.away and worker.state == "ready" else worker.state',
+            "worker.state",
+        ),
+        "tests/api/waits/test_estimates.py::test_a_worker_whose_servers_are_away_begins_nothing",
+    ),
+    bug(
         "a plan without its fence",
         "A scheduler that was suspended goes on as the leader when it wakes up, over another's decisions.",
         lua(

@@ -106,6 +106,9 @@ def decide(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState | None,
         return _plan(snapshot, limits, state, state.want, "paused: nothing is changed", now)
     if limits.pinned is not None:
         return _plan(snapshot, limits, state, limits.clamp(limits.pinned), f"{limits.pinned} set by hand", now)
+    if snapshot.away:
+        why = f"no server is there for the workers, and further ones would have none either: {snapshot.away[0]}"
+        return _plan(snapshot, limits, state, limits.clamp(state.want), why, now)
     needs = needed(snapshot, limits, state, now)
     momentary = max((need.kept for need in needs if not need.lasting), default=0.0)
     state = replace(state, needs=with_peak(state.needs, momentary, now, keep_s(state.demand, limits)))
@@ -268,10 +271,11 @@ def _outlook(
     workers = workers or min(1, limits.ceiling)
     waits = wait_s(snapshot, demand, workers)
     rate = workers * demand.capacity * demand.pace
+    begins = workers and not snapshot.away
     return {
         lane.name: LaneOutlook(
             waiting=lane.waiting,
-            wait_s=wake_s + waits[lane.name] if workers else math.inf,
+            wait_s=wake_s + waits[lane.name] if begins else math.inf,
             each_s=demand.size(lane.name) / rate if rate else 0.0,
         )
         for lane in snapshot.lanes

@@ -66,5 +66,11 @@ class Snapshot:
         return tuple(worker for worker in self.workers if worker.state == "ready")
 
     @cached_property
+    def away(self) -> tuple[str, ...]:
+        """The servers that all ready workers wait for; none if one of them can take jobs, or if none is ready."""
+        ready = self.ready
+        return ready[0].away if ready and all(worker.away for worker in ready) else ()
+
+    @cached_property
     def starting(self) -> int:
         return sum(worker.state == "starting" for worker in self.workers)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.job import answer_of
+from cli.job import answer_of, attempts_in_words
 from cli.jobs import COLUMNS, _bar, columns_of
 
 
@@ -59,3 +59,10 @@ def test_endpoints_have_a_column_where_jobs_came_by_several() -> None:
     assert columns_of([*chats, vectors]) == (
         "id", "status", "priority", "model", "endpoint", "created_at", "took", "tokens",
     )  # fmt: skip
+
+
+def test_attempts_whose_server_was_away_count_as_none() -> None:
+    log = [{"outcome": "returned"}, {"outcome": "returned"}, {"outcome": "lost"}, {"outcome": None}]
+    assert attempts_in_words({"attempts": 4, "attempt_log": log}) == "4, of which 2 count as none: the server was away"
+    assert attempts_in_words({"attempts": 2, "attempt_log": log[2:]}) == "2"
+    assert attempts_in_words({"attempts": 1, "attempt_log": None}) == "1"

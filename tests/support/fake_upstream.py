@@ -232,7 +232,8 @@ class FakeUpstream:
             "/version": (vllm, {"version": "0.32.0"}),
             "/apply-template": (llama, {"prompt": "<user>hi<assistant>"}),
             "/tokenize": (vllm or kind == "sglang", {"tokens": [1, 2, 3]}),
-            "/detokenize": (vllm, {"prompt": "".join(ANSWER[each - FIRST_ID] for each in body.get("tokens", ()))}),
+            "/detokenize": (vllm or kind == "sglang", {
+                "prompt" if vllm else "text": "".join(ANSWER[each - FIRST_ID] for each in body.get("tokens", ()))}),
             "/v1/loads": (kind == "sglang", {"loads": [{"max_running_requests": 8}]}),
         }  # fmt: skip
         there, page = pages.get(path, (False, None))

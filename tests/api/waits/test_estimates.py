@@ -72,6 +72,22 @@ def test_why_no_worker_can_claim_a_job() -> None:
     assert readiness.problem("m") == ""
 
 
+def test_a_worker_whose_servers_are_away_begins_nothing() -> None:
+    """So no wait is known, whatever the plan and the last minutes say."""
+    waits, job = WaitEstimates(), a_job(Priority.BATCH)
+    plan = Plan(model="m", want=1, reason="r", at_ms=0, lanes={"batch": Prospect(0.0)})
+    away = replace(a_worker("ready"), away=("http://gpu-1:8000/v1 (connection refused)",), away_s=3.0)
+    for plans in ({"m": plan}, {}):
+        waits.plans.learn(plans, 0)
+        for _ in range(2):
+            waits.completions.ended("m")
+        waits.readiness.learn([away])
+        assert waits.wait(job) is None
+        assert waits.readiness.problem("m") == "no worker is ready: one is waiting for its server"
+        waits.readiness.learn([away, a_worker("ready")])
+        assert waits.wait(job) is not None and not waits.readiness.problem("m")
+
+
 def test_old_reports_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("api.waits.readiness.time.monotonic", lambda: now[0])

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from worker_report import a_worker
 
 from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, PolicyState, PoolPlan, decide
@@ -356,6 +357,19 @@ def test_a_hand_on_the_gate_overrides() -> None:
     assert (pinned.want, pinned.reason) == (2, "2 set by hand")
     assert (paused.want, paused.reason) == (1, "paused: nothing is changed")
     assert decide(busy, LIMITS, pinned.state, 1.0).want == 4
+
+
+def test_no_worker_is_added_while_no_server_is_there() -> None:
+    """It would wait as well. Nobody is told when a job begins. Once a server is back, the need counts again."""
+    busy = seen(waiting=99, oldest_s=9)
+    gone = tuple(structs.replace(each, away=("http://gpu-1/v1 (connection refused)",)) for each in busy.workers)
+    away = decide(replace(busy, workers=gone), LIMITS, PolicyState(1), 0.0)
+    assert away.want == 1 and away.reason.endswith("http://gpu-1/v1 (connection refused)")
+    assert away.outlook["standard"].wait_s == float("inf")
+    assert decide(replace(busy, workers=gone), replace(LIMITS, min=2), PolicyState(1), 0.0).want == 2
+    one_there = (*gone, a_worker("w9", slots=4))
+    assert decide(replace(busy, workers=one_there), LIMITS, away.state, 1.0).want == 4
+    assert decide(busy, LIMITS, away.state, 1.0).want == 4
 
 
 def test_the_first_decision_keeps_the_workers_there_are() -> None:

@@ -339,7 +339,8 @@ class UpstreamExchange:
         if all(len(ids) <= 1 for _, ids, _ in rows):
             return
         body = {"model": facts.model, "tokens": [each for _, ids, _ in rows for each in ids]}
-        found = (await self._ask(place, "/detokenize", body)).get("prompt")
+        told = await self._ask(place, "/detokenize", body)
+        found = told.get("prompt", told.get("text"))  # the second: SGLang
         if not isinstance(found, str) or found.lstrip() != generation.written(facts).lstrip():
             raise Unprepared(ReplyOutcome(End.FAILED, "its token ids do not give the text that was shown", status=400))
 

@@ -205,6 +205,16 @@ async def test_ids_that_are_ahead_of_the_text_are_not_continued() -> None:
     assert fake.sent[3].body["continue_final_message"] is True
 
 
+async def test_chunks_of_several_tokens_are_continued_by_ids_at_sglang() -> None:
+    """Its decoder names the text otherwise than vLLM's."""
+    fake = FakeUpstream("sglang", [Fault(after=20, cut=True)])
+    fake.batch = 5
+    async with bench(fake) as desk:
+        answer = await desk.ask("once", max_tokens=60)
+    assert (answer.text, answer.tokens, answer.restarts) == ("".join(ANSWER[:60]), 60, 0)
+    assert fake.sent[1].body["prompt"] == [1, 2, 3, *range(1000, 1020)]
+
+
 def _with_other_text(page: Any) -> Any:
     return lambda path, body: {"prompt": "another text"} if path == "/detokenize" else page(path, body)
 
@@ -484,7 +494,7 @@ async def test_256_streams() -> None:
     fake = FakeUpstream("llama-server", step_s=0.01)
     fake.slots = 256
     fake.open.clear()
-    async with bench(fake, first_token_s=30) as desk:
+    async with bench(fake, first_token_s=30, between_tokens_s=30) as desk:
         asking = asyncio.gather(*(desk.ask(HELLO, max_tokens=20) for _ in range(256)))
         await until(lambda: fake.running == 256)
         fake.open.set()
