@@ -122,11 +122,11 @@ class Processes:
                 raise Died(f"waited {seconds:g} s for {what}; {said}")
             time.sleep(0.02)
 
-    def serve(self, name: str, module: str, *words: str) -> int:
+    def serve(self, name: str, module: str, *words: str, seconds: float = READY_TIMEOUT_S) -> int:
         """Start a server of ours, `python -m module PORT words`; returns its port once it accepts. Raises Died."""
         port = free_port()
         self.start(name, [sys.executable, "-m", module, str(port), *words])
-        self.wait_port(port)
+        self.wait_port(port, seconds)
         return port
 
     def wait_port(self, port: int, seconds: float = READY_TIMEOUT_S) -> None:

@@ -8,9 +8,6 @@ About 25 minutes on a quiet machine.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +31,7 @@ from bench.frontier.loads import (
     predictions,
     run_loads,
 )
+from bench.frontier.tuned import tuned_frontier
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died, Processes
 from bench.program import CACHE, OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed
@@ -49,7 +47,7 @@ from workers.engines.llamacpp.weights import WeightsError, fetch
 SLOTS, CONTEXT, THREADS = 32, 512, 1
 STEP_TOKENS = {"penstock": 128, "llama-server": 2048}
 """Prompt tokens of one step: `batch` of the embedded engine, n_batch of llama-server."""
-TUNE = ("--requests", "32", "--max", str(SLOTS), "--repeats", "1", "--budget", "4m", "--json")
+TUNE = ("--requests", "32", "--max", str(SLOTS), "--repeats", "1", "--budget", "4m")
 FIRST_NOTE = (
     "The first request of each client counts for throughput alone: all of them come at once, which is no state of a "
     "closed loop."
@@ -124,7 +122,7 @@ def _measured(run: ProgramRun) -> Measurement:
                 again[name] = as_rows(run_loads(server, levels, begin, 2))
                 if name == "penstock":
                     stage.say("penstock tune frontier")
-                    tuned = tuned_knee(server, length_mix(), stage.folder)
+                    tuned = int(tuned_frontier(server, length_mix(), stage.folder, TUNE)["knee"]["concurrency"])
                     stage.done()
     return Measurement(model=path.name, tuned_knee=tuned, requests=requests, again=again)
 
@@ -143,18 +141,6 @@ def _started(name: str, path: Path, stage: Testbed) -> Iterator[TargetServer]:
         port = processes.serve(name, "bench.frontier.llama_server", str(path), f"{SLOTS}", f"{CONTEXT}", f"{THREADS}")
         processes.wait_page(port, "/health", b"ok")
         yield TargetServer.at(f"http://127.0.0.1:{port}/v1", MODEL, name=name)
-
-
-def tuned_knee(server: TargetServer, lengths: Any, folder: Path) -> int:
-    """The knee that the command says of the same lengths. Raises Unanswered."""
-    mix = folder / "mix.csv"
-    mix.write_text("".join(["prompt,answer\n", *(f"{prompt},{answer}\n" for prompt, answer in lengths.mix)]))
-    url = f"http://{server.host}:{server.port}{server.path}"
-    words = [sys.executable, "-m", "cli", "tune", "frontier", "--url", url, "--workload", str(mix), *TUNE]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise Unanswered(f"penstock tune frontier ended with {done.returncode}: {done.stderr[-500:]}")
-    return int(json.loads(done.stdout)["knee"]["concurrency"])
 
 
 def _row(name: str, each: PredictedLoad, found: MeasuredFrontier) -> dict[str, Any]:

@@ -39,10 +39,10 @@ class Unanswered(RuntimeError):
     """Requests of a load were not answered."""
 
 
-def length_mix() -> RequestLengths:
+def length_mix(prompts: tuple[int, int] = PROMPTS, answers: tuple[int, int] = ANSWERS) -> RequestLengths:
     """Prompts and answers, each evenly between its bounds, in all combinations of short and long."""
     random = Random(7)  # noqa: S311 - a workload
-    mix = tuple((random.randint(*PROMPTS), random.randint(*ANSWERS)) for _ in range(MIX_SIZE))
+    mix = tuple((random.randint(*prompts), random.randint(*answers)) for _ in range(MIX_SIZE))
     prompt, answer = (round(fmean(each)) for each in zip(*mix, strict=True))
     return RequestLengths(prompt, answer, mix)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
 
 import msgspec
 
+from bench.served_connection import ServedConnection
 from penstock.engine import Piece, Request, Sampling
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
@@ -53,29 +53,12 @@ class Tap:
                 taker(piece)
 
 
-class EngineConnection(asyncio.Protocol):
-    """One client of an engine server; one request at a time."""
+class EngineConnection(ServedConnection):
+    """One client of an engine server."""
 
     def __init__(self, tap: Tap) -> None:
-        self._tap, self._received = tap, b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._write = cast(asyncio.Transport, transport).write
-
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        head, found, body = self._received.partition(b"\r\n\r\n")
-        if not found:
-            return
-        if len(body) < int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0):
-            return
-        self._received = b""
-        method, path, *_ = head.split(b" ", 2)
-        self.asked(method, path, body)
-
-    def asked(self, method: bytes, path: bytes, body: bytes) -> None:
-        """A whole request has come."""
-        raise NotImplementedError
+        super().__init__()
+        self._tap = tap
 
 
 def serve(connection: type[EngineConnection], port: str, settings: str) -> None:

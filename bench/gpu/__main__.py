@@ -1,26 +1,31 @@
 """`python -m bench.gpu`: small models on a GPU, by a step loop in PyTorch with random weights.
 
-Throughput and energy by batch size with the knee, decode steps beside their roofline bound, copies of a small model.
+Part `loop`: throughput and energy by batch size with the knee, decode steps beside their roofline bound, copies of a
+small model. Part `served`: the loop behind OpenAI's API, direct and through Penstock in front of it.
 
-Needs a CUDA GPU, PyTorch and Triton; about five minutes.
+Needs a CUDA GPU, PyTorch and Triton; about five minutes for each part. `--part served --quick` needs PyTorch and Triton
+alone: it serves a tiny model on the CPU.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from bench import plots
 from bench.gpu.judged import by_card, card_of, knee_notes, knees
-from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun
-from bench.report import Ratio, Report, columns, load
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed, WrongArguments
+from bench.report import Ratio, Report, columns, load, write
 from planner.facts import catalogue
 
 if TYPE_CHECKING:
     from bench.gpu.device import Device
+    from bench.gpu.served import ServedMeasurement
 
 BATCHES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 STEPS = [(1, 512), (8, 512), (32, 512), (128, 512), (1, 1920), (8, 1920), (32, 1920), (128, 1920)]
@@ -51,8 +56,15 @@ class WrongResult(Exception):
 
 
 def _run(run: ProgramRun) -> int:
-    if run.args.again is not None:
-        return _again(run, run.args.again)
+    if run.args.quick and run.args.part != "served":
+        raise WrongArguments("--quick is for --part served")
+    parts, missed = PARTS if run.args.part is None else {run.args.part: PARTS[run.args.part]}, 0
+    for measure, again in parts.values():
+        missed |= measure(run) if run.args.again is None else again(run, run.args.again)
+    return missed
+
+
+def _loop(run: ProgramRun) -> int:
     from bench.gpu.decoder import wrong_by  # noqa: PLC0415 - torch is not a dependency: --help needs none
     from bench.gpu.device import Device  # noqa: PLC0415
 
@@ -70,7 +82,7 @@ def _run(run: ProgramRun) -> int:
     return missed
 
 
-def _again(run: ProgramRun, folder: Path) -> int:
+def _loop_again(run: ProgramRun, folder: Path) -> int:
     """Judge anew what the files of an earlier run hold: when and on what it ran stays."""
     old = load(folder / "gpu-frontier.json"), load(folder / "gpu-bound.json")
     known = [{name: each.settings[name] for name in ("device", "logits_off_by")} for each in old]
@@ -171,7 +183,65 @@ def _replicas(run: ProgramRun, device: Device, settings: dict[str, Any]) -> Repo
     return run.keep(found)
 
 
-main = BenchProgram("penstock bench gpu", __doc__, _run, WrongResult, ImportError, RuntimeError, OSError).taking(
+def _served(run: ProgramRun) -> int:
+    from bench.gpu.served import QUICK, ServedOptions, measured, measurements  # noqa: PLC0415 - as above
+    from bench.gpu.server import shape_of  # noqa: PLC0415
+    from bench.gpu.slotted import wrong_by  # noqa: PLC0415
+
+    options = QUICK if run.args.quick else ServedOptions()
+    name = "CPU" if run.args.quick else _device_name()
+    error = wrong_by(shape_of("tiny" if run.args.quick else SMALL), options.device)
+    run.console.print(f"{name}: logits of slots are off by {error:.4f} from float32")
+    if not error < WRONG:
+        raise WrongResult(f"logits are off by {error:.4f} of their norm, more than {WRONG}")
+    with Testbed(run.console, "Penstock in front of the engine", measurements(options)) as stage:
+        found = measured(options, name, error, stage)
+    return _told_served(run, found)
+
+
+def _device_name() -> str:
+    from bench.gpu.device import Device  # noqa: PLC0415
+
+    return str(Device().name)
+
+
+def _served_again(run: ProgramRun, folder: Path) -> int:
+    """As `_loop_again`; nothing, if that run had no such part."""
+    from bench.gpu.served import ServedMeasurement  # noqa: PLC0415
+
+    path = folder / "gpu-served.json"
+    if not path.exists():
+        return 0
+    old = load(path)
+    return _told_served(run, msgspec.convert(old.settings, ServedMeasurement), old)
+
+
+def _told_served(run: ProgramRun, measurement: ServedMeasurement, old: Report | None = None) -> int:
+    from bench.gpu.served_figures import COLUMNS, ServedFigures, draw  # noqa: PLC0415
+
+    raw = write(run.args.out / "gpu-served-raw.json", measurement)  # a figure that cannot be made must not cost the run
+    figures, options = ServedFigures(measurement), measurement.options
+    title = f"Penstock in front of {options.model} on a GPU: 128 to 384 tokens in, 64 to 192 out"
+    found = run.result("gpu-served", title, COLUMNS, figures.rows(), figures.ratios(), figures.notes(),
+                       **msgspec.to_builtins(measurement))  # fmt: skip
+    if old is not None:
+        found = replace(found, date=old.date, cores=old.cores, python=old.python, command=old.command)
+    missed = int(run.keep(found, draw).missed)
+    raw.unlink()
+    return missed
+
+
+PARTS: dict[str, tuple[Callable[[ProgramRun], int], Callable[[ProgramRun, Path], int]]] = {
+    "loop": (_loop, _loop_again),
+    "served": (_served, _served_again),
+}
+"""Of each part: how to measure it, and how to judge an earlier run again."""
+
+main = BenchProgram(
+    "penstock bench gpu", __doc__, _run, WrongResult, ImportError, RuntimeError, OSError, ValueError
+).taking(
+    Option("--part", choices=("loop", "served"), help="one part alone"),
+    Option("--quick", action="store_true", help="of part served: a tiny model on the CPU, c = 1 to 8"),
     Option("--seconds", type=float, default=3.0, help="of each measurement, or 500 requests (default 3)"),
     Option("--batch", type=int, default=64, help="of each copy of the small model (default 64)"),
     Option("--again", type=Path, help="measure nothing, and judge what the files in this folder hold"),

@@ -1,7 +1,7 @@
-"""Attention of one new token to itself and all tokens before it.
+"""Attention of new tokens, each to itself and all tokens before it in its sequence.
 
-The kernels read from the device how many there are, so that one captured graph serves every length. Few sequences would
-leave most of the GPU idle: each one's tokens are split between programs and joined (as in flash-decoding).
+The kernels read from the device where each token stands, so that one captured graph serves every length. Few tokens
+would leave most of the GPU idle: what each of them sees is split between programs and joined (as in flash-decoding).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ PROGRAMS = 1056
 
 
 @triton.jit
-def _keep(qkv, keys, values, place, capacity, heads, head: tl.constexpr):
+def _keep(qkv, keys, values, slots, places, stride, capacity, heads, head: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     width = tl.arange(0, head)
     source = ((row // heads) * 3 * heads + row % heads) * head + width
-    target = (row * capacity + tl.load(place)) * head + width
+    cache = tl.load(slots + row // heads) * heads + row % heads
+    target = (cache * capacity + tl.load(places + (row // heads) * stride)) * head + width
     tl.store(keys + target, tl.load(qkv + source + heads * head))
     tl.store(values + target, tl.load(qkv + source + 2 * heads * head))
 
@@ -33,7 +34,9 @@ def _part(
     totals,
     bests,
     weights,
-    place,
+    slots,
+    places,
+    stride,
     scale,
     capacity,
     heads,
@@ -44,7 +47,8 @@ def _part(
     row = tl.program_id(0).to(tl.int64)
     part = row * tl.num_programs(1) + tl.program_id(1)
     width = tl.arange(0, head)
-    filled = tl.load(place) + 1
+    cache = tl.load(slots + row // heads) * heads + row % heads
+    filled = tl.load(places + (row // heads) * stride) + 1
     asked = tl.load(qkv + ((row // heads) * 3 * heads + row % heads) * head + width).to(tl.float32) * scale
     best = tl.full((), -1e30, tl.float32)
     weight = tl.zeros((), tl.float32)
@@ -52,9 +56,9 @@ def _part(
     first = tl.program_id(1) * span
     last = tl.minimum(filled, first + span)
     for begin in range(first, last, block):
-        places = begin + tl.arange(0, block)
-        known = places < last
-        at = (row * capacity + places)[:, None] * head + width[None, :]
+        seen = begin + tl.arange(0, block)
+        known = seen < last
+        at = (cache * capacity + seen)[:, None] * head + width[None, :]
         key = tl.load(keys + at, mask=known[:, None], other=0.0).to(tl.float32)
         value = tl.load(values + at, mask=known[:, None], other=0.0).to(tl.float32)
         score = tl.where(known, tl.sum(key * asked[None, :], 1), -1e30)
@@ -82,22 +86,26 @@ def _join(totals, bests, weights, out, parts, head: tl.constexpr, room: tl.const
     tl.store(out + row * head + width, (total / weight).to(out.dtype.element_ty))
 
 
-def attend(qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Stores the new key and value, and returns what the new token sees: batch x heads * head.
+def attend(
+    qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, places: torch.Tensor
+) -> torch.Tensor:
+    """Stores the new keys and values, and returns what each new token sees: rows x heads * head.
 
-    `qkv`: batch x 3 * heads * head, query, key and value of the new token; `keys`, `values`: batch x heads x capacity x
-    head, contiguous; `place`: one number, where the new token stands.
+    `qkv`: rows x 3 * heads * head, query, key and value of a new token each; `keys`, `values`: slots x heads x capacity
+    x head, contiguous; `slots`, `places`: rows, where each new token stands. Tokens of one slot may come together.
     """
-    batch, heads, capacity, head = keys.shape
-    rows = batch * heads
-    parts = min(-(-PROGRAMS // rows), -(-capacity // BLOCK))
+    rows = qkv.shape[0]
+    _, heads, capacity, head = keys.shape
+    each, stride = rows * heads, places.stride(0)
+    parts = min(-(-PROGRAMS // each), -(-capacity // BLOCK))
     span = -(-capacity // (parts * BLOCK)) * BLOCK
-    out = torch.empty((batch, heads * head), dtype=qkv.dtype, device=qkv.device)
-    totals = torch.empty((rows, parts, head), dtype=torch.float32, device=qkv.device)
-    bests, weights = (torch.empty((rows, parts), dtype=torch.float32, device=qkv.device) for _ in range(2))
-    _keep[(rows,)](qkv, keys, values, place, capacity, heads, head=head, num_warps=1)
-    _part[(rows, parts)](
-        qkv, keys, values, totals, bests, weights, place, head**-0.5, capacity, heads, span, head=head, block=BLOCK
-    )
-    _join[(rows,)](totals, bests, weights, out, parts, head=head, room=triton.next_power_of_2(parts), num_warps=1)
+    out = torch.empty((rows, heads * head), dtype=qkv.dtype, device=qkv.device)
+    totals = torch.empty((each, parts, head), dtype=torch.float32, device=qkv.device)
+    bests, weights = (torch.empty((each, parts), dtype=torch.float32, device=qkv.device) for _ in range(2))
+    _keep[(each,)](qkv, keys, values, slots, places, stride, capacity, heads, head=head, num_warps=1)
+    _part[(each, parts)](
+        qkv, keys, values, totals, bests, weights, slots, places, stride, head**-0.5, capacity, heads, span, head=head,
+        block=BLOCK,
+    )  # fmt: skip
+    _join[(each,)](totals, bests, weights, out, parts, head=head, room=triton.next_power_of_2(parts), num_warps=1)
     return out

@@ -14,6 +14,17 @@ PREFILL_ROWS = 16
 """Sequences of one prefill pass: it bounds the memory of their activations."""
 
 
+def drawn_weights(seed: int, dtype: torch.dtype, device: str) -> Callable[..., torch.Tensor]:
+    """Draws matrices of given sizes: the same weights for a seed, whatever they are kept in."""
+    dice = torch.Generator(device=device).manual_seed(seed)
+
+    def make(*size: int) -> torch.Tensor:
+        drawn = torch.randn(size, generator=dice, device=device).mul_(size[0] ** -0.5)
+        return drawn.to(torch.bfloat16).to(dtype)
+
+    return make
+
+
 class Layer:
     """One block's weights, biases left out, and its keys and values: batch x heads x length x head."""
 
@@ -29,20 +40,23 @@ class Decoder:
     """`length`: most tokens of a sequence, prompt and answer. All sequences stand at the same place."""
 
     def __init__(
-        self, shape: ModelShape, batch: int, length: int, *, seed: int = 0, dtype: torch.dtype = torch.bfloat16
+        self,
+        shape: ModelShape,
+        batch: int,
+        length: int,
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+        device: str = "cuda",
     ) -> None:
         self.shape, self.batch, self.length = shape, batch, length
-        dice = torch.Generator(device="cuda").manual_seed(seed)
-
-        def make(*size: int) -> torch.Tensor:
-            drawn = torch.randn(size, generator=dice, device="cuda").mul_(size[0] ** -0.5)
-            return drawn.to(torch.bfloat16).to(dtype)  # the same weights, whatever they are kept in
-
+        make = drawn_weights(seed, dtype, device)
         self.layers = [Layer(shape, batch, length, make) for _ in range(shape.layers)]
         self.embedding, self.positions = make(shape.vocab, shape.hidden), make(shape.positions, shape.hidden)
-        self.tokens = torch.zeros(batch, dtype=torch.int64, device="cuda")
-        self.place = torch.zeros(1, dtype=torch.int64, device="cuda")
+        self.tokens = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.place = torch.zeros(1, dtype=torch.int64, device=device)
         """Where the next token goes."""
+        self._slots = torch.arange(batch, device=device)
 
     def prefill(self, prompts: torch.Tensor) -> None:
         """`prompts`: batch x tokens. The next step then makes the second token of every answer."""
@@ -54,8 +68,9 @@ class Decoder:
     def step(self) -> torch.Tensor:
         """One token for each; returns the logits, batch x vocabulary."""
         state = self.embedding[self.tokens] + self.positions[self.place]
+        places = self.place.expand(self.batch)
         for layer in self.layers:
-            seen = attend(layer_norm(state) @ layer.qkv, layer.keys, layer.values, self.place)
+            seen = attend(layer_norm(state) @ layer.qkv, layer.keys, layer.values, self._slots, places)
             state = torch.addmm(state, seen, layer.out)
             state = torch.addmm(state, torch.relu(layer_norm(state) @ layer.up), layer.down)
         logits = self._logits(state)

@@ -148,8 +148,8 @@ BUGS = (
     bug(
         "a counter of energy that stands still is zero joules",
         "A Penstock's metrics follow the GPU every few seconds: a short measurement would seem to cost no energy.",
-        Edit("cli/tune/energy.py", "if steps and min(steps) > 0 else None", "if steps else None"),
-        "tests/cli/tune/test_energy.py::test_energy_between_two_readings",
+        Edit("bench/energy.py", "if steps and min(steps) > 0 else None", "if steps else None"),
+        "tests/bench/test_energy.py::test_energy_between_two_readings",
     ),
     bug(
         "a connection that the server has closed fails its next request",

@@ -114,18 +114,15 @@ class TargetServer:
 
     def chat(self, messages: Sequence[dict[str, str]], tokens: int, **more: object) -> bytes:
         """A streamed chat request with `more` fields, ready to send."""
-        return self._request(
-            "POST",
-            "/chat/completions",
-            {
-                "model": self.model,
-                "messages": messages,
-                "max_tokens": tokens,
-                **more,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            },
-        )
+        return self._streamed("/chat/completions", {"messages": messages, "max_tokens": tokens, **more})
+
+    def completion(self, prompt: str, tokens: int, **more: object) -> bytes:
+        """A streamed request to continue a text, likewise."""
+        return self._streamed("/completions", {"prompt": prompt, "max_tokens": tokens, **more})
+
+    def _streamed(self, path: str, fields: Mapping[str, object]) -> bytes:
+        body = {"model": self.model, **fields, "stream": True, "stream_options": {"include_usage": True}}
+        return self._request("POST", path, body)
 
     def _request(self, method: str, path: str, body: object = None) -> bytes:
         return request(method, f"{self.path}{path}", body, self.headers, self.host)
@@ -255,8 +252,10 @@ def _event(line: bytes) -> tuple[bool, int, int, str]:
     if error := chunk.get("error"):
         return False, 0, 0, f"error in the stream: {str(error)[:200]}"
     usage = chunk.get("usage") or {}
-    deltas = [choice.get("delta") or {} for choice in chunk.get("choices") or ()]
+    choices = chunk.get("choices") or ()
+    deltas = [choice.get("delta") or {} for choice in choices]
     text = any(delta.get("content") or delta.get("reasoning_content") for delta in deltas)
+    text = text or any(choice.get("text") for choice in choices)
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return text, int(usage.get("completion_tokens") or 0), int(usage.get("prompt_tokens") or 0) - int(cached), ""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from bench.energy import EnergyMeter
 from cli.errors import USAGE, Problem
 from cli.output import note
 from cli.plan.command import PlanAnswer, PlanTable, plan_command, workload_options
@@ -22,7 +23,6 @@ from cli.plan.inputs import device_named, model_named
 from cli.plan.plot import plot
 from cli.progress import ProgressLine
 from cli.scale import Period
-from cli.tune.energy import EnergyMeter
 from cli.tune.load import LevelReading, LoadSource, check, penstock_context, run_until, server_at
 from cli.tune.settings_edit import Applied, apply_settings, check_applicable
 from planner.facts.catalogue import PlanError

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, TypeVar
 
+from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
 from cli.errors import UNREACHABLE, USAGE, Problem
-from cli.tune.energy import EnergyMeter, used
 from planner.load import RequestLengths
 from planner.tuning import SweepLevel
 

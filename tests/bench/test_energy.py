@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+from bench.energy import EnergyMeter, counters_of, used
 from bench.table1.client import TargetServer, TimedAnswer
-from cli.tune.energy import EnergyMeter, counters_of, used
 from cli.tune.frontier import _power, _table, frontier_in
 from cli.tune.load import LevelReading
 from planner.facts.catalogue import device

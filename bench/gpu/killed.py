@@ -1,0 +1,167 @@
+"""Streams whose only Penstock worker is killed in their middle, beside the direct answers of the same engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+
+import msgspec
+
+from bench.frontier.loads import Unanswered
+from bench.gpu.upstream import UpstreamPenstock
+from bench.load.prompts import PromptSource
+from bench.load.streams import BodyParser, StreamedAnswer
+from bench.table1.client import HttpConnection, TargetServer
+from planner.load import RequestLengths
+
+STREAMS, PROMPT = 16, 256
+FEW = 4
+"""Streams at once of the second direct run, which shows whether the engine itself repeats an answer beside others."""
+KILLED_AT = 1 / 3
+"""Of the tokens of the slowest stream."""
+TIMEOUT_S = 60.0
+UNFINISHED = f"no end {TIMEOUT_S:.0f} s after the kill"
+
+
+class KilledStreams(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of them."""
+
+    streams: int
+    tokens: int
+    """Of each answer."""
+    differ: int
+    """Texts that are not those of the direct run, all at once."""
+    direct_differ: int
+    """The same of a second direct run, a few at once: without Penstock."""
+    wrong: list[str]
+    """Of the first streams that broke, or have another number of tokens: what was wrong."""
+    restarts: int
+    """Of the worker."""
+    killed_at: list[int]
+    """Tokens that each stream had brought."""
+    silences_s: list[float]
+    """The longest of each stream from the kill on."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeardText:
+    """One answer as its reader has it."""
+
+    text: str
+    finish: str
+    fault: str
+
+    def wrong(self, tokens: int) -> str:
+        """What is wrong with it, whatever its words are; "" if nothing is."""
+        if self.fault or self.finish != "length":
+            return self.fault or f"it ends with {self.finish!r}"
+        count = len(self.text.split())
+        return "" if count == tokens else f"{count} tokens instead of {tokens}"
+
+
+def heard_text(answer: StreamedAnswer) -> HeardText:
+    """The text of a streamed completion."""
+    parser, rest, parts, finish, fault = BodyParser(), b"", list[str](), "", answer.fault
+    for _, data in answer.arrivals:
+        *lines, rest = (rest + parser.feed(data)).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = msgspec.json.decode(line[6:])
+            fault = fault or str(chunk.get("error") or "")
+            for choice in chunk.get("choices") or ():
+                parts.append(choice.get("text") or "")
+                finish = choice.get("finish_reason") or finish
+    if not fault and parser.status != 200:
+        fault = f"status {parser.status}: {rest[:200].decode(errors='replace')}"
+    return HeardText("".join(parts), finish, fault)
+
+
+def killed_streams(direct: TargetServer, penstock: UpstreamPenstock, tokens: int) -> KilledStreams:
+    """`direct` is the server behind `penstock`. Raises Unanswered if it does not answer by itself, TimeoutError."""
+
+    def bodies(server: TargetServer) -> list[bytes]:
+        source = PromptSource(server, RequestLengths(PROMPT, tokens), seed=9, chats=False)
+        return source.bodies(STREAMS, {"temperature": 0})
+
+    alone, again = (asyncio.run(_direct(direct, bodies(direct), count)) for count in (STREAMS, FEW))
+    if wrong := next(filter(None, (each.wrong(tokens) for each in alone)), ""):
+        raise Unanswered(f"{direct.name} by itself: {wrong}")
+    at_s, counts, answers = asyncio.run(_through(penstock, bodies(penstock.target), round(KILLED_AT * tokens)))
+    heard = [heard_text(each) for each in answers]
+    return KilledStreams(
+        streams=STREAMS,
+        tokens=tokens,
+        differ=_differ(alone, heard),
+        direct_differ=_differ(alone, again),
+        wrong=[wrong for each in heard if (wrong := each.wrong(tokens))][:3],
+        restarts=penstock.restarts(),
+        killed_at=counts,
+        silences_s=[_silence_s(each, at_s) for each in answers],
+    )
+
+
+def _differ(wanted: Sequence[HeardText], heard: Sequence[HeardText]) -> int:
+    return sum(one.text != other.text for one, other in zip(wanted, heard, strict=True))
+
+
+def _silence_s(answer: StreamedAnswer, since_s: float) -> float:
+    """The longest time without a byte that ended after this moment."""
+    times = [at for at, _ in answer.arrivals]
+    return max((after - before for before, after in pairwise(times) if after > since_s), default=0.0)
+
+
+async def _direct(server: TargetServer, bodies: Sequence[bytes], at_once: int) -> list[HeardText]:
+    gate = asyncio.Semaphore(at_once)
+
+    async def one(body: bytes) -> HeardText:
+        async with gate:
+            line = HttpConnection(server)
+            try:
+                return heard_text(await line.ask(body, 0))
+            finally:
+                line.close()
+
+    async with asyncio.timeout(TIMEOUT_S):
+        return await asyncio.gather(*map(one, bodies))
+
+
+async def _through(
+    penstock: UpstreamPenstock, bodies: Sequence[bytes], tokens: int
+) -> tuple[float, list[int], list[StreamedAnswer]]:
+    """All at once; the worker is killed when each has brought so many tokens. Returns when, how many, the answers."""
+    with ExitStack() as stack:
+        lines = [HttpConnection(penstock.target) for _ in bodies]
+        for line in lines:
+            stack.callback(line.close)
+            await line.connect()
+        answers = [line.begin(body, 0) for line, body in zip(lines, bodies, strict=True)]
+        counts = await _until_each_has(answers, tokens)
+        at_s = time.monotonic()
+        penstock.kill_worker()
+        with contextlib.suppress(TimeoutError):  # each stream that has not ended then says so
+            async with asyncio.timeout(TIMEOUT_S):
+                await asyncio.gather(*(line.end() for line in lines))
+        for line in lines:
+            line.close(UNFINISHED)
+        return at_s, counts, answers
+
+
+async def _until_each_has(answers: Sequence[StreamedAnswer], tokens: int) -> list[int]:
+    """Poll; how many each then has. Raises TimeoutError."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            counts = [_count(each) for each in answers]
+            if min(counts) >= tokens:
+                return counts
+            await asyncio.sleep(0.002)
+
+
+def _count(answer: StreamedAnswer) -> int:
+    """Its tokens so far, about: events that were begun."""
+    return sum(data.count(b"data: ") for _, data in answer.arrivals)
