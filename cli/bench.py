@@ -20,7 +20,7 @@ PROGRAMS = {
     "whole": "Answers in one piece: how long after the engine's last token they are delivered.",
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
     "growth": "How the cost grows: tokens, streams, partitions, API processes.",
-    "gpu": "Small models on a GPU: throughput and energy by batch size, copies, decode steps and their bound.",
+    "gpu": "Small models on a GPU: throughput and energy by batch size, copies, decode bound, Penstock in front.",
     "engine": "Tokens per second through Penstock over those of the bare engine.",
     "frontier": "Throughput over concurrency of a small real model, and how well the simulator predicts it.",
     "papers": "The planner's figures beside those that papers published, and how long its searches take.",

@@ -165,7 +165,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock bench jobs": ("penstock bench jobs --rounds 1 --seconds 2",),
     "penstock bench growth": ("penstock bench growth --quick",),
     "penstock bench engine": ("penstock bench engine --c 4 --rounds 1",),
-    "penstock bench gpu": ("penstock bench gpu --seconds 3",),
+    "penstock bench gpu": ("penstock bench gpu --seconds 3", "penstock bench gpu --part served"),
     "penstock bench frontier": ("penstock bench frontier --max 8",),
     "penstock bench papers": ("penstock bench papers",),
     "penstock bench scale": ("penstock bench scale --quick",),

@@ -104,7 +104,7 @@ def as_rows(loads: Sequence[ClosedLoad]) -> list[list[float]]:
     and answer."""
     begin_s = loads[0].texts[0].arrived_s
     return [
-        [load.clients, *(round(at - begin_s, 4) for at in (text.arrived_s, text.first_s, text.last_s)),
+        [load.clients, *(round(at - begin_s, 6) for at in (text.arrived_s, text.first_s, text.last_s)),
          text.prompt, text.answer]
         for load in loads
         for text in load.texts

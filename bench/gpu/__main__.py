@@ -196,7 +196,7 @@ def _served(run: ProgramRun) -> int:
         raise WrongResult(f"logits are off by {error:.4f} of their norm, more than {WRONG}")
     with Testbed(run.console, "Penstock in front of the engine", measurements(options)) as stage:
         found = measured(options, name, error, stage)
-    return _told_served(run, found)
+    return told_served(run, found)
 
 
 def _device_name() -> str:
@@ -213,10 +213,11 @@ def _served_again(run: ProgramRun, folder: Path) -> int:
     if not path.exists():
         return 0
     old = load(path)
-    return _told_served(run, msgspec.convert(old.settings, ServedMeasurement), old)
+    return told_served(run, msgspec.convert(old.settings, ServedMeasurement), old)
 
 
-def _told_served(run: ProgramRun, measurement: ServedMeasurement, old: Report | None = None) -> int:
+def told_served(run: ProgramRun, measurement: ServedMeasurement, old: Report | None = None) -> int:
+    """Judge a measurement; `old`: when and on what it was made."""
     from bench.gpu.served_figures import COLUMNS, ServedFigures, draw  # noqa: PLC0415
 
     raw = write(run.args.out / "gpu-served-raw.json", measurement)  # a figure that cannot be made must not cost the run

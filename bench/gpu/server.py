@@ -21,6 +21,7 @@ import msgspec
 
 from bench.gpu.slots import SlotTable, SlotText
 from bench.gpu.words import text_of, tokens_of
+from bench.http import HOST
 from bench.served_connection import ServedConnection
 from planner.facts import catalogue
 from planner.facts.model import ModelShape
@@ -61,32 +62,41 @@ class StepLoop(threading.Thread):
     def __init__(self, table: SlotTable, steps: Any, tell: Callable[[Iterable[Told]], object]) -> None:
         super().__init__(name="steps", daemon=True)
         self._table, self._steps, self._tell = table, steps, tell
-        self._coming: queue.SimpleQueue[tuple[SlotText, Took]] = queue.SimpleQueue()
+        self._coming: queue.SimpleQueue[tuple[SlotText, Took] | None] = queue.SimpleQueue()
         self._takers: dict[SlotText, Took] = {}
 
     def submit(self, text: SlotText, took: Took) -> None:
         """From any thread."""
         self._coming.put((text, took))
 
+    def end(self) -> None:
+        """The thread ends after the step under way. From any thread."""
+        self._coming.put(None)
+
     def run(self) -> None:
         is_idle = True
-        while True:
-            try:
-                while True:
-                    text, took = self._coming.get(block=is_idle)
-                    is_idle = False
-                    self._takers[text] = took
-                    self._table.submit(text)
-            except queue.Empty:
-                pass
+        while self._took_in(is_idle):
             step = self._table.next_step()
+            is_idle = step is None
             if step is None:
                 self._takers.clear()  # whoever is left has gone
-                is_idle = True
                 continue
             made = self._table.took(step, self._steps.run(step.tokens, step.slots, step.places))
             self._tell([(self._takers.pop(text) if last else self._takers[text], token, last)
                         for text, token, last in made])  # fmt: skip
+
+
+    def _took_in(self, is_idle: bool) -> bool:
+        """Take what has come; if the table is idle, wait for it. False: it is the end."""
+        try:
+            while (coming := self._coming.get(block=is_idle)) is not None:
+                text, took = coming
+                self._takers[text] = took
+                self._table.submit(text)
+                is_idle = False
+        except queue.Empty:
+            return True
+        return False
 
 
 class _Message(msgspec.Struct):
@@ -190,8 +200,12 @@ async def serve(port: int, shape: ModelShape, context: int, table: SlotTable, st
     running = asyncio.get_running_loop()
     loop = StepLoop(table, steps, lambda batch: running.call_soon_threadsafe(_told, batch))
     loop.start()
-    await running.create_server(lambda: GpuConnection(loop, shape, context), "127.0.0.1", port, backlog=2048)
-    await asyncio.Event().wait()
+    try:
+        listener = await running.create_server(lambda: GpuConnection(loop, shape, context), HOST, port, backlog=2048)
+        async with listener:
+            await asyncio.Event().wait()
+    finally:
+        loop.end()
 
 
 def main(words: list[str]) -> None:
