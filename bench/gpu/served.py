@@ -49,12 +49,12 @@ class ServedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of a load at least."""
     killed_tokens: int = 600
     """Of each answer whose worker is killed."""
-    tune: tuple[str, ...] = ("--requests", "32", "--repeats", "1", "--budget", "60s")
+    tune: tuple[str, ...] = ("--requests", "32", "--repeats", "1", "--budget", "90s")
 
 
 QUICK = ServedOptions(
     model="tiny", device="cpu", slots=8, levels=(1, 2, 4, 8), rounds=3, least=10, killed_tokens=200,
-    tune=("--requests", "8", "--repeats", "1", "--budget", "60s"),
+    tune=("--requests", "8", "--repeats", "1", "--budget", "5m"),
 )  # fmt: skip
 
 

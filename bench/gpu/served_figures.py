@@ -21,8 +21,7 @@ COLUMNS = columns("""
     ttft_p50_ms: TTFT p50, ms .1; ttft_p90_ms: p90 .1; added_ms: added, p50 .1;
     itl_p50_ms: ITL p50, ms .2; itl_p99_ms: p99 .2;
     penstock_us: CPU us/token, Penstock .1; engine_us: engine .1; joules_token: J/token .4;
-    role: role; predicted_tokens_s: predicted tok/s .0; predicted_ttft_p50_ms: TTFT p50, ms .1;
-    predicted_ttft_p90_ms: p90 .1
+    role: role; predicted_tokens_s: predicted tok/s .0; predicted_ttft_p50_ms: TTFT p50 .1
 """)
 NO_GOAL = "tpot_p50_s"
 WAYS = (DIRECT, PENSTOCK)

@@ -85,7 +85,6 @@ class StepLoop(threading.Thread):
             self._tell([(self._takers.pop(text) if last else self._takers[text], token, last)
                         for text, token, last in made])  # fmt: skip
 
-
     def _took_in(self, is_idle: bool) -> bool:
         """Take what has come; if the table is idle, wait for it. False: it is the end."""
         try:

@@ -314,7 +314,7 @@ def test_a_kept_run_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["--part", "served", "--again", str(tmp_path), *words]) == first
     again = json.loads((tmp_path / "gpu-served.json").read_bytes())
     assert again["rows"] == json.loads(kept)["rows"] and not (tmp_path / "gpu-served-raw.json").exists()
-    assert "of direct" in capsys.readouterr().out
+    assert "throughput of the held-out" in capsys.readouterr().out
 
 
 def test_quick_is_for_this_part_alone(capsys: pytest.CaptureFixture[str]) -> None:
