@@ -33,6 +33,7 @@ STEPS = [(1, 512), (8, 512), (32, 512), (128, 512), (1, 1920), (8, 1920), (32, 1
 COPIES = [1, 2, 3]
 MODELS = ("opt-125m", "opt-1.3b")
 SMALL = MODELS[0]
+RAW = "gpu-served-raw.json"
 WRONG = 0.05
 """Beyond this the step loop does not compute what it should, and its times say nothing."""
 
@@ -195,7 +196,7 @@ def _served(run: ProgramRun) -> int:
     if not error < WRONG:
         raise WrongResult(f"logits are off by {error:.4f} of their norm, more than {WRONG}")
     with Testbed(run.console, "Penstock in front of the engine", measurements(options)) as stage:
-        found = measured(options, name, error, stage)
+        found = measured(options, name, error, stage, run.args.out / RAW)
     return told_served(run, found)
 
 
@@ -220,9 +221,10 @@ def told_served(run: ProgramRun, measurement: ServedMeasurement, old: Report | N
     """Judge a measurement; `old`: when and on what it was made."""
     from bench.gpu.served_figures import COLUMNS, ServedFigures, draw  # noqa: PLC0415
 
-    raw = write(run.args.out / "gpu-served-raw.json", measurement)  # a figure that cannot be made must not cost the run
+    raw = write(run.args.out / RAW, measurement)  # a figure that cannot be made must not cost the run
     figures, options = ServedFigures(measurement), measurement.options
-    title = f"Penstock in front of {options.model} on a GPU: 128 to 384 tokens in, 64 to 192 out"
+    lengths = "{} to {} tokens in, {} to {} out".format(*options.prompts, *options.answers)
+    title = f"Penstock in front of {options.model} on a GPU: {lengths}"
     found = run.result("gpu-served", title, COLUMNS, figures.rows(), figures.ratios(), figures.notes(),
                        **msgspec.to_builtins(measurement))  # fmt: skip
     if old is not None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +21,9 @@ from bench.gpu.upstream import SAMPLE_S, UpstreamPenstock
 from bench.load.prompts import PromptSource
 from bench.processes import Processes
 from bench.program import Testbed
+from bench.report import write
 from bench.table1.client import ConcurrencyLevel, TargetServer, closed_loop
+from planner.load import RequestLengths
 from planner.serving import quantile
 from telemetry.records.nvml import GpuReadings
 
@@ -28,8 +31,6 @@ DIRECT = "direct"
 TURNS = (DIRECT, PENSTOCK, PENSTOCK, DIRECT)
 """A drift of the machine that is steady over four turns cancels out; both of Penstock's lie in one window of energy."""
 FIELDS = {"temperature": 0}
-PROMPTS, ANSWERS = (128, 384), (64, 192)
-"""Tokens, evenly between: 256 + 128 in the mean."""
 START_TIMEOUT_S, REQUEST_TIMEOUT_S = 240.0, 120.0
 RECORDS_S = 3.0
 """Until the records of a load are on the disk."""
@@ -43,6 +44,9 @@ class ServedOptions(msgspec.Struct, frozen=True, kw_only=True):
     slots: int = 64
     context: int = 1024
     levels: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    prompts: tuple[int, int] = (128, 384)
+    answers: tuple[int, int] = (64, 192)
+    """Tokens, evenly between, in all combinations."""
     rounds: int = 6
     """Requests of each client."""
     least: int = 20
@@ -51,10 +55,15 @@ class ServedOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of each answer whose worker is killed."""
     tune: tuple[str, ...] = ("--requests", "32", "--repeats", "1", "--budget", "90s")
 
+    @property
+    def lengths(self) -> RequestLengths:
+        """Of the requests of a load."""
+        return length_mix(self.prompts, self.answers)
+
 
 QUICK = ServedOptions(
-    model="tiny", device="cpu", slots=8, levels=(1, 2, 4, 8), rounds=3, least=10, killed_tokens=200,
-    tune=("--requests", "8", "--repeats", "1", "--budget", "5m"),
+    model="tiny", device="cpu", slots=8, levels=(1, 2, 4, 8), prompts=(16, 48), answers=(8, 24), rounds=3, least=10,
+    killed_tokens=60, tune=("--requests", "8", "--repeats", "1", "--budget", "5m"),
 )  # fmt: skip
 
 
@@ -111,17 +120,21 @@ class ServedMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     killed: KilledStreams
 
 
-def measured(options: ServedOptions, device: str, off_by: float, stage: Testbed) -> ServedMeasurement:
-    """Raises Died, NotAServer, Unanswered, CalledProcessError, TimeoutError."""
+def measured(options: ServedOptions, device: str, off_by: float, stage: Testbed, raw: Path) -> ServedMeasurement:
+    """`raw` is a file for what is measured so far: time on a GPU is scarce, and what fails later must not cost it.
+
+    Raises Died, NotAServer, Unanswered, CalledProcessError, TimeoutError.
+    """
     stage.say("starting the engine")
     with (
         _engine(options, "graphs", stage) as (engine, direct),
         UpstreamPenstock(stage.room("penstock"), _url(direct), options.model) as penstock,
     ):
         turns, energy = _turns(_Loads(options, engine, direct, penstock, stage))
+        write(raw, {"device": device, "options": options, "turns": turns, "energy": energy})
         stage.say("penstock tune frontier")
         words = (*options.tune, "--max", str(options.levels[-1]))
-        tuned = tuned_frontier(penstock.target, length_mix(PROMPTS, ANSWERS), stage.folder, words)
+        tuned = tuned_frontier(penstock.target, options.lengths, stage.folder, words)
         stage.done()
     stage.say("starting the engine again, in one size of steps")
     with (
@@ -195,7 +208,7 @@ class _Loads:
         return ServedTurn(way=way, requests=as_rows(loads), costs=costs)
 
     def _source(self, way: str, number: int) -> PromptSource:
-        return PromptSource(self._servers[way], length_mix(PROMPTS, ANSWERS), seed=number, chats=False)
+        return PromptSource(self._servers[way], self.options.lengths, seed=number, chats=False)
 
     def _load(self, way: str, clients: int, bodies: Sequence[bytes]) -> ConcurrencyLevel:
         server = self._servers[way]

@@ -98,11 +98,11 @@ class StepLoop(threading.Thread):
         return False
 
 
-class _Message(msgspec.Struct):
+class _AskedMessage(msgspec.Struct):
     content: str
 
 
-class _Options(msgspec.Struct):
+class _AskedOptions(msgspec.Struct):
     include_usage: bool = False
 
 
@@ -110,10 +110,10 @@ class _Asked(msgspec.Struct):
     """A completion's or a chat's body; other fields are not looked at."""
 
     prompt: str | None = None
-    messages: list[_Message] = []
+    messages: list[_AskedMessage] = []
     max_tokens: int = 16
     stream: bool = False
-    stream_options: _Options | None = None
+    stream_options: _AskedOptions | None = None
 
 
 _ASKED = msgspec.json.Decoder(_Asked)
