@@ -82,20 +82,22 @@ def heard_text(answer: StreamedAnswer) -> HeardText:
     return HeardText("".join(parts), finish, fault)
 
 
-def killed_streams(direct: TargetServer, penstock: UpstreamPenstock, tokens: int) -> KilledStreams:
-    """`direct` is the server behind `penstock`. Raises Unanswered if it does not answer by itself, TimeoutError."""
+def killed_streams(
+    direct: TargetServer, penstock: UpstreamPenstock, tokens: int, streams: int = STREAMS
+) -> KilledStreams:
+    """`direct` is the server behind `penstock`, with slots for all streams. Raises Unanswered if it does not answer by itself, TimeoutError."""
 
     def bodies(server: TargetServer) -> list[bytes]:
         source = PromptSource(server, RequestLengths(PROMPT, tokens), seed=9, chats=False)
-        return source.bodies(STREAMS, {"temperature": 0})
+        return source.bodies(streams, {"temperature": 0})
 
-    alone, again = (asyncio.run(_direct(direct, bodies(direct), count)) for count in (STREAMS, FEW))
+    alone, again = (asyncio.run(_direct(direct, bodies(direct), count)) for count in (streams, FEW))
     if wrong := next(filter(None, (each.wrong(tokens) for each in alone)), ""):
         raise Unanswered(f"{direct.name} by itself: {wrong}")
     at_s, counts, answers = asyncio.run(_through(penstock, bodies(penstock.target), round(KILLED_AT * tokens)))
     heard = [heard_text(each) for each in answers]
     return KilledStreams(
-        streams=STREAMS,
+        streams=streams,
         tokens=tokens,
         differ=_differ(alone, heard),
         direct_differ=_differ(alone, again),

@@ -15,7 +15,7 @@ import msgspec
 from bench.energy import Counters, counters_of, used
 from bench.frontier.loads import ClosedLoad, Unanswered, as_rows, length_mix, served_text
 from bench.frontier.tuned import tuned_frontier
-from bench.gpu.killed import KilledStreams, killed_streams
+from bench.gpu.killed import STREAMS, KilledStreams, killed_streams
 from bench.gpu.upstream import NAME as PENSTOCK
 from bench.gpu.upstream import SAMPLE_S, UpstreamPenstock
 from bench.load.prompts import PromptSource
@@ -142,7 +142,7 @@ def measured(options: ServedOptions, device: str, off_by: float, stage: Testbed,
         UpstreamPenstock(stage.room("killed"), _url(direct), options.model) as penstock,
     ):
         stage.say("killing the worker")
-        killed = killed_streams(direct, penstock, options.killed_tokens)
+        killed = killed_streams(direct, penstock, options.killed_tokens, min(STREAMS, options.slots))
         stage.done()
     return ServedMeasurement(
         device=device, options=options, logits_off_by=off_by, turns=turns, energy=energy, tuned=tuned, killed=killed

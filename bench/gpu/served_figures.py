@@ -17,7 +17,7 @@ from planner.calibration import ServedLimits
 from planner.prediction import FIGURES, constant_errors_of, errors_of, worst_errors_of
 
 COLUMNS = columns("""
-    clients: at once; way: way; requests: requests; tokens_s: tok/s .0; share: of direct .3;
+    clients: at once; way: way; tokens_s: tok/s .0; share: of direct .3;
     ttft_p50_ms: TTFT p50, ms .1; ttft_p90_ms: p90 .1; added_ms: added, p50 .1;
     itl_p50_ms: ITL p50, ms .2; itl_p99_ms: p99 .2;
     penstock_us: CPU us/token, Penstock .1; engine_us: engine .1; joules_token: J/token .4;
