@@ -85,7 +85,10 @@ def heard_text(answer: StreamedAnswer) -> HeardText:
 def killed_streams(
     direct: TargetServer, penstock: UpstreamPenstock, tokens: int, streams: int = STREAMS
 ) -> KilledStreams:
-    """`direct` is the server behind `penstock`, with slots for all streams. Raises Unanswered if it does not answer by itself, TimeoutError."""
+    """`direct` is the server behind `penstock`, with slots for all streams.
+
+    Raises Unanswered if it does not answer by itself, TimeoutError.
+    """
 
     def bodies(server: TargetServer) -> list[bytes]:
         source = PromptSource(server, RequestLengths(PROMPT, tokens), seed=9, chats=False)
