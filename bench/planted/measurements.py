@@ -119,7 +119,7 @@ MEASUREMENTS = (
     ),
     bug(
         "a token of the engine on a GPU stands one place too late",
-        "Every text of the server that Penstock is measured in front of has a hole in its cache, and its words mean nothing.",
+        "Every text that Penstock is measured with has a hole in its cache, and its words mean nothing.",
         Edit("bench/gpu/slots.py", "len(text.prompt) + text.made - 1)", "len(text.prompt) + text.made)"),
         "tests/bench/test_served.py::test_every_text_has_its_answer_whatever_runs_beside_it",
     ),
