@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from bench import plots
-from bench.frontier.loads import PredictedLoad, as_compared, of_rows, predictions
-from bench.gpu.served import DIRECT, LevelCosts, ServedMeasurement
+from bench.frontier.loads import ClosedLoad, PredictedLoad, as_compared, of_rows, predictions
+from bench.gpu.served import DIRECT, LevelCosts, ServedMeasurement, ServedOptions
 from bench.gpu.server import PROMPT_ROWS
 from bench.gpu.upstream import NAME as PENSTOCK
 from bench.report import Ratio, Report, columns
-from planner.calibration import ServedLimits
+from planner.calibration import EngineFit, ServedLimits
 from planner.prediction import FIGURES, constant_errors_of, errors_of, worst_errors_of
 
 COLUMNS = columns("""
@@ -25,6 +26,24 @@ COLUMNS = columns("""
 """)
 NO_GOAL = "tpot_p50_s"
 WAYS = (DIRECT, PENSTOCK)
+
+
+def nearest(loads: Sequence[ClosedLoad], options: ServedOptions) -> tuple[EngineFit, list[PredictedLoad]]:
+    """What the simulator says of these loads: of two fits, the one that is nearer to the loads that it was fitted to.
+
+    One takes it that texts begin while a step is under way, as they do at an engine without anything before it; the
+    other that they begin with a step, as those do that took a while on their way. Raises PlanError.
+    """
+    limits = ServedLimits(options.slots, options.slots * options.context, PROMPT_ROWS)
+    fits = [predictions(loads, replace(limits, by_slot=under_way)) for under_way in (True, False)]
+    return min(fits, key=lambda fit: _fitted_error(fit[1]))
+
+
+def _fitted_error(found: Sequence[PredictedLoad]) -> float:
+    """The mean over the figures of the error of the loads that were fitted, in the median; those held out are not
+    looked at."""
+    errors = errors_of([replace(each, held_out=not each.held_out) for each in as_compared(found)])
+    return fmean(getattr(errors, key) for key in FIGURES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +58,8 @@ class ServedFigures:
     """Figures of one measurement. Raises PlanError where its requests tell no step times."""
 
     def __init__(self, measurement: ServedMeasurement) -> None:
-        self.measurement, options = measurement, measurement.options
-        limits = ServedLimits(options.slots, options.slots * options.context, PROMPT_ROWS)
-        self._predicted = [predictions(of_rows(turn.requests), limits) for turn in measurement.turns]
-        self.levels = options.levels
+        self.measurement, self.levels = measurement, measurement.options.levels
+        self._predicted = [nearest(of_rows(turn.requests), measurement.options) for turn in measurement.turns]
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each level and way, each figure the median of the turns."""
@@ -201,9 +218,11 @@ class ServedFigures:
         for way in WAYS:
             number = next(at for at, turn in enumerate(self.measurement.turns) if turn.way == way)
             fit = self._predicted[number][0]
+            begins = "while a step is under way" if fit.limits.by_slot else "with a step"
             small, (fixed_s, token_s, square_s) = fit.times.small, fit.times.prefill
             found.append(
-                f"{way}, fitted: a step takes {1e3 * small.fixed_s:.2f} ms, {1e3 * small.text_s:.4f} ms more for each "
+                f"{way}, fitted, with texts that begin {begins}: a step takes {1e3 * small.fixed_s:.2f} ms, "
+                f"{1e3 * small.text_s:.4f} ms more for each "
                 f"text and {1e6 * small.held_s:.3f} us for each token in the cache; n tokens of prompts add "
                 f"{1e3 * fixed_s:.2f} + {1e3 * token_s:.4f} n + {1e3 * square_s:.6f} n^2 ms; a first token comes "
                 f"{1e3 * fit.delay_s:.1f} ms after its step."

@@ -15,11 +15,11 @@ from random import Random
 import msgspec
 import pytest
 
-from bench.frontier.loads import ClosedLoad, as_rows
+from bench.frontier.loads import ClosedLoad, PredictedLoad, as_rows, of_rows
 from bench.gpu.__main__ import main, told_served
 from bench.gpu.killed import KilledStreams, heard_text, killed_streams
 from bench.gpu.served import DIRECT, TURNS, EnergyReadings, LevelCosts, ServedMeasurement, ServedOptions, ServedTurn
-from bench.gpu.served_figures import ServedFigures
+from bench.gpu.served_figures import ServedFigures, nearest
 from bench.gpu.server import EXACT_ROWS, PROMPT_ROWS, row_counts, serve, shape_of
 from bench.gpu.slots import SlotTable, SlotText
 from bench.gpu.upstream import NAME as PENSTOCK
@@ -232,19 +232,20 @@ OPTIONS = ServedOptions(levels=(1, 2, 4, 8, 16), slots=64)
 
 
 def turn(way: str, number: int) -> ServedTurn:
-    """As an engine of known step times would serve it; Penstock adds 2 ms before each first token."""
+    """As an engine of known step times would serve it. Half of the way lies before the engine, half behind it."""
     random, loads, costs, begin_s = Random(number), [], [], 0.0
-    late_s = 0.002 if way == PENSTOCK else 0.0
+    path_s = 0.0025 if way == PENSTOCK else 0.0005
+    fit = EngineFit(KNOWN.times, KNOWN.limits, 0.0, path_s, 0)
     for clients in OPTIONS.levels:
         lengths = [(random.randint(128, 384), random.randint(64, 192)) for _ in range(max(20, 6 * clients))]
-        fit = behind(KNOWN, late_s)
         texts = sorted(predicted_clients(fit, clients, lengths), key=lambda each: each.arrived_s)
         served = []
         for text in texts:
             assert text.first_s is not None and text.ended_s is not None
-            times = [begin_s + at for at in (text.arrived_s, text.first_s + late_s, text.ended_s + late_s)]
-            served.append(ServedText("engine", times[0], times[0], times[1], times[2], times[1], text.prompt,
-                                     text.output))  # fmt: skip
+            sent_s, first_s, last_s = (
+                begin_s + at + path_s / 2 for at in (text.arrived_s - path_s, text.first_s, text.ended_s)
+            )
+            served.append(ServedText("engine", sent_s, sent_s, first_s, last_s, first_s, text.prompt, text.output))
         begin_s = max(text.last_s for text in served) + 1.0
         loads.append(ClosedLoad(clients, served))
         tokens = sum(text.answer for text in served)
@@ -255,11 +256,6 @@ def turn(way: str, number: int) -> ServedTurn:
             )
         )  # fmt: skip
     return ServedTurn(way=way, requests=as_rows(loads), costs=costs)
-
-
-def behind(fit: EngineFit, late_s: float) -> EngineFit:
-    """The same engine, behind something that takes a while."""
-    return EngineFit(fit.times, fit.limits, fit.delay_s, late_s, fit.requests)
 
 
 def measurement() -> ServedMeasurement:
@@ -292,6 +288,20 @@ def test_figures_are_those_of_the_requests() -> None:
     assert held["direct: throughput of the held-out loads, median error, %"].verdict == "reached"
     assert not [ratio for ratio in held.values() if ratio.at_most == 0 and ratio.verdict != "reached"]
     assert "front of it" in figures.notes()[0]
+
+
+def test_the_fit_is_chosen_by_the_loads_that_it_was_fitted_to() -> None:
+    """And by those alone: what is held out may be anything."""
+    loads = of_rows(turn(DIRECT, 1).requests)
+    fit, found = nearest(loads, OPTIONS)
+    assert fit.limits.by_slot and max(map(abs, (_error(each) for each in found))) < 0.15
+    slow = [text._replace(last_s=text.first_s + 3 * (text.last_s - text.first_s)) for text in loads[3].texts]
+    again, _ = nearest([*loads[:3], ClosedLoad(loads[3].clients, slow), loads[4]], OPTIONS)
+    assert again.limits.by_slot and again.times == fit.times
+
+
+def _error(each: PredictedLoad) -> float:
+    return each.predicted.ttft_p50_s / each.load.figures.ttft_p50_s - 1
 
 
 def test_a_text_that_differs_is_a_missed_goal_and_absent_energy_is_no_figure() -> None:
