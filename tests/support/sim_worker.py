@@ -93,7 +93,7 @@ def expected(text: str, tokens: int) -> str:
     return "".join(token_text(prompt, index) for index in range(tokens))
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not await condition():
         assert time.monotonic() < deadline, "the condition did not come true"
