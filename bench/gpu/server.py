@@ -9,6 +9,7 @@ so that equal requests have equal answers, whatever runs beside them. MODEL: a n
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import sys
 import threading
@@ -207,6 +208,13 @@ async def serve(port: int, shape: ModelShape, context: int, table: SlotTable, st
         loop.end()
 
 
+def _end_process(failure: threading.ExceptHookArgs) -> None:
+    """A step that fails ends the server: it would answer nobody any more."""
+    threading.__excepthook__(failure)
+    sys.stderr.flush()
+    os._exit(1)
+
+
 def main(words: list[str]) -> None:
     """As the module says. The port opens once the engine is warm."""
     import uvloop  # noqa: PLC0415 - not on every system
@@ -219,6 +227,7 @@ def main(words: list[str]) -> None:
     steps = SlotSteps(SlottedDecoder(shape, size, int(context), device=device), counts)
     table = SlotTable(size, counts[-1], PROMPT_ROWS)
     sys.setswitchinterval(SWITCH_S)
+    threading.excepthook = _end_process
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(int(port), shape, int(context), table, steps))
 
