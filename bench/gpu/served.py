@@ -62,7 +62,7 @@ class ServedOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 QUICK = ServedOptions(
-    model="tiny", device="cpu", slots=8, levels=(1, 2, 4, 8), prompts=(16, 48), answers=(8, 24), rounds=3, least=10,
+    model="tiny", device="cpu", slots=8, levels=(1, 2, 4, 8), prompts=(16, 48), answers=(8, 24), rounds=4, least=24,
     killed_tokens=60, tune=("--requests", "8", "--repeats", "1", "--budget", "5m"),
 )  # fmt: skip
 
