@@ -2,15 +2,19 @@
 
 `start_tracing` imports this where a collector is configured, and nothing else does: the SDK takes 60 ms to import. A
 trace is sampled as a whole, where it enters the deployment; its context carries the decision to every other process.
+
+A span holds what it was given, and becomes one of the SDK's when it ends. The SDK's own spans take a lock and copy and
+check every attribute at each change, which costs as much as all the rest of a span.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from telemetry.redaction import clean, redact
 from telemetry.tracing import (
@@ -27,10 +31,6 @@ from telemetry.tracing import (
     trace_id_of,
 )
 
-if TYPE_CHECKING:
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-
 EXPORT_TIMEOUT_S = 5
 """For one batch including retries; a batch that the collector has not accepted by then is dropped."""
 CLOSE_TIMEOUT_S = 3.0
@@ -38,24 +38,39 @@ CLOSE_TIMEOUT_S = 3.0
 
 
 class RecordedSpan(Span):
-    """A span that is sent to the collector when it has ended."""
+    """A span that is sent to the collector when it has ended. Its fields are for the sender."""
 
-    __slots__ = ("_span",)
+    __slots__ = ("attributes", "ended", "events", "kind", "links", "name", "parent", "sender", "start_ns")
 
-    def __init__(self, span: trace.Span) -> None:
-        context = span.get_span_context()
-        carrier = {TRACEPARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
-        if context.trace_state:
-            carrier[TRACESTATE] = context.trace_state.to_header()
+    def __init__(
+        self,
+        sender: SpanSender,
+        name: str,
+        parent: Mapping[str, str],
+        kind: Kind,
+        start_ns: int | None,
+        attributes: Attributes | None,
+        links: Sequence[Mapping[str, str]],
+        span_id: str = "",
+    ) -> None:
+        """`parent`: as `extract` gave it."""
+        carrier = new_context(trace_id_of(parent), span_id, sampled=True)
+        if TRACESTATE in parent:
+            carrier[TRACESTATE] = parent[TRACESTATE]
         super().__init__(carrier)
-        self._span = span
+        self.sender, self.name, self.parent, self.kind, self.links = sender, name, parent, kind, links
+        self.start_ns = start_ns or time.time_ns()
+        self.attributes: dict[str, Any] = clean(attributes) if attributes else {}
+        self.events: list[tuple[str, Mapping[str, Any], int]] = []
+        """Name, attributes and time of each."""
+        self.ended = False
 
     @property
     def recorded(self) -> bool:
         return True
 
     def add_event(self, name: str, at_ns: int | None = None, attributes: Attributes | None = None) -> None:
-        self._span.add_event(name, clean(attributes), at_ns)
+        self.events.append((name, clean(attributes) if attributes else {}, at_ns or time.time_ns()))
 
     def end(
         self,
@@ -64,23 +79,27 @@ class RecordedSpan(Span):
         attributes: Attributes | None = None,
         name: str | None = None,
     ) -> None:
-        if not self._span.is_recording():
+        if self.ended:
             return
+        self.ended = True
         if name is not None:
-            self._span.update_name(name)
+            self.name = name
         if attributes:
-            self._span.set_attributes(clean(attributes))
-        if error is not None:
-            self._fail(error)
-        self._span.end(end_ns)
-
-    def _fail(self, error: str | BaseException) -> None:
-        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415 - see the module's docstring
-
+            self.attributes |= clean(attributes)
         if isinstance(error, BaseException):
-            shown = {"message": str(error), "stacktrace": "".join(traceback.format_exception(error))}
-            self._span.record_exception(error, {f"exception.{name}": redact(text) for name, text in shown.items()})
-        self._span.set_status(Status(StatusCode.ERROR, redact(str(error))))
+            self.add_event("exception", attributes=_exception(error))
+        self.sender.send(self, end_ns or time.time_ns(), None if error is None else redact(str(error)))
+
+
+def _exception(error: BaseException) -> dict[str, str]:
+    """The attributes of an exception, by the names of the conventions."""
+    kind = type(error)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return {
+        "exception.type": f"{module}{kind.__qualname__}",
+        "exception.message": str(error),
+        "exception.stacktrace": "".join(traceback.format_exception(error)),
+    }
 
 
 class RecordedTracing(Tracing):
@@ -89,11 +108,9 @@ class RecordedTracing(Tracing):
     recording = True
 
     def __init__(self, service: str, endpoint: str, ratio: float = 1.0) -> None:
+        """Raises MissingExporterError."""
         self._ratio = ratio
-        self._next = threading.local()
-        """`span_id`: of the span that this thread begins next; 0: a random one."""
-        self._provider = self._make_provider(service, endpoint)
-        self._tracer = self._provider.get_tracer("penstock")
+        self._sender = SpanSender(service, endpoint)
 
     def enter(
         self,
@@ -108,7 +125,7 @@ class RecordedTracing(Tracing):
         if random.random() >= self._ratio:  # noqa: S311 - a sample, not a secret
             state = {TRACESTATE: carried[TRACESTATE]} if TRACESTATE in carried else {}
             return Span(new_context(trace_id_of(carried)) | state)
-        return self._begin(name, carried, kind, None, attributes, links)
+        return RecordedSpan(self._sender, name, carried, kind, None, attributes, links)
 
     def span(
         self,
@@ -122,40 +139,19 @@ class RecordedTracing(Tracing):
     ) -> Span:
         if not parent or not is_sampled(parent):
             return super().span(name, parent)
-        self._next.span_id = int(span_id, 16) if span_id else 0
-        return self._begin(name, extract(parent), kind, start_ns, attributes, links)
-
-    def _begin(
-        self,
-        name: str,
-        parent: Mapping[str, str],
-        kind: Kind,
-        start_ns: int | None,
-        attributes: Attributes | None,
-        links: Sequence[Mapping[str, str]],
-    ) -> Span:
-        from opentelemetry import trace  # noqa: PLC0415 - see the module's docstring
-
-        context = trace.set_span_in_context(trace.NonRecordingSpan(_context(parent))) if parent else None
-        linked = [trace.Link(_context(each)) for each in links if trace_id_of(each)]
-        return RecordedSpan(
-            self._tracer.start_span(
-                name,
-                context=context,
-                kind=trace.SpanKind[kind.upper()],
-                attributes=clean(attributes),
-                links=linked or None,
-                start_time=start_ns,
-            )
-        )
+        return RecordedSpan(self._sender, name, extract(parent), kind, start_ns, attributes, links, span_id)
 
     def close(self) -> None:
         # The SDK waits up to 30 s for a collector that is down; a draining process must not.
-        sending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        sending = threading.Thread(target=self._sender.close, name="last spans", daemon=True)
         sending.start()
         sending.join(CLOSE_TIMEOUT_S)
 
-    def _make_provider(self, service: str, endpoint: str) -> TracerProvider:
+
+class SpanSender:
+    """Makes the SDK's spans of those that have ended, and gives them to its thread that sends batches."""
+
+    def __init__(self, service: str, endpoint: str) -> None:
         """Raises MissingExporterError."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
@@ -164,39 +160,62 @@ class RecordedTracing(Tracing):
                 f"telemetry.otlp_endpoint is set to {endpoint!r}, but the OTLP exporter is not installed: "
                 "run pip install 'penstock[otlp]', or unset it"
             ) from error
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - as above
-        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry import trace  # noqa: PLC0415 - see the module's docstring
+        from opentelemetry.sdk import trace as sdk  # noqa: PLC0415 - as above
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
-        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator  # noqa: PLC0415
-        from opentelemetry.sdk.trace.sampling import ALWAYS_ON  # noqa: PLC0415
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
 
-        following = self._next
+        class OwnResource(Resource):
+            """The resource of this process: the exporter groups spans by resource, and the SDK's hash is that of all
+            its attributes as JSON, for every span."""
 
-        class SpanIds(RandomIdGenerator):
-            """Random ids, but for the spans whose id is given."""
+            __hash__ = object.__hash__
 
-            def generate_span_id(self) -> int:
-                given: int = getattr(following, "span_id", 0)
-                following.span_id = 0
-                return given or super().generate_span_id()
+            def __eq__(self, other: object) -> bool:
+                return self is other
 
         exporter = OTLPSpanExporter(endpoint=endpoint.rstrip("/") + "/v1/traces", timeout=EXPORT_TIMEOUT_S)
-        resource = Resource.create({"service.name": service, "service.namespace": "penstock"})
-        # `enter` and the context decide what is sampled, so the SDK takes whatever it is given.
-        provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False, id_generator=SpanIds())
-        provider.add_span_processor(BatchSpanProcessor(exporter))
-        return provider
+        about = Resource.create({"service.name": service, "service.namespace": "penstock"})
+        self._trace, self._sdk = trace, sdk
+        self._resource = OwnResource(about.attributes, about.schema_url)
+        self._scope = InstrumentationScope("penstock")
+        self._sampled = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+        self._well = trace.Status()
+        self._processor = BatchSpanProcessor(exporter)
 
+    def send(self, span: RecordedSpan, end_ns: int, error: str | None) -> None:
+        """Queue a span; it is dropped if too many wait. `error`: why it failed."""
+        trace, sdk = self._trace, self._sdk
+        self._processor.on_end(
+            sdk.ReadableSpan(
+                span.name,
+                self._context(span.carrier(), is_remote=False),
+                self._context(span.parent) if span.parent else None,
+                self._resource,
+                span.attributes,
+                [sdk.Event(name, about, at_ns) for name, about, at_ns in span.events],
+                [trace.Link(self._context(each)) for each in span.links if trace_id_of(each)],
+                trace.SpanKind[span.kind.upper()],
+                status=self._well if error is None else trace.Status(trace.StatusCode.ERROR, error),
+                start_time=span.start_ns,
+                end_time=end_ns,
+                instrumentation_scope=self._scope,
+            )
+        )
 
-def _context(carried: Mapping[str, str]) -> trace.SpanContext:
-    """OpenTelemetry's form of a context that `extract` has checked."""
-    from opentelemetry import trace  # noqa: PLC0415 - see the module's docstring
+    def close(self) -> None:
+        """Send the last spans, and end the thread."""
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
 
-    _, trace_id, span_id, flags = carried[TRACEPARENT].split("-")[:4]
-    return trace.SpanContext(
-        trace_id=int(trace_id, 16),
-        span_id=int(span_id, 16),
-        is_remote=True,
-        trace_flags=trace.TraceFlags(int(flags, 16)),
-        trace_state=trace.TraceState.from_header([carried.get(TRACESTATE, "")]),
-    )
+    def _context(self, carried: Mapping[str, str], *, is_remote: bool = True) -> Any:
+        """OpenTelemetry's form of a context that `extract` has checked."""
+        trace, text = self._trace, carried[TRACEPARENT]
+        state = carried.get(TRACESTATE)
+        return trace.SpanContext(
+            int(text[3:35], 16),
+            int(text[36:52], 16),
+            is_remote,
+            trace.TraceFlags(int(text[53:55], 16)),
+            trace.TraceState.from_header([state]) if state else None,
+        )

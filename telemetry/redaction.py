@@ -213,10 +213,15 @@ def _is_secret(value: str, kind: Kind, tie: str) -> bool:
     return said or _SECRET_LIKE.match(value) is not None
 
 
+_NUMBERS = (int, float, type(None))
+
+
 def clean(value: Any) -> Any:
     """Replace secrets in a value, also inside mappings, sequences and records."""
     if isinstance(value, str):
         return redact(value)
+    if isinstance(value, _NUMBERS):
+        return value
     if isinstance(value, bytes | bytearray):
         return redact(value.decode("utf-8", "backslashreplace"))
     if isinstance(value, list | tuple | set | frozenset):

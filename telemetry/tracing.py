@@ -169,10 +169,10 @@ class MissingExporterError(Exception):
     """Raised when a collector is configured but the exporter package is not installed."""
 
 
-def new_context(trace_id: str = "") -> dict[str, str]:
-    """The context of a span that is not recorded, in this trace or in a new one."""
+def new_context(trace_id: str = "", span_id: str = "", *, sampled: bool = False) -> dict[str, str]:
+    """The context of a new span, in this trace or in a new one; `sampled`: of one that is recorded."""
     ids = f"{random.getrandbits(192):048x}"
-    return {TRACEPARENT: f"00-{trace_id or ids[:32]}-{ids[32:]}-00"}
+    return {TRACEPARENT: f"00-{trace_id or ids[:32]}-{span_id or ids[32:]}-{'01' if sampled else '00'}"}
 
 
 def is_sampled(carrier: Mapping[str, str]) -> bool:

@@ -143,8 +143,8 @@ REDACTION = (
         "The text of an error, with the password of a URL in it, goes to the collector.",
         Edit(
             "telemetry/recorded_spans.py",
-            "Status(StatusCode.ERROR, redact(str(error)))",
-            "Status(StatusCode.ERROR, str(error))",
+            "else redact(str(error)))",
+            "else str(error))",
         ),
         SECRETS + "spans_are_redacted",
     ),

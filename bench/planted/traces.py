@@ -70,10 +70,22 @@ TRACES = (
         "A machine without NVML shows 0 joules, and its tokens are free.",
         Edit(
             "workers/record.py",
-            "            for gpu, value in readings.items():\n",
-            '            for gpu, value in (readings or {"none": 0.0}).items():\n',
+            "                if value is not None:\n                    gauge.labels(gpu).set(value)",
+            "                gauge.labels(gpu).set(value or 0.0)",
         ),
         "tests/workers/test_record.py::test_gpus_that_tell_nothing_have_no_series",
+    ),
+    bug(
+        "a GPU that draws 9.2 million million million watts",
+        "DCGM's mark for a value that it does not know counts as a reading.",
+        Edit("telemetry/records/dcgm.py", " and not any(low <= value < high for low, high in BLANKS)", ""),
+        "tests/telemetry/records/test_dcgm.py::test_what_dcgm_does_not_know_is_absent",
+    ),
+    bug(
+        "a span that ends twice",
+        "An attempt whose end is told by two callbacks is in its trace twice.",
+        Edit(SPANS, "        self.ended = True\n", ""),
+        "tests/telemetry/test_tracing.py::test_a_failure_is_told_and_an_end_counts_once",
     ),
     bug(
         "a counter that is first seen at 1",
