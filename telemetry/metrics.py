@@ -116,6 +116,8 @@ class Metrics:
         self.miscounted = self._counter("penstock_engine_miscounted_total")
         self.gpu_energy = self._gauge("penstock_gpu_energy_joules")
         self.gpu_busy = self._gauge("penstock_gpu_busy_ratio")
+        self.gpu_power = self._gauge("penstock_gpu_power_watts")
+        self.gpu_memory = self._gauge("penstock_gpu_memory_used_bytes")
         self.gate_waits = self._counter("penstock_gate_waits_total")
         self.gate_peak = self._gauge("penstock_gate_peak_tokens")
         self.gate_reserve = self._gauge("penstock_gate_reserve_ratio")

@@ -23,6 +23,11 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_host: str = "127.0.0.1"
     """Address that this port listens on; it requires no key."""
 
+    dcgm_url: str = ""
+    """Address of the DCGM exporter of this machine, e.g. http://127.0.0.1:9400/metrics; empty: workers ask NVML."""
+
     def __post_init__(self) -> None:
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise ValueError("otlp_endpoint: expected http://HOST:PORT or https://..., the base URL of a collector")
+        if self.dcgm_url and not self.dcgm_url.startswith(("http://", "https://")):
+            raise ValueError("dcgm_url: expected http://HOST:PORT/metrics, the address of a DCGM exporter")

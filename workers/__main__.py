@@ -32,6 +32,8 @@ from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
+from telemetry.records.dcgm import DcgmReadings
+from telemetry.records.gpus import GpuSource
 from telemetry.records.nvml import GpuReadings
 from telemetry.records.sampler import Facts, Sampler
 from telemetry.records.settings import RecordSettings
@@ -135,6 +137,11 @@ def _shaped(model: str, settings: ModelSettings, wanted: str | None) -> ModelSet
     raise ConfigError("--shape", f"name one of the shapes of {model}: {', '.join(pools)}")
 
 
+def gpu_source(settings: TelemetrySettings) -> GpuSource | None:
+    """The configured exporter, else the driver; None on a machine without either."""
+    return DcgmReadings(settings.dcgm_url) if settings.dcgm_url else GpuReadings.open()
+
+
 class WorkerProcess:
     """The process around a worker: loading, being seen, signals, and the way out."""
 
@@ -154,7 +161,7 @@ class WorkerProcess:
         self._metrics, self._tracing, self._records, self._lifeline = metrics, tracing, records, lifeline
         self._worker: Worker | None = None
         self._tally = WorkCounters()
-        self._gpus = None if records is NO_RECORDS else GpuReadings.open()
+        self._gpus = None if records is NO_RECORDS else gpu_source(config.section("telemetry", TelemetrySettings))
         self._recorder: Recorder | None = None
         self._state = me.state
         self._cordoned = self._phase = ""
@@ -294,10 +301,10 @@ class WorkerProcess:
 
     def _facts(self) -> Facts:
         """What a sample says of this worker."""
-        stats, tally, gpus = self._engine.stats(), self._tally, self._gpus
-        joules, busy = (gpus.joules(), gpus.busy()) if gpus is not None else ({}, {})
+        stats, tally = self._engine.stats(), self._tally
+        gpus = self._gpus.read() if self._gpus is not None else {}
         if self._recorder is not None:
-            self._recorder.gpus(joules, busy)
+            self._recorder.gpus(gpus)
         return {
             "slots": stats.slots,
             "running": stats.running,
@@ -307,8 +314,8 @@ class WorkerProcess:
             "steps": tally.steps,
             "step_s": round(tally.step_s, 4),
             "step_tokens": tally.step_tokens,
-            "gpus": joules,
-            "gpu_busy": busy,
+            "gpus": {gpu: each.joules for gpu, each in gpus.items() if each.joules is not None},
+            "gpu_busy": {gpu: each.busy for gpu, each in gpus.items() if each.busy is not None},
         }
 
     def _describe(self) -> Process:

@@ -13,6 +13,7 @@ from streaming.jobs.terminal import Terminal
 from telemetry.latency import PARTS, engine_parts
 from telemetry.logs import EventLog
 from telemetry.metrics import Metrics
+from telemetry.records.gpus import GpuReading
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt
 from workers.attempt_traces import AttemptTraces
@@ -199,11 +200,14 @@ class Recorder:
         self.metrics.miscounted.labels(self._model).inc(_grown(self._miscounted, stats.miscounted))
         self._evictions, self._miscounted = stats.evictions, stats.miscounted
 
-    def gpus(self, joules: Mapping[str, float], busy: Mapping[str, float]) -> None:
-        """Set the gauges of this machine's GPUs, by UUID: energy used, and share of the time that they were busy."""
-        for gauge, readings in ((self.metrics.gpu_energy, joules), (self.metrics.gpu_busy, busy)):
-            for gpu, value in readings.items():
-                gauge.labels(gpu).set(value)
+    def gpus(self, readings: Mapping[str, GpuReading]) -> None:
+        """Set the gauges of this machine's GPUs, by UUID; what a GPU does not tell has no series."""
+        metrics = self.metrics
+        gauges = (metrics.gpu_energy, metrics.gpu_busy, metrics.gpu_power, metrics.gpu_memory)  # in a reading's order
+        for gpu, reading in readings.items():
+            for gauge, value in zip(gauges, reading, strict=True):
+                if value is not None:
+                    gauge.labels(gpu).set(value)
 
     def load(self, slots: int, running: int, reserved: int = 0) -> None:
         """Set the gauges of the engine's slots."""

@@ -57,7 +57,8 @@ WORKERS = (
         "gauge",
         "J",
         "worker",
-        "Energy that a GPU has used since its driver was loaded; grows. Absent without NVML, never 0.",
+        "Energy that a GPU has used since its driver was loaded; grows. Absent where neither NVML nor a DCGM "
+        "exporter tells, never 0, as the three below.",
         ("gpu",),
         combined="livemostrecent",
     ),
@@ -66,7 +67,19 @@ WORKERS = (
         "gauge",
         "1",
         "worker",
-        "Share of the driver's last sample period in which a GPU ran a kernel. Absent without NVML.",
+        "Share of the driver's last sample period in which a GPU ran a kernel.",
+        ("gpu",),
+        combined="livemostrecent",
+    ),
+    MetricSpec(
+        "penstock_gpu_power_watts", "gauge", "W", "worker", "Power of a GPU now.", ("gpu",), combined="livemostrecent"
+    ),
+    MetricSpec(
+        "penstock_gpu_memory_used_bytes",
+        "gauge",
+        "By",
+        "worker",
+        "Memory of a GPU in use.",
         ("gpu",),
         combined="livemostrecent",
     ),

@@ -1,4 +1,4 @@
-"""Readings of NVIDIA GPUs by NVML: the energy that each GPU of this machine has used, and how busy it is.
+"""Readings of NVIDIA GPUs by NVML: energy, power and memory of each GPU of this machine, and how busy it is.
 
 NVML is the driver's library, so nothing needs to be installed. A machine without it, and a GPU that does not tell,
 give nothing: never 0.
@@ -10,17 +10,26 @@ import ctypes
 import logging
 from typing import Any
 
+from telemetry.records.gpus import GpuReading
+
 log = logging.getLogger(__name__)
 
 LIBRARY = "libnvidia-ml.so.1"
 UUID_BYTES = 96
-MJ_PER_J = 1000
+MJ_PER_J, MW_PER_W = 1000, 1000
+NOTHING = GpuReading()
 
 
 class _Rates(ctypes.Structure):
     """NVML's nvmlUtilization_t, in percent."""
 
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class _Memory(ctypes.Structure):
+    """NVML's nvmlMemory_t, in bytes."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
 class GpuReadings:
@@ -59,6 +68,24 @@ class GpuReadings:
             rates = _Rates()
             if self._library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(rates)) == 0:
                 found[uuid] = rates.gpu / 100
+        return found
+
+    def read(self) -> dict[str, GpuReading]:
+        """Everything that the driver tells of each GPU, by its UUID."""
+        joules, busy = self.joules(), self.busy()
+        found = {}
+        for uuid, device in self._devices.items():
+            milliwatts, memory = ctypes.c_uint(), _Memory()
+            tells_power = self._library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts)) == 0
+            tells_memory = self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+            reading = GpuReading(
+                joules.get(uuid),
+                busy.get(uuid),
+                milliwatts.value / MW_PER_W if tells_power else None,
+                float(memory.used) if tells_memory else None,
+            )
+            if reading != NOTHING:
+                found[uuid] = reading
         return found
 
     def _device(self, index: int) -> tuple[str, ctypes.c_void_p]:

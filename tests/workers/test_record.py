@@ -14,6 +14,7 @@ from streaming.jobs.lease import Claim
 from streaming.jobs.terminal import Generated, Terminal
 from streaming.priority import Priority
 from telemetry.metrics import Metrics
+from telemetry.records.gpus import GpuReading
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt
 from workers.record import MANY_ATTEMPTS, Recorder
@@ -132,11 +133,13 @@ def test_evictions_are_counted_once_and_a_cache_without_a_limit_is_absent(metric
 def test_gpus_that_tell_nothing_have_no_series(metrics: Metrics) -> None:
     """Absent, never 0."""
     recorder = Recorder("m", metrics, Tracing())
-    recorder.gpus({}, {})
+    recorder.gpus({})
     assert shown(metrics, "penstock_gpu_energy_joules") == {} == shown(metrics, "penstock_gpu_busy_ratio")
-    recorder.gpus({"GPU-1": 7.5}, {"GPU-2": 0.0})
+    recorder.gpus({"GPU-1": GpuReading(joules=7.5), "GPU-2": GpuReading(busy=0.0, watts=310.5)})
     assert shown(metrics, "penstock_gpu_energy_joules") == {("GPU-1",): 7.5}
     assert shown(metrics, "penstock_gpu_busy_ratio") == {("GPU-2",): 0.0}
+    assert shown(metrics, "penstock_gpu_power_watts") == {("GPU-2",): 310.5}
+    assert shown(metrics, "penstock_gpu_memory_used_bytes") == {}
 
 
 def test_a_job_that_goes_on_with_earlier_tokens_is_counted(metrics: Metrics) -> None:

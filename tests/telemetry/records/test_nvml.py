@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from telemetry.records.gpus import GpuReading
 from telemetry.records.nvml import GpuReadings
 
 NOT_SUPPORTED = 3
@@ -45,6 +46,29 @@ class FakeNvml:
         rate = self.rates[(device.value or 0) - 1]
         rates._obj.gpu = rate or 0
         return NOT_SUPPORTED if rate is None else 0
+
+    watts: tuple[int | None, ...] = ()
+    """Milliwatts of each GPU, and bytes in use; None: it does not tell."""
+    used: tuple[int | None, ...] = ()
+
+    def nvmlDeviceGetPowerUsage(self, device: ctypes.c_void_p, power: Any) -> int:  # noqa: N802 - NVML's name
+        value = self.watts[(device.value or 0) - 1]
+        power._obj.value = value or 0
+        return NOT_SUPPORTED if value is None else 0
+
+    def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, memory: Any) -> int:  # noqa: N802 - NVML's name
+        value = self.used[(device.value or 0) - 1]
+        memory._obj.used = value or 0
+        return NOT_SUPPORTED if value is None else 0
+
+
+def test_a_reading_has_what_each_gpu_tells() -> None:
+    nvml = FakeNvml(5000, None, None)
+    nvml.rates, nvml.watts, nvml.used = (80, 0, None), (310_500, None, None), (1 << 30, None, None)
+    assert GpuReadings(nvml).read() == {
+        "GPU-1": GpuReading(5.0, 0.8, 310.5, float(1 << 30)),
+        "GPU-2": GpuReading(busy=0.0),
+    }
 
 
 def test_each_gpu_by_its_uuid() -> None:
