@@ -112,7 +112,7 @@ def watch(where: Where, job_id: str, *, as_json: bool) -> int:
     """Follow a job to its end. Ctrl-C stops watching, not the job. Raises Problem, also if it ended badly."""
     with Client.find(where) as client, Client.find(where) as reading:
         count = WatchedTokens(reading, job_id)
-        progress = ProgressLine(sys.stderr, {}, quiet=as_json)
+        progress = ProgressLine(sys.stderr, {}, quiet=as_json or not sys.stderr.isatty())  # a pipe has the changes
         try:
             with progress:
                 job = _until_ended(client, job_id, progress, count, as_json=as_json)

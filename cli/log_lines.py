@@ -26,6 +26,13 @@ HEAD = ("time", "level", "service", "pid", "logger", "message", "process", "exce
 """Fields of a record that `pretty` does not show as `name=value`."""
 FIRST_ERROR = 400
 """HTTP status."""
+POLLED = frozenset(
+    {
+        *("/admin/overview", "/admin/jobs", "/admin/jobs/{job_id}", "/admin/dlq", "/admin/pools", "/admin/keys"),
+        *("/admin/tenants", "/v1/batches", "/v1/batches/{batch_id}", "/v1/jobs/{job_id}"),
+    }
+)
+"""Routes that are read again and again to see what has changed."""
 
 
 SHORT_TRACE = 8
@@ -103,12 +110,13 @@ def _is_of_trace(line: LogLine, trace: str) -> bool:
 
 
 def is_poll(line: LogLine) -> bool:
-    """Whether a line is a request that an open console or `penstock top` makes by itself, and that was answered."""
+    """Whether a line is a request that was answered and that an open page of the console, `penstock top`, `jobs watch`
+    or a program that waits for a job repeats by itself."""
     fields = line.fields
     status, route = fields.get("status"), str(fields.get("route"))
     if fields.get("logger") != "api.access" or fields.get("method") != "GET" or not isinstance(status, int):
         return False
-    return status < FIRST_ERROR and (route == "/admin/overview" or route.startswith("/console/assets/"))
+    return status < FIRST_ERROR and (route in POLLED or route.startswith("/console/assets/"))
 
 
 def starts_run(line: LogLine) -> bool:
@@ -168,6 +176,8 @@ def pretty(line: LogLine) -> str:
 def _adds(name: str, value: Any, said: str, fields: dict[str, Any]) -> bool:
     """Whether a field says something that the message does not."""
     if fields.get("logger") == "api.access" and name in ("method", "route", "path", "status", "ms"):
+        return False
+    if value is False:  # a fact that is not so, such as `alone` of a claim
         return False
     return name not in HEAD and value not in (None, "", [], {}) and _value(value) not in said
 

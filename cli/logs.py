@@ -107,7 +107,11 @@ def process_of(path: Path) -> str:
 @click.option("--previous", is_flag=True, help="Only the run of `penstock up` before the newest one.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
 @click.option("--pretty", "for_people", is_flag=True, help="Lines for people, also into a pipe.")
-@click.option("--polls", is_flag=True, help="For people, too: what an open console or `top` asks again and again.")
+@click.option(
+    "--polls",
+    is_flag=True,
+    help="For people, too: what the console, `top`, `jobs watch` and waiting programs ask again and again.",
+)
 @json_option
 def logs(
     follow: bool,

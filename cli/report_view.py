@@ -35,6 +35,8 @@ def shown(report: RequestReport) -> str:
     blocks: list[RenderableType] = [_headline(report)]
     if report.advice:
         blocks.append(_advice(report))
+    elif whole.requests:
+        blocks.append(Text("Nothing stands out: no threshold is exceeded.", "dim"))
     if whole.requests:
         blocks += [_latencies(whole), _parts(whole), *_groups(report), _usage(report.figures.usage)]
         if report.figures.usage.energy is not None:

@@ -214,9 +214,17 @@ def test_a_request_is_shown_as_what_was_asked_and_answered() -> None:
     assert pretty(line).endswith("api-1        GET /v1/jobs/{job_id} 200 1.5 ms tenant=t")
 
 
+def test_a_fact_that_is_not_so_is_not_shown_to_people() -> None:
+    """`alone=False` stands in nearly every claim, and means nothing to who reads it; a 0 may mean something."""
+    line = parse_line("worker-1", claim("01.000", [JOB], alone=False), "")
+    assert "alone" not in pretty(line) and JOB[:12] in pretty(line)
+    assert "alone=True" in pretty(parse_line("worker-1", claim("01.000", [JOB], alone=True), ""))
+
+
 @pytest.mark.parametrize(("route", "status", "poll"), [
     ("/admin/overview", 200, True), ("/console/assets/{build}/{name}", 304, True), ("/admin/overview", 503, False),
-    ("/admin/pools", 200, False),
+    ("/admin/pools", 200, True), ("/v1/jobs/{job_id}", 200, True), ("/v1/jobs/{job_id}", 404, False),
+    ("/v1/jobs/{job_id}/events", 200, False), ("/v1/jobs/{job_id}/result", 200, False),
 ])  # fmt: skip
 def test_polls_of_a_console_are_known(route: str, status: int, *, poll: bool) -> None:
     """They are not shown to people unless they ask; one that fails is."""

@@ -12,11 +12,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 from recorded import delivery, request, sample
 
 from cli.errors import Problem
 from cli.report import moment
-from cli.report_view import changed_findings
+from cli.report_view import changed_findings, shown
 from telemetry.records.folder import create
 from telemetry.records.schema import ENCODER
 from telemetry.report.finding import Advice
@@ -67,6 +68,14 @@ def test_json_has_all_figures(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["figures"]["whole"]["requests"] == 40 and found["torn_lines"] == 1
     assert [each["kind"] for each in found["advice"]] == ["slow_worker"]
+
+
+def test_a_report_without_a_finding_says_that_nothing_stands_out(tmp_path: Path) -> None:
+    """Else nobody can tell that from a report that did not look."""
+    recorded(tmp_path / "records")
+    found = report(tmp_path / "records")
+    assert "Nothing stands out" not in shown(found)
+    assert "Nothing stands out" in shown(replace(found, advice=[]))
 
 
 def test_an_empty_window_says_so(tmp_path: Path) -> None:
