@@ -169,6 +169,7 @@ class SimEngine:
         fault = (found[1], int(found[2])) if found else None
         sequence = SimSequence(request.id, 0, sum(counts), 1, 0, None, fault)
         sequence.answer = task_answer(request, task, context_of(self._settings))
+        sequence.largest = max(counts, default=0)
         return sequence
 
     def _sequence(self, request: Request) -> SimSequence:
@@ -273,7 +274,8 @@ class SimEngine:
             return True
         if self._settings.kv_policy == "GUARANTEED_NO_EVICT":
             return self._reserved() + sequence.peak <= capacity
-        return sum(other.used for other in self._batch.running.values()) + sequence.used + 1 <= capacity
+        used = sum(other.used for other in self._batch.running.values())
+        return used + min(sequence.used + 1, sequence.peak) <= capacity
 
     def _reserved(self) -> int:
         return sum(sequence.peak for sequence in self._batch.running.values())

@@ -41,10 +41,15 @@ class SimSequence:
     reasoned: int = 0
     """Tokens of reasoning before its answer."""
 
+    largest: int = 0
+    """Tokens of the largest input of a task, whose inputs are computed one after another; 0: it is no task."""
+
     @property
     def used(self) -> int:
-        return self.prompt_tokens + self.done
+        """Tokens that it holds in the KV cache."""
+        return self.largest or self.prompt_tokens + self.done
 
     @property
     def peak(self) -> int:
-        return self.prompt_tokens + self.max_tokens
+        """The most that it will hold."""
+        return self.largest or self.prompt_tokens + self.max_tokens

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from penstock.engine import Piece, Refused, Request, Sampling
+from penstock.engine import Piece, Refused, Request, Sampling, Task
 from workers.engines.sim.card import card_of
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
@@ -289,3 +289,15 @@ async def test_what_is_cached_of_a_prompt_is_not_computed_again() -> None:
     requests = [Request(name, "x" * 400, Sampling(max_tokens=1)) for name in "ab"]
     steps_ms, _ = await stepped(settings, *requests)
     assert steps_ms[:2] == [11, 1]
+
+
+@pytest.mark.parametrize("policy", ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"])
+async def test_the_inputs_of_a_task_are_computed_one_after_another(start: Start, policy: str) -> None:
+    """Together they may be larger than the cache, which holds one at a time, also one as large as itself."""
+    bench = await start(kv_tokens=50, kv_policy=policy)
+    rows = tuple(tuple(range(size)) for size in (40, 40, 50, 30))
+    bench.engine.submit(Request("a", "", Sampling(), task=Task(kind="embed"), inputs=rows))
+    bench.engine.submit(Request("b", "", Sampling(), task=Task(kind="embed"), inputs=rows[:2]))
+    ended = await bench.until_ended("a", "b")
+    assert [ended[each][-1].finish for each in "ab"] == ["stop", "stop"]
+    assert (ended["a"][-1].prompt_tokens, ended["b"][-1].prompt_tokens) == (160, 80)
