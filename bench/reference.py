@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from api.auth.access import Access
-from api.openai.refused_fields import CHAT_ONLY, CONSTRAINTS, REMEDIES, UNSUPPORTED
+from api.openai.refused_fields import CHAT_ONLY, COMPLETION_ONLY, CONSTRAINTS, REMEDIES, UNSUPPORTED
 from api.openai.responses import request as responses
 from api.openapi import document
 from api.routes import ROUTES
@@ -184,7 +184,8 @@ def refused(name: str) -> str:
     if name == "responses":
         rows = [(_code(name), _values(neutral), fix) for name, (neutral, fix) in responses.UNSUPPORTED.items()]
     else:
-        rows = [(_code(name), _values(neutral), REMEDIES.get(name, "")) for name, neutral in UNSUPPORTED.items()]
+        known = {**UNSUPPORTED, **COMPLETION_ONLY}
+        rows = [(_code(name), _values(neutral), REMEDIES.get(name, "")) for name, neutral in known.items()]
         alone = "Completions have no tools: use `/v1/chat/completions`."
         rows += [(_code(name), _values(neutral), alone) for name, neutral in CHAT_ONLY.items()]
         rows += [(_code(name), "", fix) for name, fix in CONSTRAINTS.items()]

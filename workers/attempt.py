@@ -23,7 +23,7 @@ from workers.attempt_stamps import AttemptStamps
 from workers.engines.call_checks import FoundCalls, check_calls
 from workers.engines.constraint import complete_texts
 from workers.engines.task_answers import check_task_piece
-from workers.past_texts import PastRows, PastTexts
+from workers.past_texts import PastRows, PastTexts, echoes_left
 from workers.prompts import inputs_of, prompt_of
 from workers.reasoned import reasoned_tokens
 
@@ -43,7 +43,7 @@ class Attempt:
         *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
         *("_history", "_sections", "_first_ms", "_record", "_counts", "_begun", "_choices", "_finishes", "_prompts"),
-        *("_unlogged_prompts", "_servers", "_stopped", "_open", "_waiting"),
+        *("_unlogged_prompts", "_servers", "_stopped", "_open", "_waiting", "_echoes"),
     )
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
 
@@ -51,10 +51,9 @@ class Attempt:
         self.claim = claim
         self.number = claim.number
         """The run's number, which identifies the job in this worker's frames."""
-        self.job = claim.job
-        self.partition = claim.partition
-        self._history, self._sections = history.rows, history.sections
-        self.past_tokens, self._first_ms = history.tokens, history.first_ms
+        self.job, self.partition = claim.job, claim.partition
+        self._history, self._sections, self.past_tokens = history.rows, history.sections, history.tokens
+        self._first_ms = history.first_ms
         self.opening = Opening(claim.job.id, len(history.rows) + 1, history.last_run)
         self._record = bytearray(b"".join([encode_delta(replace(row, stream=claim.number)) for row in history.rows]))
         """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
@@ -79,8 +78,8 @@ class Attempt:
         """Reply addresses that get its deltas."""
         self.unnamed = True
         """Whether some address still needs the opening, which binds the run's number to this job."""
-        self._choices = choices = self.job.choices
-        self._finishes = [""] * choices
+        self._choices = self.job.choices
+        self._finishes = [""] * self._choices
         self._prompts: dict[int, tuple[int, int]] = {}
         """By choice: tokens of its prompt, and how many of them were cached, as the first engine counted."""
         self._unlogged_prompts: dict[int, tuple[int, int]] = {}
@@ -88,6 +87,7 @@ class Attempt:
         self._servers: dict[int, str] = {}
         """By choice: the model that gives it, if it is another one than the job's."""
         self._take_over(history)
+        self._echoes = echoes_left(claim.job, history.rows)
         self._stopped: tuple[JobState, Failure] | None = None
         self._open: set[int] = set()
         """Indices of choices that have not ended."""
@@ -178,7 +178,7 @@ class Attempt:
     def requests(self) -> dict[int, Request]:
         """Build a request, by choice index, for each choice that has not finished."""
         requests = {}
-        texts = PastTexts(self._history, self._sections, Run(self.claim.worker, self.number))
+        texts = PastTexts(self.job, self._history, self._sections, Run(self.claim.worker, self.number))
         for index in range(self._choices):
             self._finishes[index] = self._finishes[index] or ("length" if self._spent(texts.of(index)) else "")
             if not self._finishes[index]:
@@ -261,6 +261,8 @@ class Attempt:
         if not self._begun:
             self._begun = True
             self.stamps.begin(now)
+        if self._echoes and index in self._echoes:
+            piece = replace(piece, text=self._echoes.pop(index) + piece.text)
         seq, n = self.seq + 1, piece.n
         if n > MAX_COUNT:
             raise OverflowError(f"{n} tokens in a piece")
@@ -368,16 +370,9 @@ class Attempt:
 
     def failed_terminal(self, worker: str, failure: Failure) -> Terminal:
         """Build the terminal record of a job whose counts or times cannot be stored: without them."""
-        return Terminal(
-            self.job.id,
-            JobState.FAILED,
-            self.seq,
-            tuple(self._finishes),
-            failure=failure,
-            worker=worker,
-            sections=self._all_sections(worker),
-            rows=packed(self.seq, self._record),
-        )
+        head = self.job.id, JobState.FAILED, self.seq, tuple(self._finishes)
+        sections, rows = self._all_sections(worker), packed(self.seq, self._record)
+        return Terminal(*head, failure=failure, worker=worker, sections=sections, rows=rows)
 
     def _all_sections(self, worker: str) -> tuple[Section, ...]:
         return (*self._sections, Section(self.opening.first, Run(worker, self.number)))

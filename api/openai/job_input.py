@@ -47,6 +47,8 @@ def input_object(job: Job) -> dict[str, Any]:
         found["response_format"] = _response_format(sampling.json_schema)
     if job.reasoning not in ("", "default"):
         found["reasoning_effort"] = job.reasoning
+    if job.echo:
+        found["echo"] = True
     return found | _tools(job.tools) | _kept(job)
 
 

@@ -115,6 +115,11 @@ class QueuedRequest(StrictBody, ABC):
         return None
 
     @property
+    def echoes(self) -> bool:
+        """Whether each text begins with its prompt."""
+        return False
+
+    @property
     def task_asked(self) -> Task | None:
         """What it asks for instead of generated texts."""
         return None

@@ -17,7 +17,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "moderation": (),
     "suffix": ("",),
-    "echo": (False,),
     "best_of": (),
     "webhook": (),
 }
@@ -30,13 +29,16 @@ CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields of a chat that have no place in a completion, with their neutral values."""
 
+COMPLETION_ONLY: Mapping[str, tuple[Any, ...]] = {"echo": (False,)}
+"""Fields of a completion that have no place in a chat, with their neutral values."""
+
 REMEDIES: Mapping[str, str] = {
     "functions": "Use tools, its newer name.",
     "function_call": "Use tool_choice, its newer name.",
     "modalities": "Answers are text.",
     "audio": "Answers are text.",
     "suffix": "Put it into the prompt, between the fill-in-the-middle tokens of the model, if it has any.",
-    "echo": "Put the prompt in front of the answer yourself.",
+    "echo": "Put the last message in front of the answer yourself; completions have it.",
     "best_of": "Ask for n answers and choose among them.",
     "webhook": "Webhooks are settings of the server, in [webhooks].",
 }
@@ -60,14 +62,14 @@ CONSTRAINTS: Mapping[str, str] = {
 
 
 _QUEUE_FIELDS = frozenset(QueueOptions.model_fields)
-_LOOKED_AT = frozenset({*UNSUPPORTED, *CHAT_ONLY, *CONSTRAINTS, *_QUEUE_FIELDS})
+_LOOKED_AT = frozenset({*UNSUPPORTED, *CHAT_ONLY, *COMPLETION_ONLY, *CONSTRAINTS, *_QUEUE_FIELDS})
 
 
 def refuse_fields(fields: Mapping[str, Any], *, chat: bool) -> None:
     """Refuse the known fields of a chat (`chat`) or completion that nothing here honours. Raises ApiError (400)."""
     if _LOOKED_AT.isdisjoint(fields):
         return
-    unsupported = UNSUPPORTED if chat else {**UNSUPPORTED, **CHAT_ONLY}
+    unsupported = {**UNSUPPORTED, **(COMPLETION_ONLY if chat else CHAT_ONLY)}
     for name, value in fields.items():
         if value is None:
             continue

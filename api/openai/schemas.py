@@ -30,7 +30,7 @@ from api.openai.generation import GenerationRequest, reasoning_of, sampling_of
 from api.openai.json_body import read_object
 from api.openai.messages import ChatMessage
 from api.openai.queued_request import Effort
-from api.openai.refused_fields import CONSTRAINTS, UNSUPPORTED, refuse_fields
+from api.openai.refused_fields import COMPLETION_ONLY, CONSTRAINTS, UNSUPPORTED, refuse_fields
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
 from api.openai.tasks.request import (
@@ -53,6 +53,9 @@ from streaming.priority import Priority
 Kind: TypeAlias = Literal[
     "chat", "completion", "job", "response", "count", "embedding", "rerank", "tokenize", "detokenize"
 ]
+
+MAX_ECHO = 1 << 20
+"""Characters of prompts that one request may have repeated, over all choices: the store keeps them with the answers."""
 
 MAX_IGNORED = 20
 """Names listed in X-Ignored-Fields."""
@@ -175,6 +178,30 @@ class CompletionRequest(CompletionFields):
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = Field(
         None, description="Alternatives of each token with log-probabilities. Refused if the engine has none."
     )
+    echo: bool | None = Field(
+        False,
+        description="Begin each text with its prompt. Refused with token ids, logprobs and an output format.",
+    )
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    def check_echo(self) -> None:
+        """Refuse an echo that cannot be given. Raises ApiError (400)."""
+        if not self.echo:
+            return
+        prompt = self.prompt_asked
+        if not isinstance(prompt, Text):
+            raise invalid_request("echo needs texts: the text of token ids is not known here. Leave it out.", "echo")
+        for name, asked in (("logprobs", self.logprobs), ("response_format", self.schema_asked)):
+            if asked is not None:
+                message = f"echo cannot be combined with {name}, which a prompt has not. Leave one of them out."
+                raise invalid_request(message, "echo")
+        size = sum(map(len, prompt.texts)) * self.choices_per_prompt
+        if size > MAX_ECHO:
+            message = f"echo: the prompts of all choices have {size:,} characters, at most {MAX_ECHO:,} are repeated."
+            raise invalid_request(f"{message} Put them in front of the answers yourself.", "echo")
 
     @property
     def prompt_asked(self) -> JobPrompt:
@@ -254,6 +281,8 @@ def parse(kind: Kind, body: bytes) -> Request:
         raise explained(error) from None
     if isinstance(request, CompletionFields):
         request.check_end(request.token_limit, request.schema_asked)
+    if isinstance(request, CompletionRequest):
+        request.check_echo()
     _check_tools(request)
     return request
 
@@ -303,7 +332,7 @@ def to_job(
     queue, prompt, tools = request.queue, request.prompt_asked, request.tools_asked
     sampling = sampling_of(request, tools)
     reasoning, task = reasoning_of(request, card), request.task_for(card)
-    return job_class(prompt, tools, sampling, reasoning, task)(
+    return job_class(prompt, tools, sampling, reasoning, task, echo=request.echoes)(
         id=job_id,
         model=request.model,
         tenant=tenant,
@@ -326,6 +355,7 @@ def to_job(
         reasoning=reasoning,
         task=task,
         task_form=request.task_form,
+        echo=request.echoes,
     )
 
 
@@ -337,7 +367,7 @@ def clamp(lane: Priority, ceiling: Priority) -> Priority:
 def ignored_fields(request: Request) -> list[str]:
     """Return the names of ignored fields that fit into a header: the first MAX_IGNORED, unusual names left out."""
     names: dict[str, None] = {}  # an ordered set
-    known = RESPONSE_UNSUPPORTED if isinstance(request, InputFields) else UNSUPPORTED
+    known = RESPONSE_UNSUPPORTED if isinstance(request, InputFields) else {**UNSUPPORTED, **COMPLETION_ONLY}
     for name in islice(_extras(request, ""), MAX_EXTRAS):
         if name not in known and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
             names[name] = None

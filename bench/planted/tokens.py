@@ -18,6 +18,18 @@ LINE = "tests/streaming/redis/test_connection.py::test_"
 
 TOKENS = (
     bug(
+        "a prompt that is shown again",
+        "The worker that takes over puts the echoed prompt into the middle of the text.",
+        Edit("workers/past_texts.py", "begun = {row.index for row in rows} if job.echo else ()", "begun = set[int]()"),
+        "tests/workers/test_echo.py::test_the_next_worker_shows_it_no_second_time",
+    ),
+    bug(
+        "a prompt that is continued twice",
+        "An engine that takes over gets the echoed prompt as a part of the answer.",
+        Edit("workers/past_texts.py", "text = text[len(_prompt(job, row.index)) :]", "pass"),
+        "tests/workers/test_past_texts.py::test_an_engine_does_not_see_an_echo",
+    ),
+    bug(
         "a frame that does not know its repetition",
         "An append whose answer was lost, sent again, stands in the log twice.",
         lua("append", "if number <= last then return 0 end", "if number <= last then number = last + 1 end"),

@@ -16,7 +16,11 @@ WORK = (
     bug(
         "a list of inputs that never begins",
         "A task whose inputs together are larger than the cache of the simulated engine waits for ever.",
-        Edit("workers/engines/sim/engine.py", "sequence.largest = max(counts, default=0)", "sequence.largest = sum(counts)"),
+        Edit(
+            "workers/engines/sim/engine.py",
+            "sequence.largest = max(counts, default=0)",
+            "sequence.largest = sum(counts)",
+        ),
         "tests/workers/engines/sim/test_engine.py::test_the_inputs_of_a_task_are_computed_one_after_another",
     ),
     bug(

@@ -104,9 +104,9 @@ def prompt_count(prompt: Prompt) -> int:
             return len(groups)
 
 
-PLAIN_VERSION, TOOL_VERSION, EXTENDED_VERSION, JOB_VERSION = 1, 2, 3, 4
-"""Versions of a job's body: the first, that of tools, that of more sampling and reasoning, and the greatest. A worker
-puts a job of a greater version back for a newer worker."""
+PLAIN_VERSION, TOOL_VERSION, EXTENDED_VERSION, TASK_VERSION, JOB_VERSION = 1, 2, 3, 4, 5
+"""Versions of a job's body: the first, that of tools, that of more sampling and reasoning, that of tasks, and the
+greatest. A worker puts a job of a greater version back for a newer worker."""
 
 SAMPLING_OF_VERSION_3 = ("top_k", "min_p", "repetition_penalty", "logit_bias", "ignore_eos")
 """Fields of Sampling that came with version 3."""
@@ -169,6 +169,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     task: Task | None = None
     """What it asks for instead of generated texts."""
     task_form: TaskForm = TaskForm()
+    echo: bool = False
+    """Whether each text begins with its prompt, which is a text."""
 
     @property
     def parted(self) -> bool:
@@ -203,14 +205,26 @@ class ExtendedJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=EXTEND
     """A job with fields that a worker of version 2 would leave out: of sampling, or its reasoning."""
 
 
-class TaskJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
+class TaskJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=TASK_VERSION):
     """A job with a task, for which a worker of version 3 would generate a text."""
 
 
+class EchoJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
+    """A job whose texts begin with their prompts, which a worker of version 4 would leave out."""
+
+
 def job_class(
-    prompt: Prompt, tools: Tools | None, sampling: Sampling, reasoning: str = "", task: Task | None = None
+    prompt: Prompt,
+    tools: Tools | None,
+    sampling: Sampling,
+    reasoning: str = "",
+    task: Task | None = None,
+    *,
+    echo: bool = False,
 ) -> type[Job]:
-    """The struct of a job with this prompt, these tools, this sampling, this reasoning and this task."""
+    """The struct of a job with this prompt, these tools, this sampling, this reasoning, this task and this echo."""
+    if echo:
+        return EchoJob
     if task is not None:
         return TaskJob
     if reasoning or _of_version_3(sampling) != _NONE_OF_VERSION_3:

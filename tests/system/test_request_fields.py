@@ -192,3 +192,28 @@ def test_a_worker_killed_in_its_reasoning_or_after_it_is_not_seen(tmp_path: Path
         job = openai.get(f"/jobs/{chunk.id.removeprefix('chatcmpl-')}", cast_to=dict[str, Any])
         assert job["attempts"] == 2 and job["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5
         eventually(lambda: victim.poll() is not None)
+
+
+# --- echo ------------------------------------------------------------------------------------------------------------
+
+
+def said(prompt: str, tokens: int = 6) -> str:
+    return prompt + "".join([token_text(prompt, index) for index in range(tokens)])
+
+
+def test_a_completion_repeats_its_prompts(openai: OpenAI) -> None:
+    """Whole, streamed, as a job and as a line of a batch; the usage counts what was generated."""
+    prompts, extra = ["a b ", "c "], {"echo": True}
+    whole = openai.completions.create(model="sim", prompt=prompts, n=2, max_tokens=6, extra_body=extra)
+    assert [choice.text for choice in whole.choices] == [said(prompt) for prompt in prompts for _ in range(2)]
+    assert whole.usage is not None and whole.usage.completion_tokens == 24
+    texts = [""] * 4
+    stream = openai.completions.create(model="sim", prompt=prompts, n=2, max_tokens=6, stream=True, extra_body=extra)
+    for chunk in stream:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [said(prompt) for prompt in prompts for _ in range(2)]
+    asked = {"endpoint": "/v1/completions", "model": "sim", "prompt": "a b ", "max_tokens": 6, **extra}
+    made = openai.post("/jobs", body=asked, cast_to=dict[str, Any])
+    job = openai.get(f"/jobs/{made['id']}?wait=30&include=input", cast_to=dict[str, Any])
+    assert job["result"]["choices"][0]["text"] == said("a b ") and job["input"]["echo"] is True

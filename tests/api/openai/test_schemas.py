@@ -425,7 +425,7 @@ def test_what_excludes_tools_is_refused_with_what_to_do_instead() -> None:
         ("functions", [{}]),
         ("function_call", {"name": "f"}), ("modalities", ["text", "audio"]),
         ("audio", {"voice": "a"}), ("prediction", {"type": "content"}),
-        ("web_search_options", {}), ("moderation", {}), ("suffix", "end"), ("echo", True), ("best_of", 4), ("webhook", "https://example.org"),
+        ("web_search_options", {}), ("moderation", {}), ("suffix", "end"), ("best_of", 4), ("webhook", "https://example.org"),
     ],
 )  # fmt: skip
 def test_known_fields_nobody_honours_are_refused(name: str, value: Any) -> None:
@@ -453,6 +453,28 @@ def test_their_neutral_values_pass(name: str, value: Any) -> None:
     request = chat(**{name: value})
     assert job_of(request) == job_of(chat())
     assert ignored_fields(request) == []
+
+
+def test_a_completion_may_repeat_its_prompt() -> None:
+    """A worker that does not know that leaves the job to a newer one."""
+    request = parse("completion", json.dumps({"model": "m", "prompt": ["a", "b"], "n": 2, "echo": True}).encode())
+    job = job_of(request)
+    assert job.echo and ignored_fields(request) == [] and input_object(job)["echo"] is True
+    assert decode_job(encode(job)) == job and b"\x05" in encode(job)
+    plain = job_of(parse("completion", json.dumps({"model": "m", "prompt": "a", "echo": False}).encode()))
+    assert not plain.echo and "echo" not in input_object(plain)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"prompt": [1, 2]}, {"prompt": [[1], [2]]}, {"logprobs": 0}, {"response_format": {"type": "json_object"}},
+        {"prompt": "a" * 600_000, "n": 2},
+    ],
+)  # fmt: skip
+def test_an_echo_that_cannot_be_given_is_refused(more: dict[str, Any]) -> None:
+    assert refused("completion", {"model": "m", "prompt": "a", "echo": True} | more).param == "echo"
+    assert refused("chat", {"model": "m", "messages": MESSAGES, "echo": True}).param == "echo"
 
 
 @pytest.mark.parametrize(("name", "value"), [("tools", [TOOL]), ("tool_choice", "required")])

@@ -30,6 +30,7 @@ from streaming.jobs.job import (
     EXTENDED_VERSION,
     JOB_VERSION,
     PLAIN_VERSION,
+    TASK_VERSION,
     TOOL_VERSION,
     Chat,
     ExtendedJob,
@@ -178,7 +179,7 @@ def test_a_job_with_a_task_is_of_a_version_of_its_own(kind: TaskKind, prompt: Pr
         id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, sampling=Sampling(max_tokens=1),
         task=task, task_form=form,
     )  # fmt: skip
-    assert msgspec.msgpack.decode(encode(job))["v"] == JOB_VERSION > EXTENDED_VERSION
+    assert msgspec.msgpack.decode(encode(job))["v"] == TASK_VERSION > EXTENDED_VERSION
     assert decode_job(encode(job)) == job and type(decode_job(encode(job))) is made
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(encode(job), type=Job | ToolJob | ExtendedJob)
