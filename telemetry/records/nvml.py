@@ -27,9 +27,12 @@ class _Rates(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    """NVML's nvmlMemory_t, in bytes."""
+    """NVML's nvmlMemory_v2_t, in bytes. Its first version counts as used what the driver keeps for itself."""
 
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_ulonglong) for name in ("total", "reserved", "free", "used")),
+    )
 
 
 class GpuReadings:
@@ -73,11 +76,12 @@ class GpuReadings:
     def read(self) -> dict[str, GpuReading]:
         """Everything that the driver tells of each GPU, by its UUID."""
         joules, busy = self.joules(), self.busy()
+        tell_memory = getattr(self._library, "nvmlDeviceGetMemoryInfo_v2", None)  # drivers since 2022
         found = {}
         for uuid, device in self._devices.items():
-            milliwatts, memory = ctypes.c_uint(), _Memory()
+            milliwatts, memory = ctypes.c_uint(), _Memory(version=ctypes.sizeof(_Memory) | 2 << 24)
             tells_power = self._library.nvmlDeviceGetPowerUsage(device, ctypes.byref(milliwatts)) == 0
-            tells_memory = self._library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory)) == 0
+            tells_memory = tell_memory is not None and tell_memory(device, ctypes.byref(memory)) == 0
             reading = GpuReading(
                 joules.get(uuid),
                 busy.get(uuid),

@@ -56,7 +56,8 @@ class FakeNvml:
         power._obj.value = value or 0
         return NOT_SUPPORTED if value is None else 0
 
-    def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, memory: Any) -> int:  # noqa: N802 - NVML's name
+    def nvmlDeviceGetMemoryInfo_v2(self, device: ctypes.c_void_p, memory: Any) -> int:  # noqa: N802 - NVML's name
+        assert memory._obj.version == 0x02000028, "40 bytes, version 2: the driver refuses others"
         value = self.used[(device.value or 0) - 1]
         memory._obj.used = value or 0
         return NOT_SUPPORTED if value is None else 0
@@ -69,6 +70,14 @@ def test_a_reading_has_what_each_gpu_tells() -> None:
         "GPU-1": GpuReading(5.0, 0.8, 310.5, float(1 << 30)),
         "GPU-2": GpuReading(busy=0.0),
     }
+
+
+def test_a_driver_that_cannot_tell_memory_tells_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One before version 510 does not have the function."""
+    nvml = FakeNvml(5000)
+    nvml.rates, nvml.watts = (80,), (310_500,)
+    monkeypatch.delattr(FakeNvml, "nvmlDeviceGetMemoryInfo_v2")
+    assert GpuReadings(nvml).read() == {"GPU-1": GpuReading(5.0, 0.8, 310.5)}
 
 
 def test_each_gpu_by_its_uuid() -> None:
