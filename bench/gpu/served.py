@@ -128,7 +128,7 @@ def measured(options: ServedOptions, device: str, off_by: float, stage: Testbed,
     stage.say("starting the engine")
     with (
         _engine(options, "graphs", stage) as (engine, direct),
-        UpstreamPenstock(stage.room("penstock"), _url(direct), options.model) as penstock,
+        UpstreamPenstock(stage.room("penstock"), _url(direct), options.model, options.slots) as penstock,
     ):
         turns, energy = _turns(_Loads(options, engine, direct, penstock, stage))
         write(raw, {"device": device, "options": options, "turns": turns, "energy": energy})
@@ -139,7 +139,7 @@ def measured(options: ServedOptions, device: str, off_by: float, stage: Testbed,
     stage.say("starting the engine again, in one size of steps")
     with (
         _engine(options, "exact", stage) as (_, direct),
-        UpstreamPenstock(stage.room("killed"), _url(direct), options.model) as penstock,
+        UpstreamPenstock(stage.room("killed"), _url(direct), options.model, options.slots) as penstock,
     ):
         stage.say("killing the worker")
         killed = killed_streams(direct, penstock, options.killed_tokens, min(STREAMS, options.slots))

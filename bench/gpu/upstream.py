@@ -21,11 +21,14 @@ SAMPLE_S = 1.0
 
 
 class UpstreamPenstock:
-    """`with UpstreamPenstock(folder, url, model) as penstock:` serves until the end of it. `folder` must exist."""
+    """`with UpstreamPenstock(folder, url, model, slots) as penstock:` serves until the end of it. `folder` must exist.
+    `slots`: how many texts the engine computes at once, which its server does not say."""
 
-    def __init__(self, folder: Path, url: str, model: str) -> None:
+    def __init__(self, folder: Path, url: str, model: str, slots: int) -> None:
         self._url, self.model, self._data = url, model, folder / "data"
-        self._processes = Processes(folder, own_environ() | variables({"records.sample_s": SAMPLE_S}))
+        self._processes = Processes(
+            folder, own_environ() | variables({"records.sample_s": SAMPLE_S, "upstream.slots": slots})
+        )
 
     def __enter__(self) -> UpstreamPenstock:
         try:

@@ -7,6 +7,7 @@ from bench.planted.bug import Edit, bug
 ENGINE = "workers/engines/upstream/"
 TESTS = "tests/workers/engines/upstream/"
 FAILOVER, FAKES, FALLBACK = (f"{TESTS}test_{name}.py::test_" for name in ("failover", "engine", "fallback"))
+BUDGET = f"{TESTS}places/test_budget.py::test_"
 CONNECTION = f"{TESTS}http/test_connection.py::test_"
 
 REATTACH = f"{TESTS}test_reattach.py::test_"
@@ -176,6 +177,18 @@ UPSTREAM = (
         "Requests are sent as they come, and wait where no lane orders them.",
         Edit(ENGINE + "places/places.py", "each.budget.has_room(each.in_flight) and", ""),
         f"{FAKES}no_more_runs_there_than_the_server_runs_at_once",
+    ),
+    bug(
+        "a server tried with ever more",
+        "Though nobody asks for more: a burst then waits inside the server.",
+        Edit(ENGINE + "places/budget.py", " and in_flight >= self.limit:", ":"),
+        f"{BUDGET}a_server_that_lets_none_wait_is_tried_with_twice_as_many",
+    ),
+    bug(
+        "a cut by a tenth",
+        "A server that was tried with too many keeps a queue for many seconds.",
+        Edit(ENGINE + "places/budget.py", "min(WAITING_FACTOR, runs)", "WAITING_FACTOR"),
+        f"{BUDGET}a_server_that_lets_none_wait_is_tried_with_twice_as_many",
     ),
     bug(
         "a server's words in the log",

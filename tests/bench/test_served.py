@@ -217,7 +217,7 @@ def test_a_text_whose_worker_is_killed_is_the_direct_one(tmp_path: Path) -> None
     """Through `penstock up`, for real; the engine's steps need no GPU."""
     with (
         engine(ChainedSteps(0.004)) as direct,
-        UpstreamPenstock(tmp_path, f"http://127.0.0.1:{direct.port}/v1", "tiny") as penstock,
+        UpstreamPenstock(tmp_path, f"http://127.0.0.1:{direct.port}/v1", "tiny", SLOTS) as penstock,
     ):
         found = killed_streams(direct, penstock, 60, SLOTS)
         assert (found.differ, found.direct_differ, found.wrong, found.restarts) == (0, 0, [], 1)

@@ -45,6 +45,9 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: Positive = 256
     """Requests that run on each server at once, of all workers together. A server that says how many it runs lowers
     it, and so does one that is seen to let requests wait."""
+    slots: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """How many requests each server runs at once, where it does not say so itself (llama-server, SGLang and
+    text-generation-inference do); 0: 16 at first, and more as the server takes them."""
     context: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Tokens per request (prompt + completion); 0: as the server says, and 8192 if it does not."""
     max_output: Annotated[int, msgspec.Meta(ge=0)] = 0

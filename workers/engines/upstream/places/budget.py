@@ -1,7 +1,8 @@
 """In-flight budget of one server: how many requests this worker may have there at once. Pure.
 
 Requests that wait inside a server are ordered by it, not by our lanes. So the budget grows while the server computes
-all that it has, and shrinks when requests wait in it, when its KV cache fills up, or when it refuses one.
+all that it has, and shrinks when requests wait in it, when its KV cache fills up, or when it refuses one. A new server
+with gauges is tried with twice as many each time they say that none waits, until one does (TCP's slow start).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 
 START = 16
 """Of a server that does not say how many requests it runs."""
+START_FACTOR = 2.0
 BUSY_FACTOR, WAITING_FACTOR = 0.5, 0.9
 MAX_KV = 0.8
 """Share of the KV cache in use from which on no more is begun."""
@@ -44,6 +46,8 @@ class InFlightBudget:
         self._most = min(self._cap, slots) if slots else self._cap
         self._limit = float(self._most if slots else min(self._cap, START))
         self._clean, self.saturated = 0, False
+        self._starting = not slots
+        """Whether it was never too much yet."""
 
     def share(self, workers: int) -> None:
         """Take an equal part of the budget that so many workers share."""
@@ -63,13 +67,17 @@ class InFlightBudget:
         """The server refused a request for want of room."""
         self._cut(BUSY_FACTOR, now)
 
-    def note_gauges(self, waiting: float, kv_share: float, now: float) -> None:
-        """The server says how many requests wait in it, and how full its KV cache is."""
+    def note_gauges(self, waiting: float, kv_share: float, in_flight: int, now: float) -> None:
+        """The server says how many requests wait in it, and how full its KV cache is; `in_flight`: this worker's there.
+        Those that do not wait are what it runs: no more are sent, but at least half as many as before."""
         self.saturated = waiting > 0 or kv_share > MAX_KV
         if waiting > 0:
-            self._cut(WAITING_FACTOR, now)
+            runs = (in_flight - waiting) / max(1.0, min(self._limit, self._most))
+            self._cut(max(BUSY_FACTOR, min(WAITING_FACTOR, runs)), now)
+        elif self._starting and not self.saturated and in_flight >= self.limit:
+            self._limit, self._clean = min(START_FACTOR * self._limit, float(self._most)), 0
 
     def _cut(self, factor: float, now: float) -> None:
-        self._clean = 0
+        self._clean, self._starting = 0, False
         if now - self._cut_at >= CUT_INTERVAL_S:
             self._limit, self._cut_at = max(1.0, min(self._limit, self._most) * factor), now

@@ -94,7 +94,7 @@ class ServerEndpoint:
             facts = before
         self.facts = facts
         if before is None or before.slots != facts.slots or not self.breaker.closed:
-            self.budget.reset(facts.slots)
+            self.budget.reset(facts.slots or self._settings.slots)
         self.breaker.half_open()
 
     def _failed_probe(self, error: Exception) -> ProbeFailed:
@@ -121,4 +121,4 @@ class ServerEndpoint:
         self._asked_at = now
         read = await gauges(self.client, self.facts.kind, self.keys.keys[0].secret)
         if read is not None:
-            self.budget.note_gauges(*read, time.monotonic())
+            self.budget.note_gauges(*read, self.in_flight, time.monotonic())
