@@ -212,7 +212,8 @@ JOBS = (
         "gauge",
         "s",
         "api",
-        "Longest wait of a job that is the next of its tenant, by class of tenants; 0 if none of the class waits. "
+        "Longest wait of a job that is the next of its tenant, by class of tenants, of the 50 tenants that were served "
+        "least; 0 if none of the class waits. "
         "A class without a configured tenant is absent (but for normal).",
         ("model", "priority", "tenant_class"),
         combined="computed",

@@ -238,6 +238,27 @@ def test_it_says_when_the_server_is_gone_and_when_it_is_back(stage: Stage) -> No
     stage.page.wait("document.querySelector('.verdict').innerText.includes('Flowing')")
 
 
+def test_a_link_that_is_pasted_into_an_open_page_logs_in(stage: Stage) -> None:
+    """For the browser, only what is behind the # has changed, so it does not load the page anew by itself."""
+    stage.page.run("localStorage.clear()")
+    stage.page.goto(f"{stage.house.url}/console")
+    stage.page.wait("document.querySelector('input[name=key]')")
+    link = json.loads(stage.house.post("/admin/console/links", {})[2])["path"]
+    stage.page.run(f"location.hash = {json.dumps(link.partition('#')[2])}; true")
+    stage.page.wait("document.querySelector('.verdict')")
+
+
+def test_names_lead_to_where_they_are_explained(stage: Stage) -> None:
+    """A worker to its row among the models, also behind the edge of the page; a model to its section."""
+    stage.page.show(1280, 200)
+    stage.open("")
+    stage.page.click("tbody th a[href$='#worker-1']")
+    stage.page.wait("location.pathname === '/console/models' && document.getElementById('worker-1')")
+    inside = "((box) => box.top >= 0 && box.bottom <= innerHeight)"
+    stage.page.wait(f"{inside}(document.getElementById('worker-1').getBoundingClientRect())")
+    assert not stage.page.errors, stage.page.errors
+
+
 def test_the_keyboard_is_enough(stage: Stage) -> None:
     for _ in range(3):
         stage.house.post("/v1/jobs", {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})

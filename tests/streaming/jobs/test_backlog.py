@@ -9,6 +9,7 @@ import pytest
 from flow import until
 
 from penstock.engine import ChatTurn
+from streaming.jobs import backlog
 from streaming.jobs.backlog import Backlog, LaneDepth
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Claim, Lease
@@ -170,8 +171,8 @@ async def test_the_next_job_of_each_tenant_is_told_with_its_wait(wide: RedisClie
                       prompt=Chat((ChatTurn("user", "hello"),)))  # fmt: skip
             await queue.put(job)
         await asyncio.sleep(0.03)
-    backlog = Backlog(wide)
-    found = await backlog.ages(["m", "other"])
+    lanes = Backlog(wide)
+    found = await lanes.ages(["m", "other"])
     waits = found["m", Priority.BATCH]
     assert set(waits) == {"a", "b"} and waits["a"] >= waits["b"] + 30 >= 60
     assert found["m", Priority.INTERACTIVE] == found["other", Priority.BATCH] == {}
@@ -181,4 +182,16 @@ async def test_the_next_job_of_each_tenant_is_told_with_its_wait(wide: RedisClie
     while claimed < 13:
         for partition in range(4):
             claimed += len((await lease.claim(partition, 16)).jobs)
-    assert (await backlog.ages(["m"]))["m", Priority.BATCH] == {}
+    assert (await lanes.ages(["m"]))["m", Priority.BATCH] == {}
+
+
+async def test_of_many_tenants_the_least_served_are_told(wire: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many wait, the server is blocked for few; one that starves is among them."""
+    monkeypatch.setattr(backlog, "MAX_TENANTS", 2)
+    queue = Queue(wire)
+    for number in range(5):
+        job = Job(id=queue.new_id(f"t{number}"), model="m", tenant=f"t{number}", priority=Priority.BATCH,
+                  prompt=Chat((ChatTurn("user", "hello"),)))  # fmt: skip
+        await queue.put(job)
+        await wire.redis.zadd(partition_key(0, "tenants", "m", "batch"), {f"t{number}": 100 - number})
+    assert set((await Backlog(wire).ages(["m"]))["m", Priority.BATCH]) == {"t3", "t4"}
