@@ -23,7 +23,10 @@ STALL_S, STALL_EVERY_S = 0.6, 2.5
 STEP_MS = 10
 WRITTEN_S = 1.0
 """After so long a process has written the records of what has ended: it writes twice a second."""
-BOTTLENECKS = ("slow_worker", "starved_lane", "gateway_stall", "full_pool", "idle_pool", "long_prompts")
+BOTTLENECKS = (
+    *("slow_worker", "starved_lane", "gateway_stall", "full_pool", "idle_pool", "long_prompts"),
+    *("waiting", "retries", "short_requests", "prompts"),
+)
 """Kinds of advice that a case must not give but for its own."""
 
 
