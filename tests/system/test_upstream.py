@@ -126,7 +126,9 @@ def test_doctor_says_what_the_server_can_do(instance: Instance, llama: LlamaProc
     )
     assert done.returncode == 1
     assert f"upstream {llama.url}: m: llama-server" in done.stdout
-    assert "2048 tokens; runs 1 request at once; continues chats by token ids; texts by token ids" in done.stdout
+    assert (
+        "2048 tokens; runs 1 request at once; continues chats by token ids; texts by token ids; goes on" in done.stdout
+    )
     assert "fail  upstream http://127.0.0.1:1/v1" in done.stdout
 
 

@@ -23,6 +23,8 @@ def summary(facts: ServerFacts) -> str:
         parts.append(f"runs {counted(facts.slots, 'request')} at once")
     parts.append(f"continues chats by {_way(facts, [ChatTurn('user', 'a')])}")
     parts.append(f"texts by {_way(facts, 'a')}" if facts.text else "takes no raw texts")
+    if facts.reattach:
+        parts.append("goes on with answers whose reader is lost")
     if facts.embeds:
         parts.append("makes vectors")
     if facts.ranks:
