@@ -81,34 +81,46 @@ def memory_plan(
         max_batch_worst=max(0, int(room / (token * _blocks(lengths.whole, block)))),
     )
     if plan.max_batch < 1:
+        hint = what_fits(model, device, lengths, precision, tp, activation_bytes=activation_bytes, block=block)
         raise PlanError(
             f"{model.name} does not fit on {_count(tp, device)}: weights and one request take "
             f"{(weights + activation_bytes + request) / 1e9:.1f} GB of {usable / 1e9:.1f} usable"
-            f"{'' if tp == 1 else ' on each'}; {what_fits(model, device, lengths, precision, tp)} would fit"
+            f"{'' if tp == 1 else ' on each'}; {hint} would fit"
         )
     return plan
 
 
-def fits(model: ModelShape, device: Accelerator, lengths: RequestLengths, precision: Precision, tp: int) -> bool:
-    """Whether weights and one request fit."""
-    request = model.kv_token_bytes(precision.kv, tp) * _blocks(lengths.mean, BLOCK_TOKENS)
-    return model.weight_bytes(precision.w) / tp + request <= USABLE * device.memory_bytes
-
-
-def what_fits(model: ModelShape, device: Accelerator, lengths: RequestLengths, precision: Precision, tp: int) -> str:
+def what_fits(
+    model: ModelShape,
+    device: Accelerator,
+    lengths: RequestLengths,
+    precision: Precision,
+    tp: int,
+    *,
+    activation_bytes: float = 0.0,
+    block: int = BLOCK_TOKENS,
+) -> str:
     """The smallest changes that make it fit, as flags: more of these devices, fewer bits, another device."""
+
+    def fits(device: Accelerator, precision: Precision, tp: int) -> bool:
+        request = model.kv_token_bytes(precision.kv, tp) * _blocks(lengths.mean, block)
+        return model.weight_bytes(precision.w) / tp + activation_bytes + request <= USABLE * device.memory_bytes
+
     found = []
     degrees = [each for each in divisors(model.heads) if tp < each <= MAX_TP]
-    if (more := next((n for n in degrees if fits(model, device, lengths, precision, n)), 0)) > 0:
+    if (more := next((n for n in degrees if fits(device, precision, n)), 0)) > 0:
         found.append(f"--tp {more}")
     for bits in (NARROW_BITS, 4.0):
-        if bits < precision.w and fits(model, device, lengths, Precision(bits, precision.a, precision.kv), tp):
+        if bits < precision.w and fits(device, Precision(bits, precision.a, precision.kv), tp):
             found.append(f"--w-bits {bits:g}")
             break
-    larger = [each for each in devices().values() if fits(model, each, lengths, precision, tp)]
+    larger = [each for each in devices().values() if fits(each, precision, tp)]
     if larger:
         found.append(f"--gpu {min(larger, key=lambda each: each.memory_bytes).name}")
-    return " or ".join(found) or "a smaller model"
+    rest = (
+        "fewer --activation-gb or a smaller --block" if activation_bytes or block > BLOCK_TOKENS else "a smaller model"
+    )
+    return " or ".join(found) or rest
 
 
 def memory_advice(
@@ -121,9 +133,8 @@ def memory_advice(
         "its longest answer"
     )
     if precision.kv > NARROW_BITS:
-        half = Precision(precision.w, precision.a, NARROW_BITS)
-        more = memory_plan(model, device, lengths, half, tp=tp, activation_bytes=plan.activation_bytes)
-        said += f". A KV cache of 8 bits would hold {more.max_batch:,}"
+        more = int(plan.kv_bytes / plan.request_bytes * precision.kv / NARROW_BITS)
+        said += f". A KV cache of 8 bits would hold {more:,}"
     if plan.weight_bytes > plan.kv_bytes:
         said += f". Weights take {100 * plan.weight_bytes / plan.usable_bytes:.0f} % of the memory"
     return said + "."

@@ -1,7 +1,8 @@
 """Communication between devices: time of a collective by its size, the number of devices and their links.
 
 Sizes are bytes, `bytes_s` is one direction of a link, `hop_s` the latency of one step. TPI-LLM's observation, that
-latency and not bandwidth decides at the edge, is the cross-over of the two all-reduces.
+latency and not bandwidth decides at the edge, is the cross-over of the two all-reduces: a star is faster from a
+latency of bytes (n / BW_hub - (n-1) / (n BW)) / (n-2) on.
 """
 
 from __future__ import annotations
@@ -19,12 +20,6 @@ def star_all_reduce_s(size: float, devices: int, hub_bytes_s: float, hop_s: floa
     if devices < 2:
         return 0.0
     return 2 * (hop_s + devices * size / hub_bytes_s)
-
-
-def crossover_hop_s(size: float, devices: int, bytes_s: float, hub_bytes_s: float) -> float:
-    """The latency from which a star is faster than a ring; 0 if it always is. For three devices or more."""
-    extra = devices / hub_bytes_s - (devices - 1) / devices / bytes_s
-    return max(0.0, size * extra / (devices - 2))
 
 
 def all_reduce_s(size: float, devices: int, bytes_s: float, hop_s: float) -> float:

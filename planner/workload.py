@@ -78,7 +78,15 @@ def _rows(path: Path) -> Iterator[tuple[int, int]]:
             for number, row in enumerate(csv.DictReader(file), 2):
                 yield _lengths(row, f"{path}, line {number}")
     except (Malformed, OSError, UnicodeDecodeError, csv.Error) as error:
-        raise PlanError(f"--workload {path}: {error}") from None
+        raise PlanError(f"--workload {path}{_said(path, error)}") from None
+
+
+def _said(path: Path, error: Exception) -> str:
+    """What a reader says of a file, without its name; and of one with other columns, which would do."""
+    text = str(getattr(error, "strerror", None) or error)
+    rest = text.removeprefix(f"{path}")
+    other = "; or write the columns prompt,answer" if "no column" in text else ""
+    return f"{rest if rest != text else f': {text}'}{other}"
 
 
 def _is_plain(path: Path) -> bool:
@@ -90,8 +98,9 @@ def _is_plain(path: Path) -> bool:
 def _lengths(row: dict[str, Any], where: str) -> tuple[int, int]:
     try:
         prompt, answer = (int(row[name]) for name in COLUMNS)
-    except (TypeError, ValueError) as error:
-        raise PlanError(f"{where}: {error}; write whole numbers of tokens, as 512,256") from None
+    except (TypeError, ValueError):
+        said = ",".join(f"{row[name]}" for name in COLUMNS)
+        raise PlanError(f"{where}: {said!r} are no two whole numbers of tokens; write them as 512,256") from None
     if prompt < 1 or answer < 1:
         raise PlanError(f"{where}: {prompt},{answer}; both lengths are whole numbers from 1")
     return prompt, answer

@@ -29,6 +29,8 @@ NEEDS = "needs"
 """Attribute of a command's function: what must be given."""
 MODEL = "--model NAME (such as llama-3.1-8b; or --config FILE)"
 GPU = "--gpu NAME (such as h200)"
+LEAST, MOST = 1e-9, 1e12
+"""Of a number that is given, beside 0."""
 USUAL = RequestLengths()
 """Without --in and --out."""
 
@@ -107,11 +109,13 @@ def check_given(needs: Sequence[str], arguments: Mapping[str, Any]) -> None:
 
 
 def check_numbers(command: click.Command, arguments: Mapping[str, Any]) -> None:
-    """Refuse nan and infinity, with which no plan can count. Raises PlanError."""
+    """Refuse what no plan can count with: nan and infinity, and numbers beyond any quantity. Raises PlanError."""
     for param in command.params:
         value = arguments.get(param.name or "")
         if isinstance(value, float) and not math.isfinite(value):
             raise PlanError(f"{param.opts[0]} {value:g}: it is no number that a plan can count with")
+        if isinstance(value, int | float) and value and not LEAST <= abs(value) <= MOST:
+            raise PlanError(f"{param.opts[0]} {value:g}: a plan counts with numbers from {LEAST:g} to {MOST:g}")
 
 
 def model_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from string import ascii_lowercase
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import click
 
 from cli.plan.command import (
+    LEAST,
+    MOST,
     PlanAnswer,
     PlanTable,
     bits_options,
@@ -37,7 +38,7 @@ def prices_of(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float
             price = float(number)
         except ValueError:
             price = -1.0
-        if not equals or not 0 < price < math.inf or name not in names:
+        if not equals or not LEAST <= price <= MOST or name not in names:
             raise PlanError(
                 f"--price {text}: write NAME=PRICE for a --gpu that is given ({', '.join(names)}), as {names[0]}=2.50"
             )

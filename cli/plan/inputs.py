@@ -37,7 +37,11 @@ def device_named(name: str) -> Accelerator:
 def _of_config(path: Path) -> ModelShape:
     try:
         config = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise PlanError(f"--config {path} cannot be read: {error.strerror or error}") from None
+    except RecursionError:
+        raise PlanError(f"{path} is no config.json of a model: it nests too deep") from None
+    except ValueError as error:
         raise PlanError(f"{path} is no config.json of a model: {error}") from None
     if not isinstance(config, dict):
         raise PlanError(f"{path} is no config.json of a model: it holds no object")

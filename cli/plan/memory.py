@@ -43,7 +43,7 @@ def memory(
 ) -> PlanAnswer:
     """Say how many requests fit on a GPU at once, and what takes its memory."""
     if activation_gb < 0 or block < 1:
-        raise PlanError("--activation-gb is a number from 0, and --block a whole number from 1")
+        raise PlanError(f"--activation-gb {activation_gb:g} --block {block}: GB from 0, and a block of 1 token or more")
     plan = memory_plan(model, device, lengths, precision, tp=tp, activation_bytes=1e9 * activation_gb, block=block)
     value = {
         **given(model, device, lengths, precision),

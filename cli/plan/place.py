@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import click
 
-from cli.plan.command import PlanAnswer, PlanTable, efficiency_option, gpu_option, plan_command
+from cli.plan.command import LEAST, MOST, PlanAnswer, PlanTable, efficiency_option, gpu_option, plan_command
 from cli.plan.slo import gpus_option, slo_options
 from planner.cost import knee_of
 from planner.facts import catalogue
@@ -30,7 +28,7 @@ def load_of(text: str, w_bits: float | None) -> ModelLoad:
         found = float(rate), [int(each) for each in lengths]
     except ValueError:
         raise PlanError(f"--load {text}: {FORM}") from None
-    if not 0 < found[0] < math.inf or len(lengths) not in (0, 2):
+    if not LEAST <= found[0] <= MOST or len(lengths) not in (0, 2):
         raise PlanError(f"--load {text}: {FORM}")
     model = catalogue.model(name)
     tokens = RequestLengths(found[1][0], found[1][1]) if found[1] else RequestLengths()

@@ -50,7 +50,8 @@ def roofline(
 ) -> PlanAnswer:
     """Say what limits each part of a step: the memory's bandwidth or the arithmetic. Times are lower bounds."""
     if (batch is not None and batch < 1) or chunk < 1:
-        raise PlanError("--batch and --chunk are whole numbers from 1")
+        said = f"--chunk {chunk}" if chunk < 1 else f"--batch {batch}"
+        raise PlanError(f"{said}: it is a whole number from 1, such as --batch 32 --chunk 2048")
     most = memory_plan(model, device, lengths, precision, tp=tp).max_batch
     shown = batch or min(64, most)
     source = RooflineInput(model, device, precision, reads, tp)

@@ -2,72 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from cli.plan.command import (
-    PlanAnswer,
-    PlanTable,
-    bits_options,
-    efficiency_option,
-    gpu_option,
-    length_options,
-    model_options,
-    plan_command,
-)
-from cli.plan.figures import given as inputs
+from cli.plan.command import PlanAnswer, PlanTable, plan_command
 from cli.plan.figures import seconds, three
 from cli.plan.plot import plot
-from cli.plan.slo import batch_option, gpus_option, slo_options
+from cli.plan.slo import inputs_of, search_options, slo_options
 from planner.cost import pareto, per_million
 from planner.facts.catalogue import PlanError
-from planner.facts.device import Accelerator
-from planner.facts.model import ModelShape
-from planner.load import Precision, RequestLengths
 from planner.search import PlanOutcome, SearchInput, best, search_advice
-from planner.search import search as searched
-from planner.serving import BatchLimits, LatencySlo, quantile
+from planner.search import search as tried
+from planner.serving import LatencySlo, quantile
 
 SHOWN = 12
 """Rows of the table; --json has all."""
 
 
 @plan_command("search", shown="searching")
-@model_options
-@gpu_option
-@gpus_option
-@length_options
-@bits_options
-@batch_option()
+@search_options()
 @click.option("--rate", type=float, help="Requests a second of all GPUs; then latencies are those at this rate.")
 @click.option("--price", type=float, help="Of an hour of one such GPU.")
 @slo_options
-@efficiency_option
-def search(
-    model: ModelShape,
-    device: Accelerator,
-    gpus: int,
-    lengths: RequestLengths,
-    precision: Precision,
-    limits: BatchLimits,
-    rate: float | None,
-    price: float | None,
-    slo: LatencySlo,
-    efficiency: float,
-) -> PlanAnswer:
+def search(given: SearchInput, rate: float | None, price: float | None, slo: LatencySlo) -> PlanAnswer:
     """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best."""
     if rate is not None and rate <= 0:
         raise PlanError(f"--rate {rate:g}: requests a second are above 0")
     if price is not None and not price > 0:
         raise PlanError(f"--price {price:g}: a price of an hour is above 0")
-    given = SearchInput(model, device, gpus, lengths, precision, efficiency, rate, slo, limits)
-    found = searched(given)
+    given, gpus = replace(given, rate=rate, slo=slo), given.gpus
+    found = tried(given)
     top = best(found)
     value = {
-        **inputs(model, device, lengths, precision),
-        "gpus": gpus,
-        "efficiency": efficiency,
+        **inputs_of(given),
         "rate": rate,
         "latency_optimal": top.latency.plan.name,
         "throughput_optimal": top.throughput.plan.name,
@@ -81,7 +50,8 @@ def search(
     if rate is not None:
         header += ["p95 first", "p95 token", "kept"]
     drawn = _plot(found, gpus, price) if len(found) > 1 else ""
-    return PlanAnswer(value, [PlanTable(header, rows)], search_advice(given, found), drawn, _notes(efficiency, found))
+    advice, notes = search_advice(given, found), _notes(given.efficiency, found)
+    return PlanAnswer(value, [PlanTable(header, rows)], advice, drawn, notes)
 
 
 def cost_of(each: PlanOutcome, gpus: int, price: float | None) -> float:

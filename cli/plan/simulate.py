@@ -22,7 +22,7 @@ from cli.plan.command import (
 from cli.plan.figures import given as inputs
 from cli.plan.figures import seconds, three
 from cli.plan.records import is_records, records_in, rows_of
-from cli.plan.slo import batch_option, slo_options
+from cli.plan.slo import MAX_GPUS, batch_option, slo_options
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
@@ -72,8 +72,10 @@ def simulate(
     plan = ParallelPlan(dp, pp, tp)
     if min(dp, pp, tp) < 1 or not is_valid(plan, model):
         raise PlanError(f"{plan.name} does not divide {model.name}: `penstock plan search` lists what does")
+    if plan.gpus > MAX_GPUS:
+        raise PlanError(f"{plan.name} takes {plan.gpus:,} GPUs: at most {MAX_GPUS:,} can be planned with")
     if not (0 < scale < math.inf and 0 < rate < math.inf) or count < 1:
-        raise PlanError("--scale and --rate are above 0, and --count from 1")
+        raise PlanError(f"--scale {scale:g} --rate {rate:g} --count {count}: the first two are above 0, --count from 1")
     if count > MAX_REQUESTS:
         raise PlanError(f"--count {count}: at most {MAX_REQUESTS:,} requests are simulated")
     lengths.check(model)

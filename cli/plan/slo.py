@@ -1,4 +1,4 @@
-"""Options of plans that serve requests on several GPUs: how many, at which rate, within which latencies."""
+"""Options of plans that serve requests on several GPUs: which and how many, and within which latencies."""
 
 from __future__ import annotations
 
@@ -7,15 +7,37 @@ from collections.abc import Callable
 
 import click
 
-from cli.plan.command import PlanAnswer
+from cli.plan.command import (
+    PlanAnswer,
+    bits_options,
+    efficiency_option,
+    gpu_option,
+    length_options,
+    model_options,
+)
+from cli.plan.figures import given
 from planner.facts.catalogue import PlanError
+from planner.facts.device import Accelerator
+from planner.facts.model import ModelShape
 from planner.goodput import slo_of
+from planner.load import Precision, RequestLengths
+from planner.search import SearchInput
 from planner.serving import MAX_BATCH, BatchLimits
+
+MAX_GPUS = 1024
+"""A search over them takes about ten seconds."""
 
 
 def gpus_option(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
     """Add --gpus; the function gets `gpus`."""
-    return click.option("--gpus", type=int, default=1, show_default=True, help="How many such GPUs.")(function)
+
+    @functools.wraps(function)
+    def call(gpus: int, **arguments: object) -> PlanAnswer:
+        if not 1 <= gpus <= MAX_GPUS:
+            raise PlanError(f"--gpus {gpus}: 1 to {MAX_GPUS:,} GPUs can be planned with")
+        return function(gpus=gpus, **arguments)
+
+    return click.option("--gpus", type=int, default=1, show_default=True, help="How many such GPUs.")(call)
 
 
 def slo_options(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
@@ -45,5 +67,39 @@ def batch_option(default: int = MAX_BATCH) -> Callable[[Callable[..., PlanAnswer
 
         text = "Most requests in one replica."
         return click.option("--max-batch", type=int, default=default, show_default=True, help=text)(call)
+
+    return decorate
+
+
+def inputs_of(searched: SearchInput) -> dict[str, object]:
+    """What such a plan was given, for JSON."""
+    named = given(searched.model, searched.device, searched.lengths, searched.precision)
+    return {**named, "gpus": searched.gpus, "efficiency": searched.efficiency}
+
+
+def search_options(
+    batch: int = MAX_BATCH,
+) -> Callable[[Callable[..., PlanAnswer]], Callable[..., PlanAnswer]]:
+    """Add the options of every plan that puts a model on several GPUs; the function gets `given`. `batch`: of
+    --max-batch, if it is not given."""
+
+    def decorate(function: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+        @functools.wraps(function)
+        def call(
+            model: ModelShape,
+            device: Accelerator,
+            gpus: int,
+            lengths: RequestLengths,
+            precision: Precision,
+            limits: BatchLimits,
+            efficiency: float,
+            **arguments: object,
+        ) -> PlanAnswer:
+            searched = SearchInput(model, device, gpus, lengths, precision, efficiency, limits=limits)
+            return function(given=searched, **arguments)
+
+        return model_options(
+            gpu_option(gpus_option(length_options(bits_options(batch_option(batch)(efficiency_option(call))))))
+        )
 
     return decorate

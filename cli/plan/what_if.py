@@ -20,6 +20,7 @@ from cli.plan.command import (
 from cli.plan.figures import given as inputs
 from cli.plan.figures import seconds, three
 from cli.plan.inputs import device_named
+from cli.plan.slo import MAX_GPUS
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
@@ -56,8 +57,9 @@ def what_if(
     disk_gb_s: float | None,
 ) -> PlanAnswer:
     """Say how many GPUs a load needs, also with twice the load, longer answers, other GPUs or fewer bits."""
-    if link_gb_s <= 0 or (disk_gb_s is not None and disk_gb_s <= 0):
-        raise PlanError("--link-gb-s and --disk-gb-s are above 0")
+    for name, gb_s in (("--link-gb-s", link_gb_s), ("--disk-gb-s", disk_gb_s)):
+        if gb_s is not None and gb_s <= 0:
+            raise PlanError(f"{name} {gb_s:g}: a bandwidth is above 0, such as {name} 32")
     base = RooflineInput(model, device, precision, tp=tp)
     cases = asked(WhatIfInput(base, lengths, rate, efficiency), [device_named(name) for name in others])
     offloaded = _offloaded(base, lengths, attention_gpu, link_gb_s, disk_gb_s)
@@ -85,8 +87,8 @@ def _offloaded(
     found = []
     if attention_gpu is not None:
         name, _, count = attention_gpu.partition(":")
-        if count and (not count.isdecimal() or int(count) < 1):
-            raise PlanError(f"--attention-gpu {attention_gpu}: write NAME or NAME:COUNT, as l4:4")
+        if count and not (count.isdecimal() and 1 <= int(count) <= MAX_GPUS):
+            raise PlanError(f"--attention-gpu {attention_gpu}: write NAME or NAME:COUNT, 1 to {MAX_GPUS:,}, as l4:4")
         devices = int(count or 1)
         step = attention_offloaded(base, device_named(name), devices, lengths, 1e9 * link_gb_s)
         found.append((f"attention on {devices} x {name}, batch {step.batch}", step.tokens_s, step.seconds))

@@ -90,7 +90,9 @@ def frontier(
 ) -> PlanAnswer:
     """Measure throughput and latency over concurrency, and say which batch to set."""
     if requests < 2 or most < 2 or repeats < 1:
-        raise PlanError("--requests and --max are whole numbers from 2, and --repeats from 1")
+        raise PlanError(
+            f"--requests {requests} --max {most} --repeats {repeats}: whole numbers from 2, and --repeats from 1"
+        )
     if shape is not None and not apply:
         raise PlanError("--shape names what --apply writes: give both, or neither")
     known = None if card is None and config is None else model_named(card, config)

@@ -110,9 +110,9 @@ def goodput_words(found: float, tried: dict[float, Attainment], slo: LatencySlo,
     if not found:
         worst = min(tried.values(), key=lambda each: each.both)
         first = "first token" if worst.ttft < worst.tpot else "time between tokens"
-        return f"At no rate do {share} of the requests keep both objectives: the {first} gives way.{end}"
+        return f"At no rate do {share} of the requests keep {slo.words}: the {first} gives way.{end}"
     over = [each for rate, each in tried.items() if rate > found]
     gives = ""
     if over:
         gives = f"; beyond it the {'first token' if over[0].ttft < over[0].tpot else 'time between tokens'} gives way"
-    return f"{three(found)} requests a second keep both objectives for {share}{gives}.{end}"
+    return f"{three(found)} requests a second keep {slo.words} for {share} of them{gives}.{end}"

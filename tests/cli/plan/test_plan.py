@@ -109,12 +109,25 @@ def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         ("memory --model opt-13b --gpu h200 --in 2000", "--out 48 would fit"),
         ("memory --model opt-13b --gpu h200 --tp 3", "it must divide the 40 heads"),
         ("memory --model opt-13b --gpu h200 --w-bits 40", "1 to 32 bits"),
-        ("memory --model opt-13b --gpu h200 --activation-gb -1", "a number from 0"),
+        ("memory --model opt-13b --gpu h200 --activation-gb -1", "--activation-gb -1 --block 32: GB from 0"),
         ("memory --gpu h200", "give --model NAME"),
         ("memory --model opt-13b --config x.json --gpu h200", "leave one out"),
-        ("memory --config nowhere.json --gpu h200", "nowhere.json is no config.json"),
+        ("memory --config nowhere.json --gpu h200", "--config nowhere.json cannot be read"),
         ("memory --config nowhere.gguf --gpu h200", "nowhere.gguf"),
-        ("roofline --model opt-13b --gpu h200 --batch 0", "whole numbers from 1"),
+        ("roofline --model opt-13b --gpu h200 --batch 0", "--batch 0: it is a whole number from 1"),
+        ("roofline --model opt-13b --gpu h200 --batch 99999999999999999", "--batch 1e+17: a plan counts with numbers"),
+        ("memory --model opt-13b --gpu h200 --activation-gb 1e300", "--activation-gb 1e+300: a plan counts with"),
+        ("memory --model opt-13b --gpu h200 --activation-gb 1e9", "fewer --activation-gb or a smaller --block would"),
+        ("cost --model opt-13b --gpu h200 --price h200=1e308", "--price h200=1e308"),
+        ("cost --model opt-13b --gpu h200 --efficiency 1e-300", "--efficiency 1e-300: a plan counts with"),
+        ("search --model opt-13b --gpu h200 --gpus 100000", "--gpus 100000: 1 to 1,024 GPUs"),
+        ("grid --model opt-13b --gpu h200 --gpus 0", "--gpus 0: 1 to 1,024 GPUs"),
+        ("goodput --model opt-13b --gpu h200 --gpus 0", "--gpus 0: 1 to 1,024 GPUs"),
+        ("place --load opt-13b=1e300 --gpu h200", "write MODEL=RATE"),
+        ("what-if --model opt-13b --gpu h200 --disk-gb-s 0", "--disk-gb-s 0: a bandwidth is above 0"),
+        ("what-if --model opt-13b --gpu h200 --attention-gpu l4:9999", "NAME:COUNT, 1 to 1,024"),
+        ("simulate --model opt-13b --gpu h200 --dp 9999", "takes 9,999 GPUs: at most 1,024"),
+        ("simulate --model opt-13b --gpu h200 --count 0", "--count 0: the first two are above 0"),
         ("cost --model opt-13b --gpu h200 --price h100=2", "--price h100=2"),
         ("cost --model opt-13b --gpu h200 --efficiency 2", "--efficiency 2"),
     ],
@@ -125,6 +138,29 @@ def test_bad_input_is_one_line_that_says_what_would_do(
     assert main(["plan", *line.split()]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1 and says in said.err
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "text", "says"),
+    [
+        ("config", "deep.json", "[" * 200_000, "it nests too deep"),
+        ("config", "cut.gguf", "GGUF\x03", "it is damaged or not a GGUF file"),
+        ("workload", "empty.csv", "", "or write the columns prompt,answer"),
+        ("workload", "nul.csv", "prompt,answer\n5\x00,3\n", "line 2: '5\\x00,3' are no two whole numbers"),
+        ("workload", "short.csv", "prompt,answer\n5\n", "line 2: '5,None' are no two whole numbers"),
+        ("workload", "torn.jsonl", "{torn\n", "torn.jsonl, line 1: JSON is malformed"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_says_what_is_wrong_with_it(
+    option: str, name: str, text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    model = [] if option == "config" else ["--model", "opt-13b"]
+    assert main(["plan", "memory", *model, f"--{option}", f"{path}", "--gpu", "h200"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and says in said.err
+    assert said.err.count(name) == 1, "it is named once"
 
 
 @pytest.mark.parametrize("text", ["h200", "h200=", "h200=-1", "h200=nan", "l4=1"])

@@ -349,6 +349,7 @@ def test_the_rate_that_is_served_in_time(capsys: pytest.CaptureFixture[str], ser
     kept_rates = [each["requests_s"] for each in found["rates"] if each["kept_both"] >= 0.9]
     assert found["is_bisected"] and found["requests_s"] == max(kept_rates) > 1
     assert any(each["kept_both"] < 0.9 for each in found["rates"])
+    assert "keep 300 ms to the first token and 60 ms for each further one for 90 % of them" in found["advice"]
     assert main(["tune", "goodput", "--url", server.url, "--requests", "2"]) == 2
 
 
