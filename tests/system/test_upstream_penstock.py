@@ -14,10 +14,12 @@ from sim_worker import Running, a_job, ended, recorder, text_of, until
 from upstream_worker import StartUpstream, start_upstream
 
 from penstock.engine import ChatTurn, Sampling
-from streaming.jobs.job import Chat, Job, JobState
+from penstock.tools import Tool, Tools
+from streaming.jobs.job import Chat, Job, JobState, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
+from workers.engines.sim.text import token_text
 from workers.engines.upstream.settings import UpstreamSettings
 
 __all__ = ["recorder", "start_upstream"]  # fixtures
@@ -94,6 +96,27 @@ async def test_the_death_of_a_worker_begins_no_second_job(
         usage["prompt_tokens"],
         usage["completion_tokens"],
     )
+
+
+async def test_each_choice_goes_on_as_the_job_that_it_was(
+    wire: RedisClient, start_upstream: StartUpstream, house: House
+) -> None:
+    """Two prompts with two choices each, and calls of tools beside them: as many jobs there as choices."""
+    first = await start_upstream(in_front_of(house))
+    tool = Tool("f", "", {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]})
+    texts = await submitted(wire, prompt=Text(("one", "two")), sampling=Sampling(max_tokens=120, n=2))
+    called = await submitted(
+        wire, prompt=TALK, sampling=Sampling(max_tokens=100), tools=Tools(choice="required", offered=(tool,))
+    )
+    await shown(wire, texts, 40)
+    killed(first)
+    await start_upstream(in_front_of(house))
+    record, calls = await ended(wire, texts.id), await ended(wire, called.id)
+    assert (record.state, record.resets, calls.state) == (JobState.COMPLETED, 0, JobState.COMPLETED), calls.terminal
+    for index, prompt in enumerate(("one", "one", "two", "two")):
+        assert text_of(record, index) == "".join([token_text(prompt, each) for each in range(120)])
+    assert record.terminal is not None and record.terminal.usage.completion == 480
+    assert len(await asyncio.to_thread(jobs_of, house)) == 5
 
 
 async def test_a_cancelled_job_is_cancelled_there(
