@@ -137,9 +137,9 @@ class ServedFigures:
         return [
             Ratio.held(None, f"c={most}: tokens per second through Penstock / direct", median(shares), digits=3,
                        rounds=shares),
-            Ratio.held(None, f"the same at its worst level, c={least}", kept[least], digits=3,
+            Ratio.held(None, "the same at its worst level", kept[least], digits=3,
                        rounds=self._shares(least)),
-            Ratio.held("gateway.upstream_ttft", f"{what}, at its worst level, c={slowest}", added[slowest],
+            Ratio.held("gateway.upstream_ttft", f"{what}, at its worst level", added[slowest],
                        rounds=self._added_ms(slowest)),
             Ratio.held(None, f"{what}, c=1", added[1], rounds=self._added_ms(1)),
             Ratio.held(None, "knee by `penstock tune frontier` of Penstock, at once", float(knee), digits=0),
