@@ -110,6 +110,7 @@ class Penstock:
     `redis_url`: use this server instead of one of its own (its costs are then not counted here). `settings` are those
     of docs/configuration.md, by `section.key`. `folder` must exist; `data_dir` is where weights are kept. `tree`: the
     processes import this source tree instead of the one that is installed. `config`: more lines of penstock.toml.
+    `model`: the name of the one that it serves.
     """
 
     def __init__(
@@ -126,8 +127,10 @@ class Penstock:
         data_dir: Path | None = None,
         tree: Path | None = None,
         config: str = "",
+        model: str = MODEL,
     ) -> None:
         self.folder, self.engine, self.apis, self.workers = folder, engine, apis, workers
+        self.model = model
         self.schedulers, self.offline = schedulers, offline
         self.redis_url, self._data_dir, self._config = redis_url, data_dir, config
         self.settings = dict(settings or {})
@@ -151,7 +154,7 @@ class Penstock:
 
     def start(self) -> None:
         """Until every process serves. Raises Died, FileNotFoundError."""
-        (self.folder / "penstock.toml").write_text(f'[models.{MODEL}]\nengine = "{self.engine}"\n{self._config}')
+        (self.folder / "penstock.toml").write_text(f'[models.{self.model}]\nengine = "{self.engine}"\n{self._config}')
         self.redis_url = self.redis_url or start_redis(self.processes)
         chosen = {"redis.url": self.redis_url, "telemetry.log_level": "warning"}
         self.processes.environ |= variables(chosen | self.settings)

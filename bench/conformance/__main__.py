@@ -1,8 +1,9 @@
-"""`python -m bench.conformance`: conformance suites of others, against a real Penstock with the simulated engine.
+"""`python -m bench.conformance`: conformance suites of others, against a real Penstock.
 
 Each --suite names a folder outside this tree: one in which npm has installed
 @durable-streams/server-conformance-tests, a checkout of Open Responses with its packages, or a checkout of llama.cpp.
-A case that is not passed needs a reason in bench/conformance/exceptions.py. The exit code is 1 if one has none.
+A case that is not passed needs a reason in bench/conformance/exceptions.py or, of llama.cpp, llama_cases.py beside it.
+The exit code is 1 if one has none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from bench.conformance.adapter import serving_streams
-from bench.conformance.exceptions import DURABLE, RESPONSES
+from bench.conformance.exceptions import DURABLE, RESPONSES, unneeded
+from bench.conformance.llama_servers import serving_for_llama
 from bench.conformance.stream_writer import LEASE_MS, MODEL
 from bench.conformance.suites import (
     FAILED,
@@ -32,8 +34,9 @@ from bench.conformance.suites import (
 from bench.penstock import MODEL as SIM_MODEL
 from bench.penstock import Penstock
 from bench.processes import Died
-from bench.program import OUT, BenchProgram, Option, ProgramRun, Testbed
+from bench.program import CACHE, OUT, BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Ratio, columns
+from workers.engines.llamacpp.weights import WeightsError
 
 NAME = "conformance"
 
@@ -74,7 +77,19 @@ def notes_of(verdicts: Sequence[CaseVerdict]) -> list[str]:
     return [f"{suite}, {count} cases: {reason}." for (suite, reason), count in reasons.items()]
 
 
-def _run_suite(folder: Path, only: str, stage: Testbed) -> list[CaseVerdict]:
+def unneeded_of(verdicts: Sequence[CaseVerdict]) -> list[str]:
+    """Each exception that the verdicts of one whole suite do not need: its case is passed, or is no more."""
+    suite = verdicts[0].suite
+    patterns = unneeded(suite, [each.case for each in verdicts if each.status != PASSED])
+    return [f"{suite}: no case needs the exception {pattern}." for pattern in patterns]
+
+
+def command_of(suites: int) -> str:
+    """Return the command that is kept with the figures: it names no folder of this machine."""
+    return "penstock bench conformance" + " --suite FOLDER" * suites
+
+
+def _run_suite(folder: Path, only: str, cache: Path, stage: Testbed) -> list[CaseVerdict]:
     suite = suite_of(folder)
     room = stage.room(suite)
     if suite == DURABLE:
@@ -84,36 +99,43 @@ def _run_suite(folder: Path, only: str, stage: Testbed) -> list[CaseVerdict]:
             serving_streams(penstock.redis_url, penstock.url) as url,
         ):
             return run_durable(folder, url, room, only)
-    with Penstock(room, settings={"sim.step_ms": 2}) as penstock:
-        if suite == RESPONSES:
+    if suite == RESPONSES:
+        with Penstock(room, settings={"sim.step_ms": 2}) as penstock:
             return run_open_responses(folder, penstock.url, SIM_MODEL, room)
-        return run_llama(folder, penstock.port, room)
+    with serving_for_llama(room, stage.room(f"{suite} keyed"), cache) as ports:
+        return run_llama(folder, ports, room, only)
 
 
 def _work(run: ProgramRun) -> int:
     rows: list[dict[str, Any]] = []
     verdicts: list[CaseVerdict] = []
+    unneeded_rows: list[str] = []
     with Testbed(run.console, "starting", len(run.args.suite)) as stage:
         for folder in map(Path, run.args.suite):
             stage.say(f"{suite_of(folder)}: {folder}")
-            found = _run_suite(folder, run.args.only, stage)
+            found = _run_suite(folder, run.args.only, run.args.cache, stage)
             if not found:
                 raise SuiteMissing(f"no case of {folder} has run")
             rows += rows_of(version_of(found[0].suite, folder), found)
+            unneeded_rows += [] if run.args.only else unneeded_of(found)
             verdicts += found
             stage.done()
         failed = sum(row["failed"] for row in rows)
         if failed:
             stage.keep()
+    for line in unneeded_rows:  # told and not kept: another version of the suite may need it
+        run.console.print(line)
     ratios = [Ratio.none("cases that failed without a reason", float(failed))]
     title = "Conformance suites of others"
     result = run.result(NAME, title, COLUMNS, rows, ratios, notes_of(verdicts))
-    return int(run.keep(replace(result, failures=tuple(failures_of(verdicts)))).missed)
+    result = replace(result, command=command_of(len(run.args.suite)), failures=tuple(failures_of(verdicts)))
+    return int(run.keep(result).missed)
 
 
-main = BenchProgram("penstock bench conformance", __doc__, _work, Died, SuiteMissing, OSError).taking(
+main = BenchProgram("penstock bench conformance", __doc__, _work, Died, SuiteMissing, WeightsError, OSError).taking(
     Option("--suite", action="append", required=True, help="the folder of a suite; may be there several times"),
-    Option("--only", default="", help="only cases whose name matches this pattern (Durable Streams)"),
+    Option("--only", default="", help="only cases of these names: a pattern (Durable Streams), or words (llama.cpp)"),
+    CACHE,
     OUT,
 )
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from bench.conformance.llama_cases import LLAMA_CASES
 
 DURABLE, RESPONSES, LLAMA = "Durable Streams", "Open Responses", "llama.cpp server"
 
@@ -17,7 +20,7 @@ class ExpectedFailure:
     reason: str
 
 
-EXPECTED = (
+EXPECTED: tuple[ExpectedFailure, ...] = (
     ExpectedFailure(DURABLE, r"^Fork - ", "no forks: a job's stream has one history"),
     ExpectedFailure(DURABLE, r"[Pp]roducer", "no producers: workers write"),
     ExpectedFailure(DURABLE, r"(?:TTL|[Ee]xpir)", "no Stream-TTL: jobs are kept for [redis] retention_s"),
@@ -31,25 +34,28 @@ EXPECTED = (
     ExpectedFailure(DURABLE, r"CORS preflight", "preflights are answered for the origins in [api] cors_origins alone"),
     ExpectedFailure(DURABLE, r"body dedup", "no producers: workers write"),
     ExpectedFailure(RESPONSES, r"^image-input$", "no images: 400 that names the part"),
-    ExpectedFailure(RESPONSES, r"^compact", "no /v1/responses/compact: 404"),
+    ExpectedFailure(RESPONSES, r"^compact", "no /v1/responses/compact: 405"),
     ExpectedFailure(RESPONSES, r"^websocket", "no WebSockets: a stream, which can be resumed"),
-    ExpectedFailure(
-        LLAMA, r"^test_responses_with_text_format\[text_format[012]-", "names no model: its server has one alone"
-    ),
-    ExpectedFailure(
-        LLAMA, r"^test_responses_(?:stream_)?with_openai_library$", "asserts the text of its own tiny model"
-    ),
-    ExpectedFailure(
-        LLAMA, r"^test_responses_stream_with_llama_telemetry$", "no timings and no prompt progress in the events"
-    ),
+    *(ExpectedFailure(LLAMA, rf"^{pattern}", reason) for pattern, reason in LLAMA_CASES),
 )
 """In order: the first one that matches counts."""
 
 
+def expected(suite: str, case: str) -> ExpectedFailure | None:
+    """Return the row that says why a case is not passed; None if it should be."""
+    return next((each for each in EXPECTED if each.suite == suite and re.search(each.pattern, case)), None)
+
+
 def reason_of(suite: str, case: str) -> str:
     """Return why a case is not passed; "" if it should be."""
-    found = (each.reason for each in EXPECTED if each.suite == suite and re.search(each.pattern, case))
-    return next(found, "")
+    found = expected(suite, case)
+    return found.reason if found else ""
+
+
+def unneeded(suite: str, not_passed: Iterable[str]) -> list[str]:
+    """Return the patterns of a suite that excuse none of these cases."""
+    needed = {expected(suite, case) for case in not_passed}
+    return [each.pattern for each in EXPECTED if each.suite == suite and each not in needed]
 
 
 def all_but_expected(suite: str) -> str:

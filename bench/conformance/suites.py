@@ -16,6 +16,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from bench.conformance.exceptions import DURABLE, LLAMA, RESPONSES, all_but_expected, reason_of
+from bench.conformance.llama_cases import KEYED_PORT, PORT, TOOLS_PORT
 
 DURABLE_PACKAGE = Path("node_modules/@durable-streams/server-conformance-tests")
 OPEN_RESPONSES_PROGRAM = Path("bin/compliance-test.ts")
@@ -29,6 +30,18 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 class SuiteMissing(Exception):
     """Raised when a folder holds no suite that is known here, or the suite gives no verdicts; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaPorts:
+    """Ports of the servers that stand in for those that llama.cpp's tests start."""
+
+    real: int
+    """A real model that writes and makes vectors."""
+    keyed: int
+    """With an API key."""
+    tools: int
+    """A model that knows tools and ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +77,8 @@ def version_of(suite: str, folder: Path) -> str:
     """Return the version of a suite: of its package, or of its checkout."""
     if suite == DURABLE:
         return str(json.loads((folder / DURABLE_PACKAGE / "package.json").read_text())["version"])
-    found = subprocess.run(["git", "-C", folder, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)  # noqa: S607, PLW1510
+    words = ["git", "-C", str(folder), "describe", "--tags", "--always"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
 
 
@@ -110,11 +124,15 @@ def run_open_responses(suite: Path, url: str, model: str, folder: Path) -> list[
     ]
 
 
-def run_llama(suite: Path, port: int, folder: Path) -> list[CaseVerdict]:
-    """Run llama.cpp's tests of /v1/responses against a server that runs. Raises SuiteMissing."""
-    report = folder / "report.xml"
-    words = [sys.executable, "-m", "pytest", LLAMA_FILE, f"--junitxml={report}"]
-    _run(words, folder, {"DEBUG_EXTERNAL": "1", "PORT": str(port)}, cwd=suite / LLAMA_TESTS)
+def run_llama(suite: Path, ports: LlamaPorts, folder: Path, only: str = "") -> list[CaseVerdict]:
+    """Run the tests of llama.cpp's server that its own CI runs, by the Python of `.venv` in the checkout if it has one.
+    `only`: words of names, as pytest's -k has them. Raises SuiteMissing."""
+    report, own = folder / "report.xml", suite / ".venv" / "bin" / "python"
+    words = [str(own.absolute()) if own.exists() else sys.executable, "-m", "pytest", "unit", f"--junitxml={report}"]
+    words += ["-p", "bench.conformance.llama_plugin", "-p", "no:cacheprovider", "-m", "not slow", "-k", only]
+    environ = {"DEBUG_EXTERNAL": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ |= {PORT: str(ports.real), KEYED_PORT: str(ports.keyed), TOOLS_PORT: str(ports.tools)}
+    _run(words, folder, environ, cwd=suite / LLAMA_TESTS)
     if not report.exists():
         raise SuiteMissing("the tests have written no report: see their log")
     return list(_of_junit(ElementTree.parse(report).iter("testcase")))  # noqa: S314 - our own pytest wrote it
@@ -125,7 +143,8 @@ def _of_junit(cases: Iterable[ElementTree.Element]) -> Iterable[CaseVerdict]:
         fault = next((each for each in case if each.tag in ("failure", "error")), None)
         status = SKIPPED if case.find("skipped") is not None else FAILED if fault is not None else PASSED
         message = (fault.get("message") or "").partition("\n")[0] if fault is not None else ""
-        yield CaseVerdict(LLAMA, "responses", case.get("name", ""), status, message)
+        group = case.get("classname", "").rpartition(".")[2]
+        yield CaseVerdict(LLAMA, group, f"{group}::{case.get('name', '')}", status, message)
 
 
 def _run(words: list[str], folder: Path, environ: Mapping[str, str], cwd: Path | None = None) -> bytes:

@@ -13,22 +13,19 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from bench.conformance.__main__ import failures_of, main, notes_of, rows_of
+from bench.conformance.__main__ import command_of, failures_of, main, notes_of, rows_of, unneeded_of
 from bench.conformance.adapter import serving_streams
-from bench.conformance.exceptions import DURABLE, EXPECTED, LLAMA, RESPONSES, all_but_expected, reason_of
+from bench.conformance.exceptions import DURABLE, EXPECTED, LLAMA, RESPONSES, all_but_expected, reason_of, unneeded
 from bench.conformance.stream_writer import LEASE_MS, MODEL
 from bench.conformance.suites import (
     DURABLE_PACKAGE,
     FAILED,
-    LLAMA_FILE,
-    LLAMA_TESTS,
     OPEN_RESPONSES_PROGRAM,
     PASSED,
     SKIPPED,
     CaseVerdict,
     SuiteMissing,
     run_durable,
-    run_llama,
     run_open_responses,
     suite_of,
 )
@@ -175,18 +172,6 @@ def test_the_results_of_open_responses_are_read(tmp_path: Path) -> None:
     assert "images" in found[1].reason
 
 
-@pytest.mark.slow
-def test_the_report_of_llama_is_read(tmp_path: Path) -> None:
-    program(
-        tmp_path / LLAMA_TESTS / LLAMA_FILE,
-        "import os\n\ndef test_port():\n    assert os.environ['PORT'] == '7' and os.environ['DEBUG_EXTERNAL']\n\n"
-        "def test_wrong():\n    assert False\n",
-    )
-    assert suite_of(tmp_path) == LLAMA
-    found = {each.case: each.status for each in run_llama(tmp_path, 7, tmp_path)}
-    assert found == {"test_port": PASSED, "test_wrong": FAILED}
-
-
 def test_a_suite_that_says_nothing_is_an_error(tmp_path: Path) -> None:
     program(tmp_path / "node_modules" / ".bin" / "vitest", "#!/bin/sh\nexit 1\n")
     program(tmp_path / "node_modules" / ".bin" / "bun", "#!/bin/sh\necho nothing\n")
@@ -213,11 +198,25 @@ def test_verdicts_are_counted_by_group() -> None:
     assert failures == [f"{DURABLE}: Reads two: failed: wrong"] and "forks" in notes[0] and len(notes) == 1
 
 
+def test_the_kept_command_names_no_folder() -> None:
+    assert command_of(2) == "penstock bench conformance --suite FOLDER --suite FOLDER"
+
+
+def test_an_exception_that_no_case_needs_is_told() -> None:
+    """One that only a passed case matches is not needed; of several that match a case, the first is."""
+    verdicts = [
+        CaseVerdict(RESPONSES, "HTTP", "image-input", FAILED),
+        CaseVerdict(RESPONSES, "HTTP", "compact-response", PASSED),
+        CaseVerdict(RESPONSES, "HTTP", "websocket-response", SKIPPED),
+    ]
+    assert unneeded_of(verdicts) == [f"{RESPONSES}: no case needs the exception ^compact."]
+    assert r"body dedup" in unneeded(DURABLE, ["Producer body dedup"])
+
+
 def test_each_exception_has_a_reason_and_excuses_not_everything() -> None:
     assert all(each.reason for each in EXPECTED)
     assert [each.pattern for each in EXPECTED if re.search(each.pattern, "") or re.search(each.pattern, "a case")] == []
-    llama = "test_responses_with_text_format"
-    assert reason_of(LLAMA, f"{llama}[text_format2-10-None]") and not reason_of(LLAMA, f"{llama}[text_format3-0-None]")
+    assert reason_of(LLAMA, "test_lora::test_lora[0]") and not reason_of(LLAMA, "test_basic::test_server_start_simple")
     assert not reason_of(DURABLE, "Read Operations should read empty stream") and not reason_of(RESPONSES, "basic")
     others = re.compile(all_but_expected(DURABLE))
     for case in (
