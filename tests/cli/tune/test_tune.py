@@ -241,7 +241,7 @@ def test_it_writes_nothing_for_another_server(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     server.owner = "llamacpp"
-    words = ["--requests", "4", "--max", "1", "--repeats", "1", "--in", "8", "--out", "2"]  # soon over, if it began
+    words = ["--requests", "4", "--max", "2", "--repeats", "1", "--in", "32", "--out", "2"]  # soon over, if it began
     assert main(["tune", "frontier", "--url", server.url, "--apply", *words]) == 2
     assert "is no Penstock" in capsys.readouterr().err and not server.bodies and not list(tmp_path.iterdir())
 
