@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from served_texts import served_texts
 
 from cli.__main__ import main
-from planner.calibration import ServedText
+from planner.calibration import EngineFit, ServedLimits, ServedText
+from planner.fitting import DecodeRegime, FittedTimes
+from planner.prediction import predicted_clients
 from telemetry.records.schema import ENCODER, RequestRecord, SampleRecord
 
 pytestmark = pytest.mark.slow
@@ -55,6 +58,35 @@ def test_the_records_are_fitted_and_half_predicts_the_rest(tmp_path: Path, capsy
     page = capsys.readouterr().out
     assert "always the fitted median" in page and "worst load" in page
     assert "held out" in page and "2 times as fast" in page and "may be planned with" in page
+
+
+def closed_loops(known: EngineFit) -> list[ServedText]:
+    """Of 1 to 16 clients, one after the other, of prompts that take half of a step or all of it."""
+    found, at_s, random = list[ServedText](), 0.0, Random(5)
+    for clients in (1, 2, 3, 4, 6, 8, 12, 16):
+        lengths = [(random.randint(32, 96), random.randint(8, 40)) for _ in range(max(24, 3 * clients))]
+        for text in predicted_clients(known, clients, lengths):
+            begun_s, first_s, last_s = (at_s + (each or 0.0) for each in (text.arrived_s, text.first_s, text.ended_s))
+            found.append(ServedText("w", begun_s, begun_s, first_s, last_s, first_s, text.prompt, text.output))
+        at_s = max(each.last_s for each in found) + 5.0
+    return found
+
+
+def test_the_records_of_the_embedded_engine_tell_its_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which give one token alone in half of the time of two, and hold 128 tokens of prompts and answers together."""
+    regime = DecodeRegime(0.036, 0.0, 0.0076)
+    times = FittedTimes((0.0, 0.0055, 0.0), regime, regime, 0.018)
+    known = EngineFit(times, ServedLimits(16, 100_000, 128, by_slot=True), 0.0, 0.0, 0)
+    folder = recorded(tmp_path / "r", closed_loops(known))
+    assert main(["plan", "fit", "--records", f"{folder}", "--embedded", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["slots"], found["step_tokens"]) == (16, 128)
+    assert found["lone_s"] == pytest.approx(0.018, rel=0.02)
+    assert found["decode"]["text_s"] == pytest.approx(0.0076, rel=0.1)
+    assert found["median_errors"]["tokens_s"] < 0.05 and found["median_errors"]["ttft_p50_s"] < 0.1
+    assert main(["plan", "fit", "--records", f"{folder}", "--json"]) == 0
+    other = json.loads(capsys.readouterr().out)
+    assert other["step_tokens"] == 512 and other["median_errors"]["ttft_p50_s"] > found["median_errors"]["ttft_p50_s"]
 
 
 def test_what_did_not_end_in_its_first_attempt_is_left_out_and_counted(
