@@ -18,7 +18,7 @@ from msgspec import structs
 
 from bench import plots, report
 from bench.program import PLOTS, BenchProgram, Option, ProgramRun, Testbed
-from bench.report import Ratio, Report, columns, table
+from bench.report import Ratio, Report, columns
 from bench.scale import day, shapes
 from bench.scale.day import CONTENDERS, CURVE_S, PENSTOCK, RULES, STATIC, Day, Steady, wards
 from bench.scale.shapes import FORMS, RAMP
@@ -64,17 +64,14 @@ SHAPES_COLUMNS = columns("""
 def _run(run: ProgramRun) -> int:
     args, size = run.args, QUICK if run.args.quick else ScaleSize()
     reports = reported(simulated(size, args.jobs), size)
-    reports = [structs.replace(each, commit=report.commit()) for each in reports]
     if args.quick:  # too short to be judged
         reports = [structs.replace(each, ratios=()) for each in reports]
+    folder, missed = args.out or (None if args.quick else report.RESULTS), 0
     for each in reports:
-        run.console.print(table(each))
-    if args.out or not args.quick:
-        folder = args.out or report.RESULTS
-        written = [each.save(folder / f"{each.name}.json") for each in reports]
-        written += draw(reports, args.plots)
-        run.console.print(plots.missing() or "", *(f"{path}" for path in written), sep="\n")
-    return int(any(each.missed for each in reports))
+        missed |= run.tell(each, folder / each.file if folder else None)
+    if folder:
+        run.console.print(plots.missing() or "", *(f"{path}" for path in draw(reports, args.plots)), sep="\n")
+    return missed
 
 
 # --- the work --------------------------------------------------------------------------------------------------------
