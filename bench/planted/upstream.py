@@ -97,7 +97,7 @@ UPSTREAM = (
         "a probe that is the last one",
         "A page that cannot be read leaves its probe running for ever, and the server gets no request again.",
         Edit(ENGINE + "places/endpoint.py", "except Exception as error:", "except ProbeFailed as error:"),
-        f"{FAKES}a_probe_that_cannot_be_read_is_a_failed_probe",
+        f"{FAKES}a_probe_that_breaks_is_a_failed_probe",
     ),
     bug(
         "the operator's key in an error",

@@ -26,6 +26,8 @@ from telemetry.process import start_tracing
 from workers.engines.upstream.http.connection import MAX_REPLY_BYTES
 from workers.engines.upstream.http.sse import MAX_LINE_BYTES
 from workers.engines.upstream.reply.generation import MAX_EXCESS_TOKENS
+from workers.engines.upstream.server.kinds import ServerFacts
+from workers.engines.upstream.server.probe import ServerProbe
 
 __all__ = ["collector"]  # a fixture
 
@@ -635,27 +637,41 @@ async def test_a_whole_reply_is_bounded() -> None:
 # --- servers that lie ------------------------------------------------------------------------------------------------
 
 
-async def test_a_probe_that_cannot_be_read_is_a_failed_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the start, and after the server was away: the next one finds it well."""
+async def test_a_probe_that_breaks_is_a_failed_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a page that no code foresaw, at the start and after the server was away: the next one finds it well."""
+    fake, facts, phases = FakeUpstream("vllm"), ServerProbe.facts, list[str]()
+    unforeseen = "its pages cannot be read (RecursionError)"
+
+    async def broken(_: ServerProbe) -> ServerFacts:
+        raise RecursionError
+
+    monkeypatch.setattr(ServerProbe, "facts", broken)
+    async with serving(fake):
+        desk = Bench(_settings(fake.url))
+        starting = asyncio.create_task(desk.engine.start(desk._on_step, phases.append))
+        await until(lambda: any(unforeseen in phase for phase in phases))
+        monkeypatch.setattr(ServerProbe, "facts", facts)
+        await starting
+        (endpoint,) = desk.engine._own.endpoints
+        monkeypatch.setattr(ServerProbe, "facts", broken)
+        endpoint.fail("away", down=True)
+        await until(lambda: unforeseen in endpoint.breaker.reason)
+        monkeypatch.setattr(ServerProbe, "facts", facts)
+        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
+        await desk.engine.stop()
+
+
+async def test_a_page_of_brackets_is_no_model_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said as such, and the server is asked again."""
     fake, page, phases = FakeUpstream("vllm"), FakeUpstream._page, list[str]()
-
-    def strange(path: str, body: Any) -> Any:
-        raise_deep = "[" * 100_000
-        return raise_deep if path == "/v1/models" else page(fake, path, body)
-
-    monkeypatch.setattr(fake, "_page", strange)
+    deep = "[" * 100_000
+    monkeypatch.setattr(fake, "_page", lambda path, body: deep if path == "/v1/models" else page(fake, path, body))
     async with serving(fake):
         desk = Bench(_settings(fake.url))
         starting = asyncio.create_task(desk.engine.start(desk._on_step, phases.append))
         await until(lambda: any("not that of an OpenAI-compatible server" in phase for phase in phases))
         monkeypatch.setattr(fake, "_page", lambda path, body: page(fake, path, body))
         await starting
-        (endpoint,) = desk.engine._own.endpoints
-        monkeypatch.setattr(fake, "_page", strange)
-        endpoint.fail("away", down=True)
-        await until(lambda: "not that of an OpenAI-compatible server" in endpoint.breaker.reason)
-        monkeypatch.setattr(fake, "_page", lambda path, body: page(fake, path, body))
-        assert (await desk.ask(HELLO, max_tokens=5)).text == "".join(ANSWER[:5])
         await desk.engine.stop()
 
 
