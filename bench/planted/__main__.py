@@ -22,7 +22,7 @@ from bench.planted.tree import Strayed, copy_tree
 from bench.planted.trial import BugTrial, as_document, table, try_bug, why_missed
 from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, count, side_by_side
 from bench.reach.reach import NOTES, kept
-from bench.report import RESULTS, write
+from bench.report import RESULTS, commit, write
 
 SOURCE = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ def _run(run: ProgramRun) -> int:
 
 
 def _judged(run: ProgramRun, bugs: Sequence[Bug], out: Path | None) -> int:
-    began, console, jobs = time.monotonic(), run.console, run.args.jobs
+    began, console, jobs, tree = time.monotonic(), run.console, run.args.jobs, commit(SOURCE)
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
         sound = Path(folder) / "sound"
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
@@ -62,7 +62,7 @@ def _judged(run: ProgramRun, bugs: Sequence[Bug], out: Path | None) -> int:
     seconds = time.monotonic() - began
     trials.sort(key=lambda trial: bugs.index(trial.bug))
     console.print(table(trials, seconds))
-    document = as_document(trials, seconds, without.failures)
+    document = as_document(trials, seconds, without.failures, tree)
     if out is not None:
         write(out, document)
     return 0 if document["passed"] else 1

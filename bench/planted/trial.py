@@ -23,7 +23,7 @@ from bench.planted.bug import Bug
 from bench.planted.copies import TreeCopies
 from bench.planted.tree import environment
 from bench.reach.reach import Reach, tests_of, within
-from bench.report import MachineInfo, commit, cores
+from bench.report import MachineInfo, cores
 
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
@@ -202,12 +202,14 @@ def unsure(run: SuiteRun) -> str:
     return f"; {len(run.unsure)} left out as unsure" if run.unsure else ""
 
 
-def as_document(trials: Sequence[BugTrial], seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
+def as_document(
+    trials: Sequence[BugTrial], seconds: float, without: Sequence[str] = (), tree: str = ""
+) -> dict[str, Any]:
     """The same for programs; nothing of this machine but its size. `without`: what pytest said of each test that fails
-    without a bug."""
+    without a bug. `tree`: the commit that was copied."""
     return {
         **msgspec.to_builtins(MachineInfo()),
-        "commit": commit(),
+        "commit": tree,
         "seconds": round(seconds),
         "passed": not without and all(trial.caught for trial in trials),
         "fail_without_a_bug": [_without_folders(line) for line in without],
