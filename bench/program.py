@@ -83,10 +83,10 @@ class ProgramRun:
         found: report.Report,
         draw: Callable[[report.Report, Path], list[Path]] | None = None,
         *,
-        again: bool = False,
+        again: report.Report | None = None,
     ) -> report.Report:
-        """Tell it and keep it in the folder of --out; a quick run draws nothing. `again`: it was judged anew, and not
-        measured."""
+        """Tell it and keep it in the folder of --out; a quick run draws nothing. `again`: the run whose measurement it
+        judges anew; then nothing was measured."""
         is_quick = getattr(self.args, "quick", False)
         self.tell(found, self.args.out / found.file, None if is_quick else draw, again=again)
         return found
@@ -97,14 +97,14 @@ class ProgramRun:
         path: Path | None,
         draw: Callable[[report.Report, Path], list[Path]] | None = None,
         *,
-        again: bool = False,
+        again: report.Report | None = None,
     ) -> int:
         """The table; the JSON file, if there is a path; the plots, if `draw` makes some in the folder of --plots. What
         the file held before is kept beside each figure: a run that is repeated hides none. The file names the
         commit. Returns 1 for a missed goal, else 0."""
-        found = msgspec.structs.replace(found, commit=report.commit())
+        found = found.measured_in(again) if again else msgspec.structs.replace(found, commit=report.commit())
         if path and path.exists():
-            found = self._after(path, found, again=again)
+            found = self._after(path, found, again=again is not None)
         self.console.print(report.table(found))
         if path:
             self.console.print(f"figures: {found.save(path)}")

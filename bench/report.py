@@ -246,6 +246,13 @@ class Report(MachineInfo, frozen=True, kw_only=True):
         the table and the file say so."""
         return any(ratio.verdict == "missed" for ratio in self.ratios)
 
+    def measured_in(self, other: Report) -> Report:
+        """The same, with the day, the machine, the tree and the command of the run that has measured what this one
+        judges anew."""
+        return msgspec.structs.replace(
+            self, date=other.date, cores=other.cores, python=other.python, commit=other.commit, command=other.command
+        )
+
     def after(self, other: Report, *, again: bool = False) -> Report:
         """The same, and beside each judged figure what it was in that run and in the runs before it. A count of what
         must not be says so from the first run on in which it was not 0. What failed in the runs before stays told.

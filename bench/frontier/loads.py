@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -13,6 +15,7 @@ from bench.table1.client import TargetServer, TimedAnswer, closed_loop
 from planner.calibration import EngineFit, ServedLimits, ServedText, fitted
 from planner.load import RequestLengths
 from planner.prediction import (
+    FIGURES,
     ComparedLoad,
     FitErrors,
     LoadFigures,
@@ -150,6 +153,26 @@ def as_compared(found: Sequence[PredictedLoad]) -> list[ComparedLoad]:
                      each.predicted)
         for each in found
     ]  # fmt: skip
+
+
+def between(found: Sequence[PredictedLoad]) -> list[PredictedLoad]:
+    """The same loads, of which now a straight line says what they yield: through the nearest fitted loads on both
+    sides, or the last two, over the logarithms of clients and figure. It knows nothing of engines; where it is as near
+    as the simulator, the held-out loads do not show that the simulator knows more."""
+    known = [each.load for each in found if not each.held_out]
+    return [replace(each, predicted=_on_line(known, each.load.clients)) for each in found]
+
+
+def _on_line(known: Sequence[ClosedLoad], clients: int) -> LoadFigures:
+    place = min(max(1, bisect_left([load.clients for load in known], clients)), len(known) - 1)
+    low, high = known[place - 1 : place + 1]
+    share = math.log(clients / low.clients) / math.log(high.clients / low.clients)
+
+    def at(key: str) -> float:
+        one, other = getattr(low.figures, key), getattr(high.figures, key)
+        return float(one * (other / one) ** share) if one > 0 else 0.0
+
+    return LoadFigures(*map(at, FIGURES))
 
 
 def differences(loads: Sequence[ClosedLoad], others: Sequence[ClosedLoad]) -> FitErrors:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec.structs import replace
 
 from bench import plots
 from bench.gpu.judged import by_card, card_of, knee_notes, knees
@@ -93,8 +92,7 @@ def _loop_again(run: ProgramRun, folder: Path) -> int:
     )
     missed = 0
     for each, was, drawn in zip(told, old, (draw, None), strict=True):
-        same = replace(each, date=was.date, cores=was.cores, python=was.python, command=was.command)
-        missed |= int(run.keep(same, drawn, again=True).missed)
+        missed |= int(run.keep(each, drawn, again=was).missed)
     return missed
 
 
@@ -218,7 +216,7 @@ def _served_again(run: ProgramRun, folder: Path) -> int:
 
 
 def told_served(run: ProgramRun, measurement: ServedMeasurement, old: Report | None = None) -> int:
-    """Judge a measurement; `old`: when and on what it was made."""
+    """Judge a measurement; `old`: the run that made it, if this one judges it anew."""
     from bench.gpu.served_figures import COLUMNS, ServedFigures, draw  # noqa: PLC0415
 
     raw = write(run.args.out / RAW, measurement)  # a figure that cannot be made must not cost the run
@@ -227,9 +225,7 @@ def told_served(run: ProgramRun, measurement: ServedMeasurement, old: Report | N
     title = f"Penstock in front of {options.model} on a GPU: {lengths}"
     found = run.result("gpu-served", title, COLUMNS, figures.rows(), figures.ratios(), figures.notes(),
                        **msgspec.to_builtins(measurement))  # fmt: skip
-    if old is not None:
-        found = replace(found, date=old.date, cores=old.cores, python=old.python, command=old.command)
-    missed = int(run.keep(found, draw).missed)
+    missed = int(run.keep(found, draw, again=old).missed)
     raw.unlink()
     return missed
 

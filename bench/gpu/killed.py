@@ -39,13 +39,18 @@ class KilledStreams(msgspec.Struct, frozen=True, kw_only=True):
     direct_differ: int
     """The same of a second direct run, a few at once: without Penstock."""
     wrong: list[str]
-    """Of the first streams that broke, or have another number of tokens: what was wrong."""
+    """Of the streams that broke, or have another number of tokens: what was wrong."""
     restarts: int
     """Of the worker."""
     killed_at: list[int]
     """Tokens that each stream had brought."""
     silences_s: list[float]
     """The longest of each stream from the kill on."""
+
+    @property
+    def unmet(self) -> int:
+        """Streams that the kill says nothing of: they had ended, or no worker was started again."""
+        return sum(count >= self.tokens for count in self.killed_at) if self.restarts else self.streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,7 @@ def killed_streams(
         tokens=tokens,
         differ=_differ(alone, heard),
         direct_differ=_differ(alone, again),
-        wrong=[wrong for each in heard if (wrong := each.wrong(tokens))][:3],
+        wrong=[wrong for each in heard if (wrong := each.wrong(tokens))],
         restarts=penstock.restarts(),
         killed_at=counts,
         silences_s=[_silence_s(each, at_s) for each in answers],

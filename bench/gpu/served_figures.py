@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from bench import plots
-from bench.frontier.loads import ClosedLoad, PredictedLoad, as_compared, of_rows, predictions
+from bench.frontier.loads import ClosedLoad, PredictedLoad, as_compared, between, of_rows, predictions
 from bench.gpu.served import DIRECT, LevelCosts, ServedMeasurement, ServedOptions
 from bench.gpu.server import PROMPT_ROWS
 from bench.gpu.upstream import NAME as PENSTOCK
@@ -32,7 +32,8 @@ def nearest(loads: Sequence[ClosedLoad], options: ServedOptions) -> tuple[Engine
     """What the simulator says of these loads: of two fits, the one that is nearer to the loads that it was fitted to.
 
     One takes it that texts begin while a step is under way, as they do at an engine without anything before it; the
-    other that they begin with a step, as those do that took a while on their way. Raises PlanError.
+    other that they begin with a step, as those do that took a while on their way. The first is that of llama.cpp, whose
+    order of prompts this engine does not have. Raises PlanError.
     """
     limits = ServedLimits(options.slots, options.slots * options.context, PROMPT_ROWS)
     fits = [predictions(loads, replace(limits, by_slot=under_way)) for under_way in (True, False)]
@@ -163,6 +164,7 @@ class ServedFigures:
         killed = self.measurement.killed
         what = f"{killed.streams} streams whose worker is killed"
         return [
+            Ratio.none(f"{what}: had ended before, or no worker was started again", killed.unmet),
             Ratio.none(f"{what}: broken, or with another number of tokens", len(killed.wrong)),
             Ratio.none(f"{what}: texts other than the direct ones", killed.differ),
             Ratio.none("direct texts of few streams at once, other than of all at once", killed.direct_differ),
@@ -173,16 +175,18 @@ class ServedFigures:
         """Errors of the loads that were held out, in each turn."""
         found = []
         for way in WAYS:
-            compared = [as_compared([level.found for level in turn]) for turn in self._of(way)]
+            turns = [[level.found for level in turn] for turn in self._of(way)]
+            compared = [as_compared(turn) for turn in turns]
+            lines = [as_compared(between(turn)) for turn in turns]
             for key, figure in FIGURES.items():
                 what, goal = f"{way}: {figure} of the held-out loads", None if key == NO_GOAL else "frontier.error"
-                for end, errors in (
-                    ("median error, %", errors_of),
-                    ("always the fitted median, %", constant_errors_of),
-                    ("error of the worst, %", worst_errors_of),
+                for end, held, said, errors in (
+                    ("median error, %", goal, compared, errors_of),
+                    ("always the fitted median, %", None, compared, constant_errors_of),
+                    ("a line between the fitted ones, %", None, lines, errors_of),
+                    ("error of the worst, %", None, compared, worst_errors_of),
                 ):
-                    each = [100 * getattr(errors(loads), key) for loads in compared]
-                    held = goal if errors is errors_of else None
+                    each = [100 * getattr(errors(loads), key) for loads in said]
                     found.append(Ratio.held(held, f"{what}, {end}", median(each), digits=1, rounds=each))
         return found
 
@@ -204,8 +208,17 @@ class ServedFigures:
             f"{max(killed.killed_at)}; the longest silences were {min(killed.silences_s):.1f} to "
             f"{max(killed.silences_s):.1f} s, and the worker was started again {killed.restarts} time(s). The engine "
             "computed all steps in one size for this part, so that equal requests have equal answers."
-            + "".join(f" Wrong: {each}." for each in killed.wrong),
+            + "".join(f" Wrong: {each}." for each in killed.wrong[:3]),
+            *self._energy_notes(),
             *self._fits(),
+        ]
+
+    def _energy_notes(self) -> list[str]:
+        if self.measurement.energy.nvml_j is None:
+            return []
+        return [
+            "NVML, Penstock's metric and its report all have the joules from one counter of the driver: that they "
+            "agree shows that Penstock loses none on the way, not that the counter is right."
         ]
 
     def _idle_cores(self) -> float:

@@ -123,4 +123,30 @@ MEASUREMENTS = (
         Edit("bench/gpu/slots.py", "len(text.prompt) + text.made - 1)", "len(text.prompt) + text.made)"),
         "tests/bench/test_served.py::test_every_text_has_its_answer_whatever_runs_beside_it",
     ),
+    bug(
+        "a kill that kills nothing is survived",
+        "The worker is never killed, no stream breaks, and the benchmark says that all 16 go on.",
+        Edit("bench/gpu/killed.py", "if self.restarts else self.streams", "if self.restarts else 0"),
+        "tests/bench/test_served.py::test_a_kill_that_kills_nothing_is_a_missed_goal",
+    ),
+    bug(
+        "the line beside the simulator knows what is held out",
+        "What stands beside the simulator's error is the measurement itself: nothing could be nearer.",
+        Edit(
+            "bench/frontier/loads.py",
+            "known = [each.load for each in found if not each.held_out]",
+            "known = [each.load for each in found]",
+        ),
+        "tests/bench/test_frontier.py::test_a_line_between_the_fitted_loads_stands_beside_the_simulator",
+    ),
+    bug(
+        "a run that is judged again was measured by the tree that judges it",
+        "The page names a commit that never ran on the machine of the measurement.",
+        Edit(
+            "bench/program.py",
+            "found.measured_in(again) if again else msgspec.structs.replace(found, commit=report.commit())",
+            "msgspec.structs.replace(found, commit=report.commit())",
+        ),
+        "tests/bench/test_report.py::test_a_run_that_is_judged_again_keeps_when_and_on_what_it_was_measured",
+    ),
 )

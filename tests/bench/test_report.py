@@ -71,8 +71,24 @@ def test_a_run_that_is_judged_again_is_no_further_run(tmp_path: Path) -> None:
 
     told = ProgramRun(argparse.Namespace(out=tmp_path, plots=tmp_path), "bench", Console(file=StringIO(), width=200))
     for value, again in ((4.0, False), (4.0, True), (4.0, True), (3.2, True), (3.2, False)):
-        told.keep(run(value), again=again)
+        told.keep(run(value), again=load(tmp_path / REPORT.file) if again else None)
     assert load(tmp_path / REPORT.file).ratios[0].earlier == (4.0, 3.2)
+
+
+def test_a_run_that_is_judged_again_keeps_when_and_on_what_it_was_measured(tmp_path: Path) -> None:
+    """The tree that judges it has measured nothing."""
+    measured = msgspec.structs.replace(
+        REPORT, date="2020-02-29", cores=96, python="3.1", commit="0123456789ab", command="penstock bench one"
+    )
+    told = ProgramRun(argparse.Namespace(out=tmp_path, plots=tmp_path), "another", Console(file=StringIO(), width=200))
+    told.keep(REPORT, again=measured)
+    assert measured_in(load(tmp_path / REPORT.file)) == measured_in(measured)
+    told.keep(REPORT)
+    assert measured_in(load(tmp_path / REPORT.file)) == measured_in(msgspec.structs.replace(REPORT, commit=commit()))
+
+
+def measured_in(found: Report) -> tuple[object, ...]:
+    return found.date, found.cores, found.python, found.commit, found.command
 
 
 def test_a_run_that_is_repeated_shows_what_the_runs_before_gave(tmp_path: Path) -> None:

@@ -286,6 +286,8 @@ def test_figures_are_those_of_the_requests() -> None:
     assert held["joules by penstock_gpu_energy_joules / by NVML"].value == pytest.approx(1.01)
     assert held["J/token by `penstock report` / by NVML"].value == pytest.approx(0.98)
     assert held["direct: throughput of the held-out loads, median error, %"].verdict == "reached"
+    line = held["direct: throughput of the held-out loads, a line between the fitted ones, %"]
+    assert min(line.rounds) > 0.5, "no engine yields a power of its clients"
     assert not [ratio for ratio in held.values() if ratio.at_most == 0 and ratio.verdict != "reached"]
     assert "front of it" in figures.notes()[0]
 
@@ -306,12 +308,23 @@ def _error(each: PredictedLoad) -> float:
 
 def test_a_text_that_differs_is_a_missed_goal_and_absent_energy_is_no_figure() -> None:
     whole = measurement()
-    killed = msgspec.structs.replace(whole.killed, differ=2, wrong=["no end"])
+    killed = msgspec.structs.replace(whole.killed, differ=2, wrong=["no end"] * 5)
     energy = msgspec.structs.replace(whole.energy, nvml_j=None, metric_j=None)
     figures = ServedFigures(msgspec.structs.replace(whole, killed=killed, energy=energy))
     missed = [ratio.what for ratio in figures.ratios() if ratio.at_most == 0 and ratio.verdict == "missed"]
     assert len(missed) == 2 and not any("J/token" in ratio.what for ratio in figures.ratios())
-    assert "Wrong: no end." in " ".join(figures.notes())
+    assert [ratio.value for ratio in figures.ratios() if "broken" in ratio.what] == [5]
+    assert " ".join(figures.notes()).count("Wrong: no end.") == 3
+    assert not any("counter of the driver" in note for note in figures.notes())
+
+
+def test_a_kill_that_kills_nothing_is_a_missed_goal() -> None:
+    """No worker was started again, or the streams had ended: that none of them broke says nothing."""
+    whole = measurement()
+    for changes, unmet in (({"restarts": 0}, 16), ({"killed_at": [*[200] * 13, 600, 600, 601]}, 3)):
+        killed = msgspec.structs.replace(whole.killed, **changes)
+        ratios = ServedFigures(msgspec.structs.replace(whole, killed=killed)).ratios()
+        assert [ratio.value for ratio in ratios if ratio.verdict == "missed"] == [unmet]
 
 
 def test_a_kept_run_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,8 +335,10 @@ def test_a_kept_run_is_judged_again(tmp_path: Path, capsys: pytest.CaptureFixtur
     )
     kept = (tmp_path / "gpu-served.json").read_bytes()
     assert main(["--part", "served", "--again", str(tmp_path), *words]) == first
+    assert main(["--part", "served", "--again", str(tmp_path), *words]) == first
     again = json.loads((tmp_path / "gpu-served.json").read_bytes())
-    assert again["rows"] == json.loads(kept)["rows"] and not (tmp_path / "gpu-served-raw.json").exists()
+    assert again == json.loads(kept), "and it is no further run"
+    assert not (tmp_path / "gpu-served-raw.json").exists()
     assert "throughput of the held-out" in capsys.readouterr().out
 
 
