@@ -12,6 +12,7 @@ from bench.elastic.day import draw as draw_elastic_day
 from bench.frontier.__main__ import draw as draw_frontier
 from bench.gateway.sweep import draw as draw_gateway
 from bench.gpu.__main__ import draw as draw_gpu
+from bench.gpu.served_figures import draw as draw_gpu_served
 from bench.growth.__main__ import draw as draw_growth
 from bench.jobs.__main__ import draw as draw_jobs
 from bench.order.gate import draw as draw_order_gate
@@ -29,6 +30,7 @@ DRAWS = {
     "elastic-day": draw_elastic_day,
     "frontier": draw_frontier,
     "gpu-frontier": draw_gpu,
+    "gpu-served": draw_gpu_served,
     "growth": draw_growth,
     "table1": draw_table1,
     "order-gate": draw_order_gate,
@@ -71,5 +73,5 @@ def test_the_plots_of_the_docs_show_the_results(tmp_path: Path) -> None:
         draw(load(results / f"{name}.json"), tmp_path)
     draw_scale([load(results / f"{name}.json") for name in ("scale", "scale-shapes")], tmp_path)
     drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    assert drawn.keys() == {path.name for path in shown.glob("*.svg")} and len(drawn) == 22
+    assert drawn.keys() == {path.name for path in shown.glob("*.svg")} and len(drawn) == 24
     assert [name for name, svg in drawn.items() if svg != (shown / name).read_bytes()] == []
