@@ -11,7 +11,7 @@ class Thresholds(msgspec.Struct, frozen=True):
     min_requests: int = 5
     """Fewer say nothing of a worker or a lane."""
     slow_factor: float = 1.5
-    """A worker is slow if its median time per token, or to the first token, is so many times that of the others."""
+    """A worker is slow if its median time per token is so many times that of the others."""
     starved_wait_ms: float = 500.0
     starved_factor: float = 5.0
     """A lane starves if its 90th percentile of waiting is at least that, and so many times a higher lane's."""

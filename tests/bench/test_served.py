@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from bench.frontier.loads import ClosedLoad, PredictedLoad, as_rows, of_rows
+from bench.gpu import served_figures
 from bench.gpu.__main__ import main, told_served
 from bench.gpu.killed import KilledStreams, heard_text, killed_streams
 from bench.gpu.served import DIRECT, TURNS, EnergyReadings, LevelCosts, ServedMeasurement, ServedOptions, ServedTurn
@@ -32,7 +33,7 @@ from bench.program import OUT, PLOTS, BenchProgram
 from bench.table1.client import TargetServer, seen
 from planner.calibration import EngineFit, ServedLimits, ServedText
 from planner.fitting import DecodeRegime, FittedTimes
-from planner.prediction import predicted_clients
+from planner.prediction import FIGURES, LoadFigures, predicted_clients
 
 VOCAB, SLOTS, CONTEXT = 4000, 4, 1024
 
@@ -282,6 +283,11 @@ def test_figures_are_those_of_the_requests() -> None:
     assert through["penstock_us"] == pytest.approx(30.0) and direct["penstock_us"] is None
     assert (through["role"], rows[2, DIRECT]["role"]) == ("fitted", "held out")
     held = {ratio.what: ratio for ratio in figures.ratios()}
+    added = held["TTFT p50 through Penstock - direct, ms, at its worst level"]
+    assert added.value == pytest.approx(max(row["added_ms"] for row in rows.values() if row["way"] == PENSTOCK))
+    assert (added.at_most, added.verdict) == (5, "reached")
+    share = held["the same at its worst level"].value
+    assert share == pytest.approx(min(row["share"] for row in rows.values() if row["way"] == PENSTOCK))
     assert held["J/token of the turns through Penstock, by NVML"].value == pytest.approx(0.05)
     assert held["joules by penstock_gpu_energy_joules / by NVML"].value == pytest.approx(1.01)
     assert held["J/token by `penstock report` / by NVML"].value == pytest.approx(0.98)
@@ -293,13 +299,29 @@ def test_figures_are_those_of_the_requests() -> None:
 
 
 def test_the_fit_is_chosen_by_the_loads_that_it_was_fitted_to() -> None:
-    """And by those alone: what is held out may be anything."""
-    loads = of_rows(turn(DIRECT, 1).requests)
-    fit, found = nearest(loads, OPTIONS)
+    """A server whose texts begin while a step is under way is known as one."""
+    fit, found = nearest(of_rows(turn(DIRECT, 1).requests), OPTIONS)
     assert fit.limits.by_slot and max(map(abs, (_error(each) for each in found))) < 0.15
-    slow = [text._replace(last_s=text.first_s + 3 * (text.last_s - text.first_s)) for text in loads[3].texts]
-    again, _ = nearest([*loads[:3], ClosedLoad(loads[3].clients, slow), loads[4]], OPTIONS)
-    assert again.limits.by_slot and again.times == fit.times
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_a_fit_that_is_nearer_to_what_is_held_out_is_not_chosen_for_it(
+    better: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is exact where it was fitted and far off elsewhere, the other a little off and exact elsewhere."""
+
+    def said(loads: Sequence[ClosedLoad], limits: ServedLimits) -> tuple[EngineFit, list[PredictedLoad]]:
+        off = (1.0, 3.0) if limits.by_slot == better else (1.1, 1.0)
+        fit = EngineFit(KNOWN.times, limits, 0.0, 0.0, 0)
+        return fit, [PredictedLoad(load, number % 2 == 1, _times(load.figures, off[number % 2]))
+                     for number, load in enumerate(loads)]  # fmt: skip
+
+    monkeypatch.setattr(served_figures, "predictions", said)
+    assert nearest(of_rows(turn(DIRECT, 1).requests), OPTIONS)[0].limits.by_slot == better
+
+
+def _times(figures: LoadFigures, factor: float) -> LoadFigures:
+    return LoadFigures(*(factor * getattr(figures, key) for key in FIGURES))
 
 
 def _error(each: PredictedLoad) -> float:

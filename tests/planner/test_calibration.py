@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
 
-from planner.calibration import ServedLimits, by_worker, fitted
+from planner.calibration import ServedLimits, ServedText, _Equation, _neighbours, _of_prefill, by_worker, fitted
 from planner.facts.catalogue import PlanError
 
 
@@ -45,3 +45,29 @@ def test_too_little_is_refused() -> None:
 def test_the_simulator_gets_a_cache_of_any_size_if_only_slots_limit_it() -> None:
     found = fitted(served_texts(), ServedLimits(slots=3))
     assert found.shape.slots == 3 and found.shape.kv_tokens > 1e9
+
+
+def beside(begun_s: float, first_s: float, *, by_slot: bool) -> _Equation:
+    """What is known of a prompt of 10 tokens beside two answers of a token a second, of which one ends after 4 s."""
+    texts = [
+        ServedText("engine", at, at, at, last_s, at, 10, round(last_s - at) + 1) for at, last_s in ((0, 20), (0, 4))
+    ]
+    texts.append(ServedText("engine", 1, 1, 2, 18, 2, 1, 17))
+    texts.append(ServedText("engine", begun_s, begun_s, first_s, 19, first_s, 10, 9))
+    (found,) = [each for each in _neighbours(by_worker(texts)["engine"]) if each.text.begun_s == begun_s]
+    return _of_prefill(found, ServedLimits(8, 0, 10, by_slot))
+
+
+def test_llama_cpp_has_fewer_tokens_for_prompts_where_others_generate() -> None:
+    """Ten tokens a step, of which two go to others that generate: a prompt of ten takes two steps."""
+    assert beside(7.0, 9.0, by_slot=True).terms[3] == 2
+    assert beside(7.0, 9.0, by_slot=False).terms[3] == 1
+
+
+@pytest.mark.parametrize(("begun_s", "waited", "since_s"), [(4.25, 1.0, 0.25), (7.0, 0.5, 0.0)])
+def test_what_comes_while_a_step_is_under_way_waits_for_it(begun_s: float, waited: float, since_s: float) -> None:
+    """For all of one that has just begun, as the last token of another text says, counted from its begin; else for half
+    of one, in the mean."""
+    found = beside(begun_s, begun_s + 2, by_slot=True)
+    assert found.terms[0] == found.terms[3] + waited
+    assert found.seconds == pytest.approx(2 + since_s)

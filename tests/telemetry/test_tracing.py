@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,34 @@ def test_a_failure_is_told_and_an_end_counts_once(collector: Collector) -> None:
     span.end(error="worker_lost")
     span.end(error="never seen", attributes={"late": True})
     tracer.enter("submit").end(error=ValueError("too long"))
+    tracer.enter("send").end(error=HTTPException("cut off"))
     tracer.close()
     _, sent = collector.spans["generate"]
     assert (sent.status.code, sent.status.message) == (Status.STATUS_CODE_ERROR, "worker_lost")
     assert attributes_of(sent) == {}
-    assert [event.name for event in collector.spans["submit"][1].events] == ["exception"]
+    for name, kind, said in (("submit", "ValueError", "too long"), ("send", "http.client.HTTPException", "cut off")):
+        (event,) = collector.spans[name][1].events
+        about = attributes_of(event)
+        assert (event.name, about["exception.type"], about["exception.message"]) == ("exception", kind, said)
+        assert about["exception.stacktrace"] == f"{kind}: {said}\n"
+
+
+def test_an_event_stands_at_its_moment(collector: Collector) -> None:
+    """One that is told later than it was, as a first token is by the engine's clock; without a moment, it is now."""
+    at_ns, tracer = 1_763_689_597_500_000_000, start_tracing("worker", collector.url)
+    span = tracer.enter("generate")
+    span.add_event("first token", at_ns, {conventions.OUTPUT_TOKENS: 1})
+    before_ns = time.time_ns()
+    span.add_event("preempted")
+    span.end()
+    tracer.close()
+    first, second = collector.spans["generate"][1].events
+    assert (first.name, first.time_unix_nano, attributes_of(first)) == (
+        "first token",
+        at_ns,
+        {conventions.OUTPUT_TOKENS: 1},
+    )
+    assert before_ns <= second.time_unix_nano <= time.time_ns()
 
 
 @pytest.mark.parametrize("flags", ["00", "01"])

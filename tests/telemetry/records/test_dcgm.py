@@ -67,6 +67,7 @@ class Exporter(ThreadingHTTPServer):
     """Answers with a text, or with an error."""
 
     answer: tuple[int, str] = (200, TEXT)
+    asked = 0
 
 
 class Answer(BaseHTTPRequestHandler):
@@ -74,6 +75,7 @@ class Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         status, text = self.server.answer
+        self.server.asked += 1
         self.send_response(status)
         self.end_headers()
         self.wfile.write(text.encode())
@@ -109,6 +111,17 @@ def test_an_exporter_is_asked_again_and_again(exporter: Exporter, monkeypatch: p
         assert readings.read() == {}
     finally:
         readings.close()
+
+
+def test_an_exporter_that_stays_away_is_told_of_once(exporter: Exporter, caplog: pytest.LogCaptureFixture) -> None:
+    """It is asked every few seconds, and the log is not for each."""
+    exporter.answer, asked = (500, ""), exporter.asked
+    readings = DcgmReadings(f"http://127.0.0.1:{exporter.server_port}/metrics", interval_s=0.02)
+    try:
+        eventually(lambda: exporter.asked >= asked + 5)
+    finally:
+        readings.close()
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["it answers 500"]
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:

@@ -88,6 +88,30 @@ def test_the_time_of_attempts_that_were_lost_counts_whatever_became_of_the_job()
     assert found.title == "Workers died under 2 requests" and "6 attempts lost, in all 4.0 s" in found.reason
 
 
+def test_a_lane_starves_beside_the_best_of_the_lanes_before_it() -> None:
+    """That another one waits as well is no excuse."""
+    lanes = [request(number, 10.0 * number, wait=wait, lane=lane) for number, (lane, wait) in
+             enumerate((("interactive", 4000.0), ("standard", 10.0), ("batch", 9000.0)) * 10)]  # fmt: skip
+    (found,) = [each for each in advice(delivered(lanes)) if each.kind == "starved_lane"]
+    assert found.title == "Lane batch of m starves" and "lane standard" in found.change
+
+
+def test_a_pool_is_full_where_all_lanes_of_its_model_wait_whatever_others_do() -> None:
+    """One lane starves, and the other waits for a second, too; another model's requests begin at once."""
+    lanes = [request(number, 10.0 * number, wait=wait, lane=lane) for number, (lane, wait) in
+             enumerate((("interactive", 1000.0), ("batch", 9000.0)) * 10)]  # fmt: skip
+    quick = [request(100 + number, 10.0 * number, lane="interactive", model="other") for number in range(60)]
+    found = {(each.kind, each.model) for each in advice(delivered([*lanes, *quick]))}
+    assert found == {("starved_lane", "m"), ("full_pool", "m")}
+
+
+def test_a_worker_that_is_slow_explains_why_first_tokens_come_late() -> None:
+    """Reading takes most of the engine's time, because one worker reads and writes slowly: that is told once."""
+    slow = healthy("worker-2", 100, prefill=900.0, per_token=20.0)
+    found = kinds(delivered([*healthy(), *slow, *healthy("worker-3", 200)]))
+    assert found == ["slow_worker"]
+
+
 def test_a_lane_that_waits_as_all_do_does_not_starve() -> None:
     waiting = [
         request(number, 10.0 * number, wait=9000.0 + number, lane=lane)
