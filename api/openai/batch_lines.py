@@ -144,7 +144,8 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     text = _text(job_prompt)
     deterministic = sampling.temperature == 0 or sampling.seed is not None
     task = request.task_asked and (request.task_asked, request.task_form)
-    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, _form_of(request), request.tools_asked, task))
+    rest = _form_of(request), request.tools_asked, task, reasoning_of(request, card), request.echoes
+    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, *rest))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
     head = f"{request.model}\0{text}"
     groups = tuple(_hash(head[:size]) for size in PREFIX_SIZES)
@@ -186,7 +187,7 @@ def job_of(
     prompt, tools = request.prompt_asked, request.tools_asked
     sampling = sampling_of(request, tools)
     reasoning, task = reasoning_of(request, card), request.task_asked
-    return job_class(prompt, tools, sampling, reasoning, task)(
+    return job_class(prompt, tools, sampling, reasoning, task, echo=request.echoes)(
         id=job_id,
         model=request.model,
         tenant=batch.tenant,
@@ -203,6 +204,7 @@ def job_of(
         reasoning=reasoning,
         task=task,
         task_form=request.task_form,
+        echo=request.echoes,
     )
 
 

@@ -24,6 +24,12 @@ TOKENS = (
         "tests/workers/test_echo.py::test_the_next_worker_shows_it_no_second_time",
     ),
     bug(
+        "a line that gets the answer of another",
+        "Two lines of a batch that differ only in their echo or their reasoning share one answer.",
+        Edit("api/openai/batch_lines.py", ", task, reasoning_of(request, card), request.echoes", ", task"),
+        "tests/api/openai/test_batch_lines.py::test_a_line_asks_for_what_its_request_would",
+    ),
+    bug(
         "a prompt that is continued twice",
         "An engine that takes over gets the echoed prompt as a part of the answer.",
         Edit("workers/past_texts.py", "text = text[len(_prompt(job, row.index)) :]", "pass"),

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from api.openai.batch_lines import BadLine, envelope, not_run, output_line
+from api.openai.batch_lines import BadLine, envelope, job_of, not_run, output_line, request_of, traits
+from api.openai.schemas import to_job
+from streaming.batches.batch import Batch
+from streaming.jobs.job import Job
+from streaming.priority import Priority
 
 ENDPOINT = "/v1/completions"
+BATCH = Batch(
+    id="batch_1", tenant="t", ceiling=Priority.BATCH, endpoint=ENDPOINT, input_file="f", window="none", output_keep_ms=1
+)
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": ENDPOINT, "body": {"model": "m"}}
 
 
@@ -64,3 +71,30 @@ def test_a_line_of_output_has_its_lines_own_name(name: str) -> None:
     assert shown["error"]["code"] == "batch_expired" and shown["error"]["message"].endswith(".")
     assert output_line("batch_1", 7, line(custom_id=name), not_run("expired")) == written
     assert json.loads(output_line("batch_1", 8, line(custom_id=name), not_run("expired")))["id"] != shown["id"]
+
+
+CHAT = "/v1/chat/completions"
+ASKED: dict[str, dict[str, Any]] = {
+    ENDPOINT: {"prompt": "once", "temperature": 0},
+    CHAT: {"messages": [{"role": "user", "content": "hi"}], "temperature": 0},
+}
+
+
+def asked(endpoint: str, **more: Any) -> Any:
+    found = envelope(line(url=endpoint, body={"model": "m"} | ASKED[endpoint] | more), endpoint)
+    return request_of(found, None)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field"), [(ENDPOINT, {"echo": True}), (CHAT, {"reasoning_effort": "high"}), (CHAT, {"top_k": 5})]
+)
+def test_a_line_asks_for_what_its_request_would(endpoint: str, field: dict[str, Any]) -> None:
+    """And it shares no answer with a line that does not."""
+    request = asked(endpoint, **field)
+    job = job_of(request, BATCH, job_id="j", number=1, lane=Priority.BATCH, left_ms=None)
+    direct = to_job(request, job_id="j", tenant="t", ceiling=Priority.BATCH, reply_to="", trace={})
+    same = ("prompt", "sampling", "tools", "reasoning", "task", "echo", "response")
+    assert type(job) is type(direct) and type(job) is not Job
+    assert [getattr(job, name) for name in same] == [getattr(direct, name) for name in same]
+    assert traits(request, None).digest != traits(asked(endpoint), None).digest
+    assert traits(request, None).digest == traits(asked(endpoint, **field), None).digest
