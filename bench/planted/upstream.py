@@ -48,6 +48,30 @@ UPSTREAM = (
         f"{REATTACH}an_answer_that_begins_again_is_another_job_of_a_penstock",
     ),
     bug(
+        "an answer that a busy server loses",
+        "A server that has no room for its reader at the moment is told to stop the generation.",
+        Edit(ENGINE + "detached.py", "if outcome.end in (End.BUSY, End.KEY):", "if False:"),
+        f"{REATTACH}a_server_that_has_no_room_for_its_reader_is_left_alone_for_as_long_as_it_says",
+    ),
+    bug(
+        "a server asked without a pause",
+        "A generation that goes on at one of several servers is asked for again and again, whatever they say to wait.",
+        Edit(ENGINE + "pool.py", "if (wait_s := home.wait_s(cost, now)) <= 0:", "if (wait_s := 0.0) <= 0:"),
+        f"{REATTACH}a_server_that_has_no_room_for_its_reader_is_left_alone_for_as_long_as_it_says",
+    ),
+    bug(
+        "cancelled jobs that close a server",
+        "The jobs that a worker preempted count as failures of the other Penstock when they are continued.",
+        Edit(ENGINE + "detached.py", "if rung is Rung.REATTACH and outcome.told:", "if False:"),
+        f"{REATTACH}jobs_that_ended_at_a_penstock_are_continued_and_no_fault_of_it",
+    ),
+    bug(
+        "a failed job for each try",
+        "A job that failed at another Penstock before its first token is the answer to every further try.",
+        Edit(ENGINE + "continuation/reattach.py", " and Rung.REATTACH not in tried", ""),
+        f"{REATTACH}a_job_that_failed_at_a_penstock_is_no_answer_to_a_second_try",
+    ),
+    bug(
         "tokens that count twice in a repeated reply",
         "Tokens without text, such as hidden reasoning, are counted again when a reply is read from its beginning.",
         Edit(

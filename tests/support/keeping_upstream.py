@@ -31,6 +31,9 @@ class Generation:
     over: bool = False
     """Whether it has come to its end, or was stopped."""
     stopped: bool = False
+    failed: bool = False
+    body: dict[str, Any] = field(default_factory=dict)
+    """Of the request that began it."""
 
 
 class KeepingUpstream(FakeUpstream):
@@ -42,6 +45,8 @@ class KeepingUpstream(FakeUpstream):
         self.kept: dict[str, Generation] = {}
         self.capabilities: dict[str, Any] = {"json_schema": True, "tools": True, "forced_tools": True, "logprobs": 5}
         """What a Penstock shows of its model."""
+        self.failing = 0
+        """So many jobs of a Penstock fail, before their first token."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def _answer(
@@ -62,7 +67,8 @@ class KeepingUpstream(FakeUpstream):
             job = [each for each in self.generations if path == f"/v1/jobs/job{each.number}/cancel"]
             for each in (*named, *job):
                 each.stopped = each.over = True
-                self.kept.pop(each.name, None)
+                if self.kind == "llama-server":  # the key of a job that was cancelled is taken still
+                    self.kept.pop(each.name, None)
             return await self._json(writer, {})
         return await super()._answer(writer, method, path, headers, body)
 
@@ -76,9 +82,15 @@ class KeepingUpstream(FakeUpstream):
         fault, sent = self._fault(body), self.sent[-1]
         name = sent.headers.get(NAMES[self.kind], "")
         found = self.kept.get(name) if self.kind == "penstock" else None
+        if found is not None and found.body != body:
+            return await self._json(
+                writer, {"error": {"message": "another body", "code": "idempotency_key_reused"}}, 422
+            )
         if found is None:
-            found = Generation(len(self.generations) + 1, name)
+            found = Generation(len(self.generations) + 1, name, body=body)
             self.generations.append(found)
+            if self.failing:
+                self.failing, found.failed, found.over = self.failing - 1, True, True
             if name:
                 self.lose(name)
                 self.kept[name] = found
@@ -97,8 +109,12 @@ class KeepingUpstream(FakeUpstream):
     async def _follow(self, writer: asyncio.StreamWriter, generation: Generation, fault: Fault) -> bool:
         """Send a generation from its beginning. Without a name it ends with its reader."""
         if fault.status:
-            return await self._json(writer, {"error": {"message": "as told", "code": fault.status}}, fault.status)
-        writer.write(f"HTTP/1.1 200 OK\r\nX-Job-Id: job{generation.number}\r\n{STREAM}".encode())
+            return await self._refused(writer, fault)
+        named = f"X-Job-Id: job{generation.number}\r\n"
+        if generation.failed:
+            writer.write(f"HTTP/1.1 500 X\r\n{named}Content-Length: 0\r\n\r\n".encode())
+            return True
+        writer.write(f"HTTP/1.1 200 OK\r\n{named}{STREAM}".encode())
         sent = 0
         try:
             while not generation.over or sent < len(generation.chunks):
@@ -116,7 +132,16 @@ class KeepingUpstream(FakeUpstream):
         except ConnectionError:
             generation.over = generation.over or not generation.name
             raise
+        if generation.stopped and self.kind == "penstock":
+            error = b'data: {"error": {"message": "The job was cancelled.", "code": "job_cancelled"}}\n\n'
+            writer.write(b"%x\r\n%s\r\n" % (len(error), error))
         writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        return True
+
+    async def _refused(self, writer: asyncio.StreamWriter, fault: Fault) -> bool:
+        head = "".join([f"{name}: {value}\r\n" for name, value in fault.headers])
+        writer.write(f"HTTP/1.1 {fault.status} X\r\n{head}Content-Length: 0\r\n\r\n".encode())
         await writer.drain()
         return True
 

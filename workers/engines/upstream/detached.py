@@ -19,7 +19,7 @@ from workers.engines.upstream.server.kinds import ServerFacts
 from workers.engines.upstream.server.probe import LOOKUP
 
 MAX_VAIN = 2
-"""A generation that brought nothing new so often is given up: it ended there without a finish reason."""
+"""A generation that brought nothing new so often in a row is given up: it ended there without a finish reason."""
 LOOKUP_S = 3.0
 """For a server's answer whether it keeps a generation."""
 
@@ -32,7 +32,7 @@ class DetachedGenerations:
         self._stops: dict[str, tuple[ServerPlace, str, str]] = {}
         """By request id: where its generation may go on, and the call that stops it."""
         self._vain: Counter[str] = Counter()
-        """By request id: how often reading its generation again brought nothing new."""
+        """By request id: how often in a row reading its generation brought nothing new."""
 
     def begin(
         self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, reader: StreamReader
@@ -45,18 +45,32 @@ class DetachedGenerations:
             self._stops[generation.id] = (place, *stop)
 
     def note_end(
-        self, generation: UpstreamGeneration, outcome: ReplyOutcome, rung: Rung, status: int, before: int
-    ) -> None:
+        self,
+        generation: UpstreamGeneration,
+        outcome: ReplyOutcome,
+        rung: Rung,
+        facts: ServerFacts,
+        reader: StreamReader,
+        before: int,
+    ) -> ReplyOutcome:
         """Stop a generation that is not to be continued where it is: it has been silent, or has brought nothing new.
-        `before`: tokens that had come out when the reply began."""
-        if rung is Rung.REATTACH and status == 200 and generation.out == before:
-            self._vain[generation.id] += 1
-        if outcome.end is End.BROKEN and not outcome.stalled and self._vain[generation.id] < MAX_VAIN:
-            return
-        if outcome.end is End.BROKEN and generation.rows:
-            generation.tried.add(Rung.REATTACH)
-        if outcome.end is not End.BROKEN or generation.rows:  # without rows, the next generation replaces it
+        Returns what follows for the request. `before`: tokens that had come out when the reply began."""
+        if outcome.end in (End.BUSY, End.KEY):  # it goes on meanwhile
+            return outcome
+        if rung is Rung.REATTACH and outcome.told:
+            outcome = ReplyOutcome(End.RESTART, f"it has ended there: {outcome.reason}")
+        if outcome.end is not End.BROKEN:
             self.stop(generation)
+            return outcome
+        if generation.out > before:
+            self._vain.pop(generation.id, None)
+        elif reader.status == 200 or reattach.JOB_HEADER in reader.headers:
+            self._vain[generation.id] += 1
+        vain = self._vain[generation.id] >= MAX_VAIN
+        if (vain and facts.reattach == "key") or ((vain or outcome.stalled) and generation.rows):
+            generation.tried.add(Rung.REATTACH)
+            self.stop(generation)
+        return outcome  # one at a llama-server that has shown nothing is replaced by the next one
 
     def stop(self, generation: UpstreamGeneration) -> None:
         """Stop what goes on, unless another worker may continue it."""

@@ -179,7 +179,7 @@ class UpstreamExchange:
             prompt = await self._prompt(generation, place, facts, way.rung)
         except Unprepared as error:
             return error.outcome
-        named = reattach.kept_under(facts, generation.request, way.rung)
+        named = reattach.kept_under(facts, generation.request, way.rung, generation.tried)
         if way.rung is Rung.REATTACH and facts.reattach == "stream":
             call = _Call("GET", reattach.stream_path(generation.request))
             return await self._sent(generation, place, facts, way.rung, call)
@@ -252,7 +252,7 @@ class UpstreamExchange:
             self.detached.abort(generation.id, place)
         if facts.reattach and rung in FROM_BEGINNING:
             self.detached.begin(generation, place, facts, reader)
-            self.detached.note_end(generation, outcome, rung, reader.status, before)
+            outcome = self.detached.note_end(generation, outcome, rung, facts, reader, before)
         if reader.headers:
             place.key.note(reader.headers, time.monotonic(), time.time())
             if outcome.end is End.BUSY:

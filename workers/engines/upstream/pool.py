@@ -14,7 +14,7 @@ from workers.engines.upstream.fallback import PoolState, size_of
 from workers.engines.upstream.model import UpstreamModel
 from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
 from workers.engines.upstream.places.limits import REFUSED_S
-from workers.engines.upstream.places.places import ServerPlaces
+from workers.engines.upstream.places.places import MAX_SLEEP_S, ServerPlaces
 from workers.engines.upstream.reply.endings import End, ReplyOutcome
 from workers.engines.upstream.reply.generation import UpstreamGeneration
 from workers.engines.upstream.server.card import card_of, lacking
@@ -161,10 +161,13 @@ class ServerPool:
 
     async def _place(self, generation: UpstreamGeneration) -> ServerPlace | None:
         """A place at the server that may generate the answer still, where it needs no room; else at the next one."""
-        home = await self.exchange.detached.find(self.places.ready, generation)
-        if home is not None:
-            return home.enter(self._cost(generation), time.monotonic())
-        return await self.places.wait(generation.request.priority, self._cost(generation))
+        cost = self._cost(generation)
+        while (home := await self.exchange.detached.find(self.places.ready, generation)) is not None:
+            now = time.monotonic()
+            if (wait_s := home.wait_s(cost, now)) <= 0:
+                return home.enter(cost, now)
+            await asyncio.sleep(min(wait_s, MAX_SLEEP_S))
+        return await self.places.wait(generation.request.priority, cost)
 
     def end(self, generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
         """Its servers get this request no more. `goes_on`: another attempt continues what one of them may generate."""

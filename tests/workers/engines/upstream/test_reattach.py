@@ -13,6 +13,9 @@ from upstream_bench import FAST, HELLO, Bench, bench
 
 from penstock.engine import Piece, Request, Sampling
 from penstock.tools import Call, Tool, Tools, read_answer
+from workers.engines.upstream.continuation import reattach
+from workers.engines.upstream.continuation.ladder import Rung
+from workers.engines.upstream.server import kinds
 from workers.engines.upstream.settings import UpstreamSettings
 
 KINDS = tuple(NAMES)
@@ -38,8 +41,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def asked(number: int = 0, past: Any = (), begun_by: str = "a/1", **case: Any) -> Request:
     """Attempt `number` at one text, which is sampled: no second generation is the same."""
-    given = {"prompt": "once", "sampling": Sampling(max_tokens=50)} | case
-    return Request(f"r{number}", past=past, text_id="job/0", begun_by=begun_by, **given)
+    given = {"prompt": "once", "sampling": Sampling(max_tokens=50), "text_id": "job/0"} | case
+    return Request(f"r{number}", past=past, begun_by=begun_by, **given)
 
 
 async def some(queue: asyncio.Queue[Piece], tokens: int) -> list[Piece]:
@@ -269,6 +272,55 @@ async def test_a_job_of_a_penstock_goes_on_for_its_reader_s_retry() -> None:
         assert desk.card is not None and desk.card.capabilities.logprobs == 5 and not desk.card.capabilities.top_k
     (sent,) = fake.sent
     assert sent.body["queue"] == {"on_disconnect": "grace:60"} and len(sent.headers["idempotency-key"]) == 64
+
+
+async def test_jobs_that_ended_at_a_penstock_are_continued_and_no_fault_of_it() -> None:
+    """As those of a worker that preempts batch jobs: their keys lead to what is cancelled, each time."""
+    fake, numbers = KeepingUpstream("penstock", step_s=0.02), range(4)
+    async with bench(fake) as desk:
+        pieces = [await some(desk.begin(asked(each, text_id=f"job{each}/0")), 5) for each in numbers]
+        for each in numbers:
+            desk.engine.cancel(f"r{each}")
+        await until(lambda: all(each.stopped for each in fake.generations) and not desk.engine._live)
+        queues = [desk.begin(asked(10 + each, past_of(pieces[each]), text_id=f"job{each}/0")) for each in numbers]
+        for queue in queues:
+            assert (await rest(queue))[-1].finish == "length"
+        assert len(fake.sent) == 3 * len(numbers)
+        assert desk.engine._own.ready and desk.engine._own.endpoints[0].breaker._failures == 0
+
+
+async def test_a_job_that_failed_at_a_penstock_is_no_answer_to_a_second_try() -> None:
+    """Its key leads to the failed one for as long as that is kept."""
+    fake = KeepingUpstream("penstock")
+    async with bench(fake) as desk:
+        fake.failing = 1
+        answer = await desk.ask("once", max_tokens=50)
+    assert (answer.finish, answer.failure, answer.restarts) == ("length", None, 0)
+    assert len(fake.generations) == 2 and "idempotency-key" not in fake.sent[-1].headers
+
+
+async def test_a_server_that_has_no_room_for_its_reader_is_left_alone_for_as_long_as_it_says() -> None:
+    """Also one of several, where the generation goes on."""
+    busy = Fault(status=429, headers=(("retry-after", "0.4"),))
+    fakes = [KeepingUpstream("penstock", step_s=0.02) for _ in range(2)]
+    async with bench(*fakes) as desk:
+        for fake in fakes:
+            fake.faults.extend([Fault(after=8), *[busy] * 100])
+        queue = desk.begin(asked())
+        await some(queue, 4)
+        await until(lambda: max(len(fake.sent) for fake in fakes) > 1)
+        await asyncio.sleep(0.9)
+        assert max(len(fake.sent) for fake in fakes) <= 5
+        for fake in fakes:
+            fake.faults.clear()
+        assert (await rest(queue))[-1].finish == "length"
+    assert sum(len(fake.generations) for fake in fakes) == 1
+
+
+def test_the_model_that_stands_in_is_asked_under_a_key_of_its_own() -> None:
+    """Another body under the same key would be refused."""
+    keys = {str(reattach.kept_under(kinds.of("penstock", model=model), asked(), Rung.FRESH)) for model in ("a", "b")}
+    assert len(keys) == 2
 
 
 async def test_a_penstock_that_has_just_started_can_what_it_could() -> None:

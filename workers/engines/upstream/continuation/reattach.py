@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -17,17 +17,20 @@ from penstock.engine import Request
 from workers.engines.upstream.continuation.ladder import FROM_BEGINNING, Rung
 from workers.engines.upstream.server.kinds import ServerFacts
 
+JOB_HEADER = "x-job-id"
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
-def kept_under(facts: ServerFacts, request: Request, rung: Rung) -> dict[str, str]:
-    """The header that names a generation, "" to "": only of replies from the beginning, since others lack a part."""
+def kept_under(facts: ServerFacts, request: Request, rung: Rung, tried: Collection[Rung] = ()) -> dict[str, str]:
+    """The header that names a generation, "" to "": only of replies from the beginning, since others lack a part.
+    `tried`: as in the ladder; the key of a job that is given up leads to that job for as long as it is kept."""
     if not request.text_id or rung not in FROM_BEGINNING:
         return {}
     if facts.reattach == "stream":
         return {"X-Conversation-Id": stream_name(request)}
     # A replay is another generation than the one that is lost.
-    return {"Idempotency-Key": _key(request)} if facts.reattach == "key" and rung is not Rung.REPLAY else {}
+    by_key = facts.reattach == "key" and rung is not Rung.REPLAY and Rung.REATTACH not in tried
+    return {"Idempotency-Key": _key(facts, request)} if by_key else {}
 
 
 def stream_name(request: Request) -> str:
@@ -35,9 +38,9 @@ def stream_name(request: Request) -> str:
     return quote(request.text_id, safe="")
 
 
-def _key(request: Request) -> str:
-    """Of an answer at a Penstock: one that begins again is another job."""
-    return hashlib.sha256(f"{request.text_id}\n{request.begun_by}".encode()).hexdigest()
+def _key(facts: ServerFacts, request: Request) -> str:
+    """Of an answer at a Penstock: one that begins again, or that another model gives, is another job."""
+    return hashlib.sha256(f"{request.text_id}\n{request.begun_by}\n{facts.model}".encode()).hexdigest()
 
 
 def stream_path(request: Request) -> str:
@@ -51,7 +54,7 @@ def stop_path(facts: ServerFacts, request: Request, headers: Mapping[str, str]) 
         return None
     if facts.reattach == "stream":
         return "DELETE", f"/stream?conv_id={quote(stream_name(request), safe='')}"
-    job_id = headers.get("x-job-id", "")
+    job_id = headers.get(JOB_HEADER, "")
     return ("POST", f"/jobs/{job_id}/cancel") if facts.reattach == "key" and JOB_ID.fullmatch(job_id) else None
 
 

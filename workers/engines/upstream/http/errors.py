@@ -28,6 +28,13 @@ def error_of(decoded: Any) -> tuple[str, int, str | None] | None:
     return None
 
 
+def name_of(decoded: Any) -> str:
+    """The name that an error has as its code, as at OpenAI; "" if it has none."""
+    inner = decoded.get("error") if isinstance(decoded, Mapping) else None
+    code = inner.get("code") if isinstance(inner, Mapping) else None
+    return code if isinstance(code, str) else ""
+
+
 def _fields(error: Mapping[str, Any]) -> tuple[str, int, str | None]:
     said = error.get("message", error.get("detail", ""))
     code, param = error.get("code"), error.get("param")

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from penstock.engine import Failure
-from workers.engines.upstream.http.errors import KEY_REFUSED, MAX_PARAM, MAX_WORDS, error_of, plain, without
+from workers.engines.upstream.http.errors import KEY_REFUSED, MAX_PARAM, MAX_WORDS, error_of, name_of, plain, without
 
 GOOD = {
     "stop": "stop",
@@ -35,6 +35,8 @@ LIMITED = (429, 529)
 RETRIED = (408, 409, 425, 500, 502, 504)
 PASSED_ON = (400, 403, 404, 405, 406, 413, 414, 415, 422, 431, 451)
 """Statuses that a client gets as they are: it may do something about them. Other ones of 4xx become 400."""
+GOING_ON = ("draining", "internal_error")
+"""Errors of a Penstock that end a stream and not its job."""
 
 
 class End(Enum):
@@ -71,6 +73,8 @@ class ReplyOutcome:
     """Whether it broke by what it says, which shows that the server is there."""
     stalled: bool = False
     """Whether it broke because nothing came for too long."""
+    told: bool = False
+    """Whether it broke by an error inside the stream, with which the generation has ended."""
     param: str | None = None
     retry_s: float | None = None
     """Seconds that a busy server asks to wait."""
@@ -115,7 +119,8 @@ def by_error(decoded: Any) -> ReplyOutcome:
     """An error inside a stream that began with 200."""
     words, code, param = error_of(decoded) or ("an error without words", 0, None)
     reason = f"error {code} inside the stream" if code else "an error inside the stream"
-    return _by_code(code, reason, words, param) if code else ReplyOutcome(End.BROKEN, reason, words=words)
+    outcome = _by_code(code, reason, words, param) if code else ReplyOutcome(End.BROKEN, reason, words=words)
+    return replace(outcome, told=outcome.end is End.BROKEN and name_of(decoded) not in GOING_ON)
 
 
 def by_cut(reason: str, *, sent: bool = True) -> ReplyOutcome:

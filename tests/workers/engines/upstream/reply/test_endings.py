@@ -55,6 +55,11 @@ def test_an_error_inside_a_stream_is_read_like_a_status() -> None:
     assert by_error({"error": {"message": "too long", "code": 400}}).end is End.FAILED
     assert by_error({"error": {"message": "gone", "type": "server_error"}}).end is End.BROKEN
     assert by_error({"error": {"message": "x", "code": "rate_limit_exceeded"}}).end is End.BROKEN
+    assert [by_error({"error": {"code": code}}).told for code in ("job_cancelled", "draining", 503)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_words_of_a_server_are_bounded() -> None:
