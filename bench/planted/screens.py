@@ -54,4 +54,10 @@ SCREENS = (
         Edit("telemetry/report/unnamed.py", "if part not in explained}", "if part}"),
         UNNAMED + "what_a_bottleneck_explains_is_not_told_again",
     ),
+    bug(
+        "waiting that another model's finding explains",
+        "A lane of one model starves, so nothing is said of the requests of another that waited for minutes.",
+        Edit("telemetry/report/unnamed.py", ' if each.model in ("", group.name)}', "}"),
+        UNNAMED + "what_explains_the_waiting_of_one_model_explains_that_of_no_other",
+    ),
 )

@@ -49,7 +49,7 @@ def advise(
         for each in found
         if each.kind != "full_pool" or each.model not in starved or _all_lanes_wait(each.model, evidence, limits)
     ]
-    found += unnamed(figures.whole, evidence.requests, {each.kind for each in found}, limits)
+    found += unnamed(figures.models, evidence.requests, found, limits)
     return sorted(found, key=lambda each: -each.saves_s)
 
 

@@ -29,19 +29,20 @@ EXPLAINED: Mapping[str, Collection[str]] = {
 
 
 def unnamed(
-    whole: GroupFigures, requests: Sequence[ReportedRequest], named: Collection[str], limits: Thresholds
+    models: Sequence[GroupFigures], requests: Sequence[ReportedRequest], named: Sequence[Advice], limits: Thresholds
 ) -> Iterator[Advice]:
-    """Advice on large parts that none of the kinds `named` explains."""
+    """Advice on large parts that none of the findings `named` explains. `models`: the figures of each model; a finding
+    about one explains nothing of the others."""
     done = [each for each in requests if each.completed]
-    explained = {part for kind in named for part in EXPLAINED.get(kind, ())}
-    left = {part: spent for part, spent in whole.parts.items() if part not in explained}
-    total = sum(whole.parts.values())
+    left = {group.name: _left(group, named) for group in models}
+    total = sum(sum(group.parts.values()) for group in models)
     if not done or not total:
         return
-    waited = {part: left.get(part, 0.0) for part in GROUPS["queue"]}
+    waited = {part: sum(parts.get(part, 0.0) for parts in left.values()) for part in GROUPS["queue"]}
     if sum(waited.values()) >= limits.waiting_share * total:
-        yield _waiting(waited, total, done, limits)
-    path = sum(left.get(part, 0.0) for part in GROUPS["gateway"])
+        own = [each for each in done if any(left[each.record.model].get(part) for part in waited)]
+        yield _waiting(waited, total, own, limits)
+    path = sum(parts.get(part, 0.0) for parts in left.values() for part in GROUPS["gateway"])
     if path >= limits.gateway_share * total:
         yield Advice(
             kind="short_requests",
@@ -50,8 +51,14 @@ def unnamed(
             change="Nothing, if that is fast enough: this time does not grow with the answer. For more requests per "
             "second, start more API processes (api.processes), or send several prompts in one request.",
         )
-    if "prefill" in left:
-        yield from _prompts([each for each in done if each.own_tokens > 1], limits)
+    yield from _prompts([each for each in done if each.own_tokens > 1 and "prefill" in left[each.record.model]], limits)
+
+
+def _left(group: GroupFigures, named: Sequence[Advice]) -> dict[str, float]:
+    """The parts of a model's time that no finding about it, or about all models, explains."""
+    kinds = {each.kind for each in named if each.model in ("", group.name)}
+    explained = {part for kind in kinds for part in EXPLAINED.get(kind, ())}
+    return {part: spent for part, spent in group.parts.items() if part not in explained}
 
 
 def _waiting(waited: Mapping[str, float], total: float, done: Sequence[ReportedRequest], limits: Thresholds) -> Advice:

@@ -86,6 +86,27 @@ def test_a_full_pool_stays_named_beside_a_starved_lane_of_another_model() -> Non
     assert found == {("starved_lane", "m"), ("full_pool", "other")}
 
 
+def test_what_explains_the_waiting_of_one_model_explains_that_of_no_other() -> None:
+    """A lane of m starves for a second; most of the time, three requests of another model waited."""
+    lanes = [request(number, wait=1000.0 if number % 2 else 1.0, lane="batch" if number % 2 else "interactive")
+             for number in range(20)]  # fmt: skip
+    few = [request(100 + number, wait=60_000.0, model="other") for number in range(3)]
+    waiting, starved = advice(delivered([*lanes, *few]))
+    assert (starved.kind, starved.model, waiting.kind) == ("starved_lane", "m", "waiting")
+    assert "1.00 min of each" in waiting.reason and "only 3 requests completed" in waiting.reason
+
+
+def test_prompts_of_a_model_whose_worker_is_slow_are_not_told_again() -> None:
+    """But those of another model are."""
+    slow = [request(n, 1000.0 * n, prefill=900.0, per_token=20.0, by="worker-2") for n in range(20)]
+    usual = [request(100 + n, 1000.0 * n) for n in range(20)]
+    other = [request(200 + n, 1000.0 * n, prefill=400.0, model="other", by="worker-3") for n in range(20)]
+    found = advice(delivered([*slow, *usual, *other]))
+    assert {each.kind for each in found} == {"slow_worker", "prompts"}
+    (prompts,) = [each for each in found if each.kind == "prompts"]
+    assert prompts.saves_s == pytest.approx(20 * 0.4, rel=0.01)
+
+
 def test_what_a_bottleneck_explains_is_not_told_again() -> None:
     waiting = [request(number, 10.0 * number, wait=9000.0) for number in range(30)]
     samples = [sample("worker", "worker-1", at, at, model="m", slots=8, running=1) for at in (0, 10_000)]  # type: ignore[arg-type]
