@@ -165,6 +165,7 @@ class BenchProgram:
         words = list(sys.argv[1:] if argv is None else argv)
         command = shlex.join([*self.parser.prog.split(), *_of_the_run(words)])
         run = ProgramRun(self.parser.parse_args(words), command, report.console())
+        report.commit()  # of the tree that begins to run
         before = signal.signal(signal.SIGTERM, _interrupted)
         try:
             return self._work(run)

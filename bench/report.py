@@ -190,8 +190,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
 def commit(checkout: Path = FILE.parents[1]) -> str:
-    """The commit of this tree, with `-dirty` behind it where files differ from that commit; "" outside git."""
+    """The commit of this tree, with `-dirty` behind it where files differ from that commit; "" outside git. As it was
+    when this process first asked: a tree that changes while a program runs is not the one that runs."""
     git = shutil.which("git")
     words = ("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
     ran = subprocess.run([git, *words], cwd=checkout, capture_output=True, text=True, check=False) if git else None

@@ -6,15 +6,16 @@ import argparse
 import asyncio
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import uvloop
 
-from bench import plots
-from bench.program import BenchProgram, Option, ProgramRun, check_names, count, counts
-from bench.report import Column, Report, load
+from bench import plots, report
+from bench.program import OUT, PLOTS, BenchProgram, Option, ProgramRun, check_names, count, counts
+from bench.report import Column, Report, commit, load
 
 
 def example(work: Callable[[ProgramRun], int], *errors: type[Exception]) -> BenchProgram:
@@ -124,3 +125,23 @@ def test_what_was_found_is_shown_kept_and_drawn(
         said.count("12.5") == 3 and said.count("figures: ") == 2 and load(tmp_path / "example.json").rows == found.rows
     )
     assert f"plots: {tmp_path / 'p.svg'}\n" in said and said.endswith("no library\n")
+
+
+def test_the_commit_is_that_of_the_tree_that_began_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A benchmark takes up to half an hour, and meanwhile its tree may change."""
+
+    def git(*words: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def work(run: ProgramRun) -> int:
+        git("commit", "-q", "--allow-empty", "-m", "meanwhile")
+        found = Report(name="one", title="", command="", columns=(), rows=[])
+        return int(run.keep(found).missed)
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    first = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.setattr(report, "commit", lambda: commit(tmp_path))
+    assert BenchProgram("one", "", work).taking(OUT, PLOTS)(["--out", str(tmp_path / "out")]) == 0
+    assert load(tmp_path / "out" / "one.json").commit == first.stdout.decode().strip()

@@ -27,14 +27,15 @@ REPORT = Report(
 
 
 def test_a_result_names_its_commit(tmp_path: Path) -> None:
+    (checkout := tmp_path / "checkout").mkdir()
     assert commit(tmp_path) == ""
     for words in (
         ["init", "-q"],
         ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"],
     ):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-    assert commit(tmp_path) == head[:12]
+        subprocess.run(["git", *words], cwd=checkout, check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=checkout, check=True, capture_output=True, text=True).stdout
+    assert commit(checkout) == head[:12]
 
 
 def test_the_table_shows_figures_ratios_and_notes() -> None:
