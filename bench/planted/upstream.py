@@ -48,6 +48,12 @@ UPSTREAM = (
         f"{REATTACH}an_answer_that_begins_again_is_another_job_of_a_penstock",
     ),
     bug(
+        "a job that nobody reads",
+        "A job that is cancelled before its first token stays in the queue of another Penstock.",
+        Edit(ENGINE + "exchange.py", 'if facts.reattach == "key" and reader.silent', "if False and reader.silent"),
+        "tests/system/test_upstream_penstock.py::test_a_job_that_is_cancelled_before_its_first_token_is_cancelled_there",
+    ),
+    bug(
         "an answer that a busy server loses",
         "A server that has no room for its reader at the moment is told to stop the generation.",
         Edit(ENGINE + "detached.py", "if outcome.end in (End.BUSY, End.KEY):", "if False:"),

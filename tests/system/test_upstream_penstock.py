@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,21 @@ async def test_a_cancelled_job_is_cancelled_there(
         return bool(theirs["status"] == "cancelled")
 
     await until(cancelled, seconds=10)
+
+
+async def test_a_job_that_is_cancelled_before_its_first_token_is_cancelled_there(
+    wire: RedisClient, start_upstream: StartUpstream, tmp_path: Path
+) -> None:
+    """Its server has sent nothing yet, not even the id of its job."""
+    with serving(tmp_path, "workers", PENSTOCK_SIM_PREFILL_MS="20000") as house:
+        await start_upstream(in_front_of(house))
+        job = await submitted(wire, prompt=TALK, sampling=Sampling(max_tokens=20))
+
+        async def there(cancelled: bool) -> bool:
+            found = await asyncio.to_thread(jobs_of, house)
+            return [each["status"] == "cancelled" for each in found] == [cancelled]
+
+        await until(partial(there, cancelled=False), seconds=10)
+        await Queue(wire).cancel(job.id)
+        assert (await ended(wire, job.id)).state is JobState.CANCELLED
+        await until(partial(there, cancelled=True), seconds=5)

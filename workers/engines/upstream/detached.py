@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from workers.engines.upstream.continuation import reattach
 from workers.engines.upstream.continuation.ladder import Rung
-from workers.engines.upstream.http.client import BrokenReply, BufferedReply, ConnectError
+from workers.engines.upstream.http.client import BrokenReply, ConnectError
 from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
 from workers.engines.upstream.reply.endings import End, ReplyOutcome
 from workers.engines.upstream.reply.generation import UpstreamGeneration
@@ -81,6 +83,11 @@ class DetachedGenerations:
             client = place.endpoint.client
             self._spawn(client.ask(method, client.address.base + path, None, place.key.secret))
 
+    def stop_unseen(self, place: ServerPlace, path: str, data: bytes, headers: Mapping[str, str]) -> None:
+        """Stop the job of a request to a Penstock that was cancelled before its reply began, which would have told the
+        job's id: the same request, put without waiting, does. `path`, `data`, `headers`: its."""
+        self._spawn(_cancelled(place, path, data, headers))
+
     def forget(self, generation: UpstreamGeneration) -> None:
         """The request goes back to the queue, or another worker has it."""
         self._stops.pop(generation.id, None)
@@ -102,7 +109,7 @@ class DetachedGenerations:
         latest = max(starts, default=0.0)
         return asked[starts.index(latest)] if latest else None
 
-    def _spawn(self, call: Coroutine[Any, Any, BufferedReply]) -> None:
+    def _spawn(self, call: Coroutine[Any, Any, object]) -> None:
         task = asyncio.ensure_future(_quietly(call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
@@ -118,7 +125,16 @@ async def _begun_at(endpoint: ServerEndpoint, generation: UpstreamGeneration) ->
         return 0.0
 
 
-async def _quietly(call: Coroutine[Any, Any, BufferedReply]) -> None:
+async def _cancelled(place: ServerPlace, path: str, data: bytes, headers: Mapping[str, str]) -> None:
+    """Raises ConnectError, BrokenReply."""
+    client, key = place.endpoint.client, place.key.secret
+    base, more = client.address.base, {**headers, "Prefer": "respond-async"}
+    found = await client.ask("POST", base + path, msgspec.Raw(data), key, more=more)
+    if (stop := reattach.cancel_path(found.headers)) is not None:
+        await client.ask("POST", base + stop, None, key)
+
+
+async def _quietly(call: Coroutine[Any, Any, object]) -> None:
     """Make a call whose failure changes nothing: the request stops as well, only later."""
     with suppress(ConnectError, BrokenReply):
         await call

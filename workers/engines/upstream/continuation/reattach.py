@@ -54,8 +54,14 @@ def stop_path(facts: ServerFacts, request: Request, headers: Mapping[str, str]) 
         return None
     if facts.reattach == "stream":
         return "DELETE", f"/stream?conv_id={quote(stream_name(request), safe='')}"
+    path = cancel_path(headers) if facts.reattach == "key" else None
+    return None if path is None else ("POST", path)
+
+
+def cancel_path(headers: Mapping[str, str]) -> str | None:
+    """Where a Penstock cancels the job of a reply with these headers; None: they name none."""
     job_id = headers.get(JOB_HEADER, "")
-    return ("POST", f"/jobs/{job_id}/cancel") if facts.reattach == "key" and JOB_ID.fullmatch(job_id) else None
+    return f"/jobs/{job_id}/cancel" if JOB_ID.fullmatch(job_id) else None
 
 
 def begun_at(found: Any, request: Request) -> float:

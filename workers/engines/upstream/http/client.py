@@ -121,9 +121,16 @@ class UpstreamClient:
         connection.send(head + body, sink, self._free)
 
     async def ask(
-        self, method: str, path: str, body: Any = None, key: str = "", timeout_s: float = 10.0, trace: str = ""
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        key: str = "",
+        timeout_s: float = 10.0,
+        trace: str = "",
+        more: Mapping[str, str] = NO_HEADERS,
     ) -> BufferedReply:
-        """Send one request and read its whole reply. Raises ConnectError, BrokenReply.
+        """Send one request and read its whole reply; `more` as in `send`. Raises ConnectError, BrokenReply.
 
         If an idle connection turns out to be closed, it is sent again on a new one: the call changes nothing there.
         """
@@ -131,12 +138,12 @@ class UpstreamClient:
         connection = await self.connection()
         was_used, whole = connection.used > 0, _ReplyBuffer()
         try:
-            return await self._asked(connection, method, path, data, key, whole, timeout_s, trace)
+            return await self._asked(connection, method, path, data, key, whole, timeout_s, trace, more)
         except BrokenReply:
             if not was_used or whole.begun:
                 raise
         connection = await self.connection(fresh=True)
-        return await self._asked(connection, method, path, data, key, _ReplyBuffer(), timeout_s, trace)
+        return await self._asked(connection, method, path, data, key, _ReplyBuffer(), timeout_s, trace, more)
 
     async def _asked(
         self,
@@ -148,11 +155,12 @@ class UpstreamClient:
         whole: _ReplyBuffer,
         timeout_s: float,
         trace: str,
+        more: Mapping[str, str],
     ) -> BufferedReply:
         """Raises BrokenReply."""
         done = whole.done
         try:
-            self.send(connection, method, path, data, key, whole, trace=trace)
+            self.send(connection, method, path, data, key, whole, trace=trace, more=more)
             async with asyncio.timeout(timeout_s):
                 return await done
         except TimeoutError:
