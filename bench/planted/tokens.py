@@ -30,6 +30,12 @@ TOKENS = (
         "tests/api/openai/test_batch_lines.py::test_a_line_asks_for_what_its_request_would",
     ),
     bug(
+        "an echo that the store has no room for",
+        "Short answers with long echoed prompts are accepted until the store is full.",
+        Edit("streaming/jobs/work.py", " + 2 * _echo_bytes(job)", ""),
+        "tests/streaming/jobs/test_work.py::test_an_echo_is_written_twice_for_each_choice",
+    ),
+    bug(
         "a prompt that is continued twice",
         "An engine that takes over gets the echoed prompt as a part of the answer.",
         Edit("workers/past_texts.py", "text = text[len(_prompt(job, row.index)) :]", "pass"),

@@ -133,4 +133,11 @@ def reserved_bytes(job: Job, card: ModelCard | None = None) -> int:
     each = TOKEN_BYTES
     if sampling.logprobs is not None:
         each += LOGPROB_BYTES + ALTERNATIVE_BYTES * sampling.logprobs
-    return JOB_BYTES + work_of(job.prompt, sampling, card) * each
+    return JOB_BYTES + work_of(job.prompt, sampling, card) * each + 2 * _echo_bytes(job)
+
+
+def _echo_bytes(job: Job) -> int:
+    """Of the prompts in front of all choices of a job."""
+    if not job.echo or not isinstance(job.prompt, Text):
+        return 0
+    return job.sampling.n * sum([len(text.encode()) for text in job.prompt.texts])

@@ -73,6 +73,25 @@ def test_sizes_of_prompts() -> None:
     assert prompt_sizes(Chat((ChatTurn("user", "x" * 36),))) == [10]
 
 
+def test_an_echo_is_written_twice_for_each_choice() -> None:
+    """In the log and in the record, in bytes."""
+    body = {"model": "m", "prompt": ["\U0001f600" * 100, "a" * 50], "n": 3, "max_tokens": 1}
+    plain, echoing = [
+        reserved_bytes(
+            to_job(
+                parse("completion", json.dumps(body | {"echo": echo}).encode()),
+                job_id="j",
+                tenant="t",
+                ceiling=Priority.BATCH,
+                reply_to="",
+                trace={},
+            )
+        )
+        for echo in (False, True)
+    ]
+    assert echoing - plain == 2 * 3 * (400 + 50)
+
+
 BODIES = st.fixed_dictionaries(
     {
         "model": st.just("m"),
