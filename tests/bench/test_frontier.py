@@ -176,6 +176,13 @@ def test_an_earlier_run_is_predicted_again(tmp_path: Path, capsys: pytest.Captur
     assert main(words) == int(load(RESULTS).missed)
     again = load(tmp_path / "frontier.json")
     assert again.settings["requests"] == load(RESULTS).settings["requests"] and len(again.rows) == 2 * len(LEVELS)
+    kept = load(RESULTS)
+    assert [(each.what, each.at_most, each.verdict) for each in again.ratios] == [
+        (each.what, each.at_most, each.verdict) for each in kept.ratios
+    ]
+    for one, other in zip(again.ratios, kept.ratios, strict=True):
+        assert one.value == pytest.approx(other.value, abs=2.0), one.what
+    assert sum(each.at_most == 15 for each in kept.ratios) == 6, "throughput, TTFT p50 and p90 of two servers"
     assert "knee" in capsys.readouterr().out
 
 

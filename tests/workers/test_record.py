@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.engine import ChatTurn, Failure, Sampling, Stats
+from runtime.config import Config
+from streaming.fleet.processes import this_process
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim
 from streaming.jobs.terminal import Generated, Terminal
@@ -16,7 +20,10 @@ from streaming.priority import Priority
 from telemetry.metrics import Metrics
 from telemetry.records.gpus import GpuReading
 from telemetry.tracing import Tracing
+from workers.__main__ import WorkerProcess
 from workers.attempt import Attempt
+from workers.engines.sim.engine import SimEngine
+from workers.engines.sim.settings import SimSettings
 from workers.record import MANY_ATTEMPTS, Recorder
 
 JOB = Job(
@@ -128,6 +135,19 @@ def test_evictions_are_counted_once_and_a_cache_without_a_limit_is_absent(metric
     assert shown(metrics, "penstock_engine_evictions_total") == {("m",): 6}
     assert shown(metrics, "penstock_worker_kv_tokens") == {("m",): 100}
     assert shown(metrics, "penstock_worker_kv_used_tokens") == {("m",): 30}
+
+
+def test_a_sample_has_the_energy_and_the_load_of_the_gpus_that_tell_them(metrics: Metrics) -> None:
+    """A report finds joules by them, so 0 joules of a GPU that does not tell would be energy for nothing."""
+    readings = {"GPU-1": GpuReading(7.5, 0.5), "GPU-2": GpuReading(busy=0.0, watts=310.5), "GPU-3": GpuReading(9.0)}
+    lifeline: Any = SimpleNamespace(say=lambda state, detail="": None)
+    engine = SimEngine("sim", SimSettings())
+    process = WorkerProcess(this_process("worker", "worker-1"), Config({}), engine, metrics, Tracing(), lifeline)
+    assert (process._facts()["gpus"], process._facts()["gpu_busy"]) == ({}, {})
+    process._gpus = SimpleNamespace(read=lambda: readings)
+    facts = process._facts()
+    assert facts["gpus"] == {"GPU-1": 7.5, "GPU-3": 9.0}
+    assert facts["gpu_busy"] == {"GPU-1": 0.5, "GPU-2": 0.0}
 
 
 def test_gpus_that_tell_nothing_have_no_series(metrics: Metrics) -> None:

@@ -12,7 +12,9 @@ from http_serving import serving_http
 from telemetry.records import dcgm
 from telemetry.records.dcgm import DcgmReadings, readings_of
 from telemetry.records.gpus import GpuReading
+from telemetry.records.nvml import GpuReadings
 from telemetry.settings import TelemetrySettings
+from workers.__main__ import gpu_source
 
 LABELS = 'device="nvidia{0}",modelName="NVIDIA H100 80GB HBM3",Hostname="node-7",DCGM_FI_DRIVER_VERSION="570.124.06"'
 
@@ -122,6 +124,20 @@ def test_an_exporter_that_stays_away_is_told_of_once(exporter: Exporter, caplog:
     finally:
         readings.close()
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["it answers 500"]
+
+
+def test_a_worker_reads_the_configured_exporter_and_else_the_driver(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = object()
+    monkeypatch.setattr(GpuReadings, "open", lambda: driver)
+    assert gpu_source(TelemetrySettings()) is driver
+    found = gpu_source(TelemetrySettings(dcgm_url=f"http://127.0.0.1:{exporter.server_port}/metrics"))
+    assert isinstance(found, DcgmReadings)
+    try:
+        eventually(lambda: set(found.read()) == {"GPU-0", "GPU-1"})
+    finally:
+        found.close()
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:
