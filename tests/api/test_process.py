@@ -18,10 +18,11 @@ from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
+pytestmark = pytest.mark.slow
+
 BODY = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4000}
 
 
-@pytest.mark.slow
 async def test_a_process_that_lets_its_streams_end_is_shown_as_draining(empty_house: House) -> None:
     """To whoever told it to end, and wonders why it is still there."""
     empty_house.start("workers", PENSTOCK_SIM_STEP_MS="50")

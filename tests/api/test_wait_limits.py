@@ -19,6 +19,8 @@ from streaming.jobs.lease import Lease
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 
+pytestmark = pytest.mark.slow
+
 WAITING = 3
 FIRST = {"priority": "standard", "deadline_ms": 40_000}
 """Of jobs whose longest answer leaves them no time to wait: they go before all others of their tenant."""

@@ -11,6 +11,8 @@ import pytest
 from bench.document import MARKED, PAGES, RIVALS, filled, main
 from bench.report import Column, Ratio, Report, load
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 PAGE = """# A page

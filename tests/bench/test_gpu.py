@@ -10,6 +10,8 @@ from bench.gpu.__main__ import main
 from bench.gpu.judged import by_card, card_of, knee_notes, knees
 from bench.report import load
 
+pytestmark = pytest.mark.slow
+
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 
 

@@ -22,6 +22,8 @@ from bench.report import load
 from bench.scale.__main__ import draw as draw_scale
 from bench.table1.__main__ import draw as draw_table1
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DRAWS = {
     "gateway": draw_gateway,
@@ -38,7 +40,6 @@ DRAWS = {
 }
 
 
-@pytest.mark.slow
 def test_curves_are_written_in_both_forms(tmp_path: Path) -> None:
     series = {"ours": [(1, 10.0), (64, 12.0)], "theirs": [(1, 20.0), (64, None)]}
     x, y = Axis(title="concurrent requests", log=True), Axis(title="CPU per token, µs", log=True)
@@ -56,7 +57,6 @@ def test_stacked_bars_are_written_in_both_forms(tmp_path: Path) -> None:
     assert [path.suffix for path in files] == [".png", ".svg"] and all(path.stat().st_size > 1000 for path in files)
 
 
-@pytest.mark.slow
 def test_curves_of_many_points_may_go_without_marks(tmp_path: Path) -> None:
     series = {"ours": [(at, at % 5) for at in range(50)], "theirs": [(at, 2) for at in range(50)]}
     x, y = Axis(title="hours"), Axis(title="workers")
@@ -65,7 +65,6 @@ def test_curves_of_many_points_may_go_without_marks(tmp_path: Path) -> None:
     assert plain[1].stat().st_size < marked[1].stat().st_size
 
 
-@pytest.mark.slow
 def test_the_plots_of_the_docs_show_the_results(tmp_path: Path) -> None:
     """The same figures make the same file, so an old plot beside new results is found."""
     results, shown = ROOT / "bench" / "results", ROOT / "docs" / "plots"

@@ -14,6 +14,8 @@ from house import eventually
 from bench.penstock import MODEL, Penstock
 from bench.processes import Died, Processes, spent, tree
 
+pytestmark = pytest.mark.slow
+
 SPIN = """
 import time
 while time.process_time() < 0.3:
@@ -52,7 +54,6 @@ def test_one_that_ends_by_itself_is_an_error_with_its_last_words(processes: Proc
         processes.until(lambda: False, "nothing")
 
 
-@pytest.mark.slow
 def test_a_penstock_serves_and_is_counted_by_process(tmp_path: Path) -> None:
     settings = {"sim.step_ms": 1, "sim.prefill_ms": 0}
     with Penstock(tmp_path, apis=2, settings=settings) as penstock:

@@ -35,6 +35,8 @@ from planner.calibration import EngineFit, ServedLimits, ServedText
 from planner.fitting import DecodeRegime, FittedTimes
 from planner.prediction import FIGURES, LoadFigures, predicted_clients
 
+pytestmark = pytest.mark.slow
+
 VOCAB, SLOTS, CONTEXT = 4000, 4, 1024
 
 
@@ -213,7 +215,6 @@ def test_pieces_of_a_completion_count_as_those_of_a_chat_do() -> None:
     assert len(seen(streamed(" 1", " 2", " 3")).times) == 3
 
 
-@pytest.mark.slow
 def test_a_text_whose_worker_is_killed_is_the_direct_one(tmp_path: Path) -> None:
     """Through `penstock up`, for real; the engine's steps need no GPU."""
     with (

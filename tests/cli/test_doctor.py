@@ -17,6 +17,8 @@ from cli.deployment import load_deployment
 from cli.doctor import Check, _running, files, judge_redis, summary
 from cli.instance import DataDir, Instance, ProcessEntry
 
+pytestmark = pytest.mark.slow
+
 SOUND = {
     "server": "valkey",
     "version": "9.1.2",

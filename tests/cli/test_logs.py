@@ -22,6 +22,8 @@ from cli.errors import FAILED, INTERRUPTED, UNREACHABLE
 from cli.log_lines import CLAIMER, START, STARTER, is_poll, message_of, parse_line, pretty, ran_alone
 from cli.logs import Filters
 
+pytestmark = pytest.mark.slow
+
 JOB = "job_00b24cb7937b3d526e8e4afd78f93d22"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 STARTED = START % "0.1.0"
@@ -184,7 +186,6 @@ def test_lines_wrap_between_words_and_have_short_ids(tmp_path: Path) -> None:
         os.close(handle)
 
 
-@pytest.mark.slow
 def test_new_lines_are_followed_until_ctrl_c(home: Path) -> None:
     """Of files that grow, that are begun anew by the next run, and that are new."""
     command = [sys.executable, "-m", "cli", "logs", "-f", "-n", "1", "--data-dir", str(home)]

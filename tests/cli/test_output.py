@@ -33,6 +33,8 @@ from cli.output import (
 )
 from cli.progress import ProgressLine, amount, bar
 
+pytestmark = pytest.mark.slow
+
 ESC = "\x1b"
 
 

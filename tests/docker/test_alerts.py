@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from docker_files import MONITORING, document
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 RULES: dict[str, dict[str, Any]] = {
     rule["alert"]: rule for group in document(MONITORING / "alerts.yml")["groups"] for rule in group["rules"]

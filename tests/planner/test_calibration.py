@@ -8,6 +8,8 @@ from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
 from planner.calibration import ServedLimits, ServedText, _Equation, _neighbours, _of_prefill, by_worker, fitted
 from planner.facts.catalogue import PlanError
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_known_engine_comes_back() -> None:
     found = fitted(served_texts(), LIMITS)

@@ -28,11 +28,12 @@ from planner.parallel import ParallelPlan
 from planner.search import SearchInput
 from planner.serving import BatchLimits, LatencySlo, attainment
 
+pytestmark = pytest.mark.slow
+
 TWO = SearchInput(model("opt-13b"), device("a100-80gb"), 2, RequestLengths(512, 64), HALF, 0.7)
 ONE = ParallelPlan()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_prefill_apart_is_an_m_d_1_queue(load: float) -> None:
     """Mean time to the first token: D + rho D / (2 (1 - rho)), within 5 %."""
@@ -59,7 +60,6 @@ def test_no_rate_holds_or_every_rate() -> None:
     assert highest_rate(lambda _: True, 1.0) == 4096
 
 
-@pytest.mark.slow
 def test_stricter_objectives_never_serve_more() -> None:
     rates = [goodput(replace(TWO, slo=LatencySlo(ttft, 0.05)), ServingSetup(ONE)) for ttft in (0.1, 0.2, 0.5, 2.0)]
     assert rates == sorted(rates) and rates[0] < rates[-1]
@@ -100,7 +100,6 @@ def test_replicas_of_both_kinds_are_in_the_ratio_of_their_work() -> None:
     assert f"prefill takes {share:.2f} replicas" in work_note(TWO, ServingSetup(ParallelPlan(dp=2)))
 
 
-@pytest.mark.slow
 def test_the_best_deployment_and_its_reason() -> None:
     rows = best_goodput(TWO)
     assert [row.rate for row in rows] == sorted((row.rate for row in rows), reverse=True)
@@ -122,7 +121,6 @@ def test_a_queue_that_grows_slowly_does_not_hold() -> None:
     assert not holds_for_long({1: 0.5}.__getitem__, 0.9)
 
 
-@pytest.mark.slow
 def test_a_simulation_at_the_goodput_keeps_the_share() -> None:
     """Of as many requests as a user might ask: a rate that holds for a minute alone is no goodput."""
     slo = slo_of(500, 60, 0.9)
@@ -150,7 +148,6 @@ def test_objectives_out_of_range_are_refused(wrong: tuple[float, float, float]) 
         slo_of(*wrong)
 
 
-@pytest.mark.slow
 def test_a_batch_of_one_serves_less() -> None:
     narrow = replace(TWO, limits=BatchLimits(1))
     assert goodput(narrow, ServingSetup(ONE)) < goodput(TWO, ServingSetup(ONE))

@@ -11,6 +11,8 @@ from planner.placement import ModelLoad, Placement, copies_per_gpu, kept_share, 
 from planner.placement import _texts as texts_of
 from planner.serving import LatencySlo
 
+pytestmark = pytest.mark.slow
+
 L4, SLO = device("l4"), LatencySlo(1.0, 0.1)
 
 
@@ -26,7 +28,6 @@ def test_every_model_gets_a_copy_and_the_busy_one_more() -> None:
     assert list(found.steps) == sorted(found.steps)
 
 
-@pytest.mark.slow
 def test_it_is_as_good_as_all_placements_of_two_copies() -> None:
     """Small enough to try all of them."""
     loads = [load("opt-6.7b", 1.0), load("opt-1.3b", 1.0)]

@@ -23,6 +23,8 @@ from planner.prediction import (
     worst_errors_of,
 )
 
+pytestmark = pytest.mark.slow
+
 EXACT = EngineFit(TRUTH, LIMITS, DELAY_S, PATH_S, 0)
 
 

@@ -14,13 +14,14 @@ from planner.parallel import ParallelPlan
 from planner.search import SearchInput, best, search, search_advice
 from planner.serving import BatchLimits
 
+pytestmark = pytest.mark.slow
+
 EIGHT = SearchInput(model("llama-3.1-70b"), device("h200"), 8, RequestLengths(), HALF, 0.7)
 GRID = SearchInput(
     model("mixtral-8x7b"), device("h100"), 8, RequestLengths(500, 256), HALF, 0.7, limits=BatchLimits(64)
 )
 
 
-@pytest.mark.slow
 def test_70b_on_eight_h200_and_8b_on_one_l4_take_less_than_a_minute_of_cpu() -> None:
     began = time.process_time()
     found = search(EIGHT)
@@ -30,7 +31,6 @@ def test_70b_on_eight_h200_and_8b_on_one_l4_take_less_than_a_minute_of_cpu() -> 
     assert all(each.plan.gpus == 8 for each in found)
 
 
-@pytest.mark.slow
 def test_more_gpus_in_a_replica_answer_one_request_faster_and_many_slower() -> None:
     top = best(search(EIGHT))
     assert top.latency.plan == ParallelPlan(tp=8)
@@ -39,7 +39,6 @@ def test_more_gpus_in_a_replica_answer_one_request_faster_and_many_slower() -> N
     assert top.latency.backlog.tokens_s < top.throughput.backlog.tokens_s
 
 
-@pytest.mark.slow
 def test_at_a_rate_the_latencies_are_those_of_the_rate() -> None:
     given = replace(EIGHT, rate=8.0, gpus=4)
     found = search(given)
@@ -58,7 +57,6 @@ def test_what_does_not_fit_names_how_many_would() -> None:
         search(replace(EIGHT, gpus=0))
 
 
-@pytest.mark.slow
 def test_fewer_bits_never_serve_less() -> None:
     four = replace(EIGHT, gpus=4)
     half = search(replace(four, precision=Precision(8, 16, 16)))

@@ -17,6 +17,8 @@ from streaming.fleet.settings import LatencyTargets
 from streaming.order import LaneQueue, WaitingJob, credits_after, next_job
 from streaming.priority import Priority
 
+pytestmark = pytest.mark.slow
+
 SHAPE = EngineShape(kv_tokens=8000, slots=16)
 
 
@@ -32,7 +34,6 @@ def test_every_text_ends_once_or_is_given_up_at_its_deadline(name: str) -> None:
             assert text.arrived_s <= text.begun_s < text.first_s <= text.ended_s
 
 
-@pytest.mark.slow
 def test_the_same_texts_give_the_same_records() -> None:
     first, second = made(6.0, 3, 60.0), made(6.0, 3, 60.0)
     for texts in (first, second):
@@ -98,7 +99,6 @@ def test_an_engine_by_rank_begins_the_chat_next_and_evicts_lines_first() -> None
     assert sum(each.evictions for each in chats) == 0 < sum(each.evictions for each in more)
 
 
-@pytest.mark.slow
 def test_a_batch_gets_its_floor_and_no_more_while_chats_of_another_tenant_wait() -> None:
     """Of 64 slots a worker keeps one from tenants with more than their share: not for lower lanes. (Each line that was
     there first has its place until its text ends.)"""

@@ -15,6 +15,8 @@ from cli.plan.figures import seconds, three
 from cli.plan.plot import HEIGHT, plot
 from planner.facts.catalogue import PlanError
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "hidden_act": "silu",
     "max_position_embeddings": 1024, "intermediate_size": 256,
@@ -169,7 +171,6 @@ def test_prices_that_are_none(text: str) -> None:
         prices_of((text,), ("h200",))
 
 
-@pytest.mark.slow
 def test_this_machines_cpu() -> None:
     """Within what any machine can have."""
     pytest.importorskip("numpy")
@@ -234,7 +235,6 @@ def test_search_says_which_plans_are_cheap_and_quick(capsys: pytest.CaptureFixtu
     assert main(["plan", *line.split(), "--price", "0"]) == 2
 
 
-@pytest.mark.slow
 def test_search(capsys: pytest.CaptureFixture[str]) -> None:
     line = "search --model opt-13b --gpu a100-80gb --gpus 2 --rate 2"
     found = asked(capsys, line)
@@ -262,7 +262,6 @@ def test_goodput(capsys: pytest.CaptureFixture[str]) -> None:
     assert "beside decode" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_place(capsys: pytest.CaptureFixture[str]) -> None:
     line = "place --load opt-1.3b=2:256:32 --load opt-125m=2:256:32 --gpu l4 --gpus 2"
     found = asked(capsys, line)

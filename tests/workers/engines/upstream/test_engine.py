@@ -29,6 +29,8 @@ from workers.engines.upstream.reply.generation import MAX_EXCESS_TOKENS
 from workers.engines.upstream.server.kinds import ServerFacts
 from workers.engines.upstream.server.probe import ServerProbe
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["collector"]  # a fixture
 
 WHOLE = "".join(ANSWER)

@@ -19,6 +19,8 @@ from workers.engines.upstream.fallback import PoolState, choose, unsuited
 from workers.engines.upstream.model import checked_models
 from workers.engines.upstream.settings import UpstreamSettings
 
+pytestmark = pytest.mark.slow
+
 TOKENS = 30
 WHOLE = "".join(ANSWER[:TOKENS])
 ALL = Capabilities(

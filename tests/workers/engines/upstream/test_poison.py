@@ -15,6 +15,8 @@ from workers.engines.upstream.continuation.breaks import MAX_KNOWN, BreakCounts,
 from workers.engines.upstream.engine import MAX_BREAKS, MAX_RESTARTS
 from workers.engines.upstream.places import breaker
 
+pytestmark = pytest.mark.slow
+
 POISON = (ChatTurn("user", "poison"),)
 
 
@@ -95,7 +97,6 @@ async def test_an_answer_that_must_always_begin_again_ends() -> None:
     assert MAX_RESTARTS < fake.poisons <= MAX_RESTARTS + 2
 
 
-@pytest.mark.slow
 async def test_a_server_that_takes_no_connection_costs_a_request_nothing() -> None:
     """However often it is away."""
     fake = FakeUpstream("vllm", [Fault(reset=True)] * (MAX_BREAKS - 1))
@@ -164,7 +165,6 @@ async def test_a_token_between_two_refusals_begins_their_time_anew() -> None:
     assert answer.failure is None and answer.text == "".join(ANSWER[:40]) and not fake.faults
 
 
-@pytest.mark.slow
 async def test_a_server_without_room_is_waited_for_as_one_that_is_away() -> None:
     """503 is no limit: refused_s does not end the request."""
     fake = FakeUpstream("vllm", [Fault(status=503)] * 3)

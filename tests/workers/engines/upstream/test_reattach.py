@@ -18,6 +18,8 @@ from workers.engines.upstream.continuation.ladder import Rung
 from workers.engines.upstream.server import kinds
 from workers.engines.upstream.settings import UpstreamSettings
 
+pytestmark = pytest.mark.slow
+
 KINDS = tuple(NAMES)
 NUMBERS = count(100)
 TOOLS = Tools(offered=(Tool("get_weather", "", {"type": "object", "properties": {}}),))

@@ -21,6 +21,8 @@ from workers.engines.upstream.server.card import card_of, lacking
 from workers.engines.upstream.server.kinds import ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["collector"]  # a fixture
 
 KINDS = ("vllm", "sglang", "llama-server", "trtllm", "ollama", "other")
