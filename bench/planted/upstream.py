@@ -38,7 +38,7 @@ UPSTREAM = (
     bug(
         "a worker that takes the answer with it",
         "A worker that shuts down stops the generation that the next one would have read on.",
-        Edit(ENGINE + "detached.py", "if found is not None and not generation.left:", "if found is not None:"),
+        Edit(ENGINE + "detached.py", "if (goes_on or generation.left) and (", "if False and ("),
         f"{REATTACH}a_worker_that_leaves_stops_nothing",
     ),
     bug(
@@ -50,8 +50,14 @@ UPSTREAM = (
     bug(
         "a job that nobody reads",
         "A job that is cancelled before its first token stays in the queue of another Penstock.",
-        Edit(ENGINE + "exchange.py", 'if facts.reattach == "key" and reader.silent', "if False and reader.silent"),
+        Edit(ENGINE + "exchange.py", 'unseen = facts.reattach == "key" and', "unseen = False and"),
         "tests/system/test_upstream_penstock.py::test_a_job_that_is_cancelled_before_its_first_token_is_cancelled_there",
+    ),
+    bug(
+        "a job that is begun twice",
+        "A worker that shuts down leaves jobs at another Penstock that no other worker can find.",
+        Edit(ENGINE + "detached.py", "(generation.rows or method == reattach.BY_NAME)", "True"),
+        f"{REATTACH}a_worker_that_leaves_stops_a_job_that_nobody_can_find",
     ),
     bug(
         "an answer that a busy server loses",

@@ -74,24 +74,23 @@ class DetachedGenerations:
             self.stop(generation)
         return outcome  # one at a llama-server that has shown nothing is replaced by the next one
 
-    def stop(self, generation: UpstreamGeneration) -> None:
-        """Stop what goes on, unless another worker may continue it."""
+    def stop(self, generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
+        """Stop what goes on, unless another worker may continue it. `goes_on`: the request goes back to the queue. A
+        job of a Penstock that has shown nothing is found by nobody; a stream's name is that of the next one too."""
         found = self._stops.pop(generation.id, None)
         self._vain.pop(generation.id, None)
-        if found is not None and not generation.left:
-            place, method, path = found
-            client = place.endpoint.client
-            self._spawn(client.ask(method, client.address.base + path, None, place.key.secret))
+        if found is None:
+            return
+        place, method, path = found
+        if (goes_on or generation.left) and (generation.rows or method == reattach.BY_NAME):
+            return
+        client = place.endpoint.client
+        self._spawn(client.ask(method, client.address.base + path, None, place.key.secret))
 
     def stop_unseen(self, place: ServerPlace, path: str, data: bytes, headers: Mapping[str, str]) -> None:
         """Stop the job of a request to a Penstock that was cancelled before its reply began, which would have told the
         job's id: the same request, put without waiting, does. `path`, `data`, `headers`: its."""
         self._spawn(_cancelled(place, path, data, headers))
-
-    def forget(self, generation: UpstreamGeneration) -> None:
-        """The request goes back to the queue, or another worker has it."""
-        self._stops.pop(generation.id, None)
-        self._vain.pop(generation.id, None)
 
     def abort(self, request_id: str, place: ServerPlace) -> None:
         """Have a server stop a request that nobody reads on, sooner than it would notice."""

@@ -250,7 +250,8 @@ class UpstreamExchange:
                 connection.close()
         if facts.aborts and not reader.is_read:
             self.detached.abort(generation.id, place)
-        if facts.reattach == "key" and reader.silent and call.headers and generation.cancelled and not generation.left:
+        unseen = facts.reattach == "key" and reader.silent and bool(call.headers)
+        if unseen and generation.cancelled and not (generation.left and generation.rows):
             self.detached.stop_unseen(place, call.path, call.data, call.headers)
         if facts.reattach and rung in FROM_BEGINNING:
             self.detached.begin(generation, place, facts, reader)

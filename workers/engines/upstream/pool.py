@@ -171,8 +171,7 @@ class ServerPool:
 
     def end(self, generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
         """Its servers get this request no more. `goes_on`: another attempt continues what one of them may generate."""
-        detached = self.exchange.detached
-        (detached.forget if goes_on else detached.stop)(generation)
+        self.exchange.detached.stop(generation, goes_on=goes_on)
 
     def cancel(self, request_id: str) -> bool:
         """Close the connection of a request; False if it has none here."""

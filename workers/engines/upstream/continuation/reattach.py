@@ -17,6 +17,8 @@ from penstock.engine import Request
 from workers.engines.upstream.continuation.ladder import FROM_BEGINNING, Rung
 from workers.engines.upstream.server.kinds import ServerFacts
 
+BY_NAME = "DELETE"
+"""Method of a call that stops whatever generation has a name."""
 JOB_HEADER = "x-job-id"
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
@@ -53,7 +55,7 @@ def stop_path(facts: ServerFacts, request: Request, headers: Mapping[str, str]) 
     if not request.text_id:
         return None
     if facts.reattach == "stream":
-        return "DELETE", f"/stream?conv_id={quote(stream_name(request), safe='')}"
+        return BY_NAME, f"/stream?conv_id={quote(stream_name(request), safe='')}"
     path = cancel_path(headers) if facts.reattach == "key" else None
     return None if path is None else ("POST", path)
 
