@@ -20,7 +20,7 @@ from bench.table1.client import HttpConnection, TargetServer
 from planner.load import RequestLengths
 
 STREAMS, PROMPT = 16, 256
-FEW = 4
+SECOND_RUN_STREAMS = 4
 """Streams at once of the second direct run, which shows whether the engine itself repeats an answer beside others."""
 KILLED_AT = 1 / 3
 """Of the tokens of the slowest stream."""
@@ -99,7 +99,7 @@ def killed_streams(
         source = PromptSource(server, RequestLengths(PROMPT, tokens), seed=9, chats=False)
         return source.bodies(streams, {"temperature": 0})
 
-    alone, again = (asyncio.run(_direct(direct, bodies(direct), count)) for count in (streams, FEW))
+    alone, again = (asyncio.run(_direct(direct, bodies(direct), count)) for count in (streams, SECOND_RUN_STREAMS))
     if wrong := next(filter(None, (each.wrong(tokens) for each in alone)), ""):
         raise Unanswered(f"{direct.name} by itself: {wrong}")
     at_s, counts, answers = asyncio.run(_through(penstock, bodies(penstock.target), round(KILLED_AT * tokens)))
