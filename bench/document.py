@@ -3,7 +3,7 @@
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
 the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README,
 `<!-- sizing: gateway -->` for what one core carries, `<!-- goals: page -->` for all goals of the page's tables,
-`<!-- goals: batch -->` for those of one run, `<!-- files: api/stream -->` for the files of a folder,
+`<!-- goals: batch -->` for those of one run,
 `<!-- entrypoints: chats -->` for requests as other servers answer them, and the marks of bench/reference.py for the
 tables of docs/api.md. Behind stands `<!-- end -->`. What is between is never typed.
 """
@@ -11,7 +11,6 @@ tables of docs/api.md. Behind stands `<!-- end -->`. What is between is never ty
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import sys
 from collections import Counter
@@ -25,45 +24,12 @@ from bench.chaos import report as chaos
 from bench.conformance import entrypoints
 from bench.growth.figures import AssumedLoad, UnitCosts, on_paper
 
-SENTENCE = re.compile(r"(.+?[.!?])(?=\s|$)", re.DOTALL)
-LUA_BEHIND = re.compile(r"\s*(?:ARGV|KEYS|Returns):.*", re.DOTALL)
-
-
-def as_markdown(folder: Path) -> str:
-    """The files directly in a folder; without `__init__.py`, whose only use is to make a package of it."""
-    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".py", ".lua") and path.name != "__init__.py"]
-    return "\n".join(["| file | |", "| --- | --- |", *(f"| `{path.name}` | {summary(path)} |" for path in files)])
-
-
-def summary(path: Path) -> str:
-    """First sentence of a module's docstring, or of the comment at the head of a Lua script. Raises ValueError if the
-    file has none."""
-    text = path.read_text(encoding="utf-8")
-    said = _comment(text) if path.suffix == ".lua" else ast.get_docstring(ast.parse(text))
-    if not said:
-        raise ValueError(f"{path} does not say what it is: begin it with a sentence")
-    paragraph = " ".join(said.partition("\n\n")[0].split())
-    found = SENTENCE.match(paragraph)
-    return (found[1] if found else paragraph).replace("|", r"\|")
-
-
-def _comment(text: str) -> str:
-    lines = [line for line in text.splitlines() if not line.startswith("#!")]
-    head: list[str] = []
-    for line in lines:
-        if not line.startswith("--"):
-            break
-        head.append(line.removeprefix("--").strip())
-    return LUA_BEHIND.sub("", " ".join(head))
-
-
 PAGES_OF_DOCS = (
     "performance",
     "guarantees",
     "scheduling",
     "batches",
     "scaling",
-    "walk",
     "api",
     "production",
     "metrics",
@@ -80,7 +46,7 @@ PAGES = (
 
 OF_RESULTS = ("results", "plot", "paper", "faults", "cost", "sizing")
 """Kinds of marks whose name is that of a file of results."""
-KINDS = "|".join((*OF_RESULTS, "goals", "files", "entrypoints", *reference.WRITERS))
+KINDS = "|".join((*OF_RESULTS, "goals", "entrypoints", *reference.WRITERS))
 MARKED = re.compile(rf"(<!-- ({KINDS}): ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN = re.compile(r"<!-- results: ([a-z0-9-]+) -->")
 
@@ -101,9 +67,7 @@ def filled(page: str, results: Path, plots: Path) -> str:
     shown = [results / f"{name}.json" for name in SHOWN.findall(page)]
 
     def part(found: re.Match[str]) -> str:
-        if found[2] == "files":
-            text = as_markdown(Path(found[3]))
-        elif found[2] == "entrypoints":
+        if found[2] == "entrypoints":
             text = entrypoints.as_table(found[3])
         elif found[2] in reference.WRITERS:
             text = reference.WRITERS[found[2]](found[3])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import pytest
-from redis import Redis
 
 from bench.planted import sound
 from bench.planted.bug import Bug, Edit, Rotten
@@ -36,7 +33,7 @@ from bench.planted.trial import (
     run_until_noticed,
 )
 from bench.program import WrongArguments
-from bench.reach.reach import Reach, changed_scripts
+from bench.reach.reach import Reach
 
 pytestmark = pytest.mark.slow
 
@@ -51,54 +48,10 @@ def plain_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-each_bug = pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-
-
 def test_every_package_is_in_a_copy() -> None:
     """One left out would be imported from the installed tree, or be missed."""
     settings = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
     assert sorted(PACKAGES) == sorted(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
-
-
-@each_bug
-def test_a_bug_fits_the_tree(bug: Bug) -> None:
-    """Every text it replaces is there exactly once, and something changes."""
-    for file, text in bug.patched(TREE).items():
-        assert text != (TREE / file).read_text(encoding="utf-8")
-
-
-@each_bug
-def test_the_tests_of_a_bug_exist(bug: Bug) -> None:
-    """A test that was renamed would notice nothing."""
-    assert bug.tests and bug.edits and bug.breaks
-    for test in bug.tests:
-        file, _, name = test.partition("::")
-        assert name in functions_of(file)
-
-
-@cache
-def functions_of(file: str) -> frozenset[str]:
-    """Many bugs name tests of one file: it is read once."""
-    tree = ast.parse((TREE / file).read_text(encoding="utf-8"))
-    return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-
-
-def test_names_are_unique() -> None:
-    """A bug is chosen, and reported, by its name; none is another's twin."""
-    assert len({bug.name for bug in BUGS}) == len({bug.edits for bug in BUGS}) == len(BUGS) >= 12
-
-
-def test_a_bug_is_a_mistake_and_not_gibberish(redis_url: str) -> None:
-    """Its files can still be compiled: a test must fail for what the bug does."""
-    with Redis.from_url(redis_url) as client:
-        for bug in BUGS:
-            texts = bug.patched(TREE)
-            for file in texts:
-                if file.endswith(".py"):
-                    compile(texts[file], file, "exec")
-            lua = {file: text for file, text in texts.items() if file.endswith(".lua")}
-            for source in changed_scripts(TREE, lua).values() if lua else ():
-                assert client.script_load(source)
 
 
 def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
