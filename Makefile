@@ -122,7 +122,7 @@ bench: $(VENV)/.dev ## measure most of docs/performance.md, in turn, and write i
 	@exec $(BIN)/python -m bench.document
 
 .PHONY: planted
-planted: $(VENV)/.dev ## plant known bugs in copies of the tree: the suite must catch each; ARGS="--only fence"
+planted: $(VENV)/.dev ## plant known bugs in copies of the tree: the suite must catch each; ARGS="--only fence --jobs 2"
 	@exec $(BIN)/python -m bench.planted $(ARGS)
 
 .PHONY: mutants

@@ -26,10 +26,10 @@ from bench.gateway.figures import COLUMNS, Readings, rows
 from bench.gateway.sweep import SETTLE_S, GatewayOptions, GatewayReadings, notes
 from bench.gateway.systems import GatewaySystem, PenstockGateway, ServingGateway
 from bench.load.plan import StreamReading, measure
-from bench.planted.tree import Strayed, check_origins, copy_tree
 from bench.program import Testbed, WrongArguments
 from bench.report import Ratio, Report
 from bench.stats import median_interval
+from bench.trials import Strayed, check_origins, copy_tree
 
 ROLES = ("api", "workers", "streaming", "telemetry", "runtime", "penstock")
 """Packages that the processes of a measured deployment import; older trees lack the last two."""

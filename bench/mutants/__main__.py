@@ -37,13 +37,11 @@ from bench.mutants.report import (
     try_mutant,
 )
 from bench.penstock import start_redis
-from bench.planted.copies import TreeCopies
-from bench.planted.tree import Strayed, check_origins, copy_tree
-from bench.planted.trial import MAX_TESTS_S
 from bench.processes import Processes
 from bench.program import BenchProgram, Option, ProgramRun, WrongArguments, side_by_side
 from bench.reach.reach import NOTES, ROOMS, by_words, kept
 from bench.report import RESULTS, goals, write
+from bench.trials import MAX_TESTS_S, Strayed, TreeCopies, check_origins, copy_tree
 
 SOURCE = Path(__file__).parents[2]
 TOOL = Path(".venv-audit/bin/python")

@@ -12,10 +12,9 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from bench.planted.copies import TreeCopies
-from bench.planted.trial import MAX_TESTS_S, PASSED, SLOWER, TIMED_OUT, SuiteRun, run_changed, unsure
 from bench.reach.reach import Reach, tests_of, within
 from bench.report import MachineInfo, commit, cores
+from bench.trials import MAX_TESTS_S, PASSED, SLOWER, TIMED_OUT, SuiteRun, TreeCopies, run_changed, unsure
 
 
 class Mutant(msgspec.Struct, frozen=True):

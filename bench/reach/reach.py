@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 from coverage import CoverageData
 
-from bench.planted.tree import environment
 from bench.reach.contexts import TIMES, TimesFile, passed
+from bench.trials import environment
 from streaming.redis.scripts import assemble
 
 ROOMS = ("api", "workers", "scheduler", "offline", "streaming", "runtime")

@@ -14,10 +14,10 @@ from bench.gateway.__main__ import main
 from bench.gateway.base import BASE, THIS, of_level, per_round, report, turns
 from bench.gateway.sweep import GatewayOptions, GatewayReadings
 from bench.load.plan import StreamReading
-from bench.planted.tree import copy_tree
 from bench.program import WrongArguments
 from bench.report import load
 from bench.stats import Spread, coverage_of, median_interval
+from bench.trials import copy_tree
 
 pytestmark = pytest.mark.slow
 

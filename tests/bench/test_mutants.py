@@ -7,6 +7,7 @@ from unittest.mock import patch
 import pytest
 from redis import Redis
 
+from bench import trials
 from bench.mutants import lua
 from bench.mutants.__main__ import _seed, main, mixed
 from bench.mutants.again import GONE, found_again, merged, survivors_of
@@ -23,10 +24,8 @@ from bench.mutants.report import (
     survivors,
     try_mutant,
 )
-from bench.planted import trial
-from bench.planted.copies import TreeCopies
-from bench.planted.trial import FAILED, PASSED, TIMED_OUT, SuiteRun
 from bench.reach.reach import Reach
+from bench.trials import FAILED, PASSED, TIMED_OUT, SuiteRun, TreeCopies
 
 SOURCE = Path(__file__).parents[2]
 
@@ -117,7 +116,7 @@ def test_a_null_mutant_is_tried_by_the_same_tests(tmp_path: Path, monkeypatch: p
             PASSED if (tree / "api/a.py").read_text() == "a = 0\n" else FAILED, limit_s, f"FAILED {tests[0]}"
         )
 
-    monkeypatch.setattr(trial, "run_tests", run_tests)
+    monkeypatch.setattr(trials, "run_tests", run_tests)
     (tmp_path / "tree" / "tests").mkdir(parents=True)
     (tmp_path / "tree" / "api").mkdir()
     (tmp_path / "tree" / "api/a.py").write_text("a = 0\n")

@@ -1,45 +1,31 @@
-"""The table of planted bugs fits the tree, and what counts as caught."""
+"""Trials: changes in copies of the tree, and what counts as noticed."""
 
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from bench.planted import sound
-from bench.planted.bug import Bug, Edit, Rotten
-from bench.planted.bugs import BUGS
-from bench.planted.copies import TreeCopies
-from bench.planted.since import bugs_since
-from bench.planted.sound import CHUNK_TESTS, SoundRun, chunks, try_none
-from bench.planted.tree import PACKAGES
-from bench.planted.trial import (
+from bench.planted import Bug, Edit, Rotten, planted_bugs
+from bench.trials import (
     FAILED,
     FIRST_TESTS,
+    PACKAGES,
     PASSED,
     TIMED_OUT,
-    BugTrial,
-    Chosen,
     SuiteRun,
-    as_document,
-    choose,
+    TreeCopies,
     run_changed,
     run_tests,
     run_until_noticed,
 )
-from bench.program import WrongArguments
-from bench.reach.reach import Reach
 
 pytestmark = pytest.mark.slow
 
 TREE = Path(__file__).parents[2]
-
-NAMED = Chosen(("tests/t.py::test_x",))
 
 
 @pytest.fixture
@@ -52,6 +38,11 @@ def test_every_package_is_in_a_copy() -> None:
     """One left out would be imported from the installed tree, or be missed."""
     settings = tomllib.loads((TREE / "pyproject.toml").read_text(encoding="utf-8"))
     assert sorted(PACKAGES) == sorted(settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+
+
+def test_the_planted_bugs_fit_the_tree() -> None:
+    """Otherwise `make planted` refuses to run."""
+    assert all(bug.tests and bug.patched(TREE) for bug in planted_bugs())
 
 
 def test_a_bug_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -96,19 +87,6 @@ def test_a_copy_is_used_by_one_at_a_time_and_kept(tmp_path: Path) -> None:
         assert (one / "a").read_text() == (other / "a").read_text() == "1"
 
 
-def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
-    """Those named with it, then the quickest, as long as there is time."""
-    (tmp_path / "api").mkdir()
-    (tmp_path / "api" / "a.py").write_text("def one():\n    two\n    three\n")
-    bug = Bug("n", "x", (Edit("api/a.py", "two", "2"),), ("named",))
-    seconds = {"slow": 110.0, "quick": 1.0, "slower": 115.0, "other": 1.0}
-    lines = {1: frozenset({"other"}), 2: frozenset({"slow", "slower", "quick"})}
-    known = Reach(seconds, {"api/a.py": lines})
-    chosen = choose(tmp_path, bug, known)
-    assert (chosen.tests, chosen.covering) == (("named", "quick", "slow"), 3)
-    assert choose(tmp_path, bug, Reach(seconds, {})).tests == choose(tmp_path, bug, None).tests == ("named",)
-
-
 @pytest.mark.parametrize(
     ("code", "output", "caught"),
     [
@@ -123,7 +101,7 @@ def test_the_tests_that_run_a_line_of_a_bug_are_chosen(tmp_path: Path) -> None:
 )
 def test_only_a_failed_test_has_caught_a_bug(code: int, output: str, caught: bool) -> None:
     """Not one that could not be collected or set up, nor one that hangs."""
-    assert BugTrial(BUGS[0], SuiteRun(code, 1.0, output), NAMED).caught is caught
+    assert (SuiteRun(code, 1.0, output).failure is not None) is caught
 
 
 @pytest.mark.usefixtures("plain_pytest")
@@ -201,76 +179,3 @@ def test_nothing_is_noticed_that_the_sound_tree_shares(
     assert run.seconds == len(after.runs)
     if code == PASSED and len(unsure) < 3:
         assert after.runs[-1] == [test for test in "abc" if test not in unsure], "the others go on"
-
-
-def test_no_path_of_this_machine_is_published(tmp_path: Path) -> None:
-    """Of a file its name is kept; an address of the API is no path."""
-    said = f"FAILED tests/test_a.py::test_b - Gone: '{tmp_path}/data' beside {sys.executable}, not /v1/jobs\n"
-    trial = BugTrial(BUGS[0], SuiteRun(FAILED, 1.0, said), NAMED)
-    (row,) = as_document([trial], 1.0)["bugs"]
-    assert row["said"] == f"Gone: '…/data' beside …/{Path(sys.executable).name}, not /v1/jobs"
-
-
-@pytest.mark.usefixtures("plain_pytest")
-def test_every_test_runs_without_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each once, whole files together and several runs at a time; each that does not pass is told, and each run that
-    says nothing."""
-    monkeypatch.setattr(sound, "check_origins", lambda tree: None)
-    monkeypatch.setattr(sound, "CHUNK_TESTS", 2)
-    passes = "from pathlib import Path\ndef test_{0}():\n    Path('ran').open('a').write('{0} ')\n"
-    for name in "abcde":
-        (tmp_path / f"test_{name}.py").write_text(passes.format(name))
-    with (tmp_path / "test_c.py").open("a") as file:
-        file.write("def test_fails():\n    assert 1 == 2\n")
-    tests = tuple(f"test_{name}.py::test_{name}" for name in "abcde")
-    bugs = [Bug("n", "x", (), tests), Bug("m", "x", (), (tests[0], "test_c.py::test_fails"))]
-    run = try_none(tmp_path, bugs, 2)
-    assert sorted((tmp_path / "ran").read_text().split()) == ["a", "b", "c", "d", "e"]
-    assert [line.partition(" - ")[0] for line in run.failures] == ["FAILED test_c.py::test_fails"]
-    assert (len(run.runs), run.broken) == (3, [])
-    assert run.seconds >= max(each.seconds for each in run.runs)
-    run = try_none(tmp_path, [*bugs, Bug("o", "x", (), ("test_f.py::test_gone",))], 2)
-    assert len(run.failures) == len(run.broken) == 1 and "test_f.py" in run.broken[0]
-
-
-def test_a_chunk_has_whole_files() -> None:
-    tests = [test for bug in BUGS for test in bug.tests]
-    parts = list(chunks(reversed(tests)))
-    assert sorted(test for part in parts for test in part) == sorted(set(tests))
-    found = [{test.partition("::")[0] for test in part} for part in parts]
-    assert len(found) <= len(set(tests)) / CHUNK_TESTS + 1
-    assert sum(map(len, found)) == len(set().union(*found)), "no file is in two"
-
-
-def test_a_test_that_fails_without_a_bug_fails_the_run() -> None:
-    without = SoundRun(1.0, (SuiteRun(FAILED, 1.0, "E\nERROR tests/t.py::test_x - OSError: full\n1 error"),))
-    caught = BugTrial(BUGS[0], SuiteRun(FAILED, 1.0, "FAILED tests/t.py::test_x\n"), NAMED)
-    assert as_document([caught], 1.0)["passed"] and not as_document([caught], 1.0, without.failures)["passed"]
-
-
-def test_bugs_are_chosen_by_what_changed_since_a_commit(tmp_path: Path) -> None:
-    """By the file, by the file of a test, by the bug's own name; also what git does not track yet."""
-    table = tmp_path / "bench" / "planted" / "table.py"
-    table.parent.mkdir(parents=True)
-    table.write_text('"same" "file" "test" "untracked"')
-    for name in ("same", "file", "test_same", "test_changed"):
-        (tmp_path / name).write_text("1")
-    who = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "a"]):
-        subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    bugs = [
-        Bug(name, "x", (Edit(file, "1", "2"),), (f"{test}::test",))
-        for name, file, test in (
-            ("same", "same", "test_same"),
-            ("file", "file", "test_same"),
-            ("test", "same", "test_changed"),
-            ("new", "same", "test_same"),
-            ("untracked", "same", "test_new"),
-        )
-    ]
-    assert [bug.name for bug in bugs_since(tmp_path, "HEAD", bugs)] == ["new"]
-    for name in ("file", "test_changed", "test_new"):
-        (tmp_path / name).write_text("3")
-    assert [bug.name for bug in bugs_since(tmp_path, "HEAD", bugs)] == ["file", "test", "new", "untracked"]
-    with pytest.raises(WrongArguments, match="no-such-commit"):
-        bugs_since(tmp_path, "no-such-commit", bugs)

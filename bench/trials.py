@@ -1,29 +1,116 @@
-"""One run of pytest in a copy of the tree, and what it says about the bug that was planted there."""
+"""Trials of the test suite: copies of the tree with a change, and the tests that run there until one notices it.
+
+`bench.planted`, `bench.mutants` and `bench.gateway.base` use it. A copy is complete enough for the tests, and its
+processes import nothing of the tree that is installed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import msgspec
-from rich.markup import escape
-from rich.table import Table
+PACKAGES = (
+    "penstock",
+    "api",
+    "workers",
+    "scheduler",
+    "offline",
+    "planner",
+    "streaming",
+    "telemetry",
+    "runtime",
+    "cli",
+    "bench",
+)
+ORIGINS = "import importlib; print(*(importlib.import_module(name).__file__ for name in {!r}), sep='\\n')"
 
-from bench.planted.bug import Bug
-from bench.planted.copies import TreeCopies
-from bench.planted.tree import environment
-from bench.reach.reach import Reach, tests_of, within
-from bench.report import MachineInfo, cores
+
+class Strayed(Exception):
+    """Raised when a copy's processes would import another tree."""
+
+
+def copy_tree(source: Path, target: Path) -> None:
+    """Packages, tests and their settings, and the docs and the deployment files that tests hold against the code."""
+    ignore = shutil.ignore_patterns("__pycache__", "results")
+    for name in (*PACKAGES, "tests", "docs", "docker", "examples"):
+        shutil.copytree(source / name, target / name, ignore=ignore)
+    for path in source.iterdir():
+        if path.is_file() and not path.name.startswith("."):
+            shutil.copy2(path, target)
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """For processes that are to import from this tree, and for the processes they start."""
+    return {**os.environ, "PYTHONPATH": str(tree), "COLUMNS": "250"}
+
+
+def check_origins(tree: Path, packages: Sequence[str] = PACKAGES) -> None:
+    """These packages come from this tree. Raises Strayed, CalledProcessError if one cannot be imported."""
+    command = [sys.executable, "-c", ORIGINS.format(tuple(packages))]
+    ran = subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True, text=True, check=True)
+    strays = [origin for origin in ran.stdout.split() if tree.resolve() not in Path(origin).resolve().parents]
+    if strays:
+        raise Strayed(f"imported from outside the copy: {', '.join(strays)}")
+
+
+FIRST_TIME_S = 1_000_000_000
+"""The time of the first changed file. Python compiles a file anew if its time or its size is another: each changed file
+has a time that no other has, whatever the clock says."""
+
+
+class TreeCopies:
+    """Copies of `tree` in `folder`: as many as are in use at a time. Each is put right after a change and kept for the
+    next, with all that was compiled in it: to copy and compile the whole tree takes longer than most tests."""
+
+    def __init__(self, tree: Path, folder: Path, copy: Callable[[Path, Path], object] = copy_tree) -> None:
+        self.tree = tree
+        self._folder, self._copy = folder, copy
+        self._free: list[Path] = []
+        self._numbers, self._times = itertools.count(), itertools.count(FIRST_TIME_S)
+
+    @contextmanager
+    def changed(self, texts: Mapping[str, str]) -> Iterator[Path]:
+        """A copy with these files, whole, in place of its own; nobody else uses it meanwhile."""
+        copy = self._take()
+        try:
+            for file, text in texts.items():
+                self._write(copy / file, text)
+            yield copy
+        finally:
+            for file in texts:
+                self._put_right(copy, file)
+            self._free.append(copy)
+
+    def _take(self) -> Path:
+        try:
+            return self._free.pop()
+        except IndexError:
+            copy = self._folder / f"copy-{next(self._numbers)}"
+            self._copy(self.tree, copy)
+            return copy
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text, encoding="utf-8")
+        time = next(self._times)
+        os.utime(path, (time, time))
+
+    def _put_right(self, copy: Path, file: str) -> None:
+        if (self.tree / file).exists():
+            shutil.copy2(self.tree / file, copy / file)
+        else:
+            (copy / file).unlink(missing_ok=True)
+
 
 LIMIT_S = 90.0
 """A test that hangs has noticed nothing."""
@@ -57,46 +144,6 @@ class SuiteRun:
         """The first test that failed (a fixture that failed is none), and its last word."""
         match = FAILURE.search(self.output) if self.code == FAILED else None
         return (match[1], match[2] or "") if match else None
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The tests that are run against a bug until one fails."""
-
-    tests: tuple[str, ...]
-    covering: int = 0
-    """How many run a line it touches; 0 where they are those named with the bug."""
-    limit_s: float = LIMIT_S
-
-
-@dataclass(frozen=True, slots=True)
-class BugTrial:
-    """What the tests made of one bug."""
-
-    bug: Bug
-    run: SuiteRun
-    chosen: Chosen
-
-    @property
-    def caught(self) -> bool:
-        return self.run.failure is not None
-
-
-def choose(tree: Path, bug: Bug, reach: Reach | None) -> Chosen:
-    """Those named with it, then those that run a line it touches, the likeliest to fail first, as many as `MAX_TESTS_S`
-    allows; where nothing is known the former alone. Raises Rotten."""
-    covering = tests_of(tree, reach, bug.patched(tree)) if reach else []
-    if reach is None or not covering:
-        return Chosen(bug.tests)
-    others = [test for test in within(covering, reach.seconds, MAX_TESTS_S) if test not in bug.tests]
-    seconds = sum(reach.seconds[test] for test in others)
-    return Chosen((*bug.tests, *others), len(covering), LIMIT_S + SLOWER * seconds)
-
-
-def try_bug(copies: TreeCopies, bug: Bug, reach: Reach | None) -> BugTrial:
-    """Plant it in a copy and run its tests there. Raises Rotten."""
-    chosen = choose(copies.tree, bug, reach)
-    return BugTrial(bug, run_changed(copies, bug.patched(copies.tree), chosen.tests, chosen.limit_s), chosen)
 
 
 def run_changed(copies: TreeCopies, texts: Mapping[str, str], tests: Sequence[str], limit_s: float) -> SuiteRun:
@@ -174,68 +221,6 @@ def _end_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def table(trials: Sequence[BugTrial], seconds: float) -> Table:
-    """One row per bug."""
-    missed = sum(not trial.caught for trial in trials)
-    view = Table(title=f"{len(trials)} planted bugs, {missed} missed, {seconds:.0f} s on {cores()} cores")
-    view.add_column("bug")
-    view.add_column("caught by")
-    view.add_column("s", justify="right")
-    view.add_column("", no_wrap=True)
-    for trial in trials:
-        verdict = "[green]caught[/]" if trial.caught else "[red]MISSED[/]"
-        view.add_row(trial.bug.name, escape(_test(trial) or why_missed(trial)), f"{trial.run.seconds:.1f}", verdict)
-    return view
-
-
-def why_missed(trial: BugTrial) -> str:
-    """Why a run counts as having noticed nothing."""
-    if trial.run.code == 0:
-        return f"its tests pass{unsure(trial.run)}"
-    if trial.run.code == TIMED_OUT:
-        return trial.run.output
-    return f"pytest ended with {trial.run.code} and no test failed"
-
-
 def unsure(run: SuiteRun) -> str:
     """What is added where tests had to be left out."""
     return f"; {len(run.unsure)} left out as unsure" if run.unsure else ""
-
-
-def as_document(
-    trials: Sequence[BugTrial], seconds: float, without: Sequence[str] = (), tree: str = ""
-) -> dict[str, Any]:
-    """The same for programs; nothing of this machine but its size. `without`: what pytest said of each test that fails
-    without a bug. `tree`: the commit that was copied."""
-    return {
-        **msgspec.to_builtins(MachineInfo()),
-        "commit": tree,
-        "seconds": round(seconds),
-        "passed": not without and all(trial.caught for trial in trials),
-        "fail_without_a_bug": [_without_folders(line) for line in without],
-        "bugs": [_row(trial) for trial in trials],
-    }
-
-
-def _row(trial: BugTrial) -> dict[str, Any]:
-    return {
-        "name": trial.bug.name,
-        "breaks": trial.bug.breaks,
-        "files": sorted({edit.file for edit in trial.bug.edits}),
-        "caught": trial.caught,
-        "by": _test(trial),
-        "tests": f"{len(trial.chosen.tests)} of {trial.chosen.covering}" if trial.chosen.covering else "named with it",
-        "said": _without_folders(trial.run.failure[1] if trial.run.failure else why_missed(trial)),
-        "seconds": round(trial.run.seconds, 1),
-    }
-
-
-def _test(trial: BugTrial) -> str:
-    """File and test, without the folder."""
-    return trial.run.failure[0].removeprefix("tests/") if trial.run.failure else ""
-
-
-def _without_folders(text: str) -> str:
-    """Where a file lies on this machine says nothing about a bug: its name alone is kept."""
-    tops = {Path(folder).parts[1] for folder in (sys.prefix, tempfile.gettempdir(), Path.home())}
-    return re.sub(rf"/(?:{'|'.join(map(re.escape, tops))})/(?:[^\s'\"/]+/)*", "…/", text)
