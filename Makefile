@@ -118,7 +118,7 @@ fuzz: $(VENV)/.dev $(AUDIT)/.tools ## 2,000 and more requests made from the Open
 .PHONY: bench
 bench: $(VENV)/.dev ## measure most of docs/performance.md, in turn, and write its tables and plots anew
 	@$(BIN)/penstock bench gateway --all
-	@for program in breakdown table1 jobs engine growth; do $(BIN)/penstock bench $$program || exit 1; done
+	@for program in table1 jobs recovery; do $(BIN)/penstock bench $$program || exit 1; done
 	@exec $(BIN)/python -m bench.document
 
 .PHONY: planted

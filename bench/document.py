@@ -1,9 +1,8 @@
 """`python -m bench.document`: writes the tables of the docs from bench/results and the source, between their marks.
 
-A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- paper: growth -->` for
-the calculation, `<!-- faults: chaos -->` for a chaos run, `<!-- cost: gateway -->` for the short table of the README,
-`<!-- sizing: gateway -->` for what one core carries, `<!-- goals: page -->` for all goals of the page's tables,
-`<!-- goals: batch -->` for those of one run,
+A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- faults: chaos -->` for
+a chaos run, `<!-- cost: gateway -->` for the short table of the README, `<!-- sizing: gateway -->` for what one core
+carries, `<!-- goals: page -->` for all goals of the page's tables, `<!-- goals: batch -->` for those of one run,
 `<!-- entrypoints: chats -->` for requests as other servers answer them, and the marks of bench/reference.py for the
 tables of docs/api.md. Behind stands `<!-- end -->`. What is between is never typed.
 """
@@ -22,7 +21,6 @@ import msgspec
 from bench import reference, report
 from bench.chaos import report as chaos
 from bench.conformance import entrypoints
-from bench.growth.figures import AssumedLoad, UnitCosts, on_paper
 
 PAGES_OF_DOCS = (
     "performance",
@@ -44,7 +42,7 @@ PAGES = (
     *(Path("docs", f"{name}.md") for name in PAGES_OF_DOCS),
 )
 
-OF_RESULTS = ("results", "plot", "paper", "faults", "cost", "sizing")
+OF_RESULTS = ("results", "plot", "faults", "cost", "sizing")
 """Kinds of marks whose name is that of a file of results."""
 KINDS = "|".join((*OF_RESULTS, "goals", "entrypoints", *reference.WRITERS))
 MARKED = re.compile(rf"(<!-- ({KINDS}): ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -107,11 +105,6 @@ def _goals(found: Sequence[report.Report]) -> str:
     return "\n".join(lines)
 
 
-def _paper(found: report.Report) -> str:
-    costs = msgspec.convert(found.settings["unit_costs_us"], UnitCosts)
-    return on_paper(costs, AssumedLoad())
-
-
 def _cost(found: report.Report) -> str:
     """CPU per token and time to the first token at the highest concurrency, a column a system; and when it was so."""
     top = max(row["streams"] for row in found.rows)
@@ -160,7 +153,6 @@ def _sizing(found: report.Report) -> str:
 
 WRITERS: Mapping[str, Callable[[report.Report], str]] = {
     "results": report.as_markdown,
-    "paper": _paper,
     "cost": _cost,
     "sizing": _sizing,
 }

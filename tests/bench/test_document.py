@@ -100,16 +100,3 @@ def test_the_docs_tables_are_those_of_the_results(page: Path) -> None:
     """Else: python -m bench.document."""
     text = (ROOT / page).read_text(encoding="utf-8")
     assert filled(text, ROOT / "bench" / "results", ROOT / "docs" / "plots") == text
-
-
-def test_the_docs_say_what_make_bench_runs() -> None:
-    """Every program of the table of commands, but for those that the sentence below it names."""
-    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-    known = {found.split()[0] for found in re.findall(r"^\| `penstock bench ([^`]+)` \|", page, re.MULTILINE)}
-    sentence = re.search(r"`make bench` runs all of them except [^:]*:", page)
-    assert sentence is not None
-    left_out = set(re.findall(r"`([a-z]\w*)`", sentence[0])) & known
-    target = re.search(r"^bench:.*?\n\n", (ROOT / "Makefile").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert target is not None
-    run = {name for name in known if re.search(rf"\b{name}\b", target[0].split("\n", 1)[1])}
-    assert run == known - left_out, f"make bench runs {sorted(run)}"

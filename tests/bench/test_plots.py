@@ -7,37 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench import plots
-from bench.breakdown.__main__ import draw as draw_breakdown
-from bench.elastic.day import draw as draw_elastic_day
-from bench.frontier.__main__ import draw as draw_frontier
-from bench.gateway.sweep import draw as draw_gateway
-from bench.gpu.__main__ import draw as draw_gpu
-from bench.gpu.served_figures import draw as draw_gpu_served
-from bench.growth.__main__ import draw as draw_growth
-from bench.jobs.__main__ import draw as draw_jobs
-from bench.order.gate import draw as draw_order_gate
-from bench.order.replay import draw as draw_order_replay
 from bench.plots import Axis
-from bench.report import load
-from bench.scale.__main__ import draw as draw_scale
-from bench.table1.__main__ import draw as draw_table1
 
 pytestmark = pytest.mark.slow
-
-ROOT = Path(__file__).parents[2]
-DRAWS = {
-    "gateway": draw_gateway,
-    "jobs": draw_jobs,
-    "breakdown": draw_breakdown,
-    "elastic-day": draw_elastic_day,
-    "frontier": draw_frontier,
-    "gpu-frontier": draw_gpu,
-    "gpu-served": draw_gpu_served,
-    "growth": draw_growth,
-    "table1": draw_table1,
-    "order-gate": draw_order_gate,
-    "order-replay": draw_order_replay,
-}
 
 
 def test_curves_are_written_in_both_forms(tmp_path: Path) -> None:
@@ -63,14 +35,3 @@ def test_curves_of_many_points_may_go_without_marks(tmp_path: Path) -> None:
     plain = plots.lines(tmp_path / "plain", "Day", series, x=x, y=y, marked=False)
     marked = plots.lines(tmp_path / "marked", "Day", series, x=x, y=y)
     assert plain[1].stat().st_size < marked[1].stat().st_size
-
-
-def test_the_plots_of_the_docs_show_the_results(tmp_path: Path) -> None:
-    """The same figures make the same file, so an old plot beside new results is found."""
-    results, shown = ROOT / "bench" / "results", ROOT / "docs" / "plots"
-    for name, draw in DRAWS.items():
-        draw(load(results / f"{name}.json"), tmp_path)
-    draw_scale([load(results / f"{name}.json") for name in ("scale", "scale-shapes")], tmp_path)
-    drawn = {path.name: path.read_bytes() for path in tmp_path.glob("*.svg")}
-    assert drawn.keys() == {path.name for path in shown.glob("*.svg")} and len(drawn) == 24
-    assert [name for name, svg in drawn.items() if svg != (shown / name).read_bytes()] == []

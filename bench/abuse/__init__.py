@@ -1,1 +1,0 @@
-"""A short chat of one tenant beside the largest requests that another one may send."""

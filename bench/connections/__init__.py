@@ -1,1 +1,0 @@
-"""What slow, silent and abusive connections cost the others, and the API process."""

@@ -1,1 +1,0 @@
-"""The planner's figures beside those that papers published."""
