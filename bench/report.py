@@ -291,8 +291,20 @@ def write(path: Path, document: Any) -> Path:
 
 
 def as_json(document: Any) -> bytes:
-    """Indented, with a line's end."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    """A line for each member, and in a list a line for each item: small, and a diff shows what changed."""
+    members = msgspec.json.decode(msgspec.json.encode(document))
+    lines = [f"{_compact(name)}: {_value(value)}" for name, value in members.items()]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and value:
+        return "[\n " + ",\n ".join(map(_compact, value)) + "\n]"
+    return _compact(value)
+
+
+def _compact(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def load(path: Path) -> Report:

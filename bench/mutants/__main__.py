@@ -2,18 +2,16 @@
 tries each in a copy of the tree with the tests that run the changed lines, and tells which were not noticed. A test
 that fails without the change too has noticed nothing; copies without any change show how often that is overlooked.
 
-Every run draws another sample, from a seed that is printed first: `--seed N` repeats a sample, `--again FILE` the
-survivors of one, found by name on today's tree, and writes into the file what is noticed now. Exits 1 if fewer are
-noticed than are wanted; 2 if its tool is not there. What people found of some stands in `bench/mutants/judged.toml`.
+Every run draws another sample, from a seed that is printed first; `--seed N` repeats a sample. Exits 1 if fewer are
+noticed than are wanted; 2 if its tool is not there.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,16 +20,13 @@ from redis import Redis
 
 from bench import program
 from bench.mutants import lua
-from bench.mutants.again import GONE, Figures, found_again, merged, survivors_of
 from bench.mutants.report import (
     Mutant,
     MutantTrial,
-    MutantVerdict,
     Named,
     as_document,
-    judged,
+    killed_of,
     line,
-    score,
     survivors,
     table,
     try_mutant,
@@ -53,20 +48,17 @@ def _run(run: ProgramRun) -> int:
     tool = args.tool.absolute()
     if not tool.exists():
         raise WrongArguments(f"{args.tool} is not there\nnext:  make mutants, which installs it")
-    figures = msgspec.json.decode(args.again.read_bytes(), type=Figures) if args.again else None
-    seed = _seed(args, figures)
+    seed = random.SystemRandom().randrange(2**32) if args.seed is None else args.seed
     run.console.print(f"the sample: --seed {seed}")
-    command = run.command if args.seed is not None or figures else f"{run.command} --seed {seed}"
+    command = run.command if args.seed is not None else f"{run.command} --seed {seed}"
     with tempfile.TemporaryDirectory(prefix="penstock-sound-") as folder:
         sound = Path(folder) / "sound"
         copy_tree(SOURCE, sound)  # once: the tree may be edited meanwhile
         copies = TreeCopies(sound, Path(folder))
         check_origins(sound)
         reach = by_words(sound) if args.by_words else kept(sound, args.notes, args.jobs, run.console.print)
-        verdicts = judged()
-        names = [] if figures is None else _wanted(figures, args.only or "", verdicts)
-        mutants = _python(sound, tool, seed, args.sample, names) + _lua(sound, seed, args.lua, names)
-        sample = _named(sound, mutants, names, args.only or "")
+        mutants = _python(sound, tool, seed, args.sample) + _lua(sound, seed, args.lua)
+        sample = _named(sound, mutants, args.only or "")
         trials: list[MutantTrial] = []
         tries = mixed(list(sample.values()), args.null, seed)
         told = {mutant: name for name, mutant in sample.items()}
@@ -77,32 +69,18 @@ def _run(run: ProgramRun) -> int:
         order = list(told)
         trials.sort(key=lambda trial: order.index(trial.mutant))
         nulls = [trial for trial in trials if trial.null]
-        found = [Named(trial, name := told[trial.mutant], verdicts.get(name)) for trial in trials if not trial.null]
+        found = [Named(trial, told[trial.mutant]) for trial in trials if not trial.null]
     for each in survivors(found):
         run.console.print(f"survived: {each}", markup=False, soft_wrap=True)
     run.console.print(table(found, nulls))
-    if figures is not None:
-        gone = [name for name in names if name not in sample]
-        run.console.print(f"{len(gone)} of {len(names)} are not tried: {GONE}")
-        document = merged(figures, found, gone, verdicts, {"command": command})
-        write(args.out or args.again, document)
-    elif args.out or not args.only:
+    if args.out or not args.only:
         write(args.out or RESULTS / "mutants.json", as_document(found, nulls, {"seed": seed, "command": command}))
-    killed, counted = score(found)
-    return 0 if 100 * killed >= goals()["mutants.noticed"].bound * counted else 1
+    return 0 if 100 * killed_of(found) >= goals()["mutants.noticed"].bound * len(found) else 1
 
 
-def _wanted(figures: Figures, only: str, verdicts: Mapping[str, MutantVerdict]) -> list[str]:
-    """Survivors to try again: not those that nobody can notice."""
-    equivalent = {name for name, verdict in verdicts.items() if verdict.equivalent}
-    return [name for name in survivors_of(figures) if only in name and name not in equivalent]
-
-
-def _named(tree: Path, mutants: Sequence[Mutant], names: Sequence[str], only: str) -> dict[str, Mutant]:
+def _named(tree: Path, mutants: Sequence[Mutant], only: str) -> dict[str, Mutant]:
     """By name: those that are wanted."""
     befores = {file: (tree / file).read_text(encoding="utf-8") for file in {mutant.file for mutant in mutants}}
-    if names:
-        return found_again(mutants, befores, names)
     return {name: mutant for mutant in mutants if only in (name := mutant.name(befores[mutant.file]))}
 
 
@@ -115,37 +93,29 @@ def mixed(mutants: Sequence[Mutant], nulls: int, seed: int) -> list[tuple[Mutant
     return tries
 
 
-def _seed(args: argparse.Namespace, figures: Figures | None) -> int:
-    """The one that was given, or that of the figures of an earlier run; otherwise a new one."""
-    if args.seed is None and figures is not None:
-        return int(figures["seed"])
-    return random.SystemRandom().randrange(2**32) if args.seed is None else args.seed
-
-
-def _python(tree: Path, tool: Path, seed: int, count: int, names: Sequence[str]) -> list[Mutant]:
-    """So many by chance; or, where names are given, all of the lines that they speak of."""
+def _python(tree: Path, tool: Path, seed: int, count: int) -> list[Mutant]:
+    """So many by chance."""
     files = [path.relative_to(tree).as_posix() for room in ROOMS for path in sorted((tree / room).rglob("*.py"))]
     program_file = Path(__file__).with_name("drawn.py")
-    wanted = [msgspec.json.encode(names).decode()] if names else [str(seed), str(count)]
-    command = [str(tool), "-P", str(program_file), *wanted, *files]
+    command = [str(tool), "-P", str(program_file), str(seed), str(count), *files]
     drawn = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, check=True).stdout
     return [msgspec.json.decode(each, type=Mutant) for each in drawn.splitlines()]
 
 
-def _lua(tree: Path, seed: int, count: int, names: Sequence[str]) -> list[Mutant]:
+def _lua(tree: Path, seed: int, count: int) -> list[Mutant]:
     with (
         tempfile.TemporaryDirectory(prefix="penstock-mutants-") as folder,
         Processes(Path(folder)) as processes,
         Redis.from_url(start_redis(processes)) as server,
     ):
-        return list(lua.named(server, tree, names)) if names else lua.draw(server, tree, seed, count)
+        return lua.draw(server, tree, seed, count)
 
 
 main = BenchProgram("python -m bench.mutants", __doc__, _run, Strayed).taking(
     Option("--sample", type=int, default=400, help="mutants of Python files (default: 400)"),
     Option("--lua", type=int, default=60, help="mutants of Lua scripts (default: 60)"),
     Option("--null", type=int, default=NULLS, help=f"copies without any change (default: {NULLS})"),
-    Option("--seed", type=int, help="of a sample, to repeat it (default: a new one, or that of --again)"),
+    Option("--seed", type=int, help="of a sample, to repeat it (default: a new one)"),
     Option("--jobs", type=program.count, default=2, help="mutants tried at the same time (default: 2)"),
     Option(
         "--max-seconds",
@@ -154,7 +124,6 @@ main = BenchProgram("python -m bench.mutants", __doc__, _run, Strayed).taking(
         help=f"seconds of tests against each, at most (default: {MAX_TESTS_S:.0f})",
     ),
     Option("--only", metavar="TEXT", help="only mutants whose line has this in it"),
-    Option("--again", type=Path, metavar="FILE", help="try the survivors of these figures, and bring them up to date"),
     Option("--tool", type=Path, default=TOOL, help="a Python that has mutmut"),
     Option("--by-words", action="store_true", help="choose tests by their words alone, without notes of their lines"),
     Option("--notes", type=Path, default=NOTES, help="where to keep which tests run which lines"),

@@ -1,8 +1,7 @@
 """Draws mutants of Python files with the operators of mutmut and two of its own: a statement left out, a condition
 turned round.
 
-Run by the Python of `.venv-audit`, which has mutmut, as a program: `drawn.py SEED COUNT FILE...` writes JSON lines;
-`drawn.py NAMES FILE...` writes every change of the lines of which a name speaks, of a JSON list of names of mutants. It
+Run by the Python of `.venv-audit`, which has mutmut, as a program: `drawn.py SEED COUNT FILE...` writes JSON lines. It
 imports nothing of the project. Every place that can be changed is as likely as every other; what happens there is then
 drawn among the ways to change it. Not changed: annotations, decorators, texts for people (strings with a space in them,
 all of a log line), what only a type checker reads, and `len` and `isinstance`, as mutmut has it.
@@ -31,15 +30,14 @@ class MutablePlaces(cst.CSTVisitor):  # type: ignore[misc]  # mutmut is in anoth
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[cst.CSTNode, range]] = []
-        """Each with the lines that it takes."""
+        self.found: list[cst.CSTNode] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         if _is_left_alone(node):
             return False
         place = self.get_metadata(PositionProvider, node, None)  # None: it stands nowhere by itself
         if place is not None and next(changes(node), None) is not None:
-            self.found.append((node, range(place.start.line, place.end.line + 1)))
+            self.found.append(node)
         return True
 
 
@@ -91,7 +89,7 @@ def draw(files: Sequence[str], seed: int, count: int) -> Iterator[dict[str, obje
     places: list[tuple[str, cst.CSTNode]] = []
     for file in files:
         modules[file], found = _places(Path(file).read_text(encoding="utf-8"))
-        places += [(file, node) for node, _ in found]
+        places += [(file, node) for node in found]
     print(f"{len(places)} places in {len(files)} files", file=sys.stderr)
     chance.shuffle(places)
     drawn = 0
@@ -105,26 +103,7 @@ def draw(files: Sequence[str], seed: int, count: int) -> Iterator[dict[str, obje
             yield {"file": file, "operator": operator, "text": text}
 
 
-def named(names: Sequence[str], files: Sequence[str]) -> Iterator[dict[str, object]]:
-    """Every change of the lines that these names of mutants speak of, `FILE: LINE...` each; among them the mutants."""
-    for file in files:
-        text = Path(file).read_text(encoding="utf-8")
-        lines = [
-            number
-            for number, line in enumerate(text.splitlines(), 1)
-            if line.strip() and any(name.startswith(f"{file}: {line.strip()}") for name in names)
-        ]
-        if not lines:
-            continue
-        module, found = _places(text)
-        for node, taken in found:
-            if any(line in taken for line in lines):
-                for operator, changed in changes(node):
-                    if _runs(new := module.deep_replace(node, changed).code):
-                        yield {"file": file, "operator": operator, "text": new}
-
-
-def _places(text: str) -> tuple[cst.Module, list[tuple[cst.CSTNode, range]]]:
+def _places(text: str) -> tuple[cst.Module, list[cst.CSTNode]]:
     wrapper, found = MetadataWrapper(cst.parse_module(text)), MutablePlaces()
     wrapper.visit(found)
     return wrapper.module, found.found
@@ -139,13 +118,8 @@ def _runs(text: str) -> bool:
 
 
 def main(words: Sequence[str]) -> None:
-    first, *files = words
-    if first.startswith("["):
-        mutants = named(json.loads(first), files)
-    else:
-        count, *files = files
-        mutants = draw(files, int(first), int(count))
-    for mutant in mutants:
+    seed, count, *files = words
+    for mutant in draw(files, int(seed), int(count)):
         print(json.dumps(mutant))
 
 

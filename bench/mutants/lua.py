@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -50,16 +50,6 @@ def _drawn(tree: Path, seed: int) -> Iterator[Mutant]:
     random.Random(seed).shuffle(chances)  # noqa: S311 - to be repeated
     for file, number, operator, new in chances:
         yield Mutant(file, operator, _replaced(texts[file], number, new))
-
-
-def named(server: Redis, tree: Path, names: Sequence[str]) -> Iterator[Mutant]:
-    """Every change of the lines that these names of mutants speak of, `FILE: LINE...` each; among them the mutants."""
-    for file, text in _texts(tree).items():
-        for number, operator, new in changes(text):
-            line = text.splitlines()[number - 1].strip()
-            mutant = Mutant(file, operator, _replaced(text, number, new))
-            if any(name.startswith(f"{file}: {line}") for name in names) and compiles(server, tree, mutant):
-                yield mutant
 
 
 def _texts(tree: Path) -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -83,47 +82,17 @@ def try_mutant(
     return MutantTrial(mutant, len(found), len(chosen), run, null)
 
 
-JUDGED = Path(__file__).with_name("judged.toml")
-
-
-class MutantVerdict(msgspec.Struct, frozen=True):
-    """What a person found of one mutant."""
-
-    mutant: str
-    why: str
-    equivalent: bool = False
-    """Nobody can tell it from the product as it is."""
-
-
-class Judged(msgspec.Struct, frozen=True):
-    """The file of them."""
-
-    survivor: list[MutantVerdict] = []
-
-
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A trial, the mutant's name and, if somebody looked at it, what was found."""
+    """A trial and the mutant's name."""
 
     trial: MutantTrial
     name: str
-    verdict: MutantVerdict | None
-
-    @property
-    def counts(self) -> bool:
-        """One that nobody can notice does not, whatever its tests made of it."""
-        return self.verdict is None or not self.verdict.equivalent
 
 
-def judged(path: Path = JUDGED) -> dict[str, MutantVerdict]:
-    """By the mutant's name."""
-    return {each.mutant: each for each in msgspec.toml.decode(path.read_bytes(), type=Judged).survivor}
-
-
-def score(found: Sequence[Named]) -> tuple[int, int]:
-    """How many were killed, of how many that can be."""
-    counted = [each for each in found if each.counts]
-    return sum(each.trial.killed for each in counted), len(counted)
+def killed_of(found: Sequence[Named]) -> int:
+    """How many were noticed."""
+    return sum(each.trial.killed for each in found)
 
 
 def false_kills(nulls: Sequence[MutantTrial]) -> tuple[int, int]:
@@ -136,21 +105,20 @@ def table(found: Sequence[Named], nulls: Sequence[MutantTrial]) -> Table:
     killed, tried = false_kills(nulls)
     caption = f"of {tried} copies without any change, {killed} were killed: each is a false kill"
     view = Table(title=f"{len(found)} mutants on {cores()} cores", caption=caption)
-    for column in ("room", "mutants", "equivalent", "killed", "survived", "%"):
+    for column in ("room", "mutants", "killed", "survived", "%"):
         view.add_column(column, justify="left" if column == "room" else "right")
     rooms = sorted({_room(each) for each in found})
     for room in (*rooms, "all"):
         rows = [each for each in found if room in ("all", _room(each))]
-        killed, counted = score(rows)
-        cells = (len(rows), len(rows) - counted, killed, counted - killed, f"{100 * killed / max(counted, 1):.1f}")
+        killed = killed_of(rows)
+        cells = (len(rows), killed, len(rows) - killed, f"{100 * killed / max(len(rows), 1):.1f}")
         view.add_row(room, *map(str, cells), end_section=room == rooms[-1])
     return view
 
 
 def survivors(found: Sequence[Named]) -> list[str]:
-    """A line each, those nobody has judged first."""
-    left = sorted((each for each in found if not each.trial.killed), key=lambda each: each.verdict is not None)
-    return [f"{each.name}\n    {_why(each)}" for each in left]
+    """A line each."""
+    return [f"{each.name}\n    {_why(each)}" for each in found if not each.trial.killed]
 
 
 def line(trial: MutantTrial, name: str) -> str:
@@ -163,37 +131,19 @@ def line(trial: MutantTrial, name: str) -> str:
 
 def as_document(found: Sequence[Named], nulls: Sequence[MutantTrial], how: Mapping[str, Any]) -> dict[str, Any]:
     """The same for programs."""
-    killed, counted = score(found)
+    killed = killed_of(found)
     null_killed, null = false_kills(nulls)
     return {
         **msgspec.to_builtins(MachineInfo()),
         "commit": commit(),
         **how,
         "mutants": len(found),
-        "equivalent": len(found) - counted,
         "killed": killed,
-        "percent": round(100 * killed / max(counted, 1), 1),
+        "percent": round(100 * killed / max(len(found), 1), 1),
         "null": null,
         "null_killed": null_killed,
-        "unsure": unsure_of([*(each.trial for each in found), *nulls]),
-        "survivors": [survivor(each) for each in found if not each.trial.killed],
-        "killed_by": killed_by(found),
+        "survivors": [each.name for each in found if not each.trial.killed],
     }
-
-
-def unsure_of(trials: Sequence[MutantTrial]) -> list[str]:
-    """The tests that had to be left out somewhere."""
-    return sorted({test for trial in trials if trial.run for test in trial.run.unsure})
-
-
-def survivor(each: Named) -> dict[str, str]:
-    """One of the survivors, for programs."""
-    return {"mutant": each.name, "operator": each.trial.mutant.operator, "why": _why(each)}
-
-
-def killed_by(found: Sequence[Named]) -> dict[str, str]:
-    """By name, the test that noticed it."""
-    return {each.name: _by(each.trial) for each in found if each.trial.killed}
 
 
 def _room(each: Named) -> str:
@@ -202,10 +152,8 @@ def _room(each: Named) -> str:
 
 
 def _why(each: Named) -> str:
-    if each.verdict is not None:
-        return f"{'equivalent: ' if each.verdict.equivalent else ''}{each.verdict.why}"
     left = unsure(each.trial.run) if each.trial.run else ""
-    return f"nobody has judged it; {each.trial.tried} of {each.trial.covering} tests that run it tried{left}"
+    return f"{each.trial.tried} of {each.trial.covering} tests that run it tried{left}"
 
 
 def _by(trial: MutantTrial) -> str:

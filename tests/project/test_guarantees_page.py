@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -37,21 +34,3 @@ def test_rows_of_the_page_are_played() -> None:
     """F29 is `make soak`."""
     named = set(re.findall(r"\bF\d\d[a-z]?\b", PAGE))
     assert {"F01", "F05", "F36"} <= named <= {row.id for row in ROWS} | {SOAK}
-
-
-def test_the_page_counts_the_survivors_that_somebody_judged() -> None:
-    """By name, as the files hold them."""
-    survivors = json.loads((ROOT / "bench" / "results" / "mutants.json").read_text(encoding="utf-8"))["survivors"]
-    judged = tomllib.loads((ROOT / "bench" / "mutants" / "judged.toml").read_text(encoding="utf-8"))["survivor"]
-    equivalent = {_as_tried(each): each.get("equivalent", False) for each in judged}
-    found = [equivalent[each["mutant"]] for each in survivors if each["mutant"] in equivalent]
-    page = " ".join(PAGE.split())
-    assert f"{len(found)} of the {len(survivors)}, by name. Of these, {sum(found)} change no behaviour" in page
-    assert f"and {len(found) - sum(found)} remain with a reason" in page
-    assert f"Of the other {len(survivors) - len(found)}," in page
-
-
-def _as_tried(judged: dict[str, Any]) -> str:
-    """The mutant's name in the results: its line may have moved to another file since."""
-    file, _, change = judged["mutant"].partition(": ")
-    return f"{judged.get('moved_from', file)}: {change}"
