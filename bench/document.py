@@ -23,7 +23,6 @@ from bench.chaos import report as chaos
 from bench.conformance import entrypoints
 
 PAGES_OF_DOCS = (
-    "performance",
     "guarantees",
     "scheduling",
     "batches",
