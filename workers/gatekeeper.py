@@ -16,11 +16,17 @@ from streaming.jobs.job import Job, Tokens
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
 from workers.attempt import Attempt
-from workers.gate.colocation import Colocation
-from workers.gate.decision import ADMITTED, GateDecision
-from workers.gate.gate import Gate, HeldText, KvCapacity, never_fits
-from workers.gate.lengths import LengthHistory
-from workers.gate.smoothed import Smoothed
+from workers.gate import (
+    ADMITTED,
+    Colocation,
+    Gate,
+    GateDecision,
+    HeldText,
+    KvCapacity,
+    LengthHistory,
+    Smoothed,
+    never_fits,
+)
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 

@@ -9,7 +9,7 @@ import msgspec
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.fleet.lengths import LengthStore
-from workers.gate.lengths import VERSION, LengthHistory, OutputLengths
+from workers.gate import VERSION, LengthHistory, OutputLengths
 from workers.gatekeeper import Gatekeeper
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from telemetry.records.gpus import GpuReading
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt
 from workers.attempt_traces import AttemptTraces
-from workers.gate.decision import GateReason
+from workers.gate import GateReason
 from workers.request_records import RequestRecords
 
 MANY_ATTEMPTS = 10

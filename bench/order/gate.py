@@ -20,8 +20,7 @@ from planner.simulator.engine import EngineShape, ModelEngine, ModelStep, ModelT
 from planner.simulator.queues import SortedQueue, by_arrival
 from planner.simulator.simulation import Simulation
 from planner.simulator.workers import ModelWorker
-from workers.gate.gate import Gate, KvCapacity
-from workers.gate.lengths import LengthHistory
+from workers.gate import Gate, KvCapacity, LengthHistory
 
 NEVER, ALWAYS, GREEDY, GATE = "GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "greedy gate", "Past-Future gate"
 RULES = (NEVER, ALWAYS, GREEDY, GATE)

@@ -8,9 +8,7 @@ from typing import Protocol
 from planner.simulator.engine import KvPolicy, ModelEngine, ModelStep, ModelText
 from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority
-from workers.gate.colocation import Colocation
-from workers.gate.gate import Gate, HeldText, KvCapacity
-from workers.gate.lengths import LengthHistory
+from workers.gate import Colocation, Gate, HeldText, KvCapacity, LengthHistory
 
 
 class AdmissionRule(Protocol):

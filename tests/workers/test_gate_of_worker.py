@@ -15,7 +15,7 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from workers import victims
 from workers.engines.sim.settings import SimSettings
-from workers.gate.lengths import VERSION, OutputLengths
+from workers.gate import VERSION, OutputLengths
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow

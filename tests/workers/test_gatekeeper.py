@@ -12,8 +12,7 @@ from streaming.jobs.job import Job, Text, Tokens
 from streaming.jobs.lease import Claim
 from streaming.priority import Priority
 from workers.attempt import Attempt
-from workers.gate.colocation import SAMPLE_INTERVAL_S
-from workers.gate.gate import KvCapacity
+from workers.gate import SAMPLE_INTERVAL_S, KvCapacity
 from workers.gatekeeper import MAX_CLAIM, RETRY_INTERVAL_S, Gatekeeper
 from workers.settings import WorkerSettings
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from workers.gate.colocation import SAMPLE_INTERVAL_S, Colocation
-from workers.gate.gate import HeldText
-from workers.gate.lengths import LengthWindow
-from workers.gate.predictor import MIN_OBSERVATIONS
+from workers.gate import MIN_OBSERVATIONS, SAMPLE_INTERVAL_S, Colocation, HeldText, LengthWindow
 
 STEP_S, PREFILL_S = 0.01, 0.0001
 """Of the engine that these tests play: a step, and each prompt token more."""

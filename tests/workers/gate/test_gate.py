@@ -9,9 +9,19 @@ import pytest
 from bench.order.gate import simulated
 from planner.simulator.admission import Greedy, PastFuture, Ungated
 from planner.simulator.engine import EngineShape, ModelText
-from workers.gate.gate import REDRAWN, Gate, HeldText, KvCapacity, admit
-from workers.gate.lengths import LengthHistory, LengthWindow
-from workers.gate.reserve import MAX_RESERVE, MIN_RESERVE, WINDOW_TEXTS, Reserve
+from workers.gate import (
+    MAX_RESERVE,
+    MIN_RESERVE,
+    REDRAWN,
+    WINDOW_TEXTS,
+    Gate,
+    HeldText,
+    KvCapacity,
+    LengthHistory,
+    LengthWindow,
+    Reserve,
+    admit,
+)
 
 
 def text(prompt: int, limit: int, generated: int = 0, lengths: tuple[int, ...] = ()) -> HeldText:

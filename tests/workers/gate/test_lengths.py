@@ -8,7 +8,7 @@ from random import Random
 import msgspec
 import pytest
 
-from workers.gate.lengths import (
+from workers.gate import (
     MAX_TENANTS,
     MIN_TENANT_LENGTHS,
     UNKNOWN,

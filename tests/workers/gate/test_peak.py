@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from workers.gate.peak import Holding, future_peak, headroom, worlds
+from workers.gate import Holding, future_peak, headroom, worlds
 
 
 def counted(texts: list[Holding]) -> int:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from workers.gate.predictor import (
+from workers.gate import (
     MIN_OBSERVATIONS,
     LatencyPredictor,
     RecursiveFit,

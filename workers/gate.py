@@ -1,0 +1,640 @@
+"""Gate: decides from numbers alone whether an engine gets a text now, or whether the text waits.
+
+It reads no clock, no store and no engine; the planner and the benchmarks use it as the workers do."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from random import Random
+from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
+
+import msgspec
+
+SMOOTHING = 50
+"""Values over which it is smoothed."""
+
+
+class Smoothed:
+    """Mean of the newest values."""
+
+    def __init__(self) -> None:
+        self.value, self._count = 0.0, 0
+
+    def note(self, value: float) -> None:
+        """Take one more value into account."""
+        self._count = min(SMOOTHING, self._count + 1)
+        self.value += (value - self.value) / self._count
+
+
+GateReason: TypeAlias = Literal["", "slots", "kv", "ttft", "itl"]
+"""Why a text waits. "": it is admitted; "slots": every slot is taken; "kv": the KV cache would overflow before the
+texts have ended; "ttft", "itl": a chat would wait too long for its first token, or between two tokens."""
+
+WAIT_REASONS: tuple[GateReason, ...] = tuple(reason for reason in get_args(GateReason) if reason)
+
+
+class GateDecision(NamedTuple):
+    """Whether a text is admitted now, and else why it waits."""
+
+    admitted: bool
+    reason: GateReason = ""
+    peak: int = 0
+    """Tokens of KV cache that the texts are predicted to hold at most, with this one; 0: not computed."""
+
+
+ADMITTED = GateDecision(True)
+
+
+WINDOW = 200
+"""Newest lengths that are kept of a lane, and of a tenant in it."""
+UNKNOWN = 1 << 40
+"""Stands for the length of an answer that has not been seen: longer than any limit."""
+MIN_TENANT_LENGTHS = 50
+"""A tenant with so many answers in a lane is predicted from its own."""
+MAX_TENANTS = 64
+"""Tenants with a history of their own, over all lanes; the one that has been silent for longest makes room."""
+VERSION = 1
+"""Of the message OutputLengths."""
+
+Length: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+Lengths: TypeAlias = Annotated[tuple[Length, ...], msgspec.Meta(max_length=WINDOW)]
+
+
+class TenantLengths(msgspec.Struct, frozen=True, array_like=True):
+    """Output lengths of one tenant in one lane, oldest first."""
+
+    lane: str
+    tenant: str
+    lengths: Lengths
+
+
+class OutputLengths(msgspec.Struct, frozen=True, kw_only=True):
+    """The history of one model as it is stored; a process of another version writes another `v`."""
+
+    v: int = VERSION
+    lanes: dict[str, Lengths] = {}
+    """By lane, oldest first."""
+    tenants: Annotated[tuple[TenantLengths, ...], msgspec.Meta(max_length=MAX_TENANTS)] = ()
+    """The one that has been silent for longest first."""
+
+
+class LengthWindow:
+    """The newest output lengths of one lane or tenant, in tokens."""
+
+    __slots__ = ("_by_age", "_known", "_sorted")
+
+    def __init__(self, lengths: Iterable[int] = (), unknown: int = 0) -> None:
+        """
+        Args:
+            lengths: oldest first.
+            unknown: answers of unknown length that count at first; each known length replaces one.
+        """
+        known = tuple(lengths)[-WINDOW:]
+        self._by_age = deque([UNKNOWN] * (unknown - len(known)))
+        self._by_age.extend(known)
+        self._sorted = sorted(self._by_age)
+        self._known = len(known)
+
+    def __len__(self) -> int:
+        """Number of known lengths."""
+        return self._known
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The known lengths, oldest first."""
+        return tuple(length for length in self._by_age if length != UNKNOWN)
+
+    def add(self, length: int) -> None:
+        """Note the length of an answer that has ended."""
+        if self._by_age and (self._by_age[0] == UNKNOWN or len(self._by_age) == WINDOW):
+            gone = self._by_age.popleft()
+            del self._sorted[bisect_left(self._sorted, gone)]
+            self._known -= gone != UNKNOWN
+        self._by_age.append(length)
+        insort(self._sorted, length)
+        self._known += 1
+
+    def mean(self, limit: int) -> int:
+        """The mean length of answers that may have `limit` tokens."""
+        cut = bisect_right(self._sorted, limit)
+        total = sum(self._sorted[:cut]) + limit * (len(self._sorted) - cut)
+        return -(-total // len(self._sorted)) if self._sorted else limit
+
+    def draws(self, generated: int, limit: int, count: int, random: Random) -> list[int]:
+        """Draw `count` final lengths of a text that has `generated` tokens and may have `limit`.
+
+        Of a text without tokens: lengths of the history. Else points between two neighbours of the lengths above
+        `generated`, with `generated` itself as the lowest and `limit` as the highest.
+        """
+        lengths, number, finals = self._sorted, random.random, []
+        size = len(lengths)
+        if not generated and size:
+            return [min(limit, lengths[int(number() * size)]) for _ in range(count)]
+        start = bisect_right(lengths, generated) - 1
+        places = size - start
+        for _ in range(count):
+            place = number() * places
+            below = int(place)
+            at = start + below
+            low = lengths[at] if below else generated
+            high = lengths[at + 1] if at + 1 < size else limit
+            if high >= limit:
+                high, low = limit, min(low, limit)
+            final = int(low + (high - low) * (place - below))
+            finals.append(final if final > generated else generated + 1)
+        return finals
+
+
+class LengthHistory:
+    """Output lengths of one model, by lane, and by tenant where enough are known."""
+
+    def __init__(self, stored: OutputLengths | None = None) -> None:
+        stored = stored or OutputLengths()
+        self._lanes = {lane: LengthWindow(lengths, WINDOW // 2) for lane, lengths in stored.lanes.items()}
+        self._tenants: OrderedDict[tuple[str, str], LengthWindow] = OrderedDict(
+            ((each.lane, each.tenant), LengthWindow(each.lengths)) for each in stored.tenants
+        )
+        self.added = 0
+        """Answers that were noted since this object was made."""
+
+    def add(self, lane: str, tenant: str, length: int) -> None:
+        """Note an answer that has ended by itself or at its limit."""
+        self.added += 1
+        self._lane(lane).add(length)
+        mine = self._tenants.setdefault((lane, tenant), LengthWindow())
+        mine.add(length)
+        self._tenants.move_to_end((lane, tenant))
+        if len(self._tenants) > MAX_TENANTS:
+            self._tenants.popitem(last=False)
+
+    def window(self, lane: str, tenant: str = "") -> LengthWindow:
+        """What a tenant's texts in a lane are drawn from; without a tenant, the lane's."""
+        mine: LengthWindow | None = self._tenants.get((lane, tenant))
+        return mine if mine is not None and len(mine) >= MIN_TENANT_LENGTHS else self._lane(lane)
+
+    def message(self) -> OutputLengths:
+        """What is stored of it."""
+        tenants = (TenantLengths(lane, tenant, each.known) for (lane, tenant), each in self._tenants.items())
+        return OutputLengths(lanes={lane: each.known for lane, each in self._lanes.items()}, tenants=tuple(tenants))
+
+    def _lane(self, lane: str) -> LengthWindow:
+        if lane not in self._lanes:
+            self._lanes[lane] = LengthWindow(unknown=WINDOW // 2)
+        return self._lanes[lane]
+
+
+Holding: TypeAlias = tuple[int, int]
+"""(tokens that a text will still generate, tokens that it holds now: its prompt and what it has generated)."""
+
+MAX_WORLDS = 5
+
+
+def worlds(texts: int) -> int:
+    """In how many drawn futures the peak is computed: fewer for many texts, whose errors cancel out."""
+    return min(MAX_WORLDS, 200 // max(1, texts) + 1)
+
+
+def future_peak(texts: Iterable[Holding]) -> int:
+    """The peak in tokens; 0 without texts."""
+    peak = held = 0
+    for number, (remaining, tokens) in enumerate(sorted(texts, reverse=True), 1):
+        held += tokens
+        peak = max(peak, remaining * number + held)
+    return peak
+
+
+def headroom(texts: Iterable[Holding], remaining: int, capacity: int) -> int:
+    """The most tokens that one more text, which generates `remaining`, may hold now so that the peak is at most
+    `capacity`. Negative: by so many tokens the peak is too high even if it holds none.
+
+    Every term of the peak from its own on contains what it holds, exactly once; the terms before do not.
+    """
+    before = after = held = number = 0
+    placed = False
+    for left, tokens in sorted(texts, reverse=True):
+        if not placed and left < remaining:
+            placed, number = True, number + 1
+            after = remaining * number + held
+        number += 1
+        held += tokens
+        term = left * number + held
+        if placed:
+            after = max(after, term)
+        else:
+            before = max(before, term)
+    if not placed:
+        after = remaining * (number + 1) + held
+    return capacity - max(before, after) if before > capacity else capacity - after
+
+
+MIN_RESERVE, MAX_RESERVE = 0.05, 0.20
+STEP = 0.02
+WINDOW_TEXTS = 200
+"""Ended texts after which evictions are judged anew."""
+MAX_EVICTED = 0.02
+"""Evictions per ended text that raise the reserve."""
+
+
+class Reserve:
+    """The reserve of one engine. It rises at once when predictions were too low, and falls after each quiet window."""
+
+    def __init__(self) -> None:
+        self.share = MIN_RESERVE
+        """Of the KV cache; from 0.05 to 0.20."""
+        self._ended = self._evicted = 0
+        self._seen = 0
+
+    def note(self, ended: int, evicted: int) -> None:
+        """Judge the engine's evictions.
+
+        Args:
+            ended: texts that have ended since the last call.
+            evicted: texts that the engine has evicted or paused since it started. Less than before: it has restarted.
+        """
+        self._ended += ended
+        self._evicted += evicted - self._seen if evicted >= self._seen else evicted
+        self._seen = evicted
+        if self._evicted > MAX_EVICTED * max(self._ended, WINDOW_TEXTS):
+            self.share = min(MAX_RESERVE, self.share + STEP)
+        elif self._ended >= WINDOW_TEXTS:
+            self.share = max(MIN_RESERVE, self.share - STEP)
+        else:
+            return
+        self._ended = self._evicted = 0
+
+
+FORGETTING = 0.998
+"""Weight of an observation relative to the next one: the last 500 or so count."""
+MIN_OBSERVATIONS = 20
+"""Before so many observations nothing is predicted."""
+OUTLIER = 4.0
+"""Residuals beyond so many times the usual one pull the fit no further than one of this size."""
+MAX_COVARIANCE = 1e6
+"""Bound of the covariance: without new information it would grow for ever."""
+
+
+class RecursiveFit:
+    """Linear fit with forgetting, updated by one observation at a time; robust to outliers, in constant memory.
+
+    `sum(coefficient * feature)`. Features should be about 1, so that all coefficients are learned equally fast.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._weights = [0.0] * size
+        self._covariance = [[1e3 * (row == column) for column in range(size)] for row in range(size)]
+        self._usual = 0.0
+        """Usual size of a residual."""
+        self.count = 0
+        """Observations so far."""
+
+    def predict(self, features: Sequence[float]) -> float:
+        """The fitted value."""
+        return sum([weight * feature for weight, feature in zip(self._weights, features, strict=True)])
+
+    def observe(self, features: Sequence[float], value: float) -> None:
+        """Fit one more observation."""
+        residual = value - self.predict(features)
+        if self.count >= MIN_OBSERVATIONS:
+            bound = OUTLIER * self._usual
+            residual = max(-bound, min(bound, residual))
+        self.count += 1
+        self._usual += (abs(residual) - self._usual) / min(self.count, 100)
+        spread = [sum([a * b for a, b in zip(row, features, strict=True)]) for row in self._covariance]
+        scale = FORGETTING + sum([a * b for a, b in zip(spread, features, strict=True)])
+        self._weights = [weight + residual * each / scale for weight, each in zip(self._weights, spread, strict=True)]
+        for row, own in zip(self._covariance, spread, strict=True):
+            for column, other in enumerate(spread):
+                row[column] = (row[column] - own * other / scale) / FORGETTING
+        largest = max(self._covariance[place][place] for place in range(len(spread)))
+        if largest > MAX_COVARIANCE:
+            self._covariance = [[each * MAX_COVARIANCE / largest for each in row] for row in self._covariance]
+
+
+class LatencyPredictor:
+    """Predicts TTFT and TPOT of one engine."""
+
+    TEXTS, HELD, PROMPT = 64.0, 16_384.0, 1024.0
+    """Texts, tokens held and prompt tokens are divided by these."""
+
+    def __init__(self) -> None:
+        self._step, self._first = RecursiveFit(3), RecursiveFit(3)
+
+    def note_step(self, texts: int, held: int, seconds: float) -> None:
+        """Learn from a step of `texts` texts that hold `held` tokens."""
+        self._step.observe(self._load(texts, held), seconds)
+
+    def note_first(self, prompt: int, seconds: float) -> None:
+        """Learn from the time between a text's hand-over to the engine and its first token."""
+        self._first.observe(self._size(prompt), seconds)
+
+    def tpot_s(self, texts: int, held: int) -> float | None:
+        """Seconds between two tokens of a text; None: not known yet."""
+        return self._predicted(self._step, self._load(texts, held))
+
+    def ttft_s(self, prompt: int) -> float | None:
+        """Seconds to the first token of a text that the engine begins at once; None: not known yet."""
+        return self._predicted(self._first, self._size(prompt))
+
+    def _load(self, texts: int, held: int) -> tuple[float, float, float]:
+        return 1.0, texts / self.TEXTS, held / self.HELD
+
+    def _size(self, prompt: int) -> tuple[float, float, float]:
+        size = prompt / self.PROMPT
+        return 1.0, size, size * size
+
+    @staticmethod
+    def _predicted(fit: RecursiveFit, features: Sequence[float]) -> float | None:
+        return max(0.0, fit.predict(features)) if fit.count >= MIN_OBSERVATIONS else None
+
+
+def may_admit_offline(
+    predictor: LatencyPredictor,
+    *,
+    ttft_ms: float | None,
+    itl_ms: float | None,
+    texts: int,
+    offline: int,
+    held: int,
+    prefills: Sequence[int],
+    prompt: int,
+    chat_prompt: int,
+) -> GateDecision:
+    """Decide whether the engine takes a text of lane batch beside the chats that it runs, or that may come.
+
+    Otherwise a target that cannot be met would keep the lane waiting for ever: so an idle engine takes one, and so does
+    an engine that runs none of the lane and misses the target without it. Nothing waits for a latency that is not
+    known yet.
+
+    Args:
+        ttft_ms: milliseconds that a chat may wait for its first token; None: no target.
+        itl_ms: milliseconds between two tokens of a chat; None: no target.
+        texts: texts that the engine runs.
+        offline: how many of them are of lane batch.
+        held: tokens that they hold.
+        prefills: prompt tokens of each of them that has no token yet.
+        prompt: tokens of the text in question.
+        chat_prompt: tokens of a usual chat.
+    """
+    if not texts:
+        return ADMITTED
+    before = _tpot_ms(predictor, texts, held), _ttft_ms(predictor, (*prefills, chat_prompt))
+    behind = _tpot_ms(predictor, texts + 1, held + prompt), _ttft_ms(predictor, (*prefills, prompt, chat_prompt))
+    reasons: tuple[GateReason, GateReason] = ("itl", "ttft")
+    for reason, target, without, beside in zip(reasons, (itl_ms, ttft_ms), before, behind, strict=True):
+        if target is not None and beside > target and (offline or without <= target):
+            return GateDecision(False, reason)
+    return ADMITTED
+
+
+def _tpot_ms(predictor: LatencyPredictor, texts: int, held: int) -> float:
+    """Predicted milliseconds between two tokens; 0: not known yet."""
+    return 1000 * (predictor.tpot_s(texts, held) or 0.0)
+
+
+def _ttft_ms(predictor: LatencyPredictor, prompts: Iterable[int]) -> float:
+    """Predicted milliseconds until the last of these prompts has its first token; 0: not known yet."""
+    return 1000 * sum([predictor.ttft_s(prompt) or 0.0 for prompt in prompts])
+
+
+UNLIMITED = 1 << 31
+"""Tokens of a request that no capacity limits."""
+REDRAWN = 48
+"""Texts that a decision draws again."""
+
+
+class HeldText:
+    """One text in the engine, or about to be. All numbers are tokens."""
+
+    __slots__ = ("finals", "generated", "is_alone", "limit", "lowest", "prompt", "window")
+
+    def __init__(self, prompt: int, limit: int, window: LengthWindow, random: Random, generated: int = 0) -> None:
+        self.prompt = prompt
+        self.limit = limit
+        """The most that it may generate, with what earlier attempts generated."""
+        self.window = window
+        """What its final length is drawn from."""
+        self.generated = generated
+        """Also by earlier attempts."""
+        self.is_alone = False
+        """Whether the engine computes its prompt beside no other."""
+        self.draw(MAX_WORLDS, random)
+
+    def draw(self, count: int, random: Random) -> None:
+        """Draw its final length in so many worlds."""
+        self.finals = self.window.draws(self.generated, self.limit, count, random)
+        self.lowest = min(self.finals)
+
+
+@dataclass(frozen=True, slots=True)
+class KvCapacity:
+    """What an engine can hold."""
+
+    slots: int
+    tokens: int = 0
+    """Of its KV cache; 0: only the slots limit it."""
+    taken: int = 0
+    """Tokens that no text may use: pinned prefixes, reserved memory."""
+    reserve: float = 0.0
+    """Share of the tokens that is left free."""
+    evicts: bool = True
+    """Whether the engine takes texts that may not fit, and evicts some when they do not. If not, it keeps each text's
+    whole limit free before it begins, and so does the gate."""
+
+    @property
+    def room(self) -> int:
+        """Tokens that the texts may use."""
+        return int(self.tokens * (1 - self.reserve)) - self.taken
+
+
+def admit(text: HeldText, held: Sequence[HeldText], capacity: KvCapacity) -> GateDecision:
+    """Decide whether the engine takes one more text now. An engine that holds nothing takes any text: nothing that it
+    could wait for would make room."""
+    if len(held) >= capacity.slots:
+        return GateDecision(False, "slots")
+    if not capacity.tokens:
+        return ADMITTED
+    highest = peak([*held, text], capacity)
+    if held and highest > capacity.room:
+        return GateDecision(False, "kv", highest)
+    return GateDecision(True, "", highest)
+
+
+def never_fits(text: HeldText, capacity: KvCapacity) -> bool:
+    """Whether the engine cannot run the text even alone: its cache does not hold what the text holds now, or, if the
+    engine never evicts, what it may hold at most."""
+    tokens = text.prompt + (text.generated if capacity.evicts else text.limit)
+    return 0 < capacity.tokens < tokens + capacity.taken
+
+
+def largest(held: Sequence[HeldText], output: int, capacity: KvCapacity) -> int:
+    """Prompt and output of the largest text that the engine takes now, if its output has `output` tokens; 0: none."""
+    if len(held) >= capacity.slots:
+        return 0
+    if not capacity.tokens:
+        return UNLIMITED
+    if not held:
+        return capacity.tokens
+    if capacity.evicts:
+        count = worlds(len(held) + 1)
+        prompt = min(headroom(_future(held, world), output, capacity.room) for world in range(count))
+    else:
+        prompt = capacity.room - _promised(held) - output
+    return prompt + output if prompt > 0 else 0
+
+
+def peak(held: Sequence[HeldText], capacity: KvCapacity) -> int:
+    """Tokens that the texts will hold at most; of an engine that never evicts, what it keeps free for them."""
+    if not capacity.evicts:
+        return _promised(held)
+    return max(future_peak(_future(held, world)) for world in range(worlds(len(held))))
+
+
+def _future(held: Sequence[HeldText], world: int) -> list[Holding]:
+    """What each text will still generate in a world, and what it holds now."""
+    return [(each.finals[world] - (now := each.generated), each.prompt + now) for each in held]
+
+
+def _promised(held: Sequence[HeldText]) -> int:
+    """Tokens that the texts hold if all of them use their limit, and none ends before the others have."""
+    return sum([each.prompt + each.limit for each in held])
+
+
+class Gate:
+    """The gate of one engine: the texts that it holds, the history of its model, and the reserve."""
+
+    def __init__(self, history: LengthHistory, random: Random) -> None:
+        self.history, self._random = history, random
+        self.reserve = Reserve()
+        self.held: dict[str, HeldText] = {}
+        """By the engine's request id."""
+        self._turn = 0
+
+    def text(self, lane: str, tenant: str, prompt: int, limit: int, generated: int = 0) -> HeldText:
+        """A text with its draws, for `admit`; `limit` counts what earlier attempts `generated`."""
+        return HeldText(prompt, limit, self.history.window(lane, tenant), self._random, generated)
+
+    def admit(self, text: HeldText, capacity: KvCapacity) -> GateDecision:
+        """Decide whether the engine takes the text now. One that never fits is admitted at once, for the engine refuses
+        it: if it waited, others would wait behind it for nothing."""
+        if never_fits(text, capacity):
+            return ADMITTED
+        text.draw(MAX_WORLDS, self._random)
+        return admit(text, self._redrawn(), capacity)
+
+    def would_admit(self, texts: Iterable[HeldText], without: Collection[str], capacity: KvCapacity) -> bool:
+        """Whether the engine would take all these texts, one after the other, if it no longer ran the requests
+        `without`."""
+        self._redrawn()
+        held = [text for request_id, text in self.held.items() if request_id not in without]
+        for text in texts:
+            text.draw(MAX_WORLDS, self._random)
+            if not admit(text, held, capacity).admitted:
+                return False
+            held.append(text)
+        return True
+
+    def largest(self, lane: str, limit: int, capacity: KvCapacity) -> int:
+        """The largest request of a lane that the engine takes now, as prompt and expected output together; 0: none.
+
+        Args:
+            limit: most tokens of an answer of this lane.
+        """
+        return largest(self._redrawn(), self.history.window(lane).mean(limit), capacity)
+
+    def fitting(self, text: HeldText, capacity: KvCapacity, at_most: int) -> int:
+        """How many texts like this one the engine takes now, together; at most `at_most`."""
+        held = self._redrawn()
+        for number in range(at_most):
+            if not admit(text, held, capacity).admitted:
+                return number
+            held.append(text)
+        return at_most
+
+    def peak(self, capacity: KvCapacity) -> int:
+        """Tokens that the texts are predicted to hold at most."""
+        return peak(self._redrawn(), capacity) if self.held else 0
+
+    def _redrawn(self) -> list[HeldText]:
+        """The texts that it holds, with draws above what they have generated, in as many worlds as one more needs."""
+        held = list(self.held.values())
+        count, start = worlds(len(held)), self._turn % max(1, len(held))
+        self._turn = start + REDRAWN
+        for text in islice(chain(held[start:], held[:start]), REDRAWN):
+            text.draw(count, self._random)
+        for text in held:
+            if text.lowest <= text.generated < text.limit or len(text.finals) < count:
+                text.draw(count, self._random)
+        return held
+
+
+SAMPLE_INTERVAL_S = 0.1
+"""How often the duration of a step is noted for the predictor."""
+
+
+class Colocation:
+    """The latencies of one engine, and the targets that chats keep."""
+
+    def __init__(self, ttft_ms: float | None = None, itl_ms: float | None = None) -> None:
+        """Milliseconds that chats may wait for their first token, and between two tokens; None: no target."""
+        self._ttft_ms, self._itl_ms = ttft_ms, itl_ms
+        self._predictor = LatencyPredictor()
+        self._chat = Smoothed()
+        """Tokens of the prompts of chats."""
+        self._sampled_at = 0.0
+        self._began_at: float | None = None
+        """When the step began that is being timed."""
+
+    def note_chat(self, prompt: int) -> None:
+        """A chat with so many tokens of prompt was claimed."""
+        self._chat.note(prompt)
+
+    def begin(self, text: HeldText, held: Collection[HeldText]) -> None:
+        """The engine gets a text beside those that it holds."""
+        computed = [each for each in held if not each.generated]
+        text.is_alone = not computed
+        for each in computed:
+            each.is_alone = False
+        self._began_at = None
+
+    def is_due(self, now: float) -> bool:
+        """Whether `note_step` is to be called for a step that has ended now."""
+        return self._began_at is not None or now - self._sampled_at >= SAMPLE_INTERVAL_S
+
+    def note_step(self, texts: int, held: Collection[HeldText], now: float) -> None:
+        """Learn from a step that gave a token to `texts` texts and ended `now`, if it computed no prompt; or else time
+        the next one. `held`: what the engine holds now."""
+        self._sampled_at = now
+        began_at, self._began_at = self._began_at, None
+        if began_at is not None:
+            self._predictor.note_step(texts, tokens_of(held), now - began_at)
+        elif held and all(each.generated for each in held):
+            self._began_at = now
+
+    def note_first(self, text: HeldText, prompt: int, seconds: float) -> None:
+        """Learn how long the first token of a text took, with so many tokens of prompt to compute."""
+        if text.is_alone:
+            self._predictor.note_first(prompt, seconds)
+
+    def admit(self, prompt: int, held: Collection[HeldText], offline: int) -> GateDecision:
+        """Decide whether a text of lane batch may begin beside those that the engine holds. `prompt`: its tokens;
+        `offline`: how many of the others are of lane batch."""
+        return may_admit_offline(
+            self._predictor,
+            ttft_ms=self._ttft_ms,
+            itl_ms=self._itl_ms,
+            texts=len(held),
+            offline=offline,
+            held=tokens_of(held),
+            prefills=[each.prompt for each in held if not each.generated],
+            prompt=prompt,
+            chat_prompt=round(self._chat.value),
+        )
+
+
+def tokens_of(held: Collection[HeldText]) -> int:
+    """Tokens that the texts hold in the KV cache."""
+    return sum([each.prompt + each.generated for each in held])
