@@ -6,17 +6,34 @@ SLM-Pareto compares small and large devices by price / (3600 * tokens a second a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, TypeAlias, TypeVar
 
+from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
-from planner.frontier import FrontierPoint, modelled
-from planner.knee import GAIN
+from planner.knee import GAIN, FrontierPoint, modelled
 from planner.load import Precision, RequestLengths
 from planner.roofline import RooflineInput
+from planner.search import (
+    BatchLimits,
+    LatencySlo,
+    ParallelPlan,
+    ReplicaModel,
+    SearchInput,
+    ServedLoad,
+    attainment,
+    enough,
+    is_valid,
+    quantile,
+    requests,
+    serve,
+    tpot_s,
+)
+from planner.simulator.engine import ModelText
+from planner.simulator.trace import TraceRow
 
 Limit: TypeAlias = Literal["knee", "memory"]
 """What ends a batch's growth: twice it gains less than a tenth, or it does not fit."""
@@ -124,3 +141,233 @@ def cost_advice(found: Sequence[DeviceCost]) -> str:
         f"{each.device.name} may cost up to {each.point.tokens_s / slow.point.tokens_s:.1f} x" for each in faster
     )
     return f"Beside the price of an hour of {slow.device.name}, {ratios}: so many times more tokens it yields."
+
+
+# Replica grid: throughput of fixed layouts of the same GPUs by concurrent requests (ScaleLLM, experiment 4).
+#
+# Few GPUs in a replica read all weights in each replica; many GPUs read them once, and talk more. Which is better
+# depends on how many requests run at once.
+
+
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+ROUNDS = 4
+"""Requests for each that runs at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridRow:
+    """One layout: tokens a second by concurrency."""
+
+    plan: ParallelPlan
+    tokens_s: dict[int, float]
+
+
+def layouts(gpus: int, experts: int) -> list[ParallelPlan]:
+    """Those of the paper, for its 8 GPUs TP8 x 1, TP4 x 2 and TP2 x 4; with experts also EP4-TP2 and EP2-TP4 of one
+    replica."""
+    dense = [ParallelPlan(dp=gpus // tp, tp=tp) for tp in (gpus, gpus // 2, gpus // 4) if tp > 0 and gpus % tp == 0]
+    mixed = [ParallelPlan(tp=gpus, ep=ep) for ep in (gpus // 2, gpus // 4) if ep > 1 and experts > 1]
+    return list(dict.fromkeys([*dense, *mixed]))
+
+
+def grid(given: SearchInput, concurrencies: Sequence[int] = CONCURRENCIES) -> list[GridRow]:
+    """All layouts that fit. Raises PlanError if none does."""
+    found = []
+    for plan in layouts(given.gpus, given.model.experts):
+        try:
+            if is_valid(plan, given.model) and given.replica(plan).kv_tokens > given.lengths.longest:
+                found.append(GridRow(plan, {each: closed_loop(given, plan, each) for each in concurrencies}))
+        except PlanError:
+            continue
+    if not found:
+        raise PlanError(
+            f"no layout of {given.model.name} fits on {given.gpus} x {given.device.name}; {enough(given)} would fit"
+        )
+    return found
+
+
+def closed_loop(given: SearchInput, plan: ParallelPlan, clients: int) -> float:
+    """Tokens a second with so many clients, which ask again as soon as they are answered.
+
+    Each replica has its share of the clients, at most its largest batch; the others wait.
+    """
+    each = min(given.limits.batch, math.ceil(clients / plan.dp))
+    used = min(plan.dp, clients)
+    one = replace(given, limits=BatchLimits(each, given.limits.step_tokens)).replica(replace(plan, dp=1))
+    served = serve(one, requests(given.lengths, ROUNDS * each, math.inf), BatchLimits(each, given.limits.step_tokens))
+    return used * served.tokens_s
+
+
+def best_by_concurrency(rows: Sequence[GridRow]) -> dict[int, ParallelPlan]:
+    """The layout with the most tokens a second at each concurrency."""
+    return {each: max(rows, key=lambda row: row.tokens_s[each]).plan for each in rows[0].tokens_s}
+
+
+def grid_advice(rows: Sequence[GridRow]) -> str:
+    """Which layout is best where."""
+    top = list(best_by_concurrency(rows).items())
+    first, plan = top[0]
+    said = [f"{plan.name} yields most from {first} concurrent request on"]
+    said += [f"{plan.name} from {at} on" for (_, before), (at, plan) in pairwise(top) if plan != before]
+    return ", ".join(said) + "."
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfInput:
+    """A model on devices under a rate of requests."""
+
+    base: RooflineInput
+    lengths: RequestLengths
+    rate: float
+    """Requests a second."""
+    efficiency: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfCase:
+    """One change and what it does. `point` is None where the model does not fit, and `why` says so."""
+
+    name: str
+    given: WhatIfInput
+    point: FrontierPoint | None
+    limit: Limit | None
+    why: str = ""
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs for the rate, each at its knee."""
+        if self.point is None:
+            return None
+        return self.given.base.tp * math.ceil(self.given.rate / self.point.requests_s)
+
+
+def changes(given: WhatIfInput, others: Sequence[Accelerator]) -> Iterator[tuple[str, WhatIfInput]]:
+    """Every change, by name; the first is none."""
+    base, bits = given.base, given.base.precision
+
+    def with_bits(**changed: float) -> WhatIfInput:
+        return replace(given, base=replace(base, precision=replace(bits, **changed)))
+
+    yield "as it is", given
+    yield "twice the load", replace(given, rate=2 * given.rate)
+    longer = RequestLengths(given.lengths.prompt, 2 * given.lengths.answer)
+    if longer.whole <= base.model.context:
+        yield "answers twice as long", replace(given, lengths=longer)
+    quantised: list[tuple[str, Callable[[], WhatIfInput], bool]] = [
+        ("weights of 8 bits", lambda: with_bits(w=8.0), bits.w > 8),
+        ("weights and activations of 8 bits", lambda: with_bits(w=8.0, a=8.0), bits.w > 8 and bits.a > 8),
+        ("weights of 4 bits", lambda: with_bits(w=4.0), bits.w > 4),
+        ("KV cache of 8 bits", lambda: with_bits(kv=8.0), bits.kv > 8),
+    ]
+    yield from ((name, change()) for name, change, applies in quantised if applies)
+    yield from ((f"on {other.name}", replace(given, base=replace(base, device=other))) for other in others)
+
+
+def what_if(given: WhatIfInput, others: Sequence[Accelerator]) -> list[WhatIfCase]:
+    """All cases, the first as it is. Raises PlanError if that one does not fit."""
+    if given.rate <= 0:
+        raise PlanError(f"--rate {given.rate:g}: requests a second are above 0, such as --rate 4")
+    given.lengths.check(given.base.model)
+    return [_case(name, changed, must=number == 0) for number, (name, changed) in enumerate(changes(given, others))]
+
+
+def _case(name: str, given: WhatIfInput, *, must: bool) -> WhatIfCase:
+    try:
+        point, limit = knee_of(modelled(given.base, given.lengths, given.efficiency))
+    except PlanError as error:
+        if must:
+            raise
+        return WhatIfCase(name, given, None, None, str(error))
+    return WhatIfCase(name, given, point, limit)
+
+
+def what_if_advice(cases: Sequence[WhatIfCase]) -> str:
+    """What helps most, and what the doubled load takes."""
+    now, doubled = cases[0], cases[1]
+    same = [each for each in cases[2:] if each.point and not each.name.startswith(("answers", "on "))]
+    helps = max(same, key=lambda each: each.point.tokens_s if each.point else 0.0, default=None)
+    said = f"The load takes {now.gpus} {now.given.base.device.name}, twice the load {doubled.gpus}"
+    if helps is not None and helps.point and now.point and helps.point.tokens_s > 1.05 * now.point.tokens_s:
+        times = helps.point.tokens_s / now.point.tokens_s
+        said += f". {helps.name.capitalize()} would help most: {times:.2f} x the tokens of a GPU"
+    elif now.limit == "knee":
+        said += ". Fewer bits help little, for throughput ends at its knee and not at the memory"
+    return said + "."
+
+
+def bits_apart(bits: Precision) -> str:
+    """The bits as a table shows them: weights/activations/cache."""
+    return f"{bits.w:g}/{bits.a:g}/{bits.kv:g}"
+
+
+BUCKETS = 24
+"""Rows of a timeline, at most."""
+MAX_REQUESTS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineRow:
+    """The requests that arrived in one span of time."""
+
+    begin_s: float
+    requests: int
+    tokens: int
+    kept: float
+    """Share that kept both objectives."""
+    ttft_p90_s: float
+    tpot_p90_s: float
+
+
+def texts_of(rows: Iterable[TraceRow], model: ModelShape) -> list[ModelText]:
+    """The requests of a trace, cut to the model's context, the prompt first. Raises PlanError if there are none, or too
+    many."""
+    texts = []
+    for row in rows:
+        answer = min(row.answer, model.context - 1)
+        prompt = min(row.prompt, model.context - answer)
+        texts.append(ModelText(prompt, answer, answer, row.at, row.lane))
+        if len(texts) > MAX_REQUESTS:
+            raise PlanError(f"more than {MAX_REQUESTS:,} requests: cut the trace")
+    if not texts:
+        raise PlanError("the trace has no request with an answer")
+    return texts
+
+
+def simulated(replica: ReplicaModel, texts: Sequence[ModelText], limits: BatchLimits) -> ServedLoad:
+    """Serve the trace. Raises PlanError if the weights, or one of its requests, do not fit."""
+    longest = max(text.prompt + text.output for text in texts)
+    if longest + 1 > 0.95 * replica.kv_tokens:
+        raise PlanError(
+            f"the longest request has {longest} tokens, and the cache of a replica holds {replica.kv_tokens}; "
+            "more GPUs in a replica (--tp) or fewer bits would do"
+        )
+    return serve(replica, texts, limits)
+
+
+def timeline(texts: Sequence[ModelText], slo: LatencySlo, buckets: int = BUCKETS) -> list[TimelineRow]:
+    """The requests by their arrival, in equal spans from the first to the last."""
+    begin, end = min(text.arrived_s for text in texts), max(text.arrived_s for text in texts)
+    width = max((end - begin) / buckets, 1e-9)
+    spans: dict[int, list[ModelText]] = {}
+    for text in texts:
+        spans.setdefault(min(buckets - 1, int((text.arrived_s - begin) / width)), []).append(text)
+    return [_row(begin + number * width, each, slo) for number, each in sorted(spans.items())]
+
+
+def _row(begin_s: float, texts: Sequence[ModelText], slo: LatencySlo) -> TimelineRow:
+    ttft = sorted((text.first_s or math.inf) - text.arrived_s for text in texts)
+    tpot = sorted(each for text in texts if (each := tpot_s(text)) is not None)
+    kept = attainment(texts, slo).both
+    tokens = sum(text.generated for text in texts)
+    return TimelineRow(begin_s, len(texts), tokens, kept, quantile(ttft, 0.9), quantile(tpot, 0.9) if tpot else 0.0)
+
+
+def timeline_advice(rows: Sequence[TimelineRow], kept: float, slo: LatencySlo) -> str:
+    """Whether the plan serves the trace, and when it does worst."""
+    worst = min(rows, key=lambda row: row.kept)
+    said = f"{100 * kept:.1f} % of the requests keep {slo.words}"
+    if kept >= slo.share and worst.kept >= slo.share:
+        return f"{said}, at no time fewer than {100 * worst.kept:.0f} %: the plan serves this trace."
+    said += f"; fewest, {100 * worst.kept:.0f} %, of those that come from second {worst.begin_s:,.0f} on"
+    late = "first tokens" if worst.ttft_p90_s > slo.ttft_s else "further tokens"
+    return f"{said}, whose {late} are late" + (": more replicas (--dp) would serve them." if kept < slo.share else ".")

@@ -17,13 +17,9 @@ from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
-from planner.parallel import ParallelPlan, ReplicaModel
-from planner.serving import MAX_BATCH, MAX_STEP_TOKENS, LatencySlo, StepMeter, attainment
-from planner.simulator.admission import Greedy
-from planner.simulator.engine import EngineShape, ModelEngine, ModelText
-from planner.simulator.queues import SortedQueue, by_arrival
-from planner.simulator.simulation import Simulation
-from planner.simulator.workers import ModelWorker
+from planner.search import MAX_BATCH, MAX_STEP_TOKENS, LatencySlo, ParallelPlan, ReplicaModel, StepMeter, attainment
+from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
+from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 from scheduler.policy.packing import MAX_REPLICAS, SLACK_BYTES, USABLE, Footprint, replicas_for
 from streaming.priority import Priority
 

@@ -9,6 +9,7 @@ and a fused kernel reads the cache once for each head of keys, not for each quer
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -17,7 +18,40 @@ from typing import Literal, TypeAlias
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import DENSE, HALF, KvReads, Precision
-from planner.moe import distinct_experts
+
+# Mixture of experts: how many experts a step reads, how often a prefill does, and when arithmetic becomes the limit.
+#
+# After MoE-Lens (distinct experts, saturation) and layered prefill (reload factor).
+
+
+GROUP_TOKENS = 512
+"""Layered prefill: a prompt of up to so many tokens passes all layers in one group."""
+
+
+def distinct_experts(experts: int, per_token: int, tokens: float) -> float:
+    """Experts that `tokens` tokens reach, if each chooses evenly: E (1 - (1 - k/E)^T). Real routing is less even."""
+    return experts * (1 - math.pow(1 - per_token / experts, tokens))
+
+
+def saturating_tokens(model: ModelShape, device: Accelerator, w_bits: float = 16, a_bits: float = 16) -> float:
+    """Tokens in a step from which the arithmetic of the experts takes as long as reading them.
+
+    Of one matrix: FLOPS * bytes / (2 BW) tokens. With experts, each sees k / E of the tokens, so it takes E / k times
+    as many.
+    """
+    dense = device.peak_for(w_bits, a_bits) * (w_bits / 8) / (2 * device.bytes_s)
+    return dense * model.experts / model.experts_per_token
+
+
+def reload_factor(prompt: int, chunk: int) -> int:
+    """How often a prefill in chunks reads all experts: ceil(L / chunk). Layer by layer it reads them once."""
+    return math.ceil(prompt / chunk)
+
+
+def layer_groups(prompt: int) -> int:
+    """Groups of layers in which layered prefill passes a prompt, a step for each: max(1, ceil(L / 512))."""
+    return max(1, math.ceil(prompt / GROUP_TOKENS))
+
 
 Bound: TypeAlias = Literal["memory", "compute"]
 SOFTMAX_OPS = 5
@@ -203,3 +237,44 @@ def roofline_advice(given: RooflineInput, context: float, step: Roofline, ridge:
             "fewer --kv-bits or a --kv-budget help more than fewer --w-bits"
         )
     return said + "."
+
+
+# Communication between devices: time of a collective by its size, the number of devices and their links.
+#
+# Sizes are bytes, `bytes_s` is one direction of a link, `hop_s` the latency of one step. TPI-LLM's observation, that
+# latency and not bandwidth decides at the edge, is the cross-over of the two all-reduces: a star is faster from a
+# latency of bytes (n / BW_hub - (n-1) / (n BW)) / (n-2) on.
+
+
+def ring_all_reduce_s(size: float, devices: int, bytes_s: float, hop_s: float) -> float:
+    """2 (n-1)/n * bytes / BW + 2 (n-1) * latency."""
+    if devices < 2:
+        return 0.0
+    return 2 * (devices - 1) / devices * size / bytes_s + 2 * (devices - 1) * hop_s
+
+
+def star_all_reduce_s(size: float, devices: int, hub_bytes_s: float, hop_s: float) -> float:
+    """Through one device that has the others' parts: 2 (latency + n * bytes / BW of the hub)."""
+    if devices < 2:
+        return 0.0
+    return 2 * (hop_s + devices * size / hub_bytes_s)
+
+
+def all_reduce_s(size: float, devices: int, bytes_s: float, hop_s: float) -> float:
+    """The faster of a ring and a star over the same links."""
+    return min(ring_all_reduce_s(size, devices, bytes_s, hop_s), star_all_reduce_s(size, devices, bytes_s, hop_s))
+
+
+def all_to_all_s(size: float, devices: int, bytes_s: float, hop_s: float) -> float:
+    """(n-1)/n * bytes / BW, and one step."""
+    return (devices - 1) / devices * size / bytes_s + hop_s if devices > 1 else 0.0
+
+
+def send_s(size: float, bytes_s: float, hop_s: float) -> float:
+    """From one device to the next."""
+    return size / bytes_s + hop_s
+
+
+def streamed_layer_s(compute_s: float, layer_bytes: float, disk_bytes_s: float) -> float:
+    """A layer whose weights come from a disk while the one before it is computed (TPI-LLM's sliding window)."""
+    return max(compute_s, layer_bytes / disk_bytes_s)

@@ -17,8 +17,7 @@ from statistics import fmean, median
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
-from planner.frontier import FrontierPoint, doublings, undominated
-from planner.knee import GAIN, Knee, fitted, knee
+from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, undominated
 from planner.load import Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS
 from scheduler.policy.packing import SLACK_BYTES, USABLE, Footprint, pack, replicas_for

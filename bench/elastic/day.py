@@ -22,9 +22,8 @@ from bench.report import Ratio, Report
 from bench.table1.client import TargetServer
 from planner.simulator.engine import EngineShape, ModelText, StepCosts
 from planner.simulator.pool import PoolEngine, PoolSimulation
-from planner.simulator.queues import PenstockQueue
+from planner.simulator.queues import PenstockQueue, PenstockWorker
 from planner.simulator.trace import DAY_S, Burst, Lengths, TraceRow, WorkloadShape, requests
-from planner.simulator.workers import PenstockWorker
 from scheduler.policy.decide import PolicyState, decide
 from scheduler.policy.limits import TARGETS, ScalingLimits
 from telemetry.records.reader import Skipped, read_records

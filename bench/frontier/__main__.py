@@ -38,10 +38,8 @@ from bench.processes import Died, Processes
 from bench.program import CACHE, OUT, PLOTS, BenchProgram, Option, ProgramRun, Testbed
 from bench.report import Ratio, Report, columns, load
 from bench.table1.client import NotAServer, TargetServer
-from planner.calibration import EngineFit, ServedLimits
 from planner.facts.catalogue import PlanError
-from planner.fitting import FittedTimes
-from planner.prediction import FIGURES, constant_errors_of, errors_of, worst_errors_of
+from planner.fit import FIGURES, EngineFit, FittedTimes, ServedLimits, constant_errors_of, errors_of, worst_errors_of
 from planner.tuning import MeasuredFrontier
 from workers.engines.llamacpp.weights import WeightsError, fetch
 

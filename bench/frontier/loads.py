@@ -12,19 +12,22 @@ from statistics import fmean
 
 from bench.load.prompts import PromptSource
 from bench.table1.client import TargetServer, TimedAnswer, closed_loop
-from planner.calibration import EngineFit, ServedLimits, ServedText, fitted
-from planner.load import RequestLengths
-from planner.prediction import (
+from planner.fit import (
     FIGURES,
     ComparedLoad,
+    EngineFit,
     FitErrors,
     LoadFigures,
+    ServedLimits,
+    ServedText,
     errors_of,
     figures,
+    fitted,
     measured,
     predicted_clients,
 )
-from planner.serving import quantile
+from planner.load import RequestLengths
+from planner.search import quantile
 from planner.tuning import MeasuredFrontier, frontier_of
 
 LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)

@@ -24,7 +24,7 @@ from bench.program import Testbed
 from bench.report import write
 from bench.table1.client import ConcurrencyLevel, TargetServer, closed_loop
 from planner.load import RequestLengths
-from planner.serving import quantile
+from planner.search import quantile
 from telemetry.records.nvml import GpuReadings
 
 DIRECT = "direct"

@@ -14,8 +14,7 @@ from bench.gpu.served import DIRECT, LevelCosts, ServedMeasurement, ServedOption
 from bench.gpu.server import PROMPT_ROWS
 from bench.gpu.upstream import NAME as PENSTOCK
 from bench.report import Ratio, Report, columns
-from planner.calibration import EngineFit, ServedLimits
-from planner.prediction import FIGURES, constant_errors_of, errors_of, worst_errors_of
+from planner.fit import FIGURES, EngineFit, ServedLimits, constant_errors_of, errors_of, worst_errors_of
 
 COLUMNS = columns("""
     clients: at once; way: way; tokens_s: tok/s .0; share: of direct .3;

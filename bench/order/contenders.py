@@ -6,11 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from planner.simulator.admission import Greedy, Ungated
-from planner.simulator.engine import EngineShape, ModelEngine, ModelText
-from planner.simulator.queues import PenstockQueue, SortedQueue, TextQueue, by_arrival, by_lane
-from planner.simulator.simulation import Simulation
-from planner.simulator.workers import ModelWorker, PenstockWorker
+from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText, Ungated
+from planner.simulator.queues import (
+    ModelWorker,
+    PenstockQueue,
+    PenstockWorker,
+    Simulation,
+    SortedQueue,
+    TextQueue,
+    by_arrival,
+    by_lane,
+)
 from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority
 

@@ -15,11 +15,17 @@ from msgspec import Struct, structs
 from bench import plots, report
 from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
-from planner.simulator.admission import AdmissionRule, Greedy, PastFuture, Ungated
-from planner.simulator.engine import EngineShape, ModelEngine, ModelStep, ModelText
-from planner.simulator.queues import SortedQueue, by_arrival
-from planner.simulator.simulation import Simulation
-from planner.simulator.workers import ModelWorker
+from planner.simulator.engine import (
+    AdmissionRule,
+    EngineShape,
+    Greedy,
+    ModelEngine,
+    ModelStep,
+    ModelText,
+    PastFuture,
+    Ungated,
+)
+from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 from workers.gate import Gate, KvCapacity, LengthHistory
 
 NEVER, ALWAYS, GREEDY, GATE = "GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "greedy gate", "Past-Future gate"

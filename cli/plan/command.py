@@ -20,9 +20,9 @@ from cli.plan.inputs import device_named, model_named
 from cli.progress import ProgressLine
 from planner.facts.catalogue import PlanError
 from planner.facts.model import ModelShape
+from planner.goodput import Workload, mix_of, workloads
+from planner.goodput import workload as workload_named
 from planner.load import KvReads, Precision, RequestLengths
-from planner.workload import Workload, mix_of, workloads
-from planner.workload import workload as workload_named
 
 Rows: TypeAlias = Sequence[Sequence[str]]
 NEEDS = "needs"

@@ -21,12 +21,14 @@ from cli.plan.records import (
     why_unused,
     workers_of,
 )
-from planner.calibration import MIN_REQUESTS, EngineFit, ServedText
 from planner.facts.catalogue import PlanError
-from planner.prediction import (
+from planner.fit import (
+    MIN_REQUESTS,
     ComparedLoad,
+    EngineFit,
     FitErrors,
     LoadFigures,
+    ServedText,
     compared,
     constant_errors_of,
     errors_of,

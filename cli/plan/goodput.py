@@ -8,8 +8,7 @@ from cli.plan.command import PlanAnswer, PlanTable, plan_command
 from cli.plan.figures import three
 from cli.plan.slo import inputs_of, search_options, slo_options
 from planner.goodput import best_goodput, goodput_advice, work_note
-from planner.search import SearchInput
-from planner.serving import LatencySlo
+from planner.search import LatencySlo, SearchInput
 
 
 @plan_command("goodput", shown="searching")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from cli.plan.command import PlanAnswer, PlanTable, plan_command
 from cli.plan.figures import three
 from cli.plan.slo import inputs_of, search_options
-from planner.grid import best_by_concurrency, grid_advice
-from planner.grid import grid as measured
+from planner.cost import best_by_concurrency, grid_advice
+from planner.cost import grid as measured
 from planner.search import SearchInput
 
 USUAL_BATCH = 64

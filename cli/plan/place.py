@@ -10,12 +10,12 @@ from planner.cost import knee_of
 from planner.facts import catalogue
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
-from planner.frontier import modelled
+from planner.knee import modelled
 from planner.load import Precision, RequestLengths
 from planner.placement import ModelLoad, copies_per_gpu, place_advice
 from planner.placement import place as placed
 from planner.roofline import RooflineInput
-from planner.serving import LatencySlo
+from planner.search import LatencySlo
 
 FORM = "write MODEL=RATE or MODEL=RATE:IN:OUT, as opt-1.3b=4:512:256"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from cli.errors import Problem
 from cli.options import Where
 from cli.report import moment, source
-from planner.calibration import ServedLimits, ServedText
 from planner.facts.catalogue import PlanError
+from planner.fit import ServedLimits, ServedText
 from planner.simulator.trace import TraceRow
 from telemetry.records.reader import Skipped, decode_line, read_records
 from telemetry.records.schema import Record

@@ -22,11 +22,21 @@ from cli.plan.plot import plot
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
-from planner.frontier import batches
+from planner.knee import batches
 from planner.load import KvReads, Precision, RequestLengths
 from planner.memory import memory_plan
-from planner.moe import distinct_experts, layer_groups, reload_factor, saturating_tokens
-from planner.roofline import Roofline, RooflineInput, decode, prefill, ridge_batch, roofline_advice
+from planner.roofline import (
+    Roofline,
+    RooflineInput,
+    decode,
+    distinct_experts,
+    layer_groups,
+    prefill,
+    reload_factor,
+    ridge_batch,
+    roofline_advice,
+    saturating_tokens,
+)
 
 
 @plan_command("roofline")

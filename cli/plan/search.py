@@ -13,9 +13,8 @@ from cli.plan.plot import plot
 from cli.plan.slo import inputs_of, search_options, slo_options
 from planner.cost import pareto, per_million
 from planner.facts.catalogue import PlanError
-from planner.search import PlanOutcome, SearchInput, best, search_advice
+from planner.search import LatencySlo, PlanOutcome, SearchInput, best, quantile, search_advice
 from planner.search import search as tried
-from planner.serving import LatencySlo, quantile
 
 SHOWN = 12
 """Rows of the table; --json has all."""

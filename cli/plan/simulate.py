@@ -23,15 +23,25 @@ from cli.plan.figures import given as inputs
 from cli.plan.figures import seconds, three
 from cli.plan.records import is_records, records_in, rows_of
 from cli.plan.slo import MAX_GPUS, batch_option, slo_options
+from planner.cost import MAX_REQUESTS, TimelineRow, simulated, texts_of, timeline, timeline_advice
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
-from planner.parallel import ParallelPlan, ReplicaModel, is_valid
-from planner.serving import Attainment, BatchLimits, LatencySlo, ServedLoad, attainment, quantile, requests
+from planner.search import (
+    Attainment,
+    BatchLimits,
+    LatencySlo,
+    ParallelPlan,
+    ReplicaModel,
+    ServedLoad,
+    attainment,
+    is_valid,
+    quantile,
+    requests,
+)
 from planner.simulator.engine import ModelText
 from planner.simulator.trace import Malformed, Trace, cut
-from planner.timeline import MAX_REQUESTS, TimelineRow, simulated, texts_of, timeline, timeline_advice
 
 
 @plan_command("simulate", shown="simulating")

@@ -21,8 +21,7 @@ from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.goodput import slo_of
 from planner.load import Precision, RequestLengths
-from planner.search import SearchInput
-from planner.serving import MAX_BATCH, BatchLimits
+from planner.search import MAX_BATCH, BatchLimits, SearchInput
 
 MAX_GPUS = 1024
 """A search over them takes about ten seconds."""

@@ -21,14 +21,14 @@ from cli.plan.figures import given as inputs
 from cli.plan.figures import seconds, three
 from cli.plan.inputs import device_named
 from cli.plan.slo import MAX_GPUS
+from planner.cost import WhatIfCase, WhatIfInput, bits_apart, what_if_advice
+from planner.cost import what_if as asked
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
-from planner.offload import attention_offloaded, streamed_step_s
+from planner.memory import attention_offloaded, streamed_step_s
 from planner.roofline import RooflineInput
-from planner.what_if import WhatIfCase, WhatIfInput, bits_apart, what_if_advice
-from planner.what_if import what_if as asked
 
 
 @plan_command("what-if")

@@ -27,6 +27,7 @@ from cli.tune.load import LevelReading, LoadSource, check, penstock_context, run
 from cli.tune.settings_edit import Applied, apply_settings, check_applicable
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
+from planner.goodput import Workload
 from planner.tuning import (
     MAX_REPEATS,
     MeasuredFrontier,
@@ -41,7 +42,6 @@ from planner.tuning import (
     sweep_plan,
     tuning_advice,
 )
-from planner.workload import Workload
 from telemetry.records.nvml import GpuReadings
 
 PROBE_CLIENTS = 4

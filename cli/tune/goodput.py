@@ -18,7 +18,7 @@ from cli.tune.load import LevelReading, LoadSource, check, run, server_at
 from planner.facts.catalogue import PlanError
 from planner.goodput import highest_rate
 from planner.load import RequestLengths
-from planner.serving import Attainment, LatencySlo
+from planner.search import Attainment, LatencySlo
 from planner.tuning import SweepLevel
 
 CLIENTS = 16

@@ -27,9 +27,16 @@ from bench.frontier.loads import (
 )
 from bench.report import load
 from bench.table1.client import TimedAnswer
-from planner.calibration import EngineFit, ServedText
-from planner.fitting import DecodeRegime, FittedTimes
-from planner.prediction import constant_errors_of, errors_of, predicted_clients, worst_errors_of
+from planner.fit import (
+    DecodeRegime,
+    EngineFit,
+    FittedTimes,
+    ServedText,
+    constant_errors_of,
+    errors_of,
+    predicted_clients,
+    worst_errors_of,
+)
 
 pytestmark = pytest.mark.slow
 

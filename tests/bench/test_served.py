@@ -31,9 +31,16 @@ from bench.load.streams import StreamedAnswer
 from bench.ports import free_port
 from bench.program import OUT, PLOTS, BenchProgram
 from bench.table1.client import TargetServer, seen
-from planner.calibration import EngineFit, ServedLimits, ServedText
-from planner.fitting import DecodeRegime, FittedTimes
-from planner.prediction import FIGURES, LoadFigures, predicted_clients
+from planner.fit import (
+    FIGURES,
+    DecodeRegime,
+    EngineFit,
+    FittedTimes,
+    LoadFigures,
+    ServedLimits,
+    ServedText,
+    predicted_clients,
+)
 
 pytestmark = pytest.mark.slow
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
 
-from planner.calibration import ServedLimits, ServedText, _Equation, _neighbours, _of_prefill, by_worker, fitted
 from planner.facts.catalogue import PlanError
+from planner.fit import ServedLimits, ServedText, _Equation, _neighbours, _of_prefill, by_worker, fitted
 
 pytestmark = pytest.mark.slow
 

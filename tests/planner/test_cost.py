@@ -6,7 +6,7 @@ import pytest
 
 from planner.cost import DeviceCost, cost_advice, cost_of, cost_points, knee_of, pareto, per_million
 from planner.facts.catalogue import device, model
-from planner.frontier import FrontierPoint
+from planner.knee import FrontierPoint
 from planner.load import Precision, RequestLengths
 
 

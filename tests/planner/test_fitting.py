@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from planner.fitting import REGIME, DecodeRegime, FittedTimes, least_squares, nonnegative, robust, sparse
+from planner.fit import REGIME, DecodeRegime, FittedTimes, least_squares, nonnegative, robust, sparse
 
 PLANTED = (0.012, 2e-7, 4e-5)
 SMALL, LARGE = DecodeRegime(*PLANTED), DecodeRegime(0.008, 2e-7, 8e-5)

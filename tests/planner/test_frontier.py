@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from planner.facts.catalogue import device, model
-from planner.frontier import FrontierPoint, batches, doublings, modelled, undominated
+from planner.knee import FrontierPoint, batches, doublings, modelled, undominated
 from planner.load import Precision, RequestLengths
 from planner.memory import memory_plan
 from planner.roofline import RooflineInput, decode, prefill

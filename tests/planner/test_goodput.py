@@ -24,9 +24,7 @@ from planner.goodput import (
     work_note,
 )
 from planner.load import HALF, RequestLengths
-from planner.parallel import ParallelPlan
-from planner.search import SearchInput
-from planner.serving import BatchLimits, LatencySlo, attainment
+from planner.search import BatchLimits, LatencySlo, ParallelPlan, SearchInput, attainment
 
 pytestmark = pytest.mark.slow
 

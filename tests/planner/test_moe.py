@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from planner.facts.catalogue import device, model
-from planner.moe import (
+from planner.roofline import (
+    RooflineInput,
+    decode,
     distinct_experts,
     layer_groups,
     reload_factor,
     saturating_tokens,
 )
-from planner.roofline import RooflineInput, decode
 
 
 def test_one_token_reaches_its_own_experts_and_many_reach_all() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.network import (
+from planner.roofline import (
     all_reduce_s,
     all_to_all_s,
     ring_all_reduce_s,

@@ -6,7 +6,7 @@ import pytest
 
 from planner.facts.catalogue import device, model
 from planner.load import RequestLengths
-from planner.offload import attention_offloaded, streamed_step_s
+from planner.memory import attention_offloaded, streamed_step_s
 from planner.roofline import RooflineInput, decode
 
 GIVEN, LENGTHS = RooflineInput(model("opt-13b"), device("h200")), RequestLengths()

@@ -6,9 +6,8 @@ import pytest
 
 from planner.facts.catalogue import PlanError, device, model
 from planner.load import HALF, Precision
-from planner.network import all_reduce_s
-from planner.parallel import WORKSPACE_BYTES, ParallelPlan, ReplicaModel, is_valid, plans
-from planner.roofline import RooflineInput, decode
+from planner.roofline import RooflineInput, all_reduce_s, decode
+from planner.search import WORKSPACE_BYTES, ParallelPlan, ReplicaModel, is_valid, plans
 
 LLAMA, MIXTRAL, H200 = model("llama-3.1-70b"), model("mixtral-8x7b"), device("h200")
 

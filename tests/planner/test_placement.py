@@ -9,7 +9,7 @@ from planner.facts.catalogue import PlanError, device, model
 from planner.load import HALF, Precision, RequestLengths
 from planner.placement import ModelLoad, Placement, copies_per_gpu, kept_share, place, place_advice
 from planner.placement import _texts as texts_of
-from planner.serving import LatencySlo
+from planner.search import LatencySlo
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from served_texts import DELAY_S, LIMITS, PATH_S, TRUTH, served_texts
 
-from planner.calibration import EngineFit
 from planner.facts.catalogue import PlanError
-from planner.prediction import (
+from planner.fit import (
     ComparedLoad,
+    EngineFit,
     LoadFigures,
     compared,
     constant_errors_of,

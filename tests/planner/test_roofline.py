@@ -6,8 +6,7 @@ import pytest
 
 from planner.facts.catalogue import device, model, models
 from planner.load import KvReads, PlanError, Precision
-from planner.moe import distinct_experts
-from planner.roofline import RooflineInput, decode, prefill, ridge_batch, roofline_advice
+from planner.roofline import RooflineInput, decode, distinct_experts, prefill, ridge_batch, roofline_advice
 
 H100X2 = RooflineInput(model("mixtral-8x7b"), device("h100"), tp=2)
 SCALELLM = {4: (9.7, 10.4), 8: (12.7, 12.2), 16: (14.0, 13.4), 32: (14.4, 14.6), 64: (14.9, 16.5)}

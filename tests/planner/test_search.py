@@ -7,12 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.cost import best_by_concurrency, grid, grid_advice, layouts
 from planner.facts.catalogue import PlanError, device, model
-from planner.grid import best_by_concurrency, grid, grid_advice, layouts
 from planner.load import HALF, Precision, RequestLengths
-from planner.parallel import ParallelPlan
-from planner.search import SearchInput, best, search, search_advice
-from planner.serving import BatchLimits
+from planner.search import BatchLimits, ParallelPlan, SearchInput, best, search, search_advice
 
 pytestmark = pytest.mark.slow
 

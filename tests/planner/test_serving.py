@@ -8,13 +8,20 @@ import pytest
 
 from planner.facts.catalogue import device, model
 from planner.load import HALF, RequestLengths
-from planner.parallel import ParallelPlan, ReplicaModel
-from planner.serving import BatchLimits, LatencySlo, StepMeter, attainment, quantile, requests, serve, tpot_s
-from planner.simulator.admission import Greedy
-from planner.simulator.engine import EngineShape, ModelEngine, ModelText
-from planner.simulator.queues import SortedQueue, by_arrival
-from planner.simulator.simulation import Simulation
-from planner.simulator.workers import ModelWorker
+from planner.search import (
+    BatchLimits,
+    LatencySlo,
+    ParallelPlan,
+    ReplicaModel,
+    StepMeter,
+    attainment,
+    quantile,
+    requests,
+    serve,
+    tpot_s,
+)
+from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
+from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 
 OPT = ReplicaModel(model("opt-13b"), device("a100-40gb"), ParallelPlan(), HALF)
 """Its cache holds about 15,000 tokens: 24 requests of 512 + 128."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from planner.cost import simulated, texts_of, timeline, timeline_advice
 from planner.facts.catalogue import PlanError, device, model
 from planner.load import HALF
-from planner.parallel import ParallelPlan, ReplicaModel
-from planner.serving import DEFAULT_LIMITS, LatencySlo, attainment
+from planner.search import DEFAULT_LIMITS, LatencySlo, ParallelPlan, ReplicaModel, attainment
 from planner.simulator.trace import TraceRow
-from planner.timeline import simulated, texts_of, timeline, timeline_advice
 
 OPT = ReplicaModel(model("opt-13b"), device("a100-80gb"), ParallelPlan(), HALF)
 SLO = LatencySlo(1.0, 0.06)

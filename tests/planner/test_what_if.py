@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from planner.cost import WhatIfInput, bits_apart, what_if, what_if_advice
 from planner.facts.catalogue import PlanError, device, model
 from planner.load import HALF, Precision, RequestLengths
 from planner.roofline import RooflineInput
-from planner.what_if import WhatIfInput, bits_apart, what_if, what_if_advice
 
 LOAD = WhatIfInput(RooflineInput(model("llama-3.1-8b"), device("l4")), RequestLengths(), 8.0, 0.7)
 

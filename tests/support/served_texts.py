@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from planner.calibration import ServedLimits, ServedText
-from planner.fitting import DecodeRegime, FittedTimes
-from planner.simulator.admission import Greedy
-from planner.simulator.engine import EngineShape, ModelEngine, ModelText
-from planner.simulator.queues import SortedQueue, by_arrival
-from planner.simulator.simulation import Simulation
-from planner.simulator.workers import ModelWorker
+from planner.fit import DecodeRegime, FittedTimes, ServedLimits, ServedText
+from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
+from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 
 REGIME = DecodeRegime(0.012, 2e-7, 4e-4)
 TRUTH = FittedTimes((0.004, 5e-5, 2e-9), REGIME, REGIME)

@@ -11,9 +11,7 @@ import pytest
 from served_texts import served_texts
 
 from cli.__main__ import main
-from planner.calibration import EngineFit, ServedLimits, ServedText
-from planner.fitting import DecodeRegime, FittedTimes
-from planner.prediction import predicted_clients
+from planner.fit import DecodeRegime, EngineFit, FittedTimes, ServedLimits, ServedText, predicted_clients
 from telemetry.records.schema import ENCODER, RequestRecord, SampleRecord
 
 pytestmark = pytest.mark.slow

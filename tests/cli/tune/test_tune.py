@@ -18,7 +18,7 @@ from cli.__main__ import main
 from cli.tune.frontier import MeasuredSweep
 from cli.tune.goodput import goodput_words, kept
 from cli.tune.load import LevelReading
-from planner.serving import Attainment, LatencySlo
+from planner.search import Attainment, LatencySlo
 from planner.tuning import line_of, sweep_plan
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from bench.order.gate import simulated
-from planner.simulator.admission import Ungated
-from planner.simulator.engine import EngineShape, KvPolicy, ModelEngine, ModelText, StepCosts
+from planner.simulator.engine import EngineShape, KvPolicy, ModelEngine, ModelText, StepCosts, Ungated
 
 COSTS = StepCosts(fixed_s=1.0, text_s=0.1, held_s=0.001, prefill_s=0.01)
 

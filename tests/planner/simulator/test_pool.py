@@ -6,13 +6,10 @@ from random import Random
 
 import pytest
 
-from planner.simulator.admission import Greedy
-from planner.simulator.engine import EngineShape, ModelEngine, ModelText, StepCosts
+from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText, StepCosts
 from planner.simulator.pool import PoolEngine, PoolSimulation
-from planner.simulator.queues import PenstockQueue, SortedQueue, by_arrival
-from planner.simulator.simulation import Simulation
+from planner.simulator.queues import ModelWorker, PenstockQueue, PenstockWorker, Simulation, SortedQueue, by_arrival
 from planner.simulator.trace import TraceRow
-from planner.simulator.workers import ModelWorker, PenstockWorker
 from scheduler.policy.snapshot import LaneLoad
 
 ENGINE = PoolEngine(EngineShape(1000, 2, costs=StepCosts(1.0, 0.0, 0.0, 0.0)), start_s=10.0)

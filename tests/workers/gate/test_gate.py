@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from bench.order.gate import simulated
-from planner.simulator.admission import Greedy, PastFuture, Ungated
-from planner.simulator.engine import EngineShape, ModelText
+from planner.simulator.engine import EngineShape, Greedy, ModelText, PastFuture, Ungated
 from workers.gate import (
     MAX_RESERVE,
     MIN_RESERVE,

@@ -1,0 +1,687 @@
+"""Fitting: coefficients of step times from measured times, by least squares of relative errors, none below zero.
+
+After DistServe: a prefill takes a + b sum(n) + c sum(n^2) seconds, a decode step a + b sum(ctx) + c B, in two regimes
+that meet near a batch of 95. The terms of both are fitted together (planner/fit.py), for requests share steps.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, pairwise
+from operator import mul
+from random import Random
+from statistics import median
+from typing import NamedTuple
+
+from planner.facts.catalogue import PlanError
+from planner.search import quantile, tpot_s
+from planner.simulator.engine import EngineShape, ModelEngine, ModelText
+from planner.simulator.pool import PoolEngine, PoolSimulation
+from planner.simulator.queues import PenstockQueue, PenstockWorker
+
+REGIME = 95
+"""Batch at which DistServe's decode times change their slope."""
+ROUNDS, SOME_ROUNDS = 8, 3
+"""Of reweighting, from equal weights and from those of nearly the same fit."""
+LEAST_ERROR = 0.01
+"""Smaller relative errors count as this one."""
+
+
+def least_squares(
+    rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float] | None = None
+) -> list[float]:
+    """The coefficients x for which rows * x is nearest to the values. Errors count relative to the value, as the noise
+    of a time is a share of it, times the row's weight. Raises ValueError if the rows do not tell all coefficients."""
+    if not rows:
+        raise ValueError("nothing was measured")
+    size = len(rows[0])
+    normal = [[0.0] * (size + 1) for _ in range(size)]
+    for row, value, weight in zip(rows, values, weights or [1.0] * len(rows), strict=True):
+        scaled = [each / value for each in (*row, value)]
+        for i in range(size):
+            for j in range(size + 1):
+                normal[i][j] += weight * scaled[i] * scaled[j]
+    return _solved(normal)
+
+
+def _solved(matrix: list[list[float]]) -> list[float]:
+    """Gauss' elimination of a square matrix with a last column of values. Its columns are scaled to one size first."""
+    size = len(matrix)
+    scales = [matrix[i][i] ** 0.5 or 1.0 for i in range(size)]
+    rows = [[matrix[i][j] / scales[i] / (scales[j] if j < size else 1.0) for j in range(size + 1)] for i in range(size)]
+    for i in range(size):
+        pivot = max(range(i, size), key=lambda row: abs(rows[row][i]))
+        if abs(rows[pivot][i]) < 1e-10:
+            raise ValueError("the measurements do not differ enough to tell all coefficients")
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        for row in range(size):
+            if row != i:
+                factor = rows[row][i] / rows[i][i]
+                rows[row] = [a - factor * b for a, b in zip(rows[row], rows[i], strict=True)]
+    return [rows[i][size] / rows[i][i] / scales[i] for i in range(size)]
+
+
+def nonnegative(
+    rows: Sequence[Sequence[float]],
+    values: Sequence[float],
+    doubtful: Sequence[int],
+    weights: Sequence[float] | None = None,
+) -> list[float]:
+    """Coefficients that are not negative: the column that would take most away is left out (0), and so are columns that
+    the rows do not tell apart, in the order of `doubtful`. Raises ValueError if they do not tell the others apart."""
+    left, doubts = list(range(len(rows[0] if rows else ()))), list(doubtful)
+    while True:
+        try:
+            found = least_squares([[row[each] for each in left] for row in rows], values, weights)
+        except ValueError:
+            doubts = [each for each in doubts if each in left]
+            if not doubts:
+                raise
+            left.remove(doubts[0])
+            continue
+        if min(found) >= 0:
+            return [found[left.index(each)] if each in left else 0.0 for each in range(len(rows[0]))]
+        added = [each * sum(row[column] for row in rows) for each, column in zip(found, left, strict=True)]
+        left.pop(added.index(min(added)))
+
+
+def robust(
+    rows: Sequence[Sequence[float]],
+    values: Sequence[float],
+    doubtful: Sequence[int],
+    weights: Sequence[float] | None = None,
+    rounds: int = ROUNDS,
+) -> list[float]:
+    """Coefficients that are not negative, with the least sum of |relative errors|, so that outliers count little: least
+    squares, again and again with each row weighted by 1 / its error, from these weights on. Raises ValueError as
+    `nonnegative`."""
+    found = nonnegative(rows, values, doubtful, weights)
+    for _ in range(rounds):
+        found = nonnegative(rows, values, doubtful, _weights(rows, values, found))
+    return found
+
+
+def sparse(rows: Sequence[Sequence[float]], values: Sequence[float], doubtful: Sequence[int]) -> list[float]:
+    """As `robust`, with those of the doubtful columns alone, in their order, that the rows call for. A column stays if
+    Schwarz's criterion says so, of errors with a Laplace distribution: without it the sum of |errors| must grow by more
+    than a factor of n^(1/2n). Raises ValueError as `nonnegative`."""
+    kept = [list(row) for row in rows]
+    found = robust(kept, values, doubtful)
+    enough = len(rows) ** (0.5 / len(rows))
+    for column in doubtful:
+        if found[column]:
+            fewer = [[0.0 if place == column else each for place, each in enumerate(row)] for row in kept]
+            less = robust(fewer, values, (column, *doubtful), _weights(kept, values, found), SOME_ROUNDS)
+            if sum(_errors(fewer, values, less)) <= enough * sum(_errors(kept, values, found)):
+                kept, found = fewer, less
+    return found
+
+
+def _weights(rows: Sequence[Sequence[float]], values: Sequence[float], found: Sequence[float]) -> list[float]:
+    return [1 / max(error, LEAST_ERROR) for error in _errors(rows, values, found)]
+
+
+def _errors(rows: Sequence[Sequence[float]], values: Sequence[float], found: Sequence[float]) -> list[float]:
+    return [abs(sum(map(mul, row, found)) / value - 1) for row, value in zip(rows, values, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRegime:
+    """a + b sum(ctx) + c B seconds."""
+
+    fixed_s: float
+    held_s: float
+    text_s: float
+
+    def step_s(self, texts: int, held: int) -> float:
+        return self.fixed_s + self.held_s * held + self.text_s * texts
+
+
+@dataclass(frozen=True, slots=True)
+class FittedTimes:
+    """Step times by measurement. It is a `StepTime` of the simulator."""
+
+    prefill: tuple[float, float, float]
+    """a, b, c of a + b sum(n) + c sum(n^2): what prompts of n tokens add to a step."""
+    small: DecodeRegime
+    large: DecodeRegime
+    """From REGIME texts on."""
+    lone_s: float | None = None
+    """A step that gives one token alone, if it takes another time than `small` says: it multiplies matrices with a
+    vector, for which engines have other kernels. It also takes `small.held_s` for each token in the cache."""
+
+    def step_s(self, texts: int, held: int, prefilled: int, squares: int | None = None) -> float:
+        regime = self.large if texts >= REGIME else self.small
+        if texts == 1 and not prefilled and self.lone_s is not None:
+            return self.lone_s + regime.held_s * held
+        decode = regime.step_s(texts, held - prefilled)
+        if not prefilled:
+            return decode
+        a, b, c = self.prefill
+        return decode + a + b * prefilled + c * float(prefilled**2 if squares is None else squares)
+
+
+# Calibration: the step times of an engine from the requests that it has served. Pure.
+#
+# What is known of a request is when it arrived and began, and when its first and its last token came. A decode of n
+# tokens has n - 1 steps, which it shares with the other texts of its worker, so for each request
+#
+#     last - first  = sum over its steps of (a + b * tokens in the cache + c * texts) + the prefills of others in them
+#     first - begun = the same of the steps that compute its prompt, + their prefill, + a delay that holds up no step
+#
+# where a prefill of n tokens adds d + e n + f n^2 to its step. All coefficients are fitted together
+# (planner/fit.py). Steps that give one token alone are a case of their own: their time is that of the texts that
+# had their worker to themselves, and what others spent alone is left out of the first equation. The second is taken
+# of prompts that were computed alone: those that overlap share steps in a way that no time tells.
+
+
+MIN_REQUESTS = 40
+"""With fewer, nothing is fitted."""
+MAX_FITTED = 4000
+"""Requests to fit: the newest."""
+MIN_ALONE = 5
+"""Prompts that were computed alone, to go by them alone; as few texts tell what a step takes that gives one token."""
+ALONE = 0.95
+"""Of its time to have had the worker to itself."""
+SAME_STEP = 0.25
+"""Of the mean step of a text: first tokens that come so soon after its own come from the same step."""
+LEAST_SHARED = 0.2
+"""Of the time of a text to tell what steps take that it shares."""
+MIN_IDLE = 10
+"""Texts that found their worker idle, to go by them alone."""
+NO_LIMIT = 1 << 30
+"""Tokens of a cache that only its slots limit."""
+
+
+class ServedText(NamedTuple):
+    """One text that an engine has generated in one attempt. Times are seconds of one clock."""
+
+    worker: str
+    arrived_s: float
+    begun_s: float
+    """The engine began to run it."""
+    first_s: float
+    last_s: float
+    """The engine's first and last token."""
+    heard_s: float
+    """Its client had the first token."""
+    prompt: int
+    """Tokens that were computed: those from a cache are left out."""
+    answer: int
+    lane: str = "standard"
+    tenant: str = ""
+
+    @property
+    def pace(self) -> float:
+        """Tokens a second after the first."""
+        return (self.answer - 1) / (self.last_s - self.first_s) if self.last_s > self.first_s else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLimits:
+    """What one engine takes at once."""
+
+    slots: int
+    kv_tokens: int = 0
+    """0: only the slots limit it."""
+    step_tokens: int = 512
+    """Prompt tokens of one step."""
+    by_slot: bool = False
+    """Whether it is llama.cpp, which computes prompts in the order of their slots (`EngineShape`), and whose texts
+    begin while a step is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFit:
+    """An engine as its requests showed it."""
+
+    times: FittedTimes
+    limits: ServedLimits
+    delay_s: float
+    """From the begin of a text to its first token, beside its steps."""
+    path_s: float
+    """Of a first token, outside the engine: the way in and out."""
+    requests: int
+    """That it was fitted to."""
+
+    @property
+    def shape(self) -> EngineShape:
+        """For the simulator."""
+        limits = self.limits
+        return EngineShape(
+            limits.kv_tokens or NO_LIMIT, limits.slots, limits.step_tokens, costs=self.times, by_slot=limits.by_slot
+        )
+
+    def ttft_s(self, text: ModelText) -> float:
+        """What the client of a simulated text sees."""
+        return (math.inf if text.first_s is None else text.first_s) - text.arrived_s + self.delay_s + self.path_s
+
+
+COLUMNS = ("a", "b", "c", "d", "e", "f", "delay")
+DOUBTFUL = tuple(map(COLUMNS.index, ("f", "b", "delay", "d", "c")))
+"""What is left out first if the requests do not tell all, or not enough to call for it."""
+
+
+def fitted(served: Sequence[ServedText], limits: ServedLimits) -> EngineFit:
+    """Fit an engine to what it has served. Raises PlanError if that is too little, or too much alike."""
+    served = sorted(served, key=lambda each: each.last_s)[-MAX_FITTED:]
+    neighbours = [each for texts in by_worker(served).values() for each in _neighbours(texts)]
+    alone = [each.text for each in neighbours if each.has_decode and each.alone_s > ALONE * each.decode_s]
+    lone_s = median([1 / each.pace for each in alone]) if len(alone) >= MIN_ALONE else None
+    rows = _equations(neighbours, limits, lone_s)
+    if lone_s is not None and sum(each.terms[-1] == 0 for each in rows) < MIN_REQUESTS:
+        lone_s, rows = None, _equations(neighbours, limits, None)
+    try:
+        small, prefill, delay_s = _solved_steps([each for each in rows if each.batch < REGIME] or rows)
+        large = [each for each in rows if each.batch >= REGIME]
+        regimes = small, _solved_steps(large)[0] if len(large) >= MIN_REQUESTS else small
+    except ValueError as error:
+        raise PlanError(f"{len(served)} requests tell no step times: {error}") from None
+    if lone_s is not None:
+        lone_s = max(0.0, median([1 / each.pace - small.held_s * _mean_held(each) for each in alone]))
+    times = FittedTimes(prefill, *regimes, lone_s)
+    return EngineFit(times, limits, delay_s, _path_s(served, limits.slots), len(served))
+
+
+def _path_s(served: Sequence[ServedText], slots: int) -> float:
+    """What a first token takes outside the engine, in the median: of the texts that found their worker idle, or else of
+    those that found a free slot, which wait for the step under way, by half a step in the mean."""
+    idle, beside = [], []
+    for texts in by_worker(served).values():
+        ends: list[float] = []
+        for text in texts:
+            while ends and ends[0] <= text.arrived_s:
+                heapq.heappop(ends)
+            outside_s = (text.heard_s - text.arrived_s) - (text.first_s - text.begun_s)
+            if not ends:
+                idle.append(outside_s)
+            elif len(ends) < slots and text.pace:
+                beside.append(outside_s - 0.5 / text.pace)
+            heapq.heappush(ends, text.last_s)
+    found = idle if len(idle) >= MIN_IDLE else [*idle, *beside]
+    return max(0.0, median(found)) if found else 0.0
+
+
+class _Equation(NamedTuple):
+    """One measured time as a sum of terms, by COLUMNS."""
+
+    terms: Sequence[float]
+    seconds: float
+    batch: float
+    """Texts in the mean of its steps."""
+
+
+def _solved_steps(equations: Sequence[_Equation]) -> tuple[DecodeRegime, tuple[float, float, float], float]:
+    if len(equations) < MIN_REQUESTS:
+        raise ValueError(f"at least {MIN_REQUESTS} are needed")
+    found = sparse([each.terms for each in equations], [each.seconds for each in equations], DOUBTFUL)
+    a, b, c, d, e, f, delay_s = found
+    return DecodeRegime(a, b, c), (d, e, f), delay_s
+
+
+def by_worker(served: Sequence[ServedText]) -> dict[str, list[ServedText]]:
+    """The texts of each worker, by their begin."""
+    found: defaultdict[str, list[ServedText]] = defaultdict(list)
+    for each in sorted(served, key=lambda text: text.begun_s):
+        found[each.worker].append(each)
+    return found
+
+
+class _Neighbours(NamedTuple):
+    """A text among those that its worker had at the same time."""
+
+    text: ServedText
+    others: Sequence[ServedText]
+    marks: Sequence[float]
+    """When first and last tokens of its worker came, sorted: ends of steps."""
+
+    @property
+    def decode_s(self) -> float:
+        return self.text.last_s - self.text.first_s
+
+    @property
+    def has_decode(self) -> bool:
+        return self.text.answer > 1 and self.decode_s > 0
+
+    @property
+    def alone_s(self) -> float:
+        """Of its decode, without any other."""
+        at_s, free_s = self.text.first_s, 0.0
+        for other in sorted(self.others, key=lambda each: each.begun_s):
+            free_s += max(0.0, min(other.begun_s, self.text.last_s) - at_s)
+            at_s = max(at_s, other.last_s)
+        return free_s + max(0.0, self.text.last_s - at_s)
+
+    @property
+    def is_alone_in_prefill(self) -> bool:
+        text = self.text
+        return not any(_overlap_s(text.begun_s, text.first_s, each.begun_s, each.first_s) for each in self.others)
+
+
+def _neighbours(texts: Sequence[ServedText]) -> Iterator[_Neighbours]:
+    """Of one worker's texts, which are ordered by their begin."""
+    marks = sorted([at for text in texts for at in (text.first_s, text.last_s)])
+    alive: list[ServedText] = []
+    for place, text in enumerate(texts):
+        alive = [each for each in alive if each.last_s > text.begun_s]
+        others = list(alive)
+        for each in texts[place + 1 :]:
+            if each.begun_s >= text.last_s:
+                break
+            others.append(each)
+        alive.append(text)
+        yield _Neighbours(text, others, marks)
+
+
+def _equations(neighbours: Sequence[_Neighbours], limits: ServedLimits, lone_s: float | None) -> list[_Equation]:
+    prefills = [each for each in neighbours if each.text.first_s > each.text.begun_s]
+    alone = [each for each in prefills if each.is_alone_in_prefill]
+    told = alone if len(alone) >= MIN_ALONE else prefills
+    decodes = [_of_decode(each, limits.step_tokens, lone_s) for each in neighbours if each.has_decode]
+    return [*(_of_prefill(each, limits) for each in told), *(each for each in decodes if each is not None)]
+
+
+def _chunks(text: ServedText, step_tokens: int) -> tuple[float, float, float]:
+    """Steps of a prefill, its tokens, and the sum of the squares of those in each step."""
+    whole, rest = divmod(text.prompt, step_tokens)
+    return whole + (rest > 0), float(text.prompt), float(whole * step_tokens**2 + rest**2)
+
+
+def _of_prefill(given: _Neighbours, limits: ServedLimits) -> _Equation:
+    text = given.text
+    span_s, texts, held = text.first_s - text.begun_s, 0.0, 0.0
+    decoding = [each for each in given.others if each.first_s <= text.begun_s < each.last_s]
+    room = max(1, limits.step_tokens - len(decoding)) if limits.by_slot else limits.step_tokens
+    chunks, tokens, squares = _chunks(text, room)
+    for other in given.others:
+        share = _overlap_s(text.begun_s, text.first_s, other.first_s, other.last_s) / span_s
+        texts += share
+        held += share * _held(other, (text.begun_s + text.first_s) / 2)
+        together = _overlap_s(text.begun_s, text.first_s, other.begun_s, other.first_s)
+        if together and other.first_s > other.begun_s:
+            share = together / (other.first_s - other.begun_s)
+            _, prompt, square = _chunks(other, room)
+            tokens, squares = tokens + share * prompt, squares + share * square
+    chunks = max(chunks, tokens / room)
+    waited, seconds = _wait(given, decoding) if limits.by_slot else (0.0, 0.0)
+    steps = chunks + waited
+    return _Equation(
+        (steps, steps * held, steps * texts + 1, chunks, tokens, squares, 1.0), span_s + seconds, texts + 1
+    )
+
+
+def _wait(given: _Neighbours, decoding: Sequence[ServedText]) -> tuple[float, float]:
+    """Steps that were under way when the text came, and how long before it: a whole one since the last token of another
+    text, as in a closed loop; else half of one, in the mean; none if the engine was idle."""
+    step_s = max([1 / each.pace for each in decoding if each.pace], default=0.0)
+    place = bisect_right(given.marks, given.text.begun_s) - 1
+    gap_s = given.text.begun_s - given.marks[place] if place >= 0 else math.inf
+    return (1.0, gap_s) if gap_s < step_s else (0.5 * bool(decoding), 0.0)
+
+
+def _of_decode(given: _Neighbours, step_tokens: int, lone_s: float | None) -> _Equation | None:
+    """None: it was alone for too long to tell what shared steps take."""
+    text, seconds, steps = given.text, given.decode_s, float(given.text.answer - 1)
+    if lone_s is not None:
+        alone_s = given.alone_s
+        steps -= min(steps, alone_s / lone_s)
+        seconds -= alone_s
+        if seconds < LEAST_SHARED * given.decode_s or steps < 1:
+            return None
+    pace, batch, held = steps / seconds, steps, steps * _mean_held(text)
+    prefills, tokens, squares = 0.0, 0.0, 0.0
+    same_s = SAME_STEP / text.pace
+    step_s = text.first_s
+    for other in sorted(given.others, key=lambda each: each.first_s):
+        together = _overlap_s(text.first_s, text.last_s, other.first_s, other.last_s)
+        middle = max(text.first_s, other.first_s) + together / 2
+        batch += together * pace
+        held += together * pace * _held(other, middle)
+        if text.first_s + same_s < other.first_s <= text.last_s:
+            more, prompt, square = _chunks(other, step_tokens)
+            prefills += more - (other.first_s <= step_s + same_s)
+            step_s, tokens, squares = other.first_s, tokens + prompt, squares + square
+    return _Equation((steps, held, batch, prefills, tokens, squares, 0.0), seconds, batch / steps)
+
+
+def _overlap_s(begin: float, end: float, other_begin: float, other_end: float) -> float:
+    return max(0.0, min(end, other_end) - max(begin, other_begin))
+
+
+def _mean_held(text: ServedText) -> float:
+    """Tokens in the cache of its decode, in the mean."""
+    return text.prompt + text.answer / 2
+
+
+def _held(text: ServedText, at_s: float) -> float:
+    """Tokens in the cache of a text that generates."""
+    return text.prompt + 1 + text.pace * max(0.0, at_s - text.first_s)
+
+
+MAX_TEXTS = 50_000
+"""To divide, and to simulate."""
+MIN_LOAD, MAX_LOADS = 20, 16
+"""Requests of a load, and loads, into which records are divided."""
+AFTER_S = 1e-6
+"""A client's next request comes later than its answer, and no two clients ask at the same time."""
+MAX_ERROR = 0.15
+"""Of any figure: what is farther off is not planned with."""
+FIGURES = {"tokens_s": "throughput", "ttft_p50_s": "TTFT p50", "ttft_p90_s": "TTFT p90", "tpot_p50_s": "TPOT p50"}
+"""Of a load, by field."""
+
+
+def predicted(fit: EngineFit, served: Sequence[ServedText], workers: int, scale: float = 1.0) -> list[ModelText]:
+    """Simulate the same arrivals, `scale` times as fast, at so many workers, in the order of `served`. Queue, gate,
+    preemption and the choice of a worker are those of Penstock."""
+    begin_s = min(each.arrived_s for each in served)
+    texts = [
+        ModelText(
+            max(1, each.prompt), each.answer, 1 << (each.answer - 1).bit_length(),
+            (each.arrived_s - begin_s) / scale, each.lane, each.tenant,
+        )
+        for each in served
+    ]  # fmt: skip
+    pool = PoolSimulation(PoolEngine(fit.shape), queue=PenstockQueue(), make_worker=_worker)
+    pool.order(workers, at_once=True)
+    for text in texts:
+        pool.at(text.arrived_s, partial(_arrive, pool, text))
+    pool.run(math.inf)
+    return texts
+
+
+def predicted_clients(fit: EngineFit, clients: int, lengths: Sequence[tuple[int, int]]) -> list[ModelText]:
+    """Simulate one engine under clients that each ask again as soon as they are answered, with these (prompt, answer)
+    tokens in turn. What is asked at the end of a step comes when the next one is under way."""
+    engine, now_s = ModelEngine(fit.shape), 0.0
+    todo = iter([ModelText(prompt, answer, answer) for prompt, answer in lengths])
+    numbers, coming = count(), list[tuple[float, int, ModelText]]()
+    done: list[ModelText] = []
+
+    def ask(at_s: float) -> None:
+        if (text := next(todo, None)) is not None:
+            text.arrived_s = at_s
+            heapq.heappush(coming, (at_s, next(numbers), text))
+
+    for number in range(clients):
+        ask(number * AFTER_S)
+    while coming or not engine.is_idle:
+        if engine.is_idle:
+            now_s = max(now_s, coming[0][0])
+        while coming and coming[0][0] <= now_s:
+            engine.submit(heapq.heappop(coming)[2])
+        step = engine.step()
+        now_s += step.duration_s
+        for text in step.tokens:
+            text.first_s = now_s if text.first_s is None else text.first_s
+        for text in step.ended:
+            text.ended_s = now_s
+            done.append(text)
+            ask(now_s + AFTER_S + fit.path_s + fit.delay_s)
+    return done
+
+
+def _arrive(pool: PoolSimulation, text: ModelText, _: float) -> None:
+    pool.put_text(text)
+
+
+def _worker(engine: ModelEngine) -> PenstockWorker:
+    return PenstockWorker(engine, Random(1))  # noqa: S311 - a simulation
+
+
+# --- compare ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    """What became of the requests of one load."""
+
+    tokens_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    tpot_p50_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLoad:
+    """The requests of one span of time, measured and predicted."""
+
+    begin_s: float
+    """After the first arrival of all."""
+    requests: int
+    held_out: bool
+    measured: LoadFigures
+    predicted: LoadFigures
+
+
+@dataclass(frozen=True, slots=True)
+class FitErrors:
+    """|predicted / measured - 1| over the loads that were held out: of each figure, the median or the most."""
+
+    tokens_s: float
+    ttft_p50_s: float
+    ttft_p90_s: float
+    tpot_p50_s: float
+
+
+def loads_of(served: Sequence[ServedText]) -> list[list[ServedText]]:
+    """Divide texts into loads, by arrival: at moments at which nothing was in flight, or if there are too few of them,
+    into equal numbers. Raises PlanError."""
+    if len(served) < MIN_REQUESTS:
+        raise PlanError(f"{len(served)} requests can be used, and a fit needs {MIN_REQUESTS}")
+    if len(served) > MAX_TEXTS:
+        raise PlanError(
+            f"{len(served):,} requests are more than the {MAX_TEXTS:,} that are simulated: --since would cut them"
+        )
+    texts = sorted(served, key=lambda each: each.arrived_s)
+    least = max(MIN_LOAD, len(texts) // MAX_LOADS)
+    loads: list[list[ServedText]] = [[]]
+    busy_s = -math.inf
+    for text in texts:
+        if len(loads[-1]) >= least and text.arrived_s >= busy_s:
+            loads.append([])
+        loads[-1].append(text)
+        busy_s = max(busy_s, text.last_s)
+    if len(loads) > 1 and len(loads[-1]) < least:
+        loads[-2:] = [loads[-2] + loads[-1]]
+    if len(loads) >= 4:
+        return loads
+    size = max(least, len(texts) // 8)
+    count = max(2, len(texts) // size)
+    edges = [round(number * len(texts) / count) for number in range(count + 1)]
+    return [texts[begin:end] for begin, end in pairwise(edges)]
+
+
+def compared(
+    loads: Sequence[Sequence[ServedText]], limits: ServedLimits, workers: int
+) -> tuple[EngineFit, list[ComparedLoad]]:
+    """Fit the first, third, fifth... load, and predict all. Raises PlanError."""
+    fit = fitted([text for load in loads[::2] for text in load], limits)
+    everything = [text for load in loads for text in load]
+    simulated = iter(predicted(fit, everything, workers))
+    begin_s, found = everything[0].arrived_s, []
+    for number, load in enumerate(loads):
+        texts = [next(simulated) for _ in load]
+        found.append(
+            ComparedLoad(load[0].arrived_s - begin_s, len(load), number % 2 == 1, measured(load), figures(fit, texts))
+        )
+    return fit, found
+
+
+def errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
+    """Medians over the loads that were held out."""
+    return _held_out(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], median)
+
+
+def worst_errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
+    """The same of the worst load that was held out, for each figure."""
+    return _held_out(found, lambda name: [getattr(each.predicted, name) for each in found if each.held_out], max)
+
+
+def constant_errors_of(found: Sequence[ComparedLoad]) -> FitErrors:
+    """Medians, for a predictor that knows nothing of load: it always says the median of the loads that were fitted. A
+    simulator that is no better has not shown that it knows more."""
+
+    def constant(name: str) -> list[float]:
+        seen = [getattr(each.measured, name) for each in found if not each.held_out]
+        return [median(seen)] * sum(each.held_out for each in found)
+
+    return _held_out(found, constant, median)
+
+
+def _held_out(
+    found: Sequence[ComparedLoad], said: Callable[[str], list[float]], of: Callable[[list[float]], float]
+) -> FitErrors:
+    """`said`: what is predicted of a figure, for each load that was held out. One without a figure does not count."""
+
+    def error(name: str) -> float:
+        seen = [getattr(each.measured, name) for each in found if each.held_out]
+        errors = [abs(value / true - 1) for value, true in zip(said(name), seen, strict=True) if true > 0]
+        return of(errors) if errors else 0.0
+
+    return FitErrors(*map(error, FIGURES))
+
+
+def measured(load: Sequence[ServedText]) -> LoadFigures:
+    """What the records say of a load."""
+    seconds = max(each.last_s for each in load) - min(each.arrived_s for each in load)
+    ttfts = sorted(each.heard_s - each.arrived_s for each in load)
+    tpots = sorted(1 / each.pace for each in load if each.pace)
+    return _figures(sum(each.answer for each in load), seconds, ttfts, tpots)
+
+
+def figures(fit: EngineFit, texts: Sequence[ModelText]) -> LoadFigures:
+    """What the simulator says of one."""
+    seconds = max(text.ended_s or math.inf for text in texts) - min(text.arrived_s for text in texts)
+    tpots = sorted(each for text in texts if (each := tpot_s(text)) is not None)
+    return _figures(sum(text.generated for text in texts), seconds + fit.delay_s, sorted(map(fit.ttft_s, texts)), tpots)
+
+
+def _figures(tokens: int, seconds: float, ttfts: Sequence[float], tpots: Sequence[float]) -> LoadFigures:
+    p50, p90 = (quantile(ttfts, share) for share in (0.5, 0.9))
+    return LoadFigures(tokens / max(seconds, 1e-9), p50, p90, quantile(tpots, 0.5) if tpots else 0.0)
+
+
+def fit_advice(found: Sequence[ComparedLoad]) -> str:
+    """How far the prediction may be trusted."""
+    errors, constant = errors_of(found), constant_errors_of(found)
+    held_out = sum(each.held_out for each in found)
+    said = (
+        f"Fitted to {len(found) - held_out} loads, the simulator predicts the {held_out} others to "
+        f"{100 * errors.tokens_s:.0f} % in throughput, {100 * errors.ttft_p50_s:.0f} % in TTFT p50, "
+        f"{100 * errors.ttft_p90_s:.0f} % in TTFT p90 and {100 * errors.tpot_p50_s:.0f} % in TPOT p50 (medians)"
+    )
+    worst = max(getattr(errors, name) for name in FIGURES)
+    said += (
+        ": its step times may be planned with"
+        if worst <= MAX_ERROR
+        else ": too far to plan with latencies; records of more, and of more different, loads would help"
+    )
+    if beaten := [what for name, what in FIGURES.items() if getattr(constant, name) < getattr(errors, name)]:
+        said += f". The median of the fitted loads, whatever the load, is nearer in {' and '.join(beaten)}"
+    return said + "."
