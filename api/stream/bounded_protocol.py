@@ -57,6 +57,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The server stops after the request that arrives now."""
         self._dropping = False
         """Bytes that arrive are discarded."""
+        self._offered = False
+        """The head that was just parsed offers another protocol."""
         self._in_body = self._begun = self._ended = False
         """After a request's head; after its first byte; whether the last received bytes ended a request."""
         self._head_room = self._max_header_bytes
@@ -116,10 +118,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._unmeasured = True
         try:
             if self._in_body or len(data) <= self._head_room:
-                self.parser.feed_data(data)
+                self._feed(data)
             else:
                 self._feed_head(data)
-        except httptools.HttpParserUpgrade:  # the request is answered as if it had not asked for another protocol
+        except httptools.HttpParserUpgrade:  # CONNECT
             self._dropping = True
             self.cycle.keep_alive = False
             self._leave()
@@ -133,16 +135,34 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self._wait_for_more(len(data))
 
+    def _feed(self, data: bytes) -> None:
+        """Parse data. The parser takes the bytes after an offer of another protocol (`Upgrade`) for that protocol's.
+        This server ignores each offer (RFC 9110, 7.8): a new parser reads the head again, without its offer."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                if not self._offered:
+                    raise
+                rest = data[offer.args[0] :]
+            self._offered = False
+            head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+            head += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.feed_data(b"\r\n".join(head) + b"\r\n\r\n")
+            data = rest
+
     def _feed_head(self, data: bytes) -> None:
         """Parse data that may exceed the head's limit: first up to the limit, then the rest, if the head ended there.
         Raises ApiError if it did not."""
         room = self._head_room
         if room:
-            self.parser.feed_data(data[:room])
+            self._feed(data[:room])
         if not (self._in_body or self._ended):
             raise self._too_large()
         self._unmeasured = True
-        self.parser.feed_data(data[room:])
+        self._feed(data[room:])
 
     def _wait_for_more(self, size: int) -> None:
         """After `size` valid bytes, put the connection into the queue of its next deadline."""
@@ -209,9 +229,15 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_head()
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._offered = True
+            return
         super().on_headers_complete()
         cycle = self.cycle
         cycle.transport = cast(asyncio.Transport, self.answers)
+        if self.scope["http_version"] == "1.0":  # it has neither interim answers nor chunks
+            cycle.waiting_for_100_continue = False
+            self.answers.unframe()
         if self._length > MAX_UNREAD_BYTES or not self._admitted or self._last:
             cycle.keep_alive = False
         self._in_body, self._body_bytes, self._framed_bytes, self._max_body_bytes = True, 0, 0, None
@@ -224,10 +250,8 @@ class BoundedProtocol(HttpToolsProtocol):
         version = parser.get_http_version()
         if version not in VERSIONS or (self._chunked and version == "1.0"):
             raise connection_errors.invalid_http("its version is not taken here, or not with this Transfer-Encoding")
-        if (self._length or self._chunked) and parser.should_upgrade():
-            raise connection_errors.invalid_http(
-                "this server changes to no other protocol; leave out the Upgrade header"
-            )
+        if version == "1.0" and self.cycle is not None and not self.cycle.response_complete:
+            raise connection_errors.invalid_http("HTTP/1.0 sends no request before the answer to the one before")
         if len(self.pipeline) >= MAX_PIPELINED:
             raise connection_errors.invalid_http(f"more than {MAX_PIPELINED} requests wait on this connection")
         if not self._admitted:
@@ -255,6 +279,8 @@ class BoundedProtocol(HttpToolsProtocol):
         cycle.message_event.set()
 
     def on_message_complete(self) -> None:
+        if self._offered:
+            return
         self._in_body = self._begun = False
         self._ended = True
         self._head_room = self._max_header_bytes

@@ -31,6 +31,11 @@ class Connection(BoundedProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
 
+    @property
+    def framed(self) -> bool:
+        """Whether the present answer may have chunks, which HTTP/1.0 does not know."""
+        return self.answers is None or not self.answers.unframed
+
     def carry(self, carried: BackpressureListener | None) -> bool:
         """From now on, set `carried.paused` while the reader is behind. Returns whether it is behind now."""
         self._carried = carried

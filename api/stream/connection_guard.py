@@ -17,8 +17,6 @@ from api.settings import ApiSettings
 from api.stream import connection_errors
 from api.stream.deadlines import DeadlineQueue
 
-IDLE_TIMEOUT_S = 75.0
-"""Keep-alive timeout between two requests of a connection."""
 LINGER_TIMEOUT_S = 5.0
 """How long a refused client may keep sending (its bytes are dropped), so that it can read the refusal."""
 ENDING_TIMEOUT_S = 1.0
@@ -66,7 +64,7 @@ class ConnectionGuard:
         self.settings, self.count = settings, count
         self.head = DeadlineQueue[GuardedConnection](settings.header_timeout_s, lambda it: it.head_overdue())
         self.body = DeadlineQueue[GuardedConnection](settings.body_timeout_s, lambda it: it.body_overdue())
-        self.idle = DeadlineQueue[GuardedConnection](IDLE_TIMEOUT_S, lambda it: it.idle_overdue())
+        self.idle = DeadlineQueue[GuardedConnection](settings.idle_timeout_s, lambda it: it.idle_overdue())
         self.lingering = DeadlineQueue[GuardedConnection](LINGER_TIMEOUT_S, lambda it: it.linger_overdue())
         self.ending = DeadlineQueue[GuardedConnection](ENDING_TIMEOUT_S, lambda it: it.idle_overdue())
         self.writing = DeadlineQueue[GuardedConnection](

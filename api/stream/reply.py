@@ -297,8 +297,9 @@ class StreamReply(Reply):
             await self._buffer.attach_sink(self._write_first_rows)
             return
         direct = None
-        if self._connection is not None and (around := self._renderer.plain) is not None:
-            direct = self._start_flow(self._connection, *around)
+        connection, around = self._connection, self._renderer.plain
+        if connection is not None and connection.framed and around is not None:
+            direct = self._start_flow(connection, *around)
         await self._buffer.attach_sink(self._write_rows, direct)
         self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
 

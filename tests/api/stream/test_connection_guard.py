@@ -278,7 +278,6 @@ async def test_requests_in_advance_are_bounded() -> None:
         b"GET / HTTP/1.1\r\nA : b\r\n\r\n",
         b"GET / HTTP/1.1\r\nA: b\r\n c\r\n\r\n",
         b"GET / HTTP/1.1\nA: b\n\n",
-        POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
@@ -308,12 +307,58 @@ async def test_a_broken_body_behind_an_open_answer_ends_the_connection_untold() 
         assert not door.refused, "nobody was told"
 
 
-async def test_another_protocol_is_not_taken_up() -> None:
-    """The request is answered as if it had not asked, and is the connection's last."""
-    async with opened() as door, client(door, GET + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n") as it:
-        status, headers, _ = await it.answer()
-        assert (status, headers["connection"]) == (200, "close")
-        assert await it.rest() == b""
+OFFERS = (
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
+    b"connection: keep-alive, UPGRADE\r\nupgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n",
+    b"Upgrade: TLS/1.0, HTTP/2.0\r\nConnection: upgrade\r\n",
+    b"Upgrade: h2c\r\nUpgrade: foo\r\nConnection: upgrade\r\n",
+)
+BODIES = (
+    (b"\r\n", b""),
+    (b"Content-Length: 3\r\n\r\nabc", b"abc"),
+    (b"Transfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\nX: y\r\n\r\n", b"abc"),
+    (b"Content-Length: 90000\r\n\r\n" + b"a" * 90_000, b"a" * 90_000),
+)
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize("offer", OFFERS)
+async def test_an_offer_of_another_protocol_is_ignored(offer: bytes, in_pieces: bool) -> None:
+    """Whatever its body; the connection goes on, with and without further offers, and with pipelined requests."""
+    requests = [POST + offer + body for body, _ in BODIES] + [GET + b"\r\n"]
+    async with opened() as door, client(door) as it:
+        for request in requests if in_pieces else [b"".join(requests)]:
+            for start in range(0, len(request), 40 if in_pieces and len(request) < 400 else 1_000_000):
+                await it.send(request[start : start + (40 if in_pieces and len(request) < 400 else 1_000_000)])
+                await asyncio.sleep(0)
+        answers = [await it.answer() for _ in requests]
+        assert [(status, body) for status, _, body in answers] == [(200, body) for _, body in (*BODIES, BODIES[0])]
+        assert all("connection" not in headers for _, headers, _ in answers)
+
+
+async def test_an_offer_changes_no_limit() -> None:
+    offer = POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    async with opened() as door:
+        async with client(door, offer + b"X: " + b"x" * 20_000 + b"\r\n\r\n") as it:
+            assert (await it.answer())[0] == 431
+        async with client(door, b"".join(offer + b"\r\n" for _ in range(MAX_PIPELINED + 3))) as it:
+            assert (await it.rest()).count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
+        async with client(door, offer + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n") as it:
+            assert await it.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            await it.send(b"hi")
+            assert (await it.answer())[2] == b"hi"
+
+
+@pytest.mark.parametrize("fields", [b"", b"Connection: keep-alive\r\n", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+async def test_http_1_0_gets_no_chunks(fields: bytes) -> None:
+    """Nor an interim answer; the end of the connection is that of the body."""
+    request = b"POST /hold HTTP/1.0\r\n" + fields + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\nhi"
+    async with opened() as door, client(door, request) as it:
+        head = await it.reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in head and b"connection: close" in head
+        assert await it.reader.read(1) == b"<", "before the answer has ended"
+        door.app.go_on.set()
+        assert await it.rest() == b">"
 
 
 async def test_http_1_0_is_answered_and_closed() -> None:
@@ -485,10 +530,13 @@ async def test_neither_a_stream_nor_a_wait_is_cut() -> None:
         assert (await quiet.answer())[0] == 200
 
 
-async def test_an_answered_connection_is_kept_for_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answered_connection_is_kept_for_the_next_request() -> None:
     """Longer than a silent one, and not for ever."""
-    monkeypatch.setattr(guard_module, "IDLE_TIMEOUT_S", 2.0)
-    async with opened(header_timeout_s=0.05) as door, client(door, GET + b"\r\n") as it, client(door) as silent:
+    async with (
+        opened(header_timeout_s=0.05, idle_timeout_s=2.0) as door,
+        client(door, GET + b"\r\n") as it,
+        client(door) as silent,
+    ):
         await it.answer()
         assert await silent.rest() == b""
         await asyncio.sleep(0.1)

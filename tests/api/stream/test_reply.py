@@ -47,6 +47,7 @@ class Client:
             carry=lambda _carried: False,
             hold_head=lambda: None,
             write_chunk=self._take,
+            framed=True,
             transport=None,
         )
 
