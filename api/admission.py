@@ -29,6 +29,7 @@ from api.services import Services
 from api.wait_limits import OutOfReach, limit_of, out_of_reach
 from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, retry
+from runtime.text import without_mark
 from streaming.errors import (
     Abandoned,
     ConversationChanged,
@@ -117,7 +118,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> Weighed:
         more = message.get("more_body", False)
         if len(body) > limit:
             raise errors.payload_too_large(limit)
-    return await weighed(body)
+    return await weighed(without_mark(body))
 
 
 async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, *, waits: bool) -> Admitted:

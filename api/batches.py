@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
@@ -25,7 +24,7 @@ from api.openai.batch_lines import so_far
 from api.openai.batch_schemas import WINDOWS, BatchRequest
 from api.openai.json_body import read_object
 from api.openai.rendering import usage_object
-from api.openai.validation import explained
+from api.openai.validation import validated
 from api.query import MAX_PER_PAGE, page_limit
 from api.services import Services
 from streaming.batches.batch import Batch, BatchState, LineFault
@@ -92,10 +91,7 @@ async def _discard_input(services: Services, batch: Batch) -> None:
 
 
 def _asked(body: bytes) -> BatchRequest:
-    try:
-        return BatchRequest.model_validate(read_object(body))
-    except ValidationError as error:
-        raise explained(error) from None
+    return validated(BatchRequest, read_object(body))
 
 
 def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: str, trace: dict[str, str]) -> Batch:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 from starlette.datastructures import QueryParams
 
 from api.openai import errors
 
 MAX_PER_PAGE = 100
 """Rows on one page of a list; a list of files has its own bound."""
-MAX_DIGITS = 15
-"""int() raises on thousands of digits, and a URL may hold that many."""
+WHOLE = re.compile(r"([0-9]{1,15})(?:\.0{1,15})?")
+"""With a bound, because int() raises on thousands of digits, and a URL may hold that many."""
 
 
 def whole_number(text: str, param: str, minimum: int, maximum: int) -> int:
     """Return the value of parameter `param`. Raises ApiError (400)."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS and minimum <= int(text) <= maximum):
+    match = WHOLE.fullmatch(text)
+    if match is None or not minimum <= int(match[1]) <= maximum:
         raise errors.invalid_request(f"{param} must be a whole number from {minimum} to {maximum}.", param)
-    return int(text)
+    return int(match[1])
 
 
 def page_limit(query: QueryParams, default: int, most: int) -> int:

@@ -63,7 +63,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     header_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """From the first byte of a request to the end of its head, and from a connection's start to its first byte."""
     idle_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 75.0
-    """How long a connection may stay open between two requests. A proxy that keeps connections must close them sooner."""
+    """How long a connection stays open between two requests. A proxy in front must close its connections sooner."""
     body_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """A body that brings fewer than this times `min_body_bytes_per_s` bytes in any such period is refused."""
     min_body_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 1024

@@ -21,6 +21,11 @@ MAX_PARTS = 16
 MAX_HEADER_BYTES = 4096
 MAX_FIELD_BYTES = 1024
 MAX_NAME_CHARS = 255
+PLAIN_PARTS = {
+    b"content-encoding": (b"", b"identity"),
+    b"content-transfer-encoding": (b"", b"7bit", b"8bit", b"binary"),
+}
+"""The values of these fields of a part that leave its bytes as they are."""
 MAX_OVERHEAD_BYTES = 64 * 1024
 """Upper bound of the bytes of a body besides its file: the other parts are small."""
 
@@ -200,6 +205,9 @@ class _Reader:
         _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
         self._field = options.get(b"name", b"").decode("utf-8", "replace")
         self._is_file = b"filename" in options
+        for name, plain in PLAIN_PARTS.items():
+            if self._headers.get(name, b"").strip().lower() not in plain:
+                raise errors.encoded_part(name.decode().title())
         if not self._is_file:
             return
         if self._field != "file" or self._opening or self.upload.incoming is not None:

@@ -89,9 +89,12 @@ def _words() -> list[str]:
 
 
 def _speak_utf8() -> None:
-    """So are answers; a terminal that was set up for ASCII alone must not stop them."""
+    """So are answers; a terminal that was set up for ASCII alone must not stop them. What is piped in may begin with a
+    byte order mark, and must be UTF-8."""
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8", "utf-8-sig"):
             stream.reconfigure(encoding="utf-8", errors="replace")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cli.errors import USAGE, Problem
+from runtime.text import fault_of, read_text
 
 SLOT = re.compile(r"\{(\w+)\}")
 TEXT_COLUMNS = ("prompt", "text")
@@ -68,6 +69,8 @@ def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
     try:
         for place, row in _rows(source):
             yield row if "body" in row else _line(source, place, row, recipe)
+    except UnicodeDecodeError:
+        raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
     except OSError as error:
         raise Problem(f"{source} cannot be read", cause=error.strerror or str(error), exit_code=USAGE) from None
 
@@ -80,7 +83,7 @@ def _rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    with source.open("rb") as file:
+    with source.open(encoding="utf-8-sig") as file:  # each kind of line end
         for number, data in enumerate(file, 1):
             if not data.strip():
                 continue
@@ -99,15 +102,22 @@ def _table(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             for number, row in enumerate(csv.DictReader(file), 1):
                 yield str(number), {name: value for name, value in row.items() if name is not None}
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise _wrong(source, f"it is not a CSV table in UTF-8: {error}") from None
+        except csv.Error as error:
+            raise _wrong(source, f"it is not a CSV table: {error}") from None
 
 
 def _texts(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for path in sorted(source.rglob("*")):
         if path.suffix.lower() in TEXTS and path.is_file():
             name = path.relative_to(source).as_posix()
-            yield name, {"custom_id": name, "name": path.stem, "text": path.read_text("utf-8", "replace")}
+            yield name, {"custom_id": name, "name": path.stem, "text": _text(path)}
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except ValueError as error:
+        raise _wrong(path, str(error)) from None
 
 
 def _line(source: Path, place: str, row: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:

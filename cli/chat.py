@@ -14,6 +14,7 @@ from cli.conversation import TerminalChat
 from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, Where, where_options
 from cli.progress import ProgressLine
+from runtime.text import fault_of
 
 
 @click.command(cls=Command)
@@ -53,9 +54,15 @@ def _stdin() -> str:
     with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
         if not sys.stdin.isatty():
             progress.phase("reading stdin to its end")
-        try:
-            return sys.stdin.read()
-        except UnicodeDecodeError as error:
-            raise Problem(
-                "stdin is no UTF-8 text", cause=str(error), next_step="convert it first", exit_code=USAGE, code="usage"
-            ) from None
+        return stdin_text()
+
+
+def stdin_text() -> str:
+    """All of stdin. Raises Problem if it is not UTF-8 text."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        cause = f"it is {fault_of(error.object)}"
+        raise Problem(
+            "stdin is no UTF-8 text", cause=cause, next_step="convert it first", exit_code=USAGE, code="usage"
+        ) from None

@@ -30,6 +30,7 @@ from penstock.client import (
 )
 from penstock.client_messages import lines_of, refusal_of
 from penstock.client_protocol import EMPTY
+from runtime.text import read_text
 from streaming.redis.settings import RedisSettings
 
 KEY = "PENSTOCK_API_KEY"
@@ -358,7 +359,7 @@ def _kept_key(path: Path) -> str:
             raise Problem(
                 f"{path} can be read by others", next_step=f"chmod 600 {path}", exit_code=FORBIDDEN, code="key_exposed"
             )
-        return path.read_text().strip()
+        return read_text(path).strip()
     except FileNotFoundError:
         return ""
     except PermissionError as error:

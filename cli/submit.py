@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from cli.chat import stdin_text
 from cli.client import Client
 from cli.errors import DONE, STILL_RUNNING, USAGE, Problem
 from cli.job import AnswerPrinter, answer_of, ended_badly, follow, job_timed
@@ -64,7 +65,7 @@ def submit(
     with Client.find(where) as client:
         if not as_json:
             client.on_retry(AnswerPrinter().waiting(note))
-        body = _body(client, sys.stdin.read() if text == "-" else text, **asked)
+        body = _body(client, stdin_text() if text == "-" else text, **asked)
         job = client.submit(body, idempotency_key or "")
         if following:
             note(f"job {job['id']}")

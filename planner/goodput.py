@@ -37,6 +37,7 @@ from planner.search import (
 )
 from planner.simulator.engine import ModelText
 from planner.simulator.trace import Malformed, Trace
+from runtime.text import fault_of
 
 REQUESTS = 300
 """DistServe's N, at least: with large batches, so few requests would have come before the batch is full."""
@@ -396,7 +397,9 @@ def _rows(path: Path) -> Iterator[tuple[int, int]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             for number, row in enumerate(csv.DictReader(file), 2):
                 yield _lengths(row, f"{path}, line {number}")
-    except (Malformed, OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise PlanError(f"--workload {path}: it is {fault_of(path.read_bytes())}") from None
+    except (Malformed, OSError, csv.Error) as error:
         raise PlanError(f"--workload {path}{_said(path, error)}") from None
 
 

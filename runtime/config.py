@@ -20,6 +20,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, cast
 import msgspec
 
 from runtime.sources import Sources
+from runtime.text import read_text
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -272,10 +273,10 @@ def _from_file(path: Path | None, kinds: Mapping[str, type[msgspec.Struct]]) -> 
     if path is None:
         return {}
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(read_text(path))
     except FileNotFoundError:
         raise ConfigError(str(path), "no such file", "correct the path") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         hint = "write the file as UTF-8 TOML, as in docs/configuration.md"
         raise ConfigError(str(path), f"cannot be read: {error}", hint) from None
     except OSError as error:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runtime.text import read_text
+
 MAX_PARSES = 100
 """Of a settings file, to find the line of one key: a supervisor that serves others may ask."""
 FLAGS = {
@@ -47,7 +49,7 @@ class Sources:
         if self.path is None:
             return ""
         try:
-            line = line_of(self.path.read_text(encoding="utf-8"), key)
+            line = line_of(read_text(self.path), key)
         except (OSError, ValueError):  # the error that is told has this as its cause
             return ""
         here = Path.cwd()

@@ -17,6 +17,7 @@ from api.jobs import as_json
 from api.openai import errors
 from api.openai.answers import MAX_OVERRIDE_S
 from api.openai.json_body import read_object
+from api.openai.validation import with_integers
 from api.services import Services
 from streaming.fleet.overrides import Override
 from streaming.fleet.plans import Noted, Plan, Prospect
@@ -63,7 +64,7 @@ async def override(request: Request) -> Response:
     """PUT /admin/pools/{model} with {"want": 3} or {"paused": true}, optionally "for_s": set an override; 200."""
     caller, services, model = caller_of(request), services_of(request), _model(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
-    want, hold_s = _asked(read_object(body), services, model)
+    want, hold_s = _asked(with_integers(read_object(body)), services, model)
     audit.detail(request.scope, want=want, paused=want is None, for_s=hold_s)
     await services.overrides.put(model, want, caller.name or caller.tenant, None if hold_s is None else hold_s * 1000)
     return await _pool_response(request)

@@ -16,12 +16,14 @@ import msgspec
 
 from api.openai.errors import ApiError, model_not_found
 from api.openai.generation import reasoning_of, sampling_of
+from api.openai.json_body import FINITE, non_finite_field
 from api.openai.json_weight import nested_beyond
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result
 from api.openai.schemas import Kind, Request, check_choices, parse
 from penstock.engine import ModelCard
+from runtime.text import fault_of
 from streaming.batches.batch import Batch
 from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
 from streaming.jobs.job import Chat, Inputs, Job, JobState, Prompt, Text, Tokens, job_class
@@ -94,13 +96,18 @@ def envelope(data: bytes, endpoint: str) -> Envelope:
     try:
         found = _ENVELOPE.decode(data)
     except UnicodeDecodeError:
-        raise BadLine("invalid_json_line", "This line is not UTF-8 text.") from None
+        raise BadLine("invalid_json_line", f"This line is {fault_of(data)}.") from None
     except msgspec.ValidationError as error:
         raise BadLine(
             "invalid_request", f"A line is an object with custom_id, method, url and body: {error}."
         ) from None
     except msgspec.DecodeError as error:
-        raise BadLine("invalid_json_line", f"This line is not valid JSON: {error}.") from None
+        if field := non_finite_field(data):
+            raise BadLine("invalid_json_line", f"{field} {FINITE}.", field) from None
+        fault = fault_of(data)
+        raise BadLine(
+            "invalid_json_line", f"This line is not valid JSON: {f'it is {fault}' if fault else error}."
+        ) from None
     except RecursionError:
         raise _too_deep() from None
     if nested_beyond(data, MAX_LINE_DEPTH):

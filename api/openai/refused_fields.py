@@ -13,7 +13,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "web_search_options": (),
     "moderation": (),
     "suffix": ("",),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from api.openai.end_fields import EndFields
 from api.openai.errors import invalid_request
@@ -44,7 +44,7 @@ from api.openai.tasks.request import (
     refuse_misplaced,
 )
 from api.openai.tool_fields import ToolFields
-from api.openai.validation import explained
+from api.openai.validation import validated
 from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens, job_class
 from streaming.jobs.job import Prompt as JobPrompt
@@ -275,10 +275,7 @@ def parse(kind: Kind, body: bytes) -> Request:
         refuse_misplaced(fields)
     else:
         refuse_fields(fields, chat=issubclass(model, ToolFields))
-    try:
-        request = model.model_validate(fields)
-    except ValidationError as error:
-        raise explained(error) from None
+    request = validated(model, fields)
     if isinstance(request, CompletionFields):
         request.check_end(request.token_limit, request.schema_asked)
     if isinstance(request, CompletionRequest):

@@ -6,8 +6,9 @@ It never quotes the value, which may be a prompt.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from api.openai.errors import ApiError, invalid_request
 from api.openai.fields import QueueOptions
@@ -32,6 +33,33 @@ _WORDS = {
     "string_pattern_mismatch": "must match the pattern {pattern}",
     "string_too_long": "may have at most {max_length} characters",
 }
+
+
+_INTEGER_EXPECTED = ("int_type", "shape")
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def validated(model: type[Body], fields: dict[str, Any]) -> Body:
+    """Validate a body. JSON has one type of number, so whole floats (8.0) pass for integers. Raises ApiError (400)."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        if not any(each["type"] in _INTEGER_EXPECTED for each in error.errors(include_input=False, include_url=False)):
+            raise explained(error) from None
+    try:
+        return model.model_validate(with_integers(fields))
+    except ValidationError as error:
+        raise explained(error) from None
+
+
+def with_integers(value: Any) -> Any:
+    """Return the value with its whole floats as integers."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {name: with_integers(each) for name, each in value.items()}
+    return [with_integers(each) for each in value] if isinstance(value, list) else value
 
 
 def explained(error: ValidationError) -> ApiError:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,15 +24,13 @@ from api.openai.responses.conversation import (
     item_list,
     new_items,
 )
-from api.openai.validation import explained
+from api.openai.validation import Body, validated
 from api.query import MAX_PER_PAGE, page_limit
 from api.responses.endpoints import check_include
 from api.responses.turns import MAX_READS, current
 from streaming.errors import ConversationChanged, QuotaExceeded, UnknownConversation
 from streaming.ids import joined
 from streaming.jobs.conversations import Conversation, ConversationItem
-
-Body = TypeVar("Body", bound=BaseModel)
 
 KEY_DIGITS = 16
 """Hexadecimal digits of an item's id that tell the request that added it, before as many that tell what it sent."""
@@ -185,10 +182,7 @@ async def _asked(request: Request, model: type[Body]) -> Body:
     """Read the body. Raises ApiError, also if the store accepts nothing new."""
     services = services_of(request)
     body = await read_body(request.scope, request.receive, services.settings.body_limit)
-    try:
-        asked = model.model_validate(read_object(body))
-    except ValidationError as error:
-        raise explained(error) from None
+    asked = validated(model, read_object(body))
     if services.refusal:
         raise errors.store_full(services.refusal)
     return asked

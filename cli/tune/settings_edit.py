@@ -17,6 +17,7 @@ from cli.errors import Problem
 from planner.tuning import Recommendation
 from runtime.config import FILE, ConfigError
 from runtime.files import write_file
+from runtime.text import decoded
 
 Keys: TypeAlias = tuple[str, ...]
 BATCH_KEY = {"trtllm": "max_batch_size", "sim": "slots", "llamacpp": "slots"}
@@ -61,7 +62,7 @@ def apply_settings(
     if not changes:
         return Applied(folder / FILE, (), is_written=False)
     check(folder, text)
-    before = tomllib.loads((folder / FILE).read_bytes().decode())
+    before = tomllib.loads(decoded((folder / FILE).read_bytes()))
     for keys, value in changes.items():
         tell(f"{'.'.join(map(quoted, keys))}: {old(before, keys)} -> {literal(value)}")
     path = (folder / FILE).resolve()  # behind a link
@@ -94,7 +95,7 @@ def changed_text(
     """The file with the recommended settings, and what was changed. Raises Problem, ConfigError."""
     path = folder / FILE
     before = load_deployment({}, os.environ, folder, path if path.is_file() else None)
-    text = path.read_bytes().decode() if path.is_file() else ""  # with the ends of its lines
+    text = decoded(path.read_bytes()) if path.is_file() else ""  # with the ends of its lines
     if model not in before.models:
         raise Problem(f"{path} does not configure the model {model!r}, which is to be measured",
                       next_step="run this in the folder of its penstock.toml")  # fmt: skip

@@ -13,6 +13,7 @@ from pathlib import Path
 from api.openai.batch_lines import BadLine, Envelope, envelope, refusal, request_of, traits
 from api.openai.errors import ApiError
 from penstock.engine import ModelCard
+from runtime.text import form_of
 from streaming.batches.batch import LineFault
 from streaming.batches.ledger import InputPlan, LineOutcome, Segment, lines_of
 
@@ -79,7 +80,7 @@ def validate_input(
                 line = _parsed(data, number, terms, names)
             except BadLine as bad:
                 found.faults.append(LineFault(number, bad.code, str(bad), bad.param))
-                if len(found.faults) >= MAX_FAULTS:
+                if len(found.faults) >= MAX_FAULTS or (place == 0 and form_of(data)):
                     break
                 continue
             if not found.faults:

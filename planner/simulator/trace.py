@@ -22,6 +22,8 @@ from typing import Annotated
 
 import msgspec
 
+from runtime.text import fault_of
+
 COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
 CONVERSATION, API = "Conversation log", "API log"
 LANES = {CONVERSATION: "interactive", API: "standard"}
@@ -63,14 +65,17 @@ class Trace:
 
     def __iter__(self) -> Iterator[TraceRow]:
         """Rows in the order of the file. Raises Malformed, OSError."""
-        for request in self._lines() if self.path.suffix == ".jsonl" else self._rows():
-            if request.answer > 0:
-                yield request
-            else:
-                self.failed += 1
+        try:
+            for request in self._lines() if self.path.suffix == ".jsonl" else self._rows():
+                if request.answer > 0:
+                    yield request
+                else:
+                    self.failed += 1
+        except UnicodeDecodeError:
+            raise Malformed(f"{self.path}: it is {fault_of(self.path.read_bytes())}") from None
 
     def _lines(self) -> Iterator[TraceRow]:
-        with self.path.open("rb") as file:
+        with self.path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 try:
                     found = msgspec.json.decode(line, type=ApexLine)
@@ -86,13 +91,13 @@ class Trace:
             try:
                 for row in rows:
                     yield _request(row, f"{self.path}, line {rows.line_num}")
-            except (csv.Error, UnicodeDecodeError) as error:
+            except csv.Error as error:
                 raise Malformed(f"{self.path}, line {rows.line_num + 1}: {error}") from None
 
     def _columns(self, rows: csv.DictReader[str]) -> Sequence[str]:
         try:
             return rows.fieldnames or ()
-        except (csv.Error, UnicodeDecodeError) as error:
+        except csv.Error as error:
             raise Malformed(f"{self.path} is no CSV: {error}") from None
 
 

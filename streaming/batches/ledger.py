@@ -21,6 +21,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from runtime.files import write_file
+from runtime.text import MARK
 from streaming.jobs.terminal import Usage
 
 ROW = struct.Struct("<IBBHQIIII")
@@ -264,9 +265,21 @@ class AnswerReader:
 
 def lines_of(source: BinaryIO, longest: int) -> Iterator[tuple[int, int, bytes]]:
     """Iterate over the lines that are not blank: number (from 1), offset and bytes. A line longer than `longest` bytes
-    is truncated. Only a newline ends a line: text may hold other separators."""
-    number = offset = 0
+    is truncated. Newlines and carriage returns end a line: text may hold other separators. A byte order mark at the
+    start belongs to no line."""
+    number, offset = 0, len(MARK) if source.read(len(MARK)) == MARK else 0
+    source.seek(offset)
     while data := source.readline(longest + 1):
+        if b"\r" in data and len(parts := data.splitlines(keepends=True)) > 1:
+            if not data.endswith(b"\n"):
+                parts.pop()  # it may go on
+            for part in parts:
+                number += 1
+                if part.strip():
+                    yield number, offset, part
+                offset += len(part)
+            source.seek(offset)
+            continue
         number += 1
         length = len(data)
         while not data.endswith(b"\n") and (more := source.readline(1 << 20)):

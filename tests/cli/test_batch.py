@@ -35,6 +35,24 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield house
 
 
+@pytest.mark.parametrize(("name", "text"), [
+    ("in.jsonl", '{"prompt": "é"}\n{"prompt": "b"}\n'), ("in.csv", "prompt\né\nb\n"), ("a.txt", "é"),
+])  # fmt: skip
+def test_files_may_have_a_byte_order_mark_and_no_other_encoding(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_bytes(text.encode("utf-8-sig"))
+    source = tmp_path if name == "a.txt" else tmp_path / name
+    found = [row["body"]["messages"][0]["content"] for row in batch_lines(source, RECIPE)]
+    assert found == ["é", "b"][: len(found)] and found
+    if name == "in.jsonl":
+        (tmp_path / name).write_bytes(text.replace("\n", "\r").encode())
+        assert len(list(batch_lines(source, RECIPE))) == 2
+    at = text.index("é") + 1
+    for encoding, words in (("utf-16", "UTF-16"), ("latin-1", f"byte {at} is 0xe9")):
+        (tmp_path / name).write_bytes(text.encode(encoding))
+        with pytest.raises(Problem, match=words):
+            list(batch_lines(source, RECIPE))
+
+
 @pytest.fixture
 def here(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of one's own, and commands that find the house."""
@@ -90,7 +108,7 @@ def test_a_folder_of_texts(tmp_path: Path) -> None:
         ("in.csv", b"a,b\n1,2\n", "", "row 1: which column is the text?"),
         ("in.jsonl", jsonl([{"prompt": "x"}, {"prompt": ""}, {"promt": "x"}]), "", "row 3: which column is the text?"),
         ("in.csv", b"a,b\n1,2\n", "{c}", "row 1 has no column 'c'"),
-        ("in.csv", b"a,b\n\xff,2\n", "{a}", "not a CSV table in UTF-8"),
+        ("in.csv", b"a,b\n\xff,2\n", "{a}", "byte 5 is 0xff"),
         ("in.jsonl", jsonl([line(1), line(2) | {"url": "/v1/completions"}]), "", "several endpoints"),
     ],
 )

@@ -137,6 +137,20 @@ def test_chat_appends_what_is_piped(
     assert door.requests[-2][2]["model"] == "other"
 
 
+@pytest.mark.parametrize("words", [["chat"], ["submit", "-"]])
+def test_piped_text_may_have_a_byte_order_mark_and_no_other_encoding(
+    door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    def piped(data: bytes) -> int:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), "ascii", errors="surrogateescape"))
+        return main([*words, "--model", "sim"])
+
+    piped("é".encode("utf-8-sig"))
+    assert [body["messages"][0]["content"] for _, _, body in door.requests if body and "messages" in body] == ["é"]
+    for data, said in (("é".encode("utf-16"), "UTF-16"), ("aé".encode("latin-1"), "byte 2 is 0xe9")):
+        assert piped(data) == 2 and said in capsys.readouterr().err
+
+
 def test_chat_of_nothing_or_of_no_text_is_wrong_usage(
     door: Door, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

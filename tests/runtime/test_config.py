@@ -245,3 +245,19 @@ def test_a_models_name_is_checked_by_every_process(name: str) -> None:
     assert served_models({"org/Model-1.5:q4_k": ModelSettings(engine="sim")})
     with pytest.raises(ConfigError, match="a model name has letters"):
         served_models({name: ModelSettings(engine="sim")})
+
+
+def test_a_byte_order_mark_is_ignored_and_other_encodings_are_named(tmp_path: Path) -> None:
+    """Of the settings file; the line of a mistake in it is still known."""
+    path = tmp_path / "penstock.toml"
+    text = "# é\r\n[api]\r\nport = 1234\r\n"
+    path.write_bytes(text.encode("utf-8-sig"))
+    assert load({"api": ApiSettings}, path=path, environ={}).section("api", ApiSettings).port == 1234
+    path.write_bytes(text.replace("1234", "-1").encode("utf-8-sig"))
+    with pytest.raises(ConfigError) as wrong:
+        load({"api": ApiSettings}, path=path, environ={})
+    assert "line 3" in wrong.value.source
+    for encoding, words in (("utf-16", "UTF-16"), ("utf-16-be", "UTF-16"), ("latin-1", "byte 3 is 0xe9")):
+        path.write_bytes(text.encode(encoding))
+        with pytest.raises(ConfigError, match=words):
+            load({"api": ApiSettings}, path=path, environ={})

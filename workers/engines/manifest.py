@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.engine import EngineDead
+from runtime.text import read_text
 
 LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 SHARD = re.compile(r"(.+-)\d{5}(-of-\d{5}\.gguf)")
@@ -27,14 +28,14 @@ def check(manifest: Path, loaded: Iterable[Path]) -> None:
             for path in _files(root):
                 if path != _normalised(manifest.absolute()):
                     _check(path, listed, manifest)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise EngineDead(f"the files of the model cannot be checked against {manifest}: {error}") from error
 
 
 def read(manifest: Path) -> dict[Path, str]:
-    """The hash of each file. Raises EngineDead for a malformed line, OSError, UnicodeDecodeError."""
+    """The hash of each file. Raises EngineDead for a malformed line, OSError, ValueError."""
     folder, listed = manifest.absolute().parent, dict[Path, str]()
-    for number, line in enumerate(manifest.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_text(manifest).splitlines(), 1):
         match = LINE.fullmatch(line)
         if match is None:
             raise EngineDead(f"line {number} of {manifest} is no line of sha256sum. Write it anew with sha256sum.")

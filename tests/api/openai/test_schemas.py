@@ -330,7 +330,7 @@ def test_what_is_missing_is_required() -> None:
         (b"", "line 1 column 0"),
         (b'{"model": }', "line 1 column 11"),
         (b'{"model": "m"\n "n": 1}', "line 2 column 2"),
-        (b'{"n": NaN}', "line 1 column 7"),
+        (b'{"n": NaN}', "n must be a finite number"),
         (b"\xff", "not valid JSON"),
         (b'{"model": "\xff"}', "not valid JSON"),
         (b'{"model": "\\ud800"}', "not valid JSON"),
@@ -424,7 +424,7 @@ def test_what_excludes_tools_is_refused_with_what_to_do_instead() -> None:
     [
         ("functions", [{}]),
         ("function_call", {"name": "f"}), ("modalities", ["text", "audio"]),
-        ("audio", {"voice": "a"}), ("prediction", {"type": "content"}),
+        ("audio", {"voice": "a"}),
         ("web_search_options", {}), ("moderation", {}), ("suffix", "end"), ("best_of", 4), ("webhook", "https://example.org"),
     ],
 )  # fmt: skip
@@ -453,6 +453,66 @@ def test_their_neutral_values_pass(name: str, value: Any) -> None:
     request = chat(**{name: value})
     assert job_of(request) == job_of(chat())
     assert ignored_fields(request) == []
+
+
+@pytest.mark.parametrize("kind", ["chat", "completion"])
+def test_a_prediction_is_a_hint(kind: Any) -> None:
+    body = {"messages": MESSAGES} if kind == "chat" else {"prompt": "x"}
+    body |= {"model": "m", "prediction": {"type": "content", "content": "x"}}
+    assert ignored_fields(parse(kind, json.dumps(body).encode())) == ["prediction"]
+
+
+WHOLE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "chat": ("chat", {"messages": MESSAGES, "max_tokens": 8, "n": 2, "seed": -7, "logprobs": True, "top_logprobs": 3,
+                      "top_k": 4, "queue": {"deadline_ms": 1000, "max_queue_ms": 900}}),
+    "completion": ("completion", {"prompt": "x", "max_completion_tokens": 8, "logprobs": 2, "n": 1}),
+    "ids": ("completion", {"prompt": [1, 2, 3]}),
+    "lists of ids": ("completion", {"prompt": [[1, 2], [3]]}),
+    "response": ("response", {"input": "x", "max_output_tokens": 20, "top_logprobs": 0}),
+    "embedding": ("embedding", {"input": [1, 2], "dimensions": 3}),
+    "rerank": ("rerank", {"query": "a", "documents": ["b"], "top_n": 1}),
+    "detokenize": ("detokenize", {"tokens": [1, 2]}),
+    "job": ("job", {"messages": MESSAGES, "max_tokens": 8}),
+    "a schema": ("chat", {"messages": MESSAGES, "max_tokens": 8, "response_format": {"type": "json_schema",
+        "json_schema": {"name": "s", "schema": {"type": "integer", "minimum": 2}}}}),
+}  # fmt: skip
+
+
+def with_floats(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: with_floats(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_floats(each) for each in value]
+    return float(value) if type(value) is int else value
+
+
+@pytest.mark.parametrize("what", WHOLE)
+def test_whole_floats_are_integers(what: str) -> None:
+    """As in JSON, which has one type of number."""
+    kind, fields = WHOLE[what]
+    asked = {"model": "m"} | fields
+    assert parse(kind, json.dumps(with_floats(asked)).encode()) == parse(kind, json.dumps(asked).encode())
+
+
+@pytest.mark.parametrize(
+    "number", ["8.5", "true", '"8"', "1e999", "-1e400", "1e-1", '"NaN"', "NaN", "Infinity", "[8.0]"]
+)
+@pytest.mark.parametrize("field", ["max_tokens", "queue.deadline_ms", "top_logprobs"])
+def test_what_is_no_integer_is_refused_by_the_name_of_its_field(field: str, number: str) -> None:
+    *above, name = field.split(".")
+    inner = f'"{name}": {number}'
+    body = f'{{"model": "m", "logprobs": true, "messages": {json.dumps(MESSAGES)}, '
+    body += f'"{above[0]}": {{{inner}}}}}' if above else f"{inner}}}"
+    with pytest.raises(ApiError) as error:
+        parse("chat", body.encode())
+    assert error.value.param == field and error.value.message.startswith(f"{field} must be")
+
+
+@pytest.mark.parametrize("number", ["1e3", "1E+3", "1000.0", "1000"])
+def test_a_number_may_have_each_form_of_json(number: str) -> None:
+    body = f'{{"model": "m", "max_tokens": {number}, "seed": 1e15, "messages": {json.dumps(MESSAGES)}}}'
+    sampling = parse("chat", body.encode()).sampling
+    assert (sampling.max_tokens, sampling.seed) == (1000, 10**15)
 
 
 def test_a_completion_may_repeat_its_prompt() -> None:

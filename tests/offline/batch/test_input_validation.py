@@ -36,6 +36,31 @@ def test_a_good_input(tmp_path: Path) -> None:
         assert [json.loads(found.plan.read(source, place)) for place in range(5)] == lines
 
 
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r", b"\r\r", b"\n\r"])
+def test_each_line_end_and_a_byte_order_mark_are_taken(tmp_path: Path, end: bytes, mark: bytes) -> None:
+    lines = [line(number, "é" * (900 if number == 3 else 1)) for number in range(5)]
+    found, _ = validated(tmp_path, mark + end.join(json.dumps(each).encode() for each in lines) + end)
+    assert (found.faults, len(found.plan)) == ([], 5)
+    with (tmp_path / "input").open("rb") as source:
+        assert [json.loads(found.plan.read(source, place)) for place in range(5)] == lines
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+def test_a_file_in_another_encoding_has_one_fault_that_names_it(tmp_path: Path, encoding: str) -> None:
+    found, _ = validated(tmp_path, "\n".join(json.dumps(line(number)) for number in range(5)).encode(encoding))
+    (fault,) = found.faults
+    assert (fault.line, fault.code) == (1, "invalid_json_line") and encoding[:6].upper() in fault.message
+
+
+def test_the_byte_that_is_no_utf8_and_the_field_that_is_no_number_are_named(tmp_path: Path) -> None:
+    data = ['{"custom_id": "é"}'.encode("latin-1"), b'{"custom_id": "a", "body": {"model": "sim", "top_p": NaN}}']
+    found, _ = validated(tmp_path, b"\n".join(data))
+    first, second = found.faults
+    assert "byte 16 is 0xe9" in first.message
+    assert second.param == "body.top_p" and second.message.startswith("body.top_p must be")
+
+
 @pytest.mark.parametrize(
     ("bad", "code"),
     [

@@ -146,3 +146,17 @@ def test_a_line_that_is_none_is_named(tmp_path: Path, line: str) -> None:
     path.write_text(f"{line}\n")
     with pytest.raises(Malformed, match="line 1"):
         list(Trace(path))
+
+
+APEX = '{"StartTimeOffset": 0, "ContextTokens": 10, "GeneratedTokens": 5}\n'
+TABLE = ",".join(COLUMNS) + "\n0,sim,10,5,15,Conversation log\n"
+
+
+@pytest.mark.parametrize(("name", "text"), [("t.jsonl", APEX), ("t.csv", TABLE)])
+def test_a_byte_order_mark_is_ignored_and_another_encoding_is_named(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert [row.prompt for row in Trace(path)] == [10]
+    path.write_bytes(text.encode("utf-16"))
+    with pytest.raises(Malformed, match="UTF-16"):
+        list(Trace(path))

@@ -45,7 +45,7 @@ class CheckpointInfo:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     return content if isinstance(content, dict) else {}
