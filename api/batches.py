@@ -127,10 +127,9 @@ async def listing(request: Request) -> Response:
     services, caller, query = services_of(request), caller_of(request), request.query_params
     limit = page_limit(query, 20, MAX_PER_PAGE)
     try:
-        after = await services.batches.get(query["after"], caller.tenant) if "after" in query else None
+        found = await services.batches.recent(caller.tenant, query.get("after"), limit + 1)
     except UnknownBatch:
         raise errors.invalid_request("after names no batch of yours.", "after") from None
-    found = await services.batches.recent(caller.tenant, after, limit + 1)
     return as_json(listed([batch_object(record) for record in found], limit))
 
 

@@ -116,16 +116,15 @@ async def listing(request: Request) -> Response:
     order, purpose = query.get("order", "desc"), query.get("purpose")
     if order not in ("asc", "desc"):
         raise errors.invalid_request("order must be asc or desc.", "order")
-    try:
-        after = await services.files.get(query["after"], caller.tenant) if "after" in query else None
-    except UnknownFile:
-        raise errors.invalid_request("after names no file of yours.", "after") from None
     found: list[StoredFile] = []
-    more = True
+    after, more = query.get("after"), True
     while more and len(found) <= limit:
-        page = await services.files.recent(caller.tenant, after, RECORDS_PER_CALL, newest_first=order == "desc")
+        try:
+            page = await services.files.recent(caller.tenant, after, RECORDS_PER_CALL, newest_first=order == "desc")
+        except UnknownFile:
+            raise errors.invalid_request("after names no file of yours.", "after") from None
         found += [file for file in page if purpose in (None, file.purpose)]
-        after = page[-1] if page else after
+        after = page[-1].id if page else after
         more = len(page) == RECORDS_PER_CALL
     return as_json(listed([file_object(file) for file in found], limit))
 

@@ -236,7 +236,12 @@ def _parameters() -> dict[str, Any]:
         param("limit", "query", INTEGER | {"minimum": 1, "maximum": 100}, "Rows on a page."),
         param("wait", "query", NUMBER | {"minimum": 0, "maximum": 600}, "Seconds to wait for the job's end."),
         param("include", "query", STRING | {"enum": ["input"]}, "`input`: show the request, too."),
-        param("after", "query", STRING, "Continue after this: events as Last-Event-ID, lists after this id."),
+        param(
+            "after",
+            "query",
+            STRING,
+            "Continue after this: events as Last-Event-ID, lists after this id, also if it was deleted today.",
+        ),
         param("stream", "query", {"enum": ["true", "false"]}, "`true`: stream the events, from the first one on."),
         param("starting_after", "query", INTEGER | {"minimum": 0}, "Stream only the events after this number."),
         param(

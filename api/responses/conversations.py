@@ -113,14 +113,18 @@ async def list_items(request: Request) -> Response:
     if order not in ("asc", "desc"):
         raise errors.invalid_request("order must be asc or desc.", "order")
     check_include(request)
-    items = (await _own(request)).items
+    conversation = await _own(request)
+    items = conversation.items
+    if after is not None:
+        number = next((item.number for item in items if item.id == after), None)
+        if number is None:
+            number = await services_of(request).conversations.deleted_place(conversation, after)
+        if number is None:
+            raise errors.invalid_request("after names no item of this conversation.", "after")
+        items = tuple(item for item in items if (item.number > number if order == "asc" else item.number < number))
     if order == "desc":
         items = items[::-1]
-    places = {item.id: place for place, item in enumerate(items, 1)}
-    if after is not None and after not in places:
-        raise errors.invalid_request("after names no item of this conversation.", "after")
-    first = places[after] if after is not None else 0
-    return as_json(item_list(items[first : first + limit], has_more=first + limit < len(items)))
+    return as_json(item_list(items[:limit], has_more=limit < len(items)))
 
 
 async def show_item(request: Request) -> Response:

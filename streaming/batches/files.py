@@ -15,7 +15,7 @@ from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
 from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
-from streaming.redis.paging import overdue, owned, page
+from streaming.redis.paging import cursor_after, overdue, owned, page
 
 log = logging.getLogger(__name__)
 
@@ -64,16 +64,15 @@ class Files(ClientUser):
         return file
 
     async def recent(
-        self, tenant: str, after: StoredFile | None, limit: int, *, newest_first: bool = True
+        self, tenant: str, after: str | None, limit: int, *, newest_first: bool = True
     ) -> list[StoredFile]:
-        """List a tenant's files in the order of their creation, behind `after`."""
+        """List a tenant's files in the order of their creation, behind the file `after`, which may be deleted. Raises
+        UnknownFile if the tenant never had it."""
         partition = tenant_partition(tenant, self._client.settings.partitions)
         key = partition_key(partition, "files", tenant)
-        behind = None
-        if after is not None:
-            with translated():
-                score = await self._client.redis.zscore(key, after.id)
-            behind = (int(score if score is not None else after.created_ms), after.id)
+        behind = await cursor_after(self._client, partition, key, after, tenant) if after is not None else None
+        if after is not None and behind is None:
+            raise UnknownFile(after)
         ids = [name for name, _ in await page(self._client, key, behind, limit, newest_first=newest_first)]
         if not ids:
             return []

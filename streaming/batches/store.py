@@ -22,7 +22,7 @@ from streaming.keys import partition_key
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
-from streaming.redis.paging import overdue, owned, page
+from streaming.redis.paging import cursor_after, overdue, owned, page
 
 BatchCommand: TypeAlias = Literal["cancel", "pause", "resume"]
 Reason: TypeAlias = Literal["due", "unanswered", "lapsed"]
@@ -123,10 +123,14 @@ class Batches:
             raise UnknownBatch(batch_id)
         return record
 
-    async def recent(self, tenant: str, after: BatchRecord | None, limit: int) -> list[BatchRecord]:
-        """List a tenant's batches, newest first, behind `after`."""
-        key = partition_key(tenant_partition(tenant, self._client.settings.partitions), "batches", tenant)
-        behind = (after.created_ms, after.batch.id) if after else None
+    async def recent(self, tenant: str, after: str | None, limit: int) -> list[BatchRecord]:
+        """List a tenant's batches, newest first, behind the batch `after`, which may be forgotten. Raises UnknownBatch
+        if the tenant never had it."""
+        partition = tenant_partition(tenant, self._client.settings.partitions)
+        key = partition_key(partition, "batches", tenant)
+        behind = await cursor_after(self._client, partition, key, after, tenant) if after is not None else None
+        if after is not None and behind is None:
+            raise UnknownBatch(after)
         ids = [name for name, _ in await page(self._client, key, behind, limit) if self._is_ours(name)]
         return [record for record in await self._records(ids) if record is not None]
 

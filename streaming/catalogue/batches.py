@@ -47,6 +47,14 @@ BATCHES = (
         "by tenant: file ids by creation time (ms)",
     ),
     Key(
+        "place",
+        "place:{}",
+        "string",
+        "forget, amend_conversation",
+        "a day",
+        "by id of a deleted file, batch or conversation item: its place in its list, and whose list that is",
+    ),
+    Key(
         "sizes",
         "sizes:{}",
         "hash",

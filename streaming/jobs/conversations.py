@@ -23,6 +23,7 @@ from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
+from streaming.redis.paging import place_of
 
 OVERHEAD_BYTES = 256
 """What every conversation counts as in its tenant's quota, besides its items and its metadata."""
@@ -116,7 +117,11 @@ class Conversations:
 
     async def remove(self, conversation: Conversation, item: ConversationItem) -> None:
         """Delete an item. Raises UnknownConversation, ConversationChanged."""
-        await self._amend(conversation, dropped=(item.number,))
+        await self._amend(conversation, dropped=(item,))
+
+    async def deleted_place(self, conversation: Conversation, item_id: str) -> int | None:
+        """Return the number that a deleted item had; None if there was none, or none in the last day."""
+        return await place_of(self._client, self._partition(conversation.id), item_id, conversation.id)
 
     async def end_turn(self, conversation: Conversation, items: Sequence[ConversationItem]) -> None:
         """Append the items of its turn, and let another one begin. No quota refuses them. Raises UnknownConversation,
@@ -134,7 +139,7 @@ class Conversations:
         conversation: Conversation,
         *,
         items: Sequence[ConversationItem] = (),
-        dropped: Iterable[int] = (),
+        dropped: Iterable[ConversationItem] = (),
         metadata: bytes = b"",
         turn_after: str | None = None,
         any_version: bool = False,
@@ -145,7 +150,7 @@ class Conversations:
         args = (
             conversation.id, tenant, "" if any_version else conversation.version, turn,
             turn if turn_after is None else turn_after, self._client.settings.retention_s, metadata, most,
-            ",".join(map(str, dropped)), *_encoded(items),
+            ",".join(f"{item.number}:{item.id}" for item in dropped), *_encoded(items),
         )  # fmt: skip
         match await self._client.call("amend_conversation", self._partition(conversation.id), *args):
             case b"unknown":

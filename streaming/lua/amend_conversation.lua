@@ -1,7 +1,8 @@
 -- Changes a conversation if it is still as the caller has read it: adds and deletes items, sets its metadata, ends its
 -- turn. ARGV: id, tenant, version and turn that it must have (version '': any), the turn that it then has, seconds to
--- keep it, '=' and the metadata | '' to leave it, the tenant's quota of request bytes | '', numbers of the items to delete, separated
--- by commas, the items to add
+-- keep it, '=' and the metadata | '' to leave it, the tenant's quota of request bytes | '', the items to delete as number:id,
+-- separated by commas, the items to add
+-- A cursor that names a deleted item stays valid for a day.
 -- Returns: 'unknown' (gone, no hash, or another tenant's) | 'changed' (another version or turn) | 'done' |
 --          {'quota', 'requests', bytes the tenant keeps}
 local id, tenant, version, turn, next_turn = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -13,14 +14,17 @@ if s.err or not s[1] or s[1] ~= tenant then return 'unknown' end
 if version ~= '' and (s[2] ~= version or s[3] ~= turn) then return 'changed' end
 local bytes, number = conversation_bytes(s[5]), tonumber(s[4])
 if metadata then bytes = bytes + #metadata - #(s[6] or '') end
-for at in string.gmatch(dropped, '%d+') do bytes = bytes - redis.call('HSTRLEN', key, 'i' .. at) end
+for at in string.gmatch(dropped, '(%d+):') do bytes = bytes - redis.call('HSTRLEN', key, 'i' .. at) end
 for i = 10, #ARGV do bytes = bytes + #ARGV[i] end
 local more = bytes - conversation_bytes(s[5])
 if most and more > 0 then
   local kept = tenant_usage(tenant, keep).requests
   if kept + more > most then return {'quota', 'requests', kept} end
 end
-for at in string.gmatch(dropped, '%d+') do redis.call('HDEL', key, 'i' .. at) end
+for at, item in string.gmatch(dropped, '(%d+):([^,]*)') do
+  redis.call('HDEL', key, 'i' .. at)
+  redis.call('SET', place_key(item), at .. ' ' .. id, 'EX', 86400)
+end
 for i = 10, #ARGV do redis.call('HSET', key, 'i' .. (number + i - 9), ARGV[i]) end
 if metadata then redis.call('HSET', key, 'metadata', metadata) end
 local after = version == '' and s[3] or next_turn

@@ -1,6 +1,9 @@
 #!lua flags=allow-oom
--- Deletes the record of a file, or of a batch that has ended. ARGV: 'file' | 'batch', id, tenant
+-- Deletes the record of a file, or of a batch that has ended; a cursor that names it stays valid for a day.
+-- ARGV: 'file' | 'batch', id, tenant
 local kind, id, tenant = ARGV[1], ARGV[2], ARGV[3]
+local time = redis.call('ZSCORE', kind == 'file' and files_key(tenant) or batches_key(tenant), id)
+if time then redis.call('SET', place_key(id), time .. ' ' .. tenant, 'EX', 86400) end
 if kind == 'file' then
   redis.call('DEL', file_key(id))
   release_file_cost(id, tenant)

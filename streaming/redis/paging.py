@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
 
@@ -29,6 +30,24 @@ async def page(
         if len(items) < limit:
             break
     return found[:limit]
+
+
+async def place_of(client: RedisClient, partition: int, name: str, owner: str) -> int | None:
+    """Return the place that a deleted member had in the list of `owner`: a tenant, or a conversation. None if it never
+    was there, or was deleted more than a day ago. Raises Unavailable."""
+    with translated():
+        kept: Any = await client.redis.get(partition_key(partition, "place", name))
+    place, _, of = (kept or b"").decode(errors="replace").partition(" ")
+    return int(float(place)) if kept and of == owner else None
+
+
+async def cursor_after(client: RedisClient, partition: int, key: str, name: str, tenant: str) -> tuple[int, str] | None:
+    """Return the cursor of a member of a tenant's sorted set, also of one that was deleted since. None if it is not
+    known. Raises Unavailable."""
+    with translated():
+        score: Any = await client.redis.zscore(key, name)
+    place = int(score) if score is not None else await place_of(client, partition, name, tenant)
+    return None if place is None else (place, name)
 
 
 async def overdue(client: RedisClient, key: str, now_ms: int, limit: int) -> list[str]:

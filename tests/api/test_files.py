@@ -8,6 +8,7 @@ import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from batching import client, jsonl, line
@@ -152,6 +153,22 @@ def test_lists_in_pages_and_orders(ann: OpenAI) -> None:
         ann.files.list(after="file-" + "0" * 32)
     for name in made:
         ann.files.delete(name)
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_files_that_are_deleted_while_they_are_listed_are_each_seen_once(
+    door: House, ann: OpenAI, order: Literal["asc", "desc"]
+) -> None:
+    """The client's next page names the last file of the page before, which is gone by then. Nobody else's file is a
+    cursor, deleted or not."""
+    made = [ann.files.create(file=(f"{number}.jsonl", b"{}\n"), purpose="batch").id for number in range(7)]
+    seen = []
+    for file in ann.files.list(limit=2, order=order):
+        seen.append(file.id)
+        ann.files.delete(file.id)
+    assert seen == made[:: 1 if order == "asc" else -1]
+    with pytest.raises(BadRequestError, match="after names no file"):
+        client(door, "bob").files.list(after=made[0])
 
 
 async def test_a_list_goes_on_behind_the_records_of_one_call(door: House, ann: OpenAI) -> None:

@@ -110,8 +110,21 @@ def test_items_are_added_listed_shown_and_deleted(client: OpenAI) -> None:
     ]
     with pytest.raises(NotFoundError, match="no such item"):
         client.conversations.items.retrieve(every[1].id, conversation_id=made.id)
+    for order, rest in (("asc", every[2:]), ("desc", every[:1])):
+        page = client.conversations.items.list(made.id, after=every[1].id, order=order)  # type: ignore[arg-type]
+        assert [item.id for item in page.data] == [item.id for item in rest]
+    other = client.conversations.create(items=[{"role": "user", "content": "x"}])
     with pytest.raises(BadRequestError, match="after names no item"):
-        client.conversations.items.list(made.id, after=every[1].id)
+        client.conversations.items.list(other.id, after=every[1].id)
+
+
+def test_items_that_are_deleted_while_they_are_listed_are_each_seen_once(client: OpenAI) -> None:
+    made = client.conversations.create(items=[{"role": "user", "content": str(number)} for number in range(7)])
+    seen = []
+    for item in client.conversations.items.list(made.id, limit=2, order="asc"):
+        seen.append(item.content[0].text)  # type: ignore[union-attr]
+        client.conversations.items.delete(item.id or "", conversation_id=made.id)
+    assert seen == list("0123456")
 
 
 def test_items_are_added_once_with_an_idempotency_key(house: House, client: OpenAI) -> None:

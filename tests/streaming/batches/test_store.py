@@ -231,10 +231,24 @@ async def test_lists_come_in_pages(batches: Batches) -> None:
     after = None
     while page := await batches.recent("t", after, 7):
         seen += [record.batch.id for record in page]
-        after = page[-1]
+        after = page[-1].batch.id
     assert len(seen) == len(set(seen)) == 25
     times = [(await batches.get(name, "t")).created_ms for name in seen]
     assert times == sorted(times, reverse=True)
+
+
+async def test_a_list_continues_after_a_batch_that_was_forgotten(batches: Batches) -> None:
+    """At its place; a batch of another tenant is no cursor, kept or forgotten."""
+    for _ in range(3):
+        await made(batches)
+    kept, gone, last = [record.batch.id for record in await batches.recent("t", None, 10)]
+    notices = {batch: notice for batch, notice, _ in await until(lambda: batches.due(10))}
+    await batches.save(await batches.hold(gone, notices[gone]), BatchState.FAILED, BatchProgress(), keep_s=0)
+    assert await until(lambda: batches.forget_expired(10)) == [gone]
+    for name in (kept, gone):
+        assert [record.batch.id for record in await batches.recent("t", name, 10)] == [last]
+        with pytest.raises(UnknownBatch):
+            await batches.recent("x", name, 10)
 
 
 async def test_what_expired_is_forgotten(batches: Batches, wire: RedisClient) -> None:

@@ -38,6 +38,7 @@ from streaming.priority import Priority
 from streaming.redis import scripts
 from streaming.redis.batcher import ScriptBatcher
 from streaming.redis.client import RedisClient
+from streaming.redis.paging import cursor_after
 from streaming.redis.settings import RedisSettings
 from streaming.store.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
 from streaming.store.identity import enter_store, read_identity
@@ -279,7 +280,8 @@ JOB, FILE, BATCH, TENANT = "job_00" + "0" * 30, "file-00" + "0" * 30, "batch_00"
 
 PLAIN: dict[str, Callable[[RedisClient], list[Awaitable[Any]]]] = {
     "api": lambda wire: [
-        Files(wire).recent(TENANT, stored(), 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
+        *(cursor_after(wire, 0, partition_key(0, kind, TENANT), FILE, TENANT) for kind in ("files", "batches")),
+        Files(wire).recent(TENANT, None, 5, newest_first=False),
         Batches(wire).recent(TENANT, None, 5), Batches(wire).totals([TENANT]), Webhooks(wire).recent(5),
         JobReader(wire).was_known(TENANT, JOB), DeadLetters(wire).recent(5), Plans(wire).actions(5), Plans(wire).read(),
         Overrides(wire).of(["m"]), Fleet(wire).processes(), Fleet(wire).cards(), wire.memory(), wire.run_ids(),
