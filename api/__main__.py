@@ -94,7 +94,7 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str)
     return Services(
         settings=config.section("api", ApiSettings),
         store_client=RedisClient.open(config.section("redis", RedisSettings)),
-        models=served_models(config.table("models", ModelSettings)),
+        models=served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers")),
         keyring=keyring,
         metrics=telemetry.metrics,
         tracing=telemetry.trace(),

@@ -30,15 +30,18 @@ async def healthz(_request: Request) -> Response:
 
 
 async def readyz(request: Request) -> Response:
-    """GET /readyz: 200 if Redis answers and a worker is ready or can be started; else 503 with the reason."""
+    """GET /readyz: 200 if Redis answers and a worker is ready or can be started; else 503 with the reason. Either names
+    models whose jobs no worker may run (`stalled`), which does not make this process unready for the others."""
     services = services_of(request)
     try:
         ready, reason = await _ready(services)
     except Unavailable as error:
         ready, reason = False, str(error)
+    stalled = services.waits.readiness.stalled
+    more = {"stalled": stalled} if stalled else {}
     if ready:
-        return as_json({"status": "ready"})
-    return as_json({"status": "not ready", "reason": reason}, 503, {"Retry-After": "1"})
+        return as_json({"status": "ready", **more})
+    return as_json({"status": "not ready", "reason": reason, **more}, 503, {"Retry-After": "1"})
 
 
 async def _ready(services: Services) -> tuple[bool, str]:

@@ -30,6 +30,7 @@ from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
+from streaming.fleet.stalls import stall_of
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.conversations import Conversations
 from streaming.jobs.deliveries import Deliveries
@@ -195,5 +196,19 @@ class Services:
         async with contextlib.aclosing(self.plans.news(PLANS_INTERVAL_S)) as news:
             async for _ in news:
                 with expected:
-                    self.waits.readiness.learn(await self.fleet.processes("worker"))
-                    self.waits.plans.learn(await self.plans.read(), await self.store_client.now_ms())
+                    processes, plans, overrides = await asyncio.gather(
+                        self.fleet.processes(), self.plans.read(), self.overrides.of(self.models)
+                    )
+                    self.waits.plans.learn(plans, await self.store_client.now_ms())
+                    workers = [each for each in processes if each.role == "worker"]
+                    is_led = any(each.role == "scheduler" for each in processes)
+                    stalls = {
+                        model: stall
+                        for model, settings in self.models.items()
+                        if (
+                            stall := stall_of(
+                                model, settings, workers, plans.get(model), overrides.get(model), is_led=is_led
+                            )
+                        )
+                    }
+                    self.waits.readiness.learn(workers, stalls)

@@ -21,7 +21,7 @@ from runtime.config import Config, ConfigError, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.settings import EventSettings, WebhookSettings
-from streaming.fleet.settings import ModelSettings, ShapeSettings, check_model_names
+from streaming.fleet.settings import ModelSettings, ShapeSettings, check_model_names, check_runnable
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
 from telemetry.records.settings import RecordSettings
@@ -191,7 +191,9 @@ def _models(config: Config, up: UpSettings) -> dict[str, ModelSettings]:
         models = {up.model or _default_name(config, up): ModelSettings(engine=up.engine)}
     elif up.model and up.model not in models:
         raise ConfigError("up.model", f"no model {up.model!r} is configured", nearest(up.model, models))
-    if up.workers is not None:
+    if up.workers is None:
+        check_runnable(models)
+    else:
         number = {"min_workers": up.workers, "max_workers": up.workers}
         models = {
             name: msgspec.structs.replace(model, **number, shapes=_each(model.shapes, number))

@@ -43,8 +43,14 @@ from runtime.config import ConfigError
 from runtime.plurals import counted
 from streaming.batches.file_store import FileStore
 from streaming.errors import MalformedJob, Unavailable
-from streaming.fleet.plans import pool_name
+from streaming.fleet.leader import Leadership
+from streaming.fleet.overrides import Overrides
+from streaming.fleet.plans import Plans, pool_name
+from streaming.fleet.processes import Fleet
+from streaming.fleet.settings import ModelSettings
+from streaming.fleet.stalls import stall_of
 from streaming.ids import partition_of
+from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.records import parse_record
 from streaming.redis.client import RedisClient
@@ -69,6 +75,9 @@ AMPLE_FREE_BYTES, MIN_FREE_BYTES = 2 * 10**9, 2 * 10**8
 MAX_CLOCK_OFFSET_MS = 1000
 GIVEN_UP = ("poison", "attempts_exhausted")
 """Reasons of dead letters whose jobs have ended their workers."""
+MAX_START_S = 30.0
+"""A job that has waited longer for the first worker of its model is named."""
+NO_MODELS: Mapping[str, ModelSettings] = {}
 MAX_LETTERS, MAX_NAMED = 50, 3
 """Dead letters read, and jobs named."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
@@ -144,7 +153,8 @@ def examine(
     if redis_url:
         configured = deployment.config.raw.get("files", {}).get("dir")
         file_store = FileStore(Path(configured) if configured else home.files)
-        yield from redis(deployment.config.section("redis", RedisSettings, {"url": redis_url}), file_store)
+        settings = deployment.config.section("redis", RedisSettings, {"url": redis_url})
+        yield from redis(settings, file_store, deployment.models)
     else:
         yield embedded()
     if instance is not None:
@@ -275,11 +285,13 @@ def embedded() -> Check:
     return Check("redis", "ok", f"embedded: {server}")
 
 
-def redis(settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
+def redis(
+    settings: RedisSettings, file_store: FileStore, models: Mapping[str, ModelSettings] = NO_MODELS
+) -> Iterator[Check]:
     """Whether the configured or running Redis is reachable and belongs to the folder of files."""
     where = place(settings.url)
     try:
-        facts, identity, given_up = asyncio.run(_inspect(settings))
+        facts, identity, given_up, lanes = asyncio.run(_inspect(settings, models))
     except (Unavailable, ValueError) as error:
         yield Check("redis", "fail", f"{where}: {error}", "start it, or mend PENSTOCK_REDIS_URL")
         return
@@ -288,6 +300,7 @@ def redis(settings: RedisSettings, file_store: FileStore) -> Iterator[Check]:
     if identity is not None:
         yield from judge_store(identity, settings, file_store)
     yield from judge_jobs(given_up)
+    yield from lanes
 
 
 def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
@@ -380,11 +393,43 @@ def proxies(environ: Mapping[str, str]) -> Check:
     return Check("proxy", "ok", "none in the way")
 
 
-async def _inspect(settings: RedisSettings) -> tuple[dict[str, str], Identity | None, list[GivenUp]]:
+async def _inspect(
+    settings: RedisSettings, models: Mapping[str, ModelSettings]
+) -> tuple[dict[str, str], Identity | None, list[GivenUp], list[Check]]:
     async with connected(settings) as store_client:
         facts, identity = await store_client.inspect(), await read_identity(store_client)
-        known = identity is not None and identity.format == FORMAT and identity.partitions == settings.partitions
-        return facts, identity, await _given_up(store_client) if known else []
+        if identity is None or identity.format != FORMAT or identity.partitions != settings.partitions:
+            return facts, identity, [], []
+        return facts, identity, await _given_up(store_client), await _judge_lanes(store_client, models)
+
+
+async def _judge_lanes(store_client: RedisClient, models: Mapping[str, ModelSettings]) -> list[Check]:
+    """Name each model whose jobs wait while no worker takes them, or would."""
+    lanes, workers, plans, overrides, lead = await asyncio.gather(
+        Backlog(store_client).lanes(models),
+        Fleet(store_client).processes("worker"),
+        Plans(store_client).read(),
+        Overrides(store_client).of(models),
+        Leadership(store_client).current(),
+    )
+    found = []
+    for model, settings in models.items():
+        own = [lane for lane in lanes if lane.model == model and lane.waiting]
+        waiting, oldest_s = sum(lane.waiting for lane in own), max((lane.oldest_ms for lane in own), default=0) / 1000
+        plan = plans.get(model)
+        stall = stall_of(model, settings, workers, plan, overrides.get(model), is_led=bool(lead.holder))
+        jobs = f"{counted(waiting, 'job')} of {model} {'waits' if waiting == 1 else 'wait'}"
+        if stall is not None and waiting:
+            found.append(Check("lanes", "fail", f"{jobs} and no worker may run: {stall.cause}", stall.fix))
+        elif stall is not None and plan is not None:
+            found.append(Check("lanes", "warn", f"no worker of {model} may run: {stall.cause}", stall.fix))
+        elif oldest_s > MAX_START_S and not any(each.model == model and each.state == "ready" for each in workers):
+            cause = plan.reason if plan is not None else "no scheduler has decided"
+            hint = "penstock logs --role worker: does it crash at its start?"
+            found.append(
+                Check("lanes", "fail", f"{jobs}, {oldest_s:.0f} s so far, and no worker is ready: {cause}", hint)
+            )
+    return found
 
 
 async def _given_up(store_client: RedisClient) -> list[GivenUp]:

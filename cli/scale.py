@@ -56,6 +56,8 @@ def status(client: Client) -> CommandResult:
     def show() -> None:
         _table(answer["data"])
         for pool in answer["data"]:
+            if stalled := pool.get("stalled"):
+                note(f"{pool['model']}: no worker may run: {stalled['cause']}; next: {stalled['fix']}")
             for worker in pool["workers"]:
                 if worker.get("away"):
                     note(f"{worker['id']} waits for its server, {worker['away_s']:.0f} s: {'; '.join(worker['away'])}")

@@ -114,7 +114,7 @@ class OfflineProcess:
         self._redis = config.section("redis", RedisSettings)
         self._batch = config.section("batch", BatchSettings)
         self._max_choices = config.section("api", ApiSettings).max_choices_per_request
-        self._served = served_models(config.table("models", ModelSettings))
+        self._served = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
         self._events = config.section("events", EventSettings)
         self._quotas = config.section("quotas", QuotaSettings)
         self._weights = weights_of(config.table("tenants", TenantSettings))

@@ -59,7 +59,7 @@ class Settings(msgspec.Struct, frozen=True):
     def read(cls, config: Config) -> Settings:
         """Read the scheduler's sections of the settings. Without a configured model, it scales the simulated one, which
         a worker then serves. Raises ConfigError."""
-        models = served_models(config.table("models", ModelSettings))
+        models = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
         own = config.section("scheduler", SchedulerSettings)
         kubernetes = config.section("kubernetes", KubernetesSettings)
         if own.pool == "kubernetes":

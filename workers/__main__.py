@@ -88,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     """Build the engine, which loads nothing yet. Raises ConfigError, StartError."""
     options, config = launch.options, launch.config
-    model, settings = _choose(served_models(config.table("models", ModelSettings)), options.model)
+    served = served_models(config.table("models", ModelSettings), config.raw.get("up", {}).get("workers"))
+    model, settings = _choose(served, options.model)
     settings = _shaped(model, settings, options.shape)
     telemetry = None if options.check else Telemetry(launch, "worker")
     with needed_to_start(EngineDead, exit_code=2), _written(options.check):

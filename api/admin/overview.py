@@ -52,15 +52,14 @@ class LiveOverview:
 
     async def _made(self) -> dict[str, Any]:
         services = self._services
-        view, processes, lead, actions, letters, reading = await asyncio.gather(
+        view, processes, actions, letters, reading = await asyncio.gather(
             pools_view(services, services.models),
             services.fleet.processes(),
-            services.leadership.current(),
             services.plans.actions(MAX_ACTIONS),
             DeadLetters(services.store_client).recent(MAX_LETTERS),
             asyncio.to_thread(lambda: read(services.metrics.collect(), time.time())),
         )
-        rates = self._rates.add(reading)
+        lead, rates = view.lead, self._rates.add(reading)
         pools = [pool_object(services, model, view) for model in services.models]
         memory = _memory(services)
         now = Situation(

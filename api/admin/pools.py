@@ -19,10 +19,12 @@ from api.openai.answers import MAX_OVERRIDE_S
 from api.openai.json_body import read_object
 from api.openai.validation import with_integers
 from api.services import Services
+from streaming.fleet.leader import Lead
 from streaming.fleet.overrides import Override
 from streaming.fleet.plans import Noted, Plan, Prospect
 from streaming.fleet.process import Process
 from streaming.fleet.settings import ModelSettings
+from streaming.fleet.stalls import stall_of
 from streaming.jobs.backlog import LaneDepth
 
 MAX_ACTIONS = 20
@@ -37,14 +39,14 @@ class PoolsView:
     workers: Sequence[Process]
     lanes: Sequence[LaneDepth]
     overrides: Mapping[str, Override]
+    lead: Lead
 
 
 async def listing(request: Request) -> Response:
     """GET /admin/pools: list every model's pool, the leading scheduler, and the newest scaling actions."""
     services = services_of(request)
-    view, lead, actions = await asyncio.gather(
-        pools_view(services, services.models), services.leadership.current(), services.plans.actions(MAX_ACTIONS)
-    )
+    view, actions = await asyncio.gather(pools_view(services, services.models), services.plans.actions(MAX_ACTIONS))
+    lead = view.lead
     return as_json(
         {
             "object": "list",
@@ -97,6 +99,7 @@ async def pools_view(services: Services, models: Iterable[str]) -> PoolsView:
             services.fleet.processes("worker"),
             services.backlog.lanes(models),
             services.overrides.of(models),
+            services.leadership.current(),
         )
     )
 
@@ -136,7 +139,8 @@ def _asked(fields: Mapping[str, Any], services: Services, model: str) -> tuple[i
 
 
 def pool_object(services: Services, model: str, view: PoolsView) -> dict[str, Any]:
-    plan, settings = view.plans.get(model), services.model(model)
+    plan, settings, override = view.plans.get(model), services.model(model), view.overrides.get(model)
+    stall = stall_of(model, settings, view.workers, plan, override, is_led=bool(view.lead.holder))
     workers = [worker for worker in view.workers if worker.model == model]
     cordons = {each.worker: each.reason for each in plan.cordon} if plan is not None else {}
     return {
@@ -153,7 +157,8 @@ def pool_object(services: Services, model: str, view: PoolsView) -> dict[str, An
         "decided_at": plan.at_ms / 1000 if plan else None,
         "wake_s": plan.wake_s if plan else None,
         "cold_start_s": plan.cold_start_s if plan else None,
-        "override": _override(view.overrides.get(model)),
+        "override": _override(override),
+        "stalled": stall and stall._asdict(),
         "lanes": {
             lane.priority.value: _lane(lane, plan.lanes.get(lane.priority) if plan else None)
             for lane in view.lanes

@@ -81,7 +81,7 @@ def _problems(now: Situation) -> Iterator[ServiceProblem]:
             "note", "the store is nearly full", cause, "raise maxmemory, or shorten [redis] retention_s"
         )
     for pool in now.pools:
-        yield from _of_pool(pool, has_leader=now.has_leader)
+        yield from _of_pool(pool)
     if not now.has_leader:
         cause, fix = "no scheduler leads, so nobody changes the number of workers", "penstock ps; start a scheduler"
         yield ServiceProblem("note", "no scheduler leads", cause, fix)
@@ -97,15 +97,17 @@ def _problems(now: Situation) -> Iterator[ServiceProblem]:
         yield ServiceProblem("note", title, "jobs that were given up", "replay or drop them", "/dead-letters")
 
 
-def _of_pool(pool: Mapping[str, Any], *, has_leader: bool) -> Iterator[ServiceProblem]:
+def _of_pool(pool: Mapping[str, Any]) -> Iterator[ServiceProblem]:
     model, lanes = pool["model"], pool["lanes"]
     waiting = sum(lane["waiting"] for lane in lanes.values())
     link = f"/jobs?status=queued&tenant=*&model={quote(model, safe='')}"
     away = [worker for worker in pool["workers"] if worker["away"] and worker["state"] == "ready"]
     if away and len(away) == pool["ready"]:
         yield _without_server(model, max(away, key=lambda worker: float(worker["away_s"])), waiting, link)
+    elif (stalled := pool.get("stalled")) and (waiting or pool["override"] is None):
+        yield _stalled(model, stalled, waiting, link)
     elif waiting and not pool["ready"]:
-        yield _without_worker(pool, waiting, link, has_leader=has_leader)
+        yield _without_worker(pool, waiting, link)
     elif not pool["ready"] and (pool["want"] or 0) > 0:
         cause = f"{counted(pool['want'], 'worker')} wanted, {pool['starting']} starting; a job put now waits for one"
         fix = "nothing, if it has just started; else penstock logs --role worker"
@@ -139,7 +141,17 @@ def _without_server(model: str, worker: Mapping[str, Any], waiting: int, link: s
     return ServiceProblem("error", title, cause, fix, link, delays=True)
 
 
-def _without_worker(pool: Mapping[str, Any], waiting: int, link: str, *, has_leader: bool) -> ServiceProblem:
+def _stalled(model: str, stalled: Mapping[str, str], waiting: int, link: str) -> ServiceProblem:
+    """That no worker can ever run a model's jobs as things are."""
+    cause, fix = stalled["cause"], stalled["fix"]
+    if waiting:
+        verb = "waits" if waiting == 1 else "wait"
+        title = f"{counted(waiting, 'job')} of {model} {verb} and no worker runs or may start"
+        return ServiceProblem("error", title, cause, fix, link, delays=True)
+    return ServiceProblem("note", f"no worker of {model} may run, so a new job would wait", cause, fix, "/models")
+
+
+def _without_worker(pool: Mapping[str, Any], waiting: int, link: str) -> ServiceProblem:
     """Why no worker serves a model whose jobs wait."""
     model, jobs = pool["model"], counted(waiting, "job")
     if pool["starting"]:
@@ -149,13 +161,6 @@ def _without_worker(pool: Mapping[str, Any], waiting: int, link: str, *, has_lea
             "warning", f"{jobs} of {model} wait for a worker to start", left, "nothing", link, delays=True
         )
     title = f"{jobs} of {model} wait and no worker runs"
-    if pool["override"] is not None:
-        return ServiceProblem(
-            "error", title, "the scheduler is overridden by hand", f"penstock scale resume {model}", link, delays=True
-        )
-    if not has_leader:
-        fix = "start a scheduler, or a worker: penstock up --workers 1"
-        return ServiceProblem("error", title, "no scheduler leads, so none is started", fix, link, delays=True)
     cause = pool["reason"] or "the scheduler has not decided yet"
     return ServiceProblem(
         "error", title, cause, "penstock logs --role worker: does it crash at its start?", link, delays=True

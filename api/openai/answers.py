@@ -219,6 +219,8 @@ def _pool() -> Schema:
         wake_s=maybe(NUMBER | {"description": "Seconds until the first worker is ready."}),
         cold_start_s=maybe(NUMBER),
         override=maybe(override),
+        stalled=maybe(object_of(cause=STRING, fix=STRING))
+        | {"description": "Why no worker can ever run its jobs unless somebody changes something."},
         lanes=object_of(**{priority.value: lane for priority in Priority}),
         workers=list_of(worker),
         leaving=list_of(STRING),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -67,7 +68,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineName
     min_workers: Annotated[int, msgspec.Meta(ge=0)] = 1
     max_workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """None: the same as min_workers."""
+    """None: the same as min_workers, and at least 1."""
     cost_per_hour: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Of one worker, in any unit."""
     budget_per_hour: Annotated[float, msgspec.Meta(ge=0)] | None = None
@@ -84,12 +85,14 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.max_workers is not None and self.max_workers < self.min_workers:
             raise ValueError(f"max_workers {self.max_workers} is less than min_workers {self.min_workers}")
+        if self.budget_per_hour is not None and self.cost_per_hour > self.budget_per_hour and not self.shapes:
+            raise ValueError("budget_per_hour does not pay for one worker, so every job would wait for ever")
         if self.shapes:
             check_shapes(self)
 
     @property
     def most_workers(self) -> int:
-        return self.min_workers if self.max_workers is None else self.max_workers
+        return max(1, self.min_workers) if self.max_workers is None else self.max_workers
 
     @property
     def pools(self) -> dict[str, ModelSettings]:
@@ -128,8 +131,6 @@ def check_shapes(model: ModelSettings) -> None:
     for name, pool in model.pools.items():
         if not pool.most_workers and model.most_wanted:
             raise ValueError(f"shapes.{name}: max_workers is 0, and jobs meant for it would wait for ever")
-        if pool.budget_per_hour is not None and pool.cost_per_hour > pool.budget_per_hour:
-            raise ValueError(f"shapes.{name}: budget_per_hour does not pay for one worker of it")
     if any(shape.curve for shape in shapes.values()):
         _check_curves(shapes)
     else:
@@ -167,11 +168,23 @@ def check_model_names(models: dict[str, ModelSettings]) -> None:
             raise ValueError(f"models.{name}: a model name has letters, digits and . _ : / -, at most 128")
 
 
-def served_models(configured: dict[str, ModelSettings]) -> dict[str, ModelSettings]:
-    """The models of a deployment; a simulated one if none is configured, so that each role runs alone.
+def check_runnable(models: Mapping[str, ModelSettings]) -> None:
+    """Refuse a model that may never have a worker. Not for `penstock up --workers 0`, which means that. Raises
+    ConfigError."""
+    for name, model in models.items():
+        if not model.most_wanted:
+            problem = "0 lets no worker run, so every request would wait for ever"
+            raise ConfigError(f"models.{name}.max_workers", problem, "set it to 1 or more, or leave it out")
+
+
+def served_models(configured: dict[str, ModelSettings], workers: int | str | None = None) -> dict[str, ModelSettings]:
+    """The models of a deployment; a simulated one if none is configured, so that each role runs alone. `workers`:
+    [up] workers, which replaces the models' own numbers and may be 0.
 
     Raises ConfigError.
     """
+    if workers is None:
+        check_runnable(configured)
     try:
         check_model_names(configured)
     except ValueError as error:

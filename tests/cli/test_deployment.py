@@ -98,6 +98,14 @@ def test_every_shape_has_its_worker_program(tmp_path: Path) -> None:
         loaded(tmp_path, toml.format("curve = [[1, 9], [8, 9]]", "curve = [[1, 5], [8, 5]]"))
 
 
+def test_no_workers_are_a_flag_and_no_setting_of_a_model(tmp_path: Path) -> None:
+    """--workers 0 says what it means; a model that may never have one is a mistake, unless the flag replaces it."""
+    toml = "[models.m]\nengine = 'sim'\nmin_workers = 0\nmax_workers = 0\n"
+    with pytest.raises(ConfigError, match=r"models\.m\.max_workers"):
+        loaded(tmp_path, toml)
+    assert [loaded(tmp_path, toml, workers=number).models["m"].most_workers for number in (0, 2)] == [0, 2]
+
+
 def test_model_flag_chooses_the_default_among_several(tmp_path: Path) -> None:
     """It comes first; one that is not configured is refused with the nearest name."""
     assert loaded(tmp_path, TWO_MODELS, model="small").model_names == ("small", "fast")

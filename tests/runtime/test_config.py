@@ -190,6 +190,32 @@ def test_what_a_shape_leaves_out_is_the_models(tmp_path: Path) -> None:
     assert alone.pools == {"": alone} and shapes_of("m", alone) == ()
 
 
+@pytest.mark.parametrize(("rows", "bounds"), [("min_workers = 0", (0, 1)), ("", (1, 1)), ("min_workers = 3", (3, 3))])
+def test_a_model_may_always_have_a_worker(tmp_path: Path, rows: str, bounds: tuple[int, int]) -> None:
+    """Without max_workers, at least one."""
+    config = load(KINDS, path=written(tmp_path, f"[models.m]\nengine = 'sim'\n{rows}\n"), environ={})
+    model = served_models(config.table("models", ModelSettings))["m"]
+    assert (model.min_workers, model.most_workers) == bounds
+
+
+@pytest.mark.parametrize(
+    ("rows", "field"),
+    [
+        ("min_workers = 0\nmax_workers = 0", "models.m.max_workers"),
+        ("min_workers = 0\nmax_workers = 0\nshapes.a.upto = 3\nshapes.b.cost_per_hour = 1", "models.m.max_workers"),
+        ("cost_per_hour = 3\nbudget_per_hour = 2", "models.m"),
+        ("cost_per_hour = 1\nbudget_per_hour = 2\nshapes.a.upto = 3\nshapes.b.cost_per_hour = 3", "models.m"),
+    ],
+)
+def test_a_model_that_may_have_no_worker_is_refused(tmp_path: Path, rows: str, field: str) -> None:
+    """Its jobs would wait for ever."""
+    path = written(tmp_path, f"[models.m]\nengine = 'sim'\n{rows}\n")
+    with pytest.raises(ConfigError) as error:
+        config = load(KINDS, path=path, environ={})
+        served_models(config.table("models", ModelSettings))
+    assert error.value.key.startswith(field)
+
+
 @pytest.mark.parametrize(
     ("wide", "narrow", "words"),
     [

@@ -18,8 +18,11 @@ from api.services import PLANS_INTERVAL_S
 from api.waits.estimates import STALE_S, PlanReader
 from cli.__main__ import main
 from cli.client import Client
+from streaming.batches.file_store import FileStore
 from streaming.fleet.plans import Plan, Prospect
+from streaming.fleet.settings import ModelSettings
 from streaming.priority import Priority
+from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow
 
@@ -139,6 +142,31 @@ def test_bad_overrides_are_refused_in_plain_words(gate: House, body: Any, param:
     error = json.loads(answer)["error"]
     assert (status, error["param"]) == (400, param) and words in error["message"]
     assert pool(gate)["override"] is None
+
+
+def test_a_job_that_no_worker_may_run_is_shown_everywhere(gate: House) -> None:
+    """Set to 0 by an operator: the job, the pool, the verdict, the readiness and the doctor say so until it is
+    resumed."""
+    from cli.doctor import redis as inspected  # noqa: PLC0415 - imports an engine
+
+    put(gate, {"want": 0})
+    job = json.loads(gate.post("/v1/jobs", {"model": "sim", "messages": [{"role": "user", "content": "hello"}]})[2])
+    try:
+        eventually(lambda: "operator" in json.loads(gate.get(f"/v1/jobs/{job['id']}")[1])["queue_reason"])
+        assert "sim" in json.loads(gate.get("/readyz")[1])["stalled"]
+        assert conforms(pool(gate), SCHEMAS["Pool"]) and "resume" in pool(gate)["stalled"]["fix"]
+        verdict = eventually(
+            lambda: (found := json.loads(gate.get("/admin/overview")[1])["verdict"])["flow"] == "stopped" and found
+        )
+        assert "sim" in verdict["title"]
+        models = {"sim": ModelSettings(engine="sim", min_workers=0, max_workers=3)}
+        found = list(inspected(RedisSettings(url=gate.redis_url), FileStore(gate.folder / "files"), models))
+        assert [(each.name, each.status) for each in found if each.name == "lanes"] == [("lanes", "fail")]
+    finally:
+        gate.request("DELETE", "/admin/pools/sim")
+        gate.post(f"/v1/jobs/{job['id']}/cancel", {})
+    assert pool(gate)["stalled"] is None
+    assert eventually(lambda: "sim" not in json.loads(gate.get("/readyz")[1]).get("stalled", {}))
 
 
 def test_unknown_models_and_methods(gate: House) -> None:

@@ -72,6 +72,28 @@ def test_a_lane_that_only_waits_its_turn_is_not_behind(lanes: dict[str, Any]) ->
     assert assess(replace(CALM, pools=[pool(**lanes)])).flow == "flowing"
 
 
+STALLED = {"cause": "no scheduler leads", "fix": "start one"}
+
+
+@pytest.mark.parametrize(
+    ("lanes", "override", "flow", "severities"),
+    [
+        ({"batch": {"waiting": 1, "oldest_s": 1.0}}, None, "stopped", ["error"]),
+        ({"batch": {"waiting": 1, "oldest_s": 1.0}}, {**SET, "want": 0}, "stopped", ["error", "note"]),
+        ({}, None, "flowing", ["note"]),
+        ({}, {**SET, "want": 0}, "flowing", ["note"]),
+    ],
+)
+def test_a_model_that_may_have_no_worker_is_shown(
+    lanes: dict[str, Any], override: Any, flow: str, severities: list[str]
+) -> None:
+    """A job that waits in any lane of it stops the flow; without one it is a note, and an override is one already."""
+    verdict = assess(replace(CALM, pools=[pool(ready=0, want=0, stalled=STALLED, override=override, **lanes)]))
+    assert verdict.flow == flow and [problem.severity for problem in verdict.problems] == severities
+    if override is None:
+        assert (verdict.problems[0].cause, verdict.problems[0].next_step) == ("no scheduler leads", "start one")
+
+
 def test_a_server_that_is_away_is_named_and_no_more_workers_are_asked_for() -> None:
     verdict = assess(replace(CALM, pools=[pool(standard=WAITING, want=2, workers=[ALONE])]))
     assert verdict.title == (
