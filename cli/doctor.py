@@ -72,6 +72,8 @@ ENGINES = {
 }
 AMPLE_FREE_BYTES, MIN_FREE_BYTES = 2 * 10**9, 2 * 10**8
 """On the disk of the data folder: with less than the first doctor warns, with less than the second it fails."""
+AMPLE_SHARE = 0.5
+"""Of the configured connections: with fewer, doctor warns."""
 MAX_CLOCK_OFFSET_MS = 1000
 GIVEN_UP = ("poison", "attempts_exhausted")
 """Reasons of dead letters whose jobs have ended their workers."""
@@ -154,7 +156,7 @@ def examine(
         configured = deployment.config.raw.get("files", {}).get("dir")
         file_store = FileStore(Path(configured) if configured else home.files)
         settings = deployment.config.section("redis", RedisSettings, {"url": redis_url})
-        yield from redis(settings, file_store, deployment.models)
+        yield from redis(settings, file_store, deployment.models, deployment.config.source("redis.url"))
     else:
         yield embedded()
     if instance is not None:
@@ -286,14 +288,19 @@ def embedded() -> Check:
 
 
 def redis(
-    settings: RedisSettings, file_store: FileStore, models: Mapping[str, ModelSettings] = NO_MODELS
+    settings: RedisSettings,
+    file_store: FileStore,
+    models: Mapping[str, ModelSettings] = NO_MODELS,
+    source: str = "",
 ) -> Iterator[Check]:
-    """Whether the configured or running Redis is reachable and belongs to the folder of files."""
+    """Whether the configured or running Redis is reachable and belongs to the folder of files. `source`: what set its
+    URL; "" for the server that `up` started."""
     where = place(settings.url)
     try:
         facts, identity, given_up, lanes = asyncio.run(_inspect(settings, models))
     except (Unavailable, ValueError) as error:
-        yield Check("redis", "fail", f"{where}: {error}", "start it, or mend PENSTOCK_REDIS_URL")
+        hint = f"start it, or correct redis.url ({source})" if source else "penstock logs --process redis-1"
+        yield Check("redis", "fail", f"{where}: {error}", hint)
         return
     yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {where}")
     yield from judge_redis(settings.durability, facts)
@@ -377,9 +384,10 @@ def files(deployment: Deployment) -> Check:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = deployment.api.max_connections
     needed = wanted + RESERVED_FILES
-    if hard == resource.RLIM_INFINITY or hard >= needed:
-        return Check("open files", "ok", f"{wanted} connections of one API process (api.max_connections)")
-    detail = f"{hard} at most, so an API process takes {allowed_by(hard, wanted)} connections, not {wanted}"
+    allowed = wanted if hard == resource.RLIM_INFINITY else allowed_by(hard, wanted)
+    if allowed >= AMPLE_SHARE * wanted:
+        return Check("open files", "ok", f"{allowed} connections of one API process (api.max_connections: {wanted})")
+    detail = f"{hard} at most, so an API process takes {allowed} connections, not {wanted}"
     return Check("open files", "warn", detail, f"ulimit -Hn {needed}, or a lower api.max_connections")
 
 

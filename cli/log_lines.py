@@ -35,6 +35,9 @@ POLLED = frozenset(
 """Routes that are read again and again to see what has changed."""
 
 
+ANY_ID = re.compile(r"(?:[a-z]{2,12}[-_])?[0-9a-f]{12,}")
+"""Of a job, a request, a trace, a lease or anything else that gets a random id."""
+
 SHORT_TRACE = 8
 
 
@@ -159,12 +162,15 @@ def _asked(fields: dict[str, Any]) -> str:
     return str(fields.get("route") or f"{fields.get('path') or ''} (no route)".strip())
 
 
-def pretty(line: LogLine) -> str:
-    """Format a line for a terminal: local time, process, message, and the fields that these do not contain."""
+def pretty(line: LogLine, *, ids: bool = True) -> str:
+    """Format a line for a terminal: local time, process, message, and the fields that these do not contain. Without
+    `ids`, leave ids out; of a list of ids, give the number."""
     fields, said = line.fields, text_of(line.fields)
     added = (
         (name, value) for name, value in fields.items() if value != line.process and _adds(name, value, said, fields)
     )
+    if not ids:
+        added = ((name, len(value) if isinstance(value, list) else value) for name, value in added if not _is_id(value))
     shown = [said, *(f"{name}={_value(value, name)}" for name, value in added)]
     text = "  ".join(part for part in (" ".join(shown), *_traces(fields)) if part)
     level = str(fields.get("level", ""))
@@ -180,6 +186,10 @@ def _adds(name: str, value: Any, said: str, fields: dict[str, Any]) -> bool:
     if value is False:  # a fact that is not so, such as `alone` of a claim
         return False
     return name not in HEAD and value not in (None, "", [], {}) and _value(value) not in said
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and ANY_ID.fullmatch(value) is not None
 
 
 def _value(value: Any, name: str = "") -> str:

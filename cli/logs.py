@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
@@ -106,6 +107,7 @@ def process_of(path: Path) -> str:
 @click.option("-n", "--lines", "count", type=click.IntRange(0), help="Only the newest N lines [all].")
 @click.option("--previous", is_flag=True, help="Only the run of `penstock up` before the newest one.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of the instance [.penstock].")
+@click.option("-v", "--verbose", is_flag=True, help="On a terminal, show ids too.")
 @click.option("--pretty", "for_people", is_flag=True, help="Lines for people, also into a pipe.")
 @click.option(
     "--polls",
@@ -124,6 +126,7 @@ def logs(
     data_dir: Path | None,
     for_people: bool,
     polls: bool,
+    verbose: bool,
     as_json: bool,
 ) -> int:
     """Show what the processes of a data folder have logged, in the order of time, also in earlier runs.
@@ -148,12 +151,13 @@ def logs(
         filters.since, filters.until = _previous_run(folder)
     try:
         found: Iterable[LogLine] = _merged(folder, files, filters)
-        shown = _show(found if count is None else deque(found, count), as_json=as_json)
+        show = partial(_show, as_json=as_json, ids=verbose)
+        shown = show(found if count is None else deque(found, count))
         if not (shown or follow or count == 0):
             raise _nothing(filters, folder, files)
         while follow and not previous:
             time.sleep(FOLLOW_INTERVAL_S)
-            _show(_merged(folder, files, filters), as_json=as_json)
+            show(_merged(folder, files, filters))
     except KeyboardInterrupt:
         return INTERRUPTED
     return DONE
@@ -190,13 +194,13 @@ def _nothing(filters: Filters, folder: Path, files: Iterable[Path]) -> Problem:
     )
 
 
-def _for_people(line: LogLine) -> str:
-    """A line for a terminal, with short ids. Its traceback, if it has one, is not wrapped."""
-    said, *trace = visible(pretty(line)).split("\n")
+def _for_people(line: LogLine, *, ids: bool) -> str:
+    """A line for a terminal, with short ids or none. Its traceback, if it has one, is not wrapped."""
+    said, *trace = visible(pretty(line, ids=ids)).split("\n")
     return "\n".join([*fitted(sys.stdout, shorten_ids(said), INDENT), *trace])
 
 
-def _show(found: Iterable[LogLine], *, as_json: bool) -> int:
+def _show(found: Iterable[LogLine], *, as_json: bool, ids: bool) -> int:
     """Returns how many lines it showed."""
     colour, shown = styled(sys.stdout, os.environ), 0
     for line in found:
@@ -204,7 +208,7 @@ def _show(found: Iterable[LogLine], *, as_json: bool) -> int:
         if as_json:
             print_json(line.fields)
             continue
-        text = _for_people(line)
+        text = _for_people(line, ids=ids)
         code = COLOURS.get(str(line.fields.get("level"))) if colour else None
         sys.stdout.write(f"\x1b[{code}m{text}\x1b[0m\n" if code else f"{text}\n")
     sys.stdout.flush()

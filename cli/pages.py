@@ -59,11 +59,12 @@ def show_version(as_json: bool) -> int:
 @click.argument("topic", nargs=-1)
 @click.pass_context
 def help_page(context: click.Context, topic: tuple[str, ...]) -> int:
-    """Help on a command, or one of the pages exit-codes and environment."""
+    """Help on a command, or one of the pages exit-codes and environment. `environment WORD` shows only the variables
+    that have the word in their name, section or meaning."""
     if topic == ("exit-codes",):
         text = EXIT_CODES
-    elif topic == ("environment",):
-        lines = environment_page().split("\n")
+    elif topic[:1] == ("environment",):
+        lines = environment_page(topic[1:]).split("\n")
         text = "\n".join(part for line in lines for part in fitted(sys.stdout, line, _kind_column(line)))
     else:
         text = _command_help(context.find_root(), topic)
@@ -90,8 +91,9 @@ def _command_help(context: click.Context, names: Sequence[str]) -> str:
     return context.get_help() + "\n"
 
 
-def environment_page() -> str:
-    """Every environment variable, with its kind, its default and, below, its meaning."""
+def environment_page(words: Sequence[str] = ()) -> str:
+    """Every environment variable, with its kind, its default and, below, its meaning; of those with words, only these.
+    Raises Problem if none has all of the words."""
     from cli.deployment import KINDS  # noqa: PLC0415 - every section's settings
     from runtime.config import ALIASES, ENV_PREFIX, TABLES, describe  # noqa: PLC0415
     from runtime.field_docs import field_meanings  # noqa: PLC0415 - reads the source of the settings
@@ -101,14 +103,20 @@ def environment_page() -> str:
     for section, kind in KINDS.items():
         if section in TABLES:
             continue
-        rows += [("", "", "", ""), (f"[{section}]", "", "", "")]
+        head, found = [("", "", "", ""), (f"[{section}]", "", "", "")], []
         hints, meanings = typing.get_type_hints(kind), field_meanings(kind)
         for key, default in zip(kind.__struct_fields__, kind.__struct_defaults__, strict=True):
             if typing.get_origin(hints[key]) is not dict:  # a table has no variable
                 name = short.get((section, key), f"{ENV_PREFIX}{section}_{key}".upper())
                 shown = UP_SETS.get((section, key)) or _default(default)
-                rows.append((name, describe(hints[key]), shown, meanings.get(key, "")))
-    rows += [("", "", "", ""), *((name, text, default, "") for name, (text, default) in ELSEWHERE.items())]
+                found.append((name, describe(hints[key]), shown, meanings.get(key, "")))
+        wanted = [row for row in found if _has(words, section, *row)]
+        rows += [*head, *wanted] if wanted else []
+    others = [(name, text, default, "") for name, (text, default) in ELSEWHERE.items() if _has(words, name, text)]
+    rows += [("", "", "", ""), *others] if others else []
+    if not rows:
+        said = f"no variable has {' '.join(words)!r} in its name, section or meaning"
+        raise Problem(said, next_step="penstock help environment", exit_code=USAGE, code="usage")
     width = max(len(name) for name, *_ in rows)
     return "\n".join(
         [
@@ -118,6 +126,11 @@ def environment_page() -> str:
             "",
         ]
     )
+
+
+def _has(words: Sequence[str], *texts: str) -> bool:
+    """Whether each word is in one of the texts, whatever its case."""
+    return all(any(word.lower() in text.lower() for text in texts) for word in words)
 
 
 def _variable_lines(row: tuple[str, str, str, str], width: int) -> list[str]:

@@ -69,7 +69,7 @@ def memory_plan(
     usable = USABLE * device.memory_bytes
     weights = model.weight_bytes(precision.w) / tp
     room = usable - weights - activation_bytes
-    token = model.kv_token_bytes(precision.kv, tp)
+    token = model.kv_token_bytes(precision.kv, tp, lengths.mean)
     request = token * _blocks(lengths.mean, block)
     plan = MemoryPlan(
         usable_bytes=usable,
@@ -104,7 +104,7 @@ def what_fits(
     """The smallest changes that make it fit, as flags: more of these devices, fewer bits, another device."""
 
     def fits(device: Accelerator, precision: Precision, tp: int) -> bool:
-        request = model.kv_token_bytes(precision.kv, tp) * _blocks(lengths.mean, block)
+        request = model.kv_token_bytes(precision.kv, tp, lengths.mean) * _blocks(lengths.mean, block)
         return model.weight_bytes(precision.w) / tp + activation_bytes + request <= USABLE * device.memory_bytes
 
     found = []

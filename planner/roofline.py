@@ -138,11 +138,12 @@ class RooflineInput:
 
 def decode(given: RooflineInput, batch: int, context: float) -> Roofline:
     """A decode step of `batch` requests that hold `context` tokens each."""
-    read = given.reads.tokens(context)
+    read = given.reads.tokens(given.model.seen(context))
     heads, hd = given.model.heads / given.tp, given.model.head_dim
     flops = batch * read * heads * (4 * hd + SOFTMAX_OPS)
     moved = (
-        2 * batch * read * given.kv_heads * hd * given.precision.kv / 8 + 2 * given.precision.a / 8 * batch * heads * hd
+        batch * read * given.model.cached_numbers(given.tp) * given.precision.kv / 8
+        + 2 * given.precision.a / 8 * batch * heads * hd
     )
     attention = given.part("attention", given.model.layers, flops, moved, given.device.peak[16])
     return Roofline((*_linears(given, batch), attention, _norms(given, batch), _head(given, batch)))
@@ -162,7 +163,7 @@ def _linears(given: RooflineInput, tokens: float) -> Iterator[RooflinePart]:
     """The matrices of all layers: attention's, then the feed-forward network or its experts."""
     model, layers = given.model, given.model.layers
     hidden, width = model.hidden, model.heads * model.head_dim
-    yield given.linear("qkv", layers, hidden, width + 2 * model.kv_heads * model.head_dim, tokens)
+    yield given.linear("qkv", layers, hidden, model.attention_weights // hidden - width, tokens)
     yield given.linear("output", layers, width, hidden, tokens)
     if model.experts > 1:
         yield _experts(given, tokens)
@@ -175,8 +176,9 @@ def _linears(given: RooflineInput, tokens: float) -> Iterator[RooflinePart]:
 def _experts(given: RooflineInput, tokens: float) -> RooflinePart:
     """All distinct experts that the tokens reach; each token is multiplied with its own."""
     model, bits = given.model, given.precision
-    read = distinct_experts(model.experts, model.experts_per_token, tokens) * model.expert_weights / given.tp
-    used = model.experts_per_token * model.expert_weights / given.tp
+    distinct = distinct_experts(model.experts, model.experts_per_token, tokens)
+    read = (distinct * model.expert_weights + model.router_weights) / given.tp
+    used = (model.experts_per_token * model.expert_weights + model.router_weights) / given.tp
     width = model.experts_per_token * (2 * model.hidden + model.ffn_matrices * model.ffn / given.tp)
     moved = read * bits.w / 8 + tokens * width * bits.a / 8
     return given.part("experts", model.layers, 2 * used * tokens, moved, given.peak)

@@ -132,7 +132,7 @@ class ReplicaModel:
         return (model.layers / plan.pp * layer + tables) * self.precision.w / 8
 
     @property
-    def _layer_weights(self) -> int:
+    def _layer_weights(self) -> float:
         model = self.model
         return model.attention_weights + model.experts * model.expert_weights + model.router_weights
 
@@ -182,11 +182,12 @@ class ReplicaModel:
         attention_weights = model.attention_weights * bits.w / 8
         moved = tokens * bits.a / 8
         experts = distinct_experts(model.experts, model.experts_per_token, max(1.0, tokens)) * model.expert_weights
+        experts += model.router_weights
         parts = (
             self._part(2 * model.attention_weights * tokens, whole * attention_weights + 4 * model.hidden * moved),
             self._attention(held, prefilled),
             self._part(
-                2 * model.experts_per_token * model.expert_weights * tokens,
+                2 * (model.experts_per_token * model.expert_weights + model.router_weights) * tokens,
                 experts * bits.w / 8 + model.experts_per_token * (2 * model.hidden + model.ffn) * moved,
             ),
         )
@@ -198,8 +199,8 @@ class ReplicaModel:
         model = self.model
         seen = held + prefilled * self.typical_prompt / 2
         flops = 4 * seen * model.heads * model.head_dim
-        heads = -(-model.kv_heads // self.plan.heads_shared_by) * self.plan.heads_shared_by
-        size = 2 * held * heads * model.head_dim * self.precision.kv / 8
+        shared = self.plan.heads_shared_by
+        size = held * model.cached_numbers(shared) * shared * self.precision.kv / 8
         found = self._part(flops, size)
         seconds = max(found.flops / self.device.peak[16], found.bytes / self.device.bytes_s) / self.efficiency
         return ReplicaStep(seconds, found.flops, found.bytes)

@@ -25,6 +25,7 @@ from cli.plan.inputs import device_named
 from cli.plan.plot import plot
 from planner.cost import CostPoint, DeviceCost, cost_advice, cost_of, cost_points, pareto
 from planner.facts.catalogue import PlanError
+from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
 
@@ -65,10 +66,15 @@ def cost(
 ) -> PlanAnswer:
     """Compare what a million tokens cost on several GPUs, each at the knee of its throughput.
 
-    Without prices, it says how many times the price of one GPU another may cost.
+    A GPU whose price is not given has an assumed one; without any, it says how many times the price of one GPU another
+    may cost.
     """
-    known = prices_of(prices, gpus)
-    found = [cost_of(model, device_named(name), lengths, precision, tp, efficiency, known.get(name)) for name in gpus]
+    known, devices = prices_of(prices, gpus), [device_named(name) for name in gpus]
+    found = [
+        cost_of(model, each, lengths, precision, tp, efficiency, known.get(name, each.price_per_hour))
+        for name, each in zip(gpus, devices, strict=True)
+    ]
+    assumed = [each for name, each in zip(gpus, devices, strict=True) if name not in known]
     value = {
         **{key: each for key, each in given(model, found[0].device, lengths, precision).items() if "gpu" not in key},
         "tp": tp,
@@ -86,7 +92,16 @@ def cost(
         }
         for each in kept
     ]  # fmt: skip
-    return PlanAnswer(value, [_table(found)], cost_advice(found), pareto_plot(points, kept))
+    value["assumed_prices"] = {each.name: each.price_per_hour for each in assumed if each.price_per_hour is not None}
+    return PlanAnswer(value, [_table(found)], cost_advice(found), pareto_plot(points, kept), assumed_prices(assumed))
+
+
+def assumed_prices(devices: Sequence[Accelerator]) -> list[str]:
+    """Say which prices of an hour nobody gave."""
+    named = [f"{each.name} {each.price_per_hour:.2f}" for each in devices if each.price_per_hour is not None]
+    if not named:
+        return []
+    return [f"Assumed prices, US dollars of an hour on demand in 2025: {', '.join(named)}. Give your own with --price."]
 
 
 def _price(each: CostPoint) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from cli.plan.command import PlanAnswer, PlanTable, plan_command
+from cli.plan.cost import assumed_prices
 from cli.plan.figures import seconds, three
 from cli.plan.plot import plot
 from cli.plan.slo import inputs_of, search_options, slo_options
@@ -32,6 +33,8 @@ def search(given: SearchInput, rate: float | None, price: float | None, slo: Lat
     if price is not None and not price > 0:
         raise PlanError(f"--price {price:g}: a price of an hour is above 0")
     given, gpus = replace(given, rate=rate, slo=slo), given.gpus
+    assumed = [given.device] if price is None else []
+    price = given.device.price_per_hour if price is None else price
     found = tried(given)
     top = best(found)
     value = {
@@ -49,7 +52,7 @@ def search(given: SearchInput, rate: float | None, price: float | None, slo: Lat
     if rate is not None:
         header += ["p95 first", "p95 token", "kept"]
     drawn = _plot(found, gpus, price) if len(found) > 1 else ""
-    advice, notes = search_advice(given, found), _notes(given.efficiency, found)
+    advice, notes = search_advice(given, found), _notes(given.efficiency, found) + assumed_prices(assumed)
     return PlanAnswer(value, [PlanTable(header, rows)], advice, drawn, notes)
 
 

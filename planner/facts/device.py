@@ -28,6 +28,8 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     watts: float
     """Power limit; 0: unknown."""
     idle_watts: float = 0.0
+    price_per_hour: float | None = None
+    """US dollars of an hour on demand. Assumed: no data sheet gives it."""
 
     def peak_for(self, w_bits: float, a_bits: float) -> float:
         """Operations per second of a product: at the narrowest type that holds both operands.

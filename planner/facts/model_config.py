@@ -25,8 +25,6 @@ MAX_STORED_BITS = 32
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """The shape that a config.json describes. Raises PlanError, which names what is missing or not modelled."""
     config = _object(config, name, "text_config") or config
-    if config.get("kv_lora_rank"):
-        raise PlanError(f"{name}: multi-head latent attention (kv_lora_rank) is not modelled; give a shape without it")
     hidden = _number(config, name, "hidden_size", "n_embd", "d_model")
     heads = _number(config, name, "num_attention_heads", "n_head", "n_heads")
     context = _number(config, name, "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len")
@@ -34,7 +32,12 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     ffn = _optional(config, "moe_intermediate_size", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
     experts = _optional(config, "num_local_experts", "num_experts", "n_routed_experts") or 1
     kv_heads = _kv_heads(config, name) or heads
-    chosen = _optional(config, "num_experts_per_tok") or 1 if experts > 1 else 1
+    chosen = _optional(config, "num_experts_per_tok", "experts_per_token") or 1 if experts > 1 else 1
+    layers = _number(config, name, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    dense = _dense_layers(config, layers) if experts > 1 else 0
+    shared = (_optional(config, "n_shared_experts") or int(kind == "llama4_text")) * (ffn or 0) if experts > 1 else 0
+    latent = _optional(config, "kv_lora_rank")
+    windowed = _window_layers(config, layers)
     if hidden < heads or heads % kv_heads:
         raise PlanError(f"{name}: {heads} heads and {kv_heads} of keys cannot share a hidden size of {hidden}")
     if chosen > experts:
@@ -42,7 +45,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     return ModelShape(
         name=name,
         source="its config.json",
-        layers=_number(config, name, "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
@@ -54,9 +57,44 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         positions=context + LEARNED_POSITIONS[kind] if kind in LEARNED_POSITIONS else 0,
         experts=experts,
         experts_per_token=chosen,
+        dense_layers=dense,
+        dense_ffn=(_optional(config, "intermediate_size_mlp", "intermediate_size") or 0) if dense else 0,
+        shared_ffn=shared,
+        attention=_latent_attention(config, name, hidden, heads, latent) if latent else 0,
+        cached=latent + _number(config, name, "qk_rope_head_dim") if latent else 0,
+        window=(_optional(config, "sliding_window", "attention_chunk_size") or 0) if windowed else 0,
+        window_layers=windowed,
         context=context,
         stored_bits=_stored_bits(config, name),
     )
+
+
+def _latent_attention(config: Mapping[str, Any], name: str, hidden: int, heads: int, latent: int) -> int:
+    """Attention weights of a layer with multi-head latent attention: the matrices down to the latents and up again."""
+    rotary, plain = _number(config, name, "qk_rope_head_dim"), _number(config, name, "qk_nope_head_dim")
+    value, query = _number(config, name, "v_head_dim"), _optional(config, "q_lora_rank")
+    wide = heads * (rotary + plain)
+    queries = query * (hidden + wide) if query else hidden * wide
+    return queries + hidden * (latent + rotary) + latent * heads * (plain + value) + heads * value * hidden
+
+
+def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
+    """Layers of a model with experts that have none."""
+    step = _optional(config, "interleave_moe_layer_step", "decoder_sparse_step") or 1
+    return layers - layers // step if step > 1 else _optional(config, "first_k_dense_replace") or 0
+
+
+def _window_layers(config: Mapping[str, Any], layers: int) -> int:
+    """Layers that attend to a sliding window, or to a chunk, instead of the whole text."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        return sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
+    if (pattern := _optional(config, "sliding_window_pattern", "_sliding_window_pattern")) is not None:
+        return layers - layers // pattern
+    if isinstance(without := config.get("no_rope_layers"), list) and _optional(config, "attention_chunk_size"):
+        return sum(map(bool, without))
+    whole = config.get("use_sliding_window", True) is False or _optional(config, "sliding_window") is None
+    return 0 if whole else layers
 
 
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, int], vocab: int, name: str) -> ModelShape:

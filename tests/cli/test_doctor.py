@@ -14,7 +14,7 @@ from cli import doctor as checks
 from cli import upstream
 from cli.__main__ import main
 from cli.deployment import load_deployment
-from cli.doctor import Check, _running, files, judge_redis, summary
+from cli.doctor import Check, _running, examine, files, judge_redis, summary
 from cli.instance import DataDir, Instance, ProcessEntry
 
 pytestmark = pytest.mark.slow
@@ -213,3 +213,21 @@ def test_open_files_for_every_connection(tmp_path: Path, monkeypatch: pytest.Mon
     found = files(deployment)
     assert (found.status, found.hint) == ("warn", "ulimit -Hn 20768, or a lower api.max_connections")
     assert "takes 3328 connections, not 20000" in found.detail
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
+    assert files(deployment).status == "ok", "19,232 of 20,000 are enough"
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "says"),
+    [
+        ('[redis]\nurl = "redis://127.0.0.1:1/0"\n', {}, "penstock.toml, line 2"),
+        ("", {"PENSTOCK_REDIS_URL": "redis://127.0.0.1:1/0"}, "variable PENSTOCK_REDIS_URL"),
+    ],
+)
+def test_a_redis_that_is_away_is_said_to_be_set_where_it_was(
+    text: str, environ: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "penstock.toml").write_text(text)
+    deployment = load_deployment({}, environ, tmp_path)
+    found = [each for each in examine(deployment, DataDir(tmp_path / "data"), None, {}) if each.name == "redis"]
+    assert [(each.status, says in each.hint) for each in found] == [("fail", True)]

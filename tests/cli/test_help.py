@@ -158,3 +158,14 @@ def test_no_page_is_wider_than_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stdout", plain := io.StringIO())
     assert main(["help", "environment"]) == 0
     assert plain.getvalue().count("PENSTOCK_REDIS_URL") == 1 and max(map(len, plain.getvalue().split("\n"))) > 80
+
+
+def test_the_page_of_variables_is_filtered_by_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """By name, section or meaning, whatever the case; a word that none has is wrong usage."""
+    assert main(["help", "environment", "Redis", "url"]) == 0
+    page = capsys.readouterr().out
+    assert "PENSTOCK_REDIS_URL" in page and "PENSTOCK_REDIS_TIMEOUT_S" not in page and "[api]" not in page
+    assert main(["help", "environment", "no_color"]) == 0
+    assert "NO_COLOR" in capsys.readouterr().out
+    assert main(["help", "environment", "xyzzy"]) == 2
+    assert "'xyzzy'" in capsys.readouterr().err

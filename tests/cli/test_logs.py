@@ -150,7 +150,7 @@ def test_a_pipe_is_shown_lines_for_people_if_it_is_asked_to(
     """As on a terminal, without colour; a trace is named as briefly as a job. Not together with --json."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
-    assert main(["logs", "--data-dir", str(home), "--pretty", "--process", "api-1"]) == 0
+    assert main(["logs", "--data-dir", str(home), "--pretty", "-v", "--process", "api-1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("02:00:02.000 api-1        two job=job_00b24cb7 trace_id=4bf92f35")
     assert main(["logs", "--data-dir", str(home), "--pretty", "--json"]) == 2
@@ -175,7 +175,7 @@ def test_lines_wrap_between_words_and_have_short_ids(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     environ = {**os.environ, "TZ": "UTC", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "cli", "logs", "--data-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "cli", "logs", "-v", "--data-dir", str(tmp_path)]
     subprocess.run(command, env=environ, stdout=theirs, check=True, timeout=60)
     shown = os.read(ours, 65_536).decode()
     assert shown.split("\r\n")[:2] == [
@@ -220,6 +220,16 @@ def test_a_fact_that_is_not_so_is_not_shown_to_people() -> None:
     line = parse_line("worker-1", claim("01.000", [JOB], alone=False), "")
     assert "alone" not in pretty(line) and JOB[:12] in pretty(line)
     assert "alone=True" in pretty(parse_line("worker-1", claim("01.000", [JOB], alone=True), ""))
+
+
+def test_ids_are_shown_only_where_they_are_asked_for() -> None:
+    """Of a list, its length is; ids of every kind are left out, and nothing else."""
+    ids = {"request_id": "req_af89bad31a43ec2e663c235e", "trace_id": "20698d9320698d9320698d9320698d93", "job": JOB}
+    line = parse_line(
+        "worker-1", record("01.000", "said", **ids, lease="e7bb434332f4", jobs=[JOB, JOB], tenant="t"), ""
+    )
+    assert pretty(line, ids=False).endswith("worker-1     said jobs=2 tenant=t")
+    assert all(f"{name}=" in pretty(line) for name in (*ids, "lease", "jobs"))
 
 
 @pytest.mark.parametrize(("route", "status", "poll"), [

@@ -13,7 +13,7 @@ from cli.plan.cost import prices_of
 from cli.plan.cpu import measured_cpu
 from cli.plan.figures import seconds, three
 from cli.plan.plot import HEIGHT, plot
-from planner.facts.catalogue import PlanError
+from planner.facts.catalogue import PlanError, device
 
 pytestmark = pytest.mark.slow
 
@@ -81,8 +81,11 @@ def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *line.split()]) == 0
     page = capsys.readouterr().out
     assert "price/1M tokens" in page.lower().replace("price/1m", "price/1M") and "a: l4, b: a100-80gb" in page
-    assert main(["plan", "cost", "--model", "opt-1.3b", "--gpu", "l4"]) == 0
-    assert "price of a million tokens over" not in capsys.readouterr().out
+    assert found["assumed_prices"] == {}
+    assumed = asked(capsys, "cost --model opt-1.3b --gpu l4 --gpu a100-80gb --price l4=0.8")
+    price = device("a100-80gb").price_per_hour
+    assert assumed["assumed_prices"] == {"a100-80gb": price}
+    assert [each["price_per_hour"] for each in assumed["gpus"]] == [0.8, price]
 
 
 def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,8 +233,10 @@ def test_search_says_which_plans_are_cheap_and_quick(capsys: pytest.CaptureFixtu
     each = plans[found["pareto"][0]]
     assert each["price_per_million_tokens"] == pytest.approx(2.5 * each["gpu_hours_per_million_tokens"])
     assert each["price_per_million_tokens"] == pytest.approx(1e6 * 2 * 2.5 / (3600 * each["tokens_s"]))
+    assumed = asked(capsys, line)
+    assert assumed["price_per_hour"] == device("a100-80gb").price_per_hour
     assert main(["plan", *line.split()]) == 0
-    assert "GPU-hours of a million tokens over" in capsys.readouterr().out
+    assert "--price" in capsys.readouterr().out
     assert main(["plan", *line.split(), "--price", "0"]) == 2
 
 
@@ -360,7 +365,7 @@ HEAD = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
         ("t.csv", (HEAD + "-1,m,5,5,10,API log\n").encode(), "line 2: a number is negative"),
         ("t.csv", (HEAD + "nan,m,5,5,10,API log\n").encode(), "line 2: a number is negative or not finite"),
         ("t.csv", (HEAD + "1,m,1e999,5,10,API log\n").encode(), "line 2: cannot convert float infinity"),
-        ("t.csv", b"\xff\xfe\x00\x01", "t.csv is no CSV"),
+        ("t.csv", b"\xff\xfe\x00\x01", "t.csv: it is UTF-16"),
         ("t.csv", HEAD.encode() + b"1,m,5,5,10,\xff\n", "t.csv"),
         ("t.jsonl", b"", "no request with an answer"),
         ("t.jsonl", b"{}\n", "line 1: Object missing required field"),

@@ -40,6 +40,14 @@ def test_a_key_of_grouped_queries_is_kept_once_for_its_group() -> None:
     assert model("opt-1.3b").kv_token_bytes() == 196_608  # the paper's 2 * 2 * h * L
 
 
+def test_latent_attention_keeps_one_latent_for_all_heads_on_each_device() -> None:
+    deepseek = model("deepseek-v3")
+    assert deepseek.kv_token_bytes() == deepseek.kv_token_bytes(tp=8) == 61 * 576 * 2
+    assert deepseek.active_weights == pytest.approx(36.6e9, rel=0.01), (
+        "37 billion of a token, one table of embeddings less"
+    )
+
+
 @pytest.mark.parametrize(("name", "near"), [("opt-13c", "opt-13b"), ("LLAMA3.1-8b", "llama-3.1-8b")])
 def test_an_unknown_model_names_near_ones(name: str, near: str) -> None:
     with pytest.raises(UnknownName, match=near):

@@ -53,6 +53,29 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vocab_size": 50432,
         "max_seq_len": 2048,
     },
+    "deepseek-v3": {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "head_dim": 128,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "hidden_act": "silu",
+        "vocab_size": 129280,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 163840,
+    },
     "mixtral-8x7b": {
         **LLAMA,
         "model_type": "mixtral",
@@ -62,7 +85,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
     },
 }
-SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "ffn_matrices", "experts", "experts_per_token")
+SHAPE = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "ffn_matrices", "experts", "experts_per_token",
+    "dense_layers", "dense_ffn", "shared_ffn", "attention", "cached", "window", "window_layers",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -91,10 +117,29 @@ def test_a_missing_field_is_named(key: str) -> None:
         from_config(without, "m")
 
 
-def test_an_attention_that_is_not_modelled_is_refused() -> None:
-    """Its cache is another one: a plan would be wrong by an order of magnitude."""
-    with pytest.raises(PlanError, match="kv_lora_rank"):
+def test_latent_attention_without_its_sizes_is_refused() -> None:
+    with pytest.raises(PlanError, match="qk_rope_head_dim"):
         from_config({**LLAMA, "kv_lora_rank": 512}, "m")
+
+
+@pytest.mark.parametrize(
+    ("more", "layers"),
+    [
+        ({"sliding_window": 1024, "layer_types": ["sliding_attention", "full_attention"] * 16}, 16),
+        ({"sliding_window": 1024, "sliding_window_pattern": 6}, 27),
+        ({"attention_chunk_size": 8192, "no_rope_layers": [1, 1, 1, 0] * 8}, 24),
+        ({"sliding_window": 4096}, 32),
+        ({"sliding_window": 4096, "use_sliding_window": False}, 0),
+        ({"sliding_window": None}, 0),
+    ],
+)
+def test_layers_with_a_window_keep_only_its_tokens(more: dict[str, Any], layers: int) -> None:
+    found = from_config({**LLAMA, **more}, "m")
+    assert found.window_layers == layers
+    whole, window = from_config(LLAMA, "m").kv_token_bytes(), found.window
+    long = 8 * (window or 1000)
+    assert found.kv_token_bytes(context=long) == pytest.approx(whole * (32 - layers * 7 / 8) / 32)
+    assert found.kv_token_bytes(context=window or 1000) == found.kv_token_bytes() == whole
 
 
 GGUF = {
