@@ -29,6 +29,7 @@ from penstock import __version__
 from runtime.config import Config, ConfigError
 from runtime.loops import supervise
 from runtime.process import Launch, StartError, argument_parser, collect_rarely, run_process
+from runtime.sockets import listen
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings, WebhookSettings
@@ -71,7 +72,9 @@ the reader has stalled."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, configure, serve. Returns the exit code."""
     parser = argument_parser("api", __doc__, "api-1")
-    parser.add_argument("--listen-fd", type=int, help="number of a listening socket to serve on")
+    parser.add_argument(
+        "--listen-fd", type=int, action="append", help="number of a listening socket to serve on; may come again"
+    )
     return run_process(parser, arguments, SECTIONS, _start, fast_loop=True)
 
 
@@ -85,9 +88,9 @@ def _start(launch: Launch) -> Coroutine[Any, Any, int]:
     telemetry = Telemetry(launch, "api")
     services = _services(config, keyring, telemetry, launch.options.id)
     audit.begin(keyring)
-    listener = _listener(settings, launch.options.listen_fd)
+    listeners = _listeners(settings, launch.options.listen_fd)
     collect_rarely()
-    return _serve(services, listener, launch, telemetry)
+    return _serve(services, listeners, launch, telemetry)
 
 
 def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str) -> Services:
@@ -111,26 +114,18 @@ def _services(config: Config, keyring: Keyring, telemetry: Telemetry, name: str)
     )
 
 
-def _listener(settings: ApiSettings, fd: int | None) -> socket.socket:
-    """The socket to serve on; its connections have small buffers. Raises StartError when the address is taken."""
+def _listeners(settings: ApiSettings, fds: Sequence[int] | None) -> list[socket.socket]:
+    """The sockets to serve on; their connections have small buffers. Raises StartError when the address is taken."""
     try:
-        listener = socket.socket(fileno=fd) if fd is not None else _opened(settings)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        listeners = [socket.socket(fileno=fd) for fd in fds] if fds else listen(settings.host, settings.port)
+        for each in listeners:
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     except OSError as error:
         raise StartError(f"cannot listen on {settings.host}:{settings.port}: {error}") from error
-    return listener
+    return listeners
 
 
-def _opened(settings: ApiSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((settings.host, settings.port))
-    listener.listen(2048)
-    return listener
-
-
-async def _serve(services: Services, listener: socket.socket, launch: Launch, telemetry: Telemetry) -> int:
+async def _serve(services: Services, listeners: list[socket.socket], launch: Launch, telemetry: Telemetry) -> int:
     """Serve until SIGTERM or SIGINT, then let open streams end within the drain time. Returns the exit code. Raises
     ConfigError if the store is one that this process must not use, StartError."""
     settings, me = services.settings, this_process("api", launch.options.id)
@@ -140,7 +135,7 @@ async def _serve(services: Services, listener: socket.socket, launch: Launch, te
         await services.store_client.close()
         raise
     telemetry.serve_metrics(_live_samples(services))
-    host, port = listener.getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2]
     url = f"http://{host}:{port}"
     app = build_app(services, lambda: launch.lifeline.say("ready", url))
     guard = _guard(services)
@@ -172,7 +167,7 @@ async def _serve(services: Services, listener: socket.socket, launch: Launch, te
     store_client = RedisClient.open(services.store_client.settings)
     try:
         async with present(Fleet(store_client), describe):
-            await server.serve(sockets=[listener])
+            await server.serve(sockets=listeners)
     finally:
         await store_client.close()
     return 0

@@ -46,8 +46,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 30.0
     """How long open streams may go on after SIGTERM."""
     hosts: tuple[str, ...] = ()
-    """Host names this server answers to, besides loopback names; empty: every name. Only with keys; without keys the
-    server answers to loopback names alone."""
+    """Host names this server answers to, besides loopback names, e.g. host.docker.internal; each is compared exactly.
+    Empty: every name with keys, loopback names alone without keys."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use /v1 from a browser, e.g. https://app.example; "*" (with keys only): all."""
     metrics: Literal["open", "admin"] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -133,10 +133,11 @@ class Deployment:
             config.raw.setdefault("llamacpp", {})["path"] = str(weights)
         config.save(home.settings)
 
-    def api_program(self, home: DataDir, number: int, listener: int) -> Program:
-        """The program of one API process; all of them share the listening socket."""
-        words = ("--listen-fd", str(listener))
-        return _program("api", f"api-{number}", home, words, fds=(listener,), grace_s=self.api.drain_s + KILL_MARGIN_S)
+    def api_program(self, home: DataDir, number: int, listeners: Sequence[int]) -> Program:
+        """The program of one API process; all of them share the listening sockets."""
+        words = tuple(word for listener in listeners for word in ("--listen-fd", str(listener)))
+        grace_s = self.api.drain_s + KILL_MARGIN_S
+        return _program("api", f"api-{number}", home, words, fds=tuple(listeners), grace_s=grace_s)
 
     def worker_program(self, home: DataDir, worker_id: str, model: str, shape: str = "") -> Program:
         words = ("--model", model, *(("--shape", shape) if shape else ()))

@@ -51,10 +51,13 @@ log = logging.getLogger(__name__)
 
 class Machine:
     """Runs all processes of one machine. The caller has locked and prepared the data folder and opened the API's
-    listening socket."""
+    listening sockets."""
 
-    def __init__(self, deployment: Deployment, home: DataDir, listener: socket.socket, screen: Screen) -> None:
-        self._deployment, self._home, self._listener, self._screen = deployment, home, listener, screen
+    def __init__(
+        self, deployment: Deployment, home: DataDir, listeners: Sequence[socket.socket], screen: Screen
+    ) -> None:
+        self._deployment, self._home, self._screen = deployment, home, screen
+        self._listeners, self._port = [each.fileno() for each in listeners], listeners[0].getsockname()[1]
         self._supervisor = Supervisor(self._changed)
         self._pools: list[PoolSupervisor] = []
         self._store_client: RedisClient | None = None
@@ -69,8 +72,8 @@ class Machine:
             pid=os.getpid(),
             state="starting",
             phase="starting",
-            url=local_url(deployment.api.host, listener.getsockname()[1]),
-            outside_url=outside_url(deployment.api, listener.getsockname()[1]),
+            url=local_url(deployment.api.host, self._port),
+            outside_url=outside_url(deployment.api, self._port),
             redis_url=deployment.redis_url or "",
             data_dir=str(home.path),
             engine=deployment.engines,
@@ -113,11 +116,11 @@ class Machine:
         await self._enter(self._store_client, redis_url)
         if self._interrupts:
             return
-        deployment, home, port = self._deployment, self._home, self._listener.getsockname()[1]
+        deployment, home, port = self._deployment, self._home, self._port
         deployment.save(home, redis_url=redis_url, port=port, weights=weights)
         self._publish(redis_url=redis_url)
         for number in range(1, deployment.api.processes + 1):
-            self._supervisor.start(deployment.api_program(home, number, self._listener.fileno()))
+            self._supervisor.start(deployment.api_program(home, number, self._listeners))
         self._supervisor.start(deployment.scheduler_program(home))
         for number in range(1, deployment.offline.processes + 1):
             self._supervisor.start(deployment.offline_program(home, number))

@@ -1,21 +1,21 @@
-"""TCP ports of this machine: opens the API's listening socket, finds free ports, and names a port's holder."""
+"""TCP ports of this machine: opens the API's listening sockets, finds free ports, and names a port's holder."""
 
 from __future__ import annotations
 
 import errno
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cli.errors import Problem
+from runtime import sockets
 
 PROC = Path("/proc")
 WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
 """Wildcard addresses to listen on, and the address to connect to instead."""
 LISTEN = "0A"
-BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,21 +29,19 @@ class Holder:
         return f"pid {self.pid} ({self.command})"
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open the socket that all API processes accept from. Raises Problem, which names the holder of a taken port."""
+@contextmanager
+def listen(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Open the sockets that all API processes accept from, for the block. Raises Problem, which names the holder of a
+    taken port."""
     try:
-        family, address = _resolve(host, port)
+        listeners = sockets.listen(host, port)
     except OSError as error:
-        raise Problem(f"cannot listen on {host}", cause=str(error), next_step="choose another --host") from None
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
         raise _refusal(host, port, error) from None
-    return listener
+    try:
+        yield listeners
+    finally:
+        for each in listeners:
+            each.close()
 
 
 def _refusal(host: str, port: int, error: OSError) -> Problem:
@@ -61,12 +59,11 @@ def _refusal(host: str, port: int, error: OSError) -> Problem:
 def is_free(host: str, port: int) -> bool:
     """Whether `port` can be bound now."""
     try:
-        family, address = _resolve(host, port)
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        listeners = sockets.listen(host, port)
     except OSError:
         return False
+    for each in listeners:
+        each.close()
     return True
 
 
@@ -92,12 +89,6 @@ def command(pid: int) -> str:
         return "unknown"
     line = " ".join(word.decode(errors="replace") for word in words if word)
     return line if len(line) <= 60 else line[:57] + "..."
-
-
-def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = found[0]
-    return family, address
 
 
 def _listening(port: int) -> Iterator[str]:

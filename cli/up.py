@@ -82,12 +82,12 @@ def up(config: Path | None, detach: bool, verbose: bool, **flags: Any) -> int:
         if detach:
             url = flags.pop("redis_url")
             return start_detached(home, _again(flags, config), progress, keyed=bool(deployment.keys), redis_url=url)
-        with home.lock(), ports.listen(deployment.api.host, deployment.api.port) as listener:
-            return _run(deployment, home, listener, progress, verbose=verbose)
+        with home.lock(), ports.listen(deployment.api.host, deployment.api.port) as listeners:
+            return _run(deployment, home, listeners, progress, verbose=verbose)
 
 
 def _run(
-    deployment: Deployment, home: DataDir, listener: socket.socket, progress: ProgressLine, *, verbose: bool
+    deployment: Deployment, home: DataDir, listeners: Sequence[socket.socket], progress: ProgressLine, *, verbose: bool
 ) -> int:
     home.prepare()
     screen = Screen(progress)
@@ -97,7 +97,7 @@ def _run(
             log.info(START, __version__)
             weights = _fetch(home, progress) if deployment.needs_weights else None
             _check_engines(deployment, home, screen)
-            machine = Machine(deployment, home, listener, screen)
+            machine = Machine(deployment, home, listeners, screen)
             return asyncio.run(machine.run(weights, tail=verbose))
     finally:
         home.clear()

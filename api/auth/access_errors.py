@@ -6,10 +6,10 @@ from api.openai.errors import ApiError
 
 
 def foreign_host(host: str) -> ApiError:
-    """The Host header of a request to a server without keys is not a loopback name."""
+    """The Host header of a request to a server without keys is neither a loopback name nor listed."""
     message = (
-        f"Without an API key this server answers to loopback names only, and the request's Host is {host[:128]!r}. "
-        "Use http://127.0.0.1 or http://localhost with its port, or configure a key ([keys.<name>])."
+        "Without an API key this server answers to loopback names and those in [api] hosts, and the request's Host is "
+        f"{host[:128]!r}. Use http://127.0.0.1 or http://localhost with its port, list the name, or configure a key ([keys.<name>])."
     )
     return ApiError(421, "misdirected_request", message)
 

@@ -20,7 +20,7 @@ pod's address, which no setting can list. They reveal nothing about jobs."""
 
 
 class Hosts:
-    """Checks Host headers. Without keys the server answers to loopback names alone, on every path."""
+    """Checks Host headers. Without keys the server answers to loopback names and the listed ones, on every path."""
 
     def __init__(self, allowed: Iterable[str], *, keyless: bool) -> None:
         self._allowed = frozenset(name.lower() for name in allowed)
@@ -36,10 +36,10 @@ class Hosts:
         if value is not None and _is_loopback_host(value):
             return
         name = host_name(value or b"")
-        if self._keyless:
-            raise access_errors.foreign_host(name or _as_text(value))
-        if name not in self._allowed and path not in PROBES:
-            raise access_errors.unlisted_host(name or _as_text(value))
+        if name in self._allowed or (path in PROBES and not self._keyless):
+            return
+        refusal = access_errors.foreign_host if self._keyless else access_errors.unlisted_host
+        raise refusal(name or _as_text(value))
 
 
 @lru_cache(maxsize=256)

@@ -50,7 +50,8 @@ class Origins:
         if origin is not None:
             if self.allows(origin, path):
                 return
-            if not _is_loopback_origin(origin):
+            # The Host was checked before, so a page with the same one is this server's own.
+            if not _is_loopback_origin(origin) and origin.partition(b"://")[2] != headers.get(b"host"):
                 raise _foreign(origin)
         if site is not None and site not in OWN_SITES and not _is_visit(method, path, headers):
             raise access_errors.foreign_site(site.decode("latin-1")) if origin is None else _foreign(origin)

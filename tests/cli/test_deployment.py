@@ -145,16 +145,16 @@ def test_children_read_what_was_merged(tmp_path: Path) -> None:
 def test_command_lines_of_the_roles(tmp_path: Path) -> None:
     """Each role is a module of its own, safe from folders of the same name, under its name in `ps`."""
     deployment, home = loaded(tmp_path, engine="sim"), DataDir(tmp_path)
-    api = deployment.api_program(home, 1, 7)
+    api = deployment.api_program(home, 1, [7, 8])
     worker = deployment.worker_program(home, "worker-2", "sim")
     scheduler = deployment.scheduler_program(home)
     start = (sys.executable, "-P", "-m")
     settings = ("--settings", str(home.settings))
-    assert api.argv == (*start, "api", *settings, "--id", "api-1", "--listen-fd", "7")
+    assert api.argv == (*start, "api", *settings, "--id", "api-1", "--listen-fd", "7", "--listen-fd", "8")
     assert worker.argv == (*start, "workers", *settings, "--id", "worker-2", "--model", "sim")
     assert scheduler.argv == (*start, "scheduler", *settings, "--id", "scheduler-1")
     assert deployment.offline_program(home, 2).argv == (*start, "offline", *settings, "--id", "offline-2")
-    assert api.fds == (7,)
+    assert api.fds == (7, 8)
     assert worker.grace_s > deployment.worker.drain_s
 
 

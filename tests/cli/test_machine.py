@@ -47,7 +47,7 @@ def starting(tmp_path: Path) -> Machine:
     home.prepare()
     deployment = load_deployment({("up", "engine"): "sim"}, {}, tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        return Machine(deployment, home, listener, Screen(ProgressLine(io.StringIO(), {}, quiet=True)))
+        return Machine(deployment, home, [listener], Screen(ProgressLine(io.StringIO(), {}, quiet=True)))
 
 
 async def test_redis_that_reads_its_data_says_so(loading_url: str) -> None:

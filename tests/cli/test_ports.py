@@ -12,16 +12,17 @@ import pytest
 from cli import ports
 from cli.errors import Problem
 from cli.output import error_block
+from runtime import sockets
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows who holds a port")
 
 
 def test_taken_port_is_told_with_a_way_out() -> None:
     """The next free port is proposed, in at most four lines."""
-    with ports.listen("127.0.0.1", 0) as first:
+    with ports.listen("127.0.0.1", 0) as (first,):
         port = first.getsockname()[1]
-        with pytest.raises(Problem, match=f"port {port} is taken") as caught:
-            ports.listen("127.0.0.1", port)
+        with pytest.raises(Problem, match=f"port {port} is taken") as caught, ports.listen("127.0.0.1", port):
+            pass
         free = ports.next_free("127.0.0.1", port + 1)
     problem = caught.value
     assert problem.exit_code == 1
@@ -48,7 +49,7 @@ def test_holder_is_named() -> None:
 @needs_proc
 def test_own_port_is_ours() -> None:
     """A port this process holds is found as well; one that nobody holds is not."""
-    with ports.listen("127.0.0.1", 0) as listener:
+    with ports.listen("127.0.0.1", 0) as (listener,):
         port = listener.getsockname()[1]
         holder = ports.holder(port)
         assert holder is not None
@@ -58,13 +59,43 @@ def test_own_port_is_ours() -> None:
 
 def test_unknown_host_is_a_problem() -> None:
     """A host that is none of this machine's is told, not thrown."""
-    with pytest.raises(Problem, match="cannot listen"):
-        ports.listen("192.0.2.1", 0)
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        with pytest.raises(Problem, match="cannot listen"), ports.listen(host, 0):
+            pass
+
+
+def test_localhost_is_both_loopbacks() -> None:
+    """On one port; if another program has that port of one of them, its name would lead to that program."""
+    with ports.listen("localhost", 0) as listeners:
+        port = listeners[0].getsockname()[1]
+        for host in ("127.0.0.1", "::1"):
+            with socket.create_connection((host, port)):
+                pass
+        assert not ports.is_free("localhost", port) and not ports.is_free("::1", port)
+    for host in ("127.0.0.1", "::1"):
+        with ports.listen(host, 0) as (other,):
+            port = other.getsockname()[1]
+            with pytest.raises(Problem, match=f"port {port} is taken"), ports.listen("localhost", port):
+                pass
+
+
+def test_a_machine_may_lack_one_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for missing in ("::1", "127.0.0.1"):
+        # An address of no interface stands for the missing one.
+        monkeypatch.setattr(sockets, "LOCALHOST", tuple(
+            {"::1": "2001:db8::1", "127.0.0.1": "192.0.2.1"}[host] if host == missing else host
+            for host in ("127.0.0.1", "::1")
+        ))  # fmt: skip
+        with ports.listen("localhost", 0) as (listener,), socket.create_connection(listener.getsockname()[:2]):
+            pass
+    monkeypatch.setattr(sockets, "LOCALHOST", ("192.0.2.1", "2001:db8::1"))
+    with pytest.raises(Problem, match="cannot listen"), ports.listen("localhost", 0):
+        pass
 
 
 def test_backlog_and_reuse() -> None:
     """The socket can be bound again at once, and is not shared."""
-    with ports.listen("127.0.0.1", 0) as listener:
+    with ports.listen("127.0.0.1", 0) as (listener,):
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
         assert not listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)
         assert not listener.get_inheritable()
