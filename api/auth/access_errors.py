@@ -9,7 +9,8 @@ def foreign_host(host: str) -> ApiError:
     """The Host header of a request to a server without keys is neither a loopback name nor listed."""
     message = (
         "Without an API key this server answers to loopback names and those in [api] hosts, and the request's Host is "
-        f"{host[:128]!r}. Use http://127.0.0.1 or http://localhost with its port, list the name, or configure a key ([keys.<name>])."
+        f"{host[:128]!r}. Use http://127.0.0.1 or http://localhost with its port, list the name, or configure a key "
+        "([keys.<name>])."
     )
     return ApiError(421, "misdirected_request", message)
 
