@@ -55,10 +55,16 @@ def build_app(services: Services, on_ready: Callable[[], None] = lambda: None) -
     app.router.redirect_slashes = False  # a redirect would go to any host that the request names
     app.state.services = services
     app.state.overview = LiveOverview(services)
-    app.state.document = cache(partial(document, services.version))  # built when it is first asked for
+    app.state.document = cache(
+        partial(document, services.version, services.settings.base_path)
+    )  # built when it is first asked for
     console = ConsoleAccess(services.keyring, services.console_sessions)
     return Observed(
-        guarded(Shortcut(app), services, console), services, access_log=services.settings.access_log, paths=routes.RULES
+        guarded(Shortcut(app), services, console),
+        services,
+        access_log=services.settings.access_log,
+        paths=routes.RULES,
+        base_path=services.settings.base_path,
     )
 
 

@@ -68,7 +68,9 @@ async def version(request: Request) -> Response:
 async def root(request: Request) -> Response:
     """GET /: links to the endpoints, for people who open the address in a browser."""
     links = ["/v1/models", "/v1/chat/completions", "/v1/jobs", "/openapi.json", "/readyz", "/metrics"]
-    return as_json({"name": "penstock", "version": services_of(request).version, "see": links})
+    services = services_of(request)
+    see = [services.settings.base_path + link for link in links]
+    return as_json({"name": "penstock", "version": services.version, "see": see})
 
 
 async def openapi(request: Request) -> Response:

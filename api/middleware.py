@@ -31,6 +31,8 @@ OWN_ID = re.compile(r"req_[0-9a-f]{24}")
 
 MAX_LOGGED_PATH = 200
 """Characters of a path without a route that are looked at."""
+LINKS = (b"location", b"stream-url")
+"""Headers whose values are paths."""
 HIDDEN = "..."
 """Stands for what no route has in its path."""
 UNLISTED = "other"
@@ -49,13 +51,22 @@ class Observed:
     `received` (monotonic seconds), and `status` once the answer has started. Names the span and the metric of a request
     by `route`, which the guard sets.
 
+    With `base_path`, requests may have it before their path, and links in headers get it.
+
     With `access_log` it writes a log line at the end of each request, except for health probes.
     """
 
     def __init__(
-        self, app: ASGIApp, services: Services, *, access_log: bool = False, paths: Iterable[str] = ()
+        self,
+        app: ASGIApp,
+        services: Services,
+        *,
+        access_log: bool = False,
+        paths: Iterable[str] = (),
+        base_path: str = "",
     ) -> None:
         """`paths`: those of the routes."""
+        self._base_path = base_path
         self._app, self._services, self._access_log = app, services, access_log
         self._words = frozenset(word for path in paths for word in path.split("/") if "{" not in word)
 
@@ -64,6 +75,8 @@ class Observed:
             await self._app(scope, receive, send)
             return
         received = time.monotonic()
+        if (base := self._base_path) and f"{scope['path']}/".startswith(f"{base}/"):
+            scope["path"] = scope["path"][len(base) :] or "/"
         headers: dict[bytes, bytes] = dict(
             reversed(scope["headers"])
         )  # the first of several headers with one name counts
@@ -79,8 +92,11 @@ class Observed:
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
                 state["status"] = message["status"]
+                headers = message.get("headers", ())
+                if base:
+                    headers = [(name, base.encode() + value if name in LINKS else value) for name, value in headers]
                 message["headers"] = [
-                    *message.get("headers", ()),
+                    *headers,
                     (b"x-request-id", request_id.encode()),
                     (b"openai-processing-ms", b"%.0f" % ((time.monotonic() - received) * 1000)),
                 ]

@@ -107,8 +107,8 @@ HEADERS = {
 }
 
 
-def document(version: str) -> dict[str, Any]:
-    """Build the document; `version` is Penstock's."""
+def document(version: str, base_path: str = "") -> dict[str, Any]:
+    """Build the document; `version` is Penstock's, and `base_path` the path below which a proxy serves the API."""
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         if route.summary:
@@ -116,6 +116,7 @@ def document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": version, "description": "A durable queue in front of LLM engines."},
+        **({"servers": [{"url": base_path}]} if base_path else {}),
         "paths": paths,
         "components": {
             "schemas": _request_schemas() | _answer_schemas(),

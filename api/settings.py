@@ -14,6 +14,8 @@ from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.priority import Priority
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
+BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+")
+TAKEN_PATHS = ("/v1", "/admin", "/console")
 ORIGIN = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 """An Origin header as browsers send it: lower case, nothing after the port."""
 
@@ -26,7 +28,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Section [api]."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Any but a loopback one needs keys."""
+    """Address to listen on; localhost: 127.0.0.1 and ::1. Any but a loopback one needs keys."""
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     """Port to listen on; 0: any free one."""
     processes: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
@@ -48,6 +50,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     """Host names this server answers to, besides loopback names, e.g. host.docker.internal; each is compared exactly.
     Empty: every name with keys, loopback names alone without keys."""
+    base_path: str = ""
+    """Path below which a proxy serves this API, e.g. /llm. Links begin with it, and requests may have it or not."""
     cors_origins: tuple[str, ...] = ()
     """Origins whose pages may use /v1 from a browser, e.g. https://app.example; "*" (with keys only): all."""
     metrics: Literal["open", "admin"] | None = None
@@ -79,6 +83,9 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
         for name in self.hosts:
             if not HOST_NAME.fullmatch(name):
                 raise ValueError(f"hosts: {name!r} is no host name; leave out scheme, port and path, e.g. api.example")
+        if self.base_path and (not BASE_PATH.fullmatch(self.base_path) or self.base_path in TAKEN_PATHS):
+            taken = ", ".join(TAKEN_PATHS)
+            raise ValueError(f"base_path: write it as /llm, without a slash at its end; it cannot be {taken}")
         for origin in self.cors_origins:
             if origin != "*" and not ORIGIN.fullmatch(origin):
                 raise ValueError(f"cors_origins: {origin!r} is no origin; write it as https://app.example[:port]")

@@ -17,7 +17,7 @@ from cli.output import CommandResult, emit, note
 def console(client: Client, no_browser: bool) -> CommandResult:
     """Open the console in a browser, by a link that logs in once, within a minute."""
     link = client.post("/admin/console/links", {})
-    url = client.url + link["path"]
+    url = f"{client.url}/console#{link['path'].partition('#')[2]}"
 
     def show() -> None:
         emit(url + "\n")

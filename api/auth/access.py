@@ -7,10 +7,19 @@ applies.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from enum import Enum
 from typing import NamedTuple
 
 from starlette.routing import compile_path
+
+CONSOLE = "/console/"
+"""Every address below it is the console's page."""
+CLOSE = 0.85
+"""Likeness of a path that is spelt wrongly; 1 is the same."""
+MAX_MEANT = 256
+"""Characters of a path for which the right one is searched."""
+MAX_EXTRA_WORDS = 4
 
 
 class Access(Enum):
@@ -59,6 +68,24 @@ class AccessTable:
         """Return the rows of a path, by method; empty for an unknown path."""
         return self._rows(path)[0]
 
+    def meant(self, path: str) -> str:
+        """Return the path that a path without a route probably means: without repeated or other words at its front,
+        with /v1, in lower case, or with a word that is spelt like it; "" if there is none."""
+        if len(path) > MAX_MEANT:
+            return ""
+        words: list[str] = []
+        for word in path.strip().split("/"):
+            if word == "..":
+                del words[-1:]
+            elif word not in ("", "."):
+                words.append(word)
+        for start in range(min(len(words), MAX_EXTRA_WORDS + 1)):
+            rest = "/".join(words[start:])
+            for found in (f"/{rest}", f"/v1/{rest}", f"/{rest}".lower(), f"/v1/{rest}".lower()):
+                if self.methods(found):
+                    return found
+        return next(iter(get_close_matches(f"/{'/'.join(words)}".lower(), self._fixed, 1, CLOSE)), "")
+
     def find(self, method: str, path: str) -> RouteMatch | None:
         """Return the row of a request; None if there is none. HEAD has the row of GET."""
         if (found := self._exact.get((method, path))) is not None:
@@ -71,6 +98,6 @@ class AccessTable:
         if (rows := self._fixed.get(path)) is not None:
             return rows, {}, path
         for pattern, rows, listed in self._patterns:
-            if match := pattern.match(path):
+            if (match := pattern.match(path)) and ("" not in match.groups() or listed.startswith(CONSOLE)):
                 return rows, match.groupdict(), listed
         return {}, {}, ""

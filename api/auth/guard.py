@@ -47,6 +47,7 @@ class RequestGuard:
         keyless = keyring.open
         self._hosts = Hosts(settings.hosts, keyless=keyless)
         self._origins = Origins(settings.cors_origins, keyless=keyless)
+        self._base_path = settings.base_path
         self._metrics = Access.ANYONE if settings.shows_metrics(keyless=keyless) else Access.ADMIN
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,8 +111,8 @@ class RequestGuard:
         """Return the answer to a CORS preflight; for anything else raise ApiError (403, 404, 405)."""
         methods = self._table.methods(scope["path"])
         if not methods:
-            shorter = scope["path"].rstrip("/")
-            raise errors.unknown_route(shorter if shorter and self._table.methods(shorter) else "")
+            meant = self._table.meant(scope["path"])
+            raise errors.unknown_route(meant and self._base_path + meant)
         if scope["method"] == "OPTIONS":
             preflight = self._origins.preflight(methods, scope["path"], scope["state"]["headers"])
             if preflight is not None:

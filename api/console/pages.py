@@ -1,13 +1,14 @@
 """GET /console: the console's page and its files, with a strict content security policy.
 
-The page is the same for every address below /console; its scripts read the address. Files are served below a hash of
-all of them, so a browser keeps them for ever and never mixes two versions.
+The page is the same for every address below /console, but for its relative links; its scripts read the address. Files
+are served below a hash of all of them, so a browser keeps them for ever and never mixes two versions.
 """
 
 from __future__ import annotations
 
 import hashlib
-from functools import cache
+import re
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from starlette.requests import Request
@@ -34,7 +35,7 @@ REVALIDATED = "no-cache"
 
 async def page(request: Request) -> Response:
     """GET /console and every address below it: the page."""
-    data = _page()
+    data = _page("../" * (request.scope["path"].count("/") - 1))
     return _cached(request, data, "text/html; charset=utf-8", REVALIDATED)
 
 
@@ -67,12 +68,14 @@ def build_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-@cache
-def _page() -> bytes:
+@lru_cache(maxsize=16)
+def _page(root: str) -> bytes:
+    """`root`: the way from the page's address to that of the API; a proxy may serve both below a path of its own."""
     text = (files("api.console") / "static" / "index.html").read_text(encoding="utf-8")
     scripts = sorted(name for name in assets() if name.endswith(".js"))
     links = "\n".join(f'<link rel="modulepreload" href="/console/assets/{{build}}/{name}">' for name in scripts)
-    return text.replace("{modules}", links).replace("{build}", build_hash()).encode()
+    text = text.replace("{modules}", links).replace("{build}", build_hash())
+    return re.sub(r'(href|src)="/', rf'\1="{root}', text).encode()
 
 
 def _cached(request: Request, data: bytes, kind: str, kept: str) -> Response:

@@ -68,7 +68,11 @@ async def link(request: Request) -> Response:
     services, caller = services_of(request), caller_of(request)
     secret = await ConsoleAccess(services.keyring, services.console_sessions).link(caller)
     expires_at = int(time.time()) + LINK_S
-    answer = {"object": "console.link", "path": f"/console#link={secret}", "expires_at": expires_at}
+    answer = {
+        "object": "console.link",
+        "path": f"{services.settings.base_path}/console#link={secret}",
+        "expires_at": expires_at,
+    }
     return as_json(answer, 201, {"Cache-Control": "no-store"})
 
 

@@ -127,8 +127,8 @@ def too_large_for_store(job: Job, needed: int, most: int) -> ApiError:
 
 def unknown_route(instead: str = "") -> ApiError:
     """`instead`: the path that was probably meant."""
-    hint = f"Leave out the slash at its end: {instead}" if instead else "GET /openapi.json lists what there is"
-    return ApiError(404, "not_found", f"There is nothing at this address. {hint}.")
+    hint = f"Did you mean {instead[:256]}?" if instead else "GET /openapi.json lists what there is."
+    return ApiError(404, "not_found", f"There is nothing at this address. {hint}")
 
 
 def method_not_allowed(allowed: Iterable[str]) -> ApiError:

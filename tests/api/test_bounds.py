@@ -362,10 +362,29 @@ def test_no_address_is_redirected(house: House, path: str) -> None:
     for method in ("GET", "POST"):
         status, headers, answer = house.request(method, path, headers={"Host": "evil.localhost"})
         assert status in (404, 405) and "location" not in headers and b"evil" not in answer
-    meant = path.rstrip("/")
-    if path.startswith("/v1/jobs"):
-        message = json.loads(house.get(path)[1])["error"]["message"]
-        assert message.endswith(f"Leave out the slash at its end: {meant}.")
+
+
+MEANT = {
+    "/v1//chat/completions": "/v1/chat/completions", "/v1/v1/models": "/v1/models", "//v1/models": "/v1/models",
+    "/chat/completions": "/v1/chat/completions", "/models": "/v1/models", "/v1/models/": "/v1/models",
+    "/v1/chat/completions/": "/v1/chat/completions", "/V1/Chat/Completions": "/v1/chat/completions",
+    "/openai/v1/responses": "/v1/responses", "/api/v1/jobs/job_1/events": "/v1/jobs/job_1/events",
+    "/v1/./models": "/v1/models", "/v1/x/../models": "/v1/models", "/v1%2F%2Fmodels": "/v1/models",
+    "/v1/openai/deployments/chat/completions": "/v1/chat/completions", "/v1/chat/completion": "/v1/chat/completions",
+    "/v1/embedding": "/v1/embeddings", "/v1/tokenize": "/tokenize", "/jobs/job_1/": "/v1/jobs/job_1",
+    "/v1/chat/completions%20": "/v1/chat/completions", "/v1/healthz": "/healthz", "/admin/pools/": "/admin/pools",
+    "/nothing/like/it": "", "/v1/secret-word": "", "/" + "v1/" * 5_000 + "models": "", "/v1": "", "/.env": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", MEANT)
+def test_an_address_that_is_nearly_right_is_told_the_right_one(house: House, path: str) -> None:
+    """By each method, never with a redirect."""
+    for method in ("GET", "POST", "DELETE"):
+        status, headers, answer = house.request(method, path, b"{}" if method == "POST" else None)
+        error = json.loads(answer)["error"]
+        assert (status, error["code"]) == (404, "not_found") and "location" not in headers
+        assert error["message"].partition("Did you mean ")[2] == (f"{MEANT[path]}?" if MEANT[path] else "")
 
 
 # --- the process's own limits ---------------------------------------------------------------------------------------

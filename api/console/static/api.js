@@ -1,5 +1,10 @@
 // The server: sends requests with the session's token, and turns refusals into errors with a message.
 
+/** The path below which a proxy serves the API, without a slash at its end; "" for none. */
+export const BASE = new URL("../../..", import.meta.url).pathname.replace(/\/$/, "");
+/** The address of the API. */
+export const ADDRESS = location.origin + BASE;
+
 const TOKEN = "penstock-console-token";
 
 export class Refusal extends Error {
@@ -23,7 +28,7 @@ export async function send(method, path, { body, headers = {}, signal } = {}) {
   const json = body !== undefined && !(body instanceof FormData);
   let response;
   try {
-    response = await fetch(path, {
+    response = await fetch(BASE + path, {
       method, signal, cache: "no-store", credentials: "same-origin",
       headers: { ...(json && { "Content-Type": "application/json" }), "X-Penstock-Console": session.token, ...headers },
       body: json ? JSON.stringify(body) : body,

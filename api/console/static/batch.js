@@ -1,6 +1,6 @@
 // One batch: how far it is, which lines were refused and why, and what can be done with it.
 
-import { api } from "./api.js";
+import { ADDRESS, api } from "./api.js";
 import { actionsOf, ENDED, progressOf, stateOf } from "./batches.js";
 import { count, plural, rate } from "./format.js";
 import { watch } from "./live.js";
@@ -46,5 +46,5 @@ function faults({ errors }) {
 
 function code(id) {
   return fromCode(["Terminal", `penstock batch show ${id}\npenstock batch output ${id} > answers.jsonl\npenstock batch errors ${id}`],
-    ["curl", `curl -H "Authorization: Bearer $KEY" ${location.origin}/v1/batches/${id}`]);
+    ["curl", `curl -H "Authorization: Bearer $KEY" ${ADDRESS}/v1/batches/${id}`]);
 }

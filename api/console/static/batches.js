@@ -1,6 +1,6 @@
 // Batches: upload a file of requests, watch it, download its answers.
 
-import { api, download } from "./api.js";
+import { ADDRESS, api, download } from "./api.js";
 import { count, plural, rate, seconds, shortId } from "./format.js";
 import { watch } from "./live.js";
 import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, loading, section, select, table, when } from "./parts.js";
@@ -109,5 +109,5 @@ function endpointOf(text) {
 
 function code() {
   return fromCode(["Terminal", "penstock batch run input.jsonl -o out.jsonl\npenstock batch ls"],
-    ["Python", `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=KEY)\nfile = client.files.create(file=open("input.jsonl", "rb"), purpose="batch")\nclient.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")`]);
+    ["Python", `from openai import OpenAI\n\nclient = OpenAI(base_url="${ADDRESS}/v1", api_key=KEY)\nfile = client.files.create(file=open("input.jsonl", "rb"), purpose="batch")\nclient.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")`]);
 }

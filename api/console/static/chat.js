@@ -1,6 +1,6 @@
 // Chat: each answer is a job, so it survives a reload, a cut connection and the loss of its worker.
 
-import { api } from "./api.js";
+import { ADDRESS, api } from "./api.js";
 import { milliseconds, plural, rate } from "./format.js";
 import { tellFreshness } from "./live.js";
 import { act, badge, draw, fromCode, h, heading, say, select } from "./parts.js";
@@ -140,6 +140,6 @@ export function chat({ root, signal, title, who }) {
 function code(kept) {
   const body = { model: kept.model || "MODEL", stream: true, messages: [{ role: "user", content: "…" }] };
   return fromCode(["Terminal", 'penstock chat "…"'],
-    ["curl", `curl -N -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' ${location.origin}/v1/chat/completions -d '${JSON.stringify(body)}'`],
-    ["Python", `from openai import OpenAI\n\nclient = OpenAI(base_url="${location.origin}/v1", api_key=KEY)\nclient.chat.completions.create(model="${body.model}", messages=[{"role": "user", "content": "…"}])`]);
+    ["curl", `curl -N -H "Authorization: Bearer $KEY" -H 'Content-Type: application/json' ${ADDRESS}/v1/chat/completions -d '${JSON.stringify(body)}'`],
+    ["Python", `from openai import OpenAI\n\nclient = OpenAI(base_url="${ADDRESS}/v1", api_key=KEY)\nclient.chat.completions.create(model="${body.model}", messages=[{"role": "user", "content": "…"}])`]);
 }

@@ -1,5 +1,7 @@
 // Elements: builds them, and changes the page to what a view asks for while it keeps focus, selection and open details.
 
+import { BASE } from "./api.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "path", "line", "rect", "circle", "g", "polyline"]);
 
@@ -12,6 +14,7 @@ export function h(tag, props, ...children) {
     else if (name === "owned") node.owned = true; // its children are changed by its view alone
     else if (name === "style") for (const [rule, to] of Object.entries(value)) node.style.setProperty(rule, to);
     else if (name.startsWith("on")) listen(node, name, value);
+    else if (name === "href" && value.startsWith("/")) node.setAttribute(name, BASE + value);
     else node.setAttribute(name, value === true ? "" : String(value));
   }
   node.append(...flat(children));

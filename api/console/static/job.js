@@ -1,6 +1,6 @@
 // One job: what happened to it and when, its text while it comes, and what can be done with it.
 
-import { api, save } from "./api.js";
+import { ADDRESS, api, save } from "./api.js";
 import { count, milliseconds, percent, plural, seconds } from "./format.js";
 import { watch } from "./live.js";
 import { act, badge, bar, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
@@ -75,8 +75,8 @@ export function job({ root, signal, id, go, title }) {
       found.attempts > 0 || ended ? parts(found.timing) : null,
       request && h("details", { class: "code" }, h("summary", {}, "Request"), h("pre", { tabindex: 0, role: "region", "aria-label": "Request" }, JSON.stringify(request, null, 2))),
       fromCode(["Terminal", `penstock jobs show ${id}\npenstock jobs events ${id}\npenstock logs --job ${id}`],
-        ["curl", `curl -N -H "Authorization: Bearer $KEY" ${location.origin}/v1/jobs/${id}/events`],
-        ["Python", `from penstock.client import PenstockClient\n\nwith PenstockClient("${location.origin}", KEY) as client:\n    for event in client.stream("${id}"):\n        print(event.text, end="", flush=True)`]),
+        ["curl", `curl -N -H "Authorization: Bearer $KEY" ${ADDRESS}/v1/jobs/${id}/events`],
+        ["Python", `from penstock.client import PenstockClient\n\nwith PenstockClient("${ADDRESS}", KEY) as client:\n    for event in client.stream("${id}"):\n        print(event.text, end="", flush=True)`]),
     ];
   }
 }

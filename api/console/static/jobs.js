@@ -1,6 +1,6 @@
 // Jobs: a list in pages, filtered by the server; its address holds the filter.
 
-import { api, query } from "./api.js";
+import { ADDRESS, api, query } from "./api.js";
 import { count, plural, seconds } from "./format.js";
 import { watch } from "./live.js";
 import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, select, table, tenantLink, when } from "./parts.js";
@@ -71,7 +71,7 @@ export function jobs({ root, signal, params, go, title, who }) {
 
   function code() {
     return fromCode(["Terminal", `penstock jobs ls${wanted.status ? ` --status ${wanted.status}` : ""}`],
-      ["curl", `curl -H "Authorization: Bearer $KEY" '${location.origin}/admin/jobs${query(wanted)}'`]);
+      ["curl", `curl -H "Authorization: Bearer $KEY" '${ADDRESS}/admin/jobs${query(wanted)}'`]);
   }
 }
 

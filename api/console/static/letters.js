@@ -1,6 +1,6 @@
 // Dead letters: jobs that were given up, by reason; replay or drop one, or all of a reason.
 
-import { api } from "./api.js";
+import { ADDRESS, api } from "./api.js";
 import { plural } from "./format.js";
 import { watch } from "./live.js";
 import { act, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, section, table, when } from "./parts.js";
@@ -45,7 +45,7 @@ export function letters({ root, signal, title }) {
     return [
       all.length === MOST && h("p", { class: "dim" }, `The newest ${MOST} are shown.`),
       [...groups].map(([reason, some]) => group(reason, some)),
-      fromCode(["Terminal", "penstock dlq ls\npenstock dlq replay ID"], ["curl", `curl -X POST -H "Authorization: Bearer $KEY" ${location.origin}/admin/dlq/ID/replay`]),
+      fromCode(["Terminal", "penstock dlq ls\npenstock dlq replay ID"], ["curl", `curl -X POST -H "Authorization: Bearer $KEY" ${ADDRESS}/admin/dlq/ID/replay`]),
     ];
   }
 

@@ -1,6 +1,6 @@
 // The console: logs in, shows the page that the address names, and what surrounds every page.
 
-import { api, logout, session } from "./api.js";
+import { api, BASE, logout, session } from "./api.js";
 import { batch } from "./batch.js";
 import { batches } from "./batches.js";
 import { chat } from "./chat.js";
@@ -27,7 +27,7 @@ let leaving = new AbortController(), who = null, fresh = { state: "loading", at:
 
 /** Opens an address of the console without loading the page anew. */
 function go(url, { replace = false } = {}) {
-  history[replace ? "replaceState" : "pushState"](null, "", url);
+  history[replace ? "replaceState" : "pushState"](null, "", url.startsWith("/") ? BASE + url : url);
   return show({ focus: !replace });
 }
 
@@ -35,9 +35,9 @@ async function show({ focus = false } = {}) {
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
-  const route = PAGES.map(([pattern, page]) => [pattern.exec(location.pathname), page]).find(([match]) => match);
+  const route = PAGES.map(([pattern, page]) => [pattern.exec(location.pathname.slice(BASE.length)), page]).find(([match]) => match);
   for (const link of document.querySelectorAll("#nav a")) {
-    const here = link.pathname === "/console" ? location.pathname.replace(/\/$/, "") === "/console" : location.pathname.startsWith(link.pathname);
+    const here = link.pathname === `${BASE}/console` ? location.pathname.replace(/\/$/, "") === link.pathname : location.pathname.startsWith(link.pathname);
     if (!here) { link.removeAttribute("aria-current"); continue; }
     link.setAttribute("aria-current", "page");
     link.parentElement.scrollLeft = link.offsetLeft - (link.parentElement.clientWidth - link.offsetWidth) / 2; // on a phone, they are a strip
@@ -91,7 +91,7 @@ function drawFoot() {
 
 async function leave() {
   await logout();
-  location.assign("/console");
+  location.assign(`${BASE}/console`);
 }
 
 async function start(note = "") {
@@ -117,12 +117,13 @@ async function start(note = "") {
 function followLink(event) {
   const link = event.target.closest("a[href]");
   const plain = event.button === 0 && !event.ctrlKey && !event.metaKey && !event.shiftKey && !event.altKey;
-  if (!link || !plain || link.target || link.download || link.origin !== location.origin || !link.pathname.startsWith("/console")) return;
+  if (!link || !plain || link.target || link.download || link.origin !== location.origin || !link.pathname.startsWith(`${BASE}/console`)) return;
   if (link.hash && link.pathname === location.pathname) return;
   event.preventDefault();
   go(link.href);
 }
 
+for (const link of document.querySelectorAll("header a")) link.href = link.href; // relative ones would follow the address
 applyTheme();
 document.addEventListener("click", followLink);
 addEventListener("popstate", () => who && show());

@@ -1,6 +1,6 @@
 // Overview: whether jobs flow, what is wrong, and the numbers behind it; one request every two seconds.
 
-import { api } from "./api.js";
+import { ADDRESS, api } from "./api.js";
 import { bytes, count, milliseconds, plural, rate, seconds } from "./format.js";
 import { watch } from "./live.js";
 import { badge, chart, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, table, when, workerLink } from "./parts.js";
@@ -104,5 +104,5 @@ function processes(now) {
 
 function code() {
   return fromCode(["Terminal", "penstock ps\npenstock scale status"],
-    ["curl", `curl -H "Authorization: Bearer $KEY" ${location.origin}/admin/overview`]);
+    ["curl", `curl -H "Authorization: Bearer $KEY" ${ADDRESS}/admin/overview`]);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from api_in_process import LocalApi, api_in_process
@@ -30,7 +31,12 @@ async def test_every_address_is_the_page(local: LocalApi, path: str) -> None:
     answer = await local.client.get(path)
     assert answer.status_code == 200 and answer.headers["content-security-policy"] == POLICY
     assert answer.headers["cache-control"] == "no-cache" and answer.headers["x-content-type-options"] == "nosniff"
-    assert f"/console/assets/{build_hash()}/main.js" in answer.text and "{" not in answer.text
+    (main,) = re.findall(r'src="([^"]*main.js)"', answer.text)
+    for address in (path, f"/below/a/proxy{path}"):
+        begin = address.partition("/console")[0]
+        assert urljoin(address, main) == f"{begin}/console/assets/{build_hash()}/main.js" and "{" not in answer.text
+        links = re.findall(r'<a [^>]*href="([^"#]+)"', answer.text)
+        assert len(links) == 8 and all(urljoin(address, link).startswith(f"{begin}/console") for link in links)
     again = await local.client.get(path, headers={"If-None-Match": answer.headers["etag"]})
     assert again.status_code == 304 and not again.content
     assert again.headers["content-security-policy"] == POLICY
