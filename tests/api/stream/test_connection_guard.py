@@ -349,6 +349,14 @@ async def test_an_offer_changes_no_limit() -> None:
             assert (await it.answer())[2] == b"hi"
 
 
+async def test_the_last_request_may_offer_another_protocol() -> None:
+    last = POST + b"Connection: close, Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\nhi"
+    async with opened() as door, client(door, last + b"what follows is not read") as it:
+        status, headers, body = await it.answer()
+        assert (status, headers["connection"], body) == (200, "close", b"hi")
+        assert await it.rest() == b""
+
+
 @pytest.mark.parametrize("fields", [b"", b"Connection: keep-alive\r\n", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
 async def test_http_1_0_gets_no_chunks(fields: bytes) -> None:
     """Nor an interim answer; the end of the connection is that of the body."""
