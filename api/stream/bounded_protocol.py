@@ -150,7 +150,6 @@ class BoundedProtocol(HttpToolsProtocol):
             head = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
             head += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
             self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the server's own
             self.parser.feed_data(b"\r\n".join(head) + b"\r\n\r\n")
             data = rest
 
