@@ -120,7 +120,8 @@ def _workers(overview: Overview, width: int) -> RenderableType:
     steps = {each["id"]: each["step_ms"] for pool in overview["pools"] for each in pool["workers"]}
     for each in overview["processes"]:
         slots = each["slots"] or 0
-        used = f"{each['running'] or 0}/{slots}" if slots else ""
+        behind = f", {each['waiting']} wait" if each.get("waiting") else ""
+        used = f"{each['running'] or 0}/{slots}{behind}" if slots else ""
         said = "server away" if each.get("away") and each["state"] == "ready" else each["state"]
         state = Text(visible(said), "" if said == "ready" else "yellow")
         step = steps.get(each["id"]) if each["role"] == "worker" else None

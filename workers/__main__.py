@@ -334,6 +334,7 @@ class WorkerProcess:
             steps=self._tally.steps,
             step_s=self._tally.step_s,
             step_tokens=self._tally.step_tokens,
+            tokens_per_s=round(self._tally.tokens_per_s(time.monotonic()), 3),
             phase="" if stats else self._phase,
             away=stats.away if stats else (),
             away_s=stats.away_s if stats else 0.0,

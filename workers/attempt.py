@@ -43,7 +43,7 @@ class Attempt:
         *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
         *("_history", "_sections", "_first_ms", "_record", "_counts", "_begun", "_choices", "_finishes", "_prompts"),
-        *("_unlogged_prompts", "_servers", "_stopped", "_open", "_waiting", "_echoes"),
+        *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes"),
     )
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
 
@@ -84,7 +84,7 @@ class Attempt:
         """By choice: tokens of its prompt, and how many of them were cached, as the first engine counted."""
         self._unlogged_prompts: dict[int, tuple[int, int]] = {}
         """The entries of `_prompts` that no delta contains yet. Later attempts read the counts from the log."""
-        self._servers: dict[int, str] = {}
+        self.servers: dict[int, str] = {}
         """By choice: the model that gives it, if it is another one than the job's."""
         self._take_over(history)
         self._echoes = echoes_left(claim.job, history.rows)
@@ -109,7 +109,7 @@ class Attempt:
             if row.prompt is not None:
                 self._prompts.setdefault(row.index, row.prompt)
             if row.served_by:
-                self._servers[row.index] = row.served_by
+                self.servers[row.index] = row.served_by
 
     @property
     def over(self) -> bool:
@@ -228,7 +228,7 @@ class Attempt:
             self.job.tenant,
             ENGINE_PRIORITY[self.job.priority],
             self.job.tools,
-            self._servers.get(index, ""),
+            self.servers.get(index, ""),
             self.job.reasoning,
             task=self.job.task,
             inputs=inputs_of(self.job, index // sampling.n),
@@ -286,7 +286,7 @@ class Attempt:
         """Encode a delta that also carries the size of its choice's prompt, and the model that gives the choice."""
         prompt, stream, model = self._unlogged_prompts.pop(index, None), self.number, piece.served_by
         if model:
-            self._servers[index] = model
+            self.servers[index] = model
         fields = (stream, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt, model)
         return encode_delta(Delta(*fields))
 
@@ -365,7 +365,7 @@ class Attempt:
             generated,
             (*self.past_tokens, sum(self._counts) - sum(self.past_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
-            served_by(self._choices, self._servers, self.job.model),
+            served_by(self._choices, self.servers, self.job.model),
         )
 
     def failed_terminal(self, worker: str, failure: Failure) -> Terminal:
@@ -381,7 +381,7 @@ class Attempt:
         """The usage, by the model that gave it. Each prompt counts once, for the model of its first choice."""
         n, found = self.job.sampling.n, dict[str, Usage]()
         for index, count in enumerate(self._counts):
-            name = self._servers.get(index, self.job.model)
+            name = self.servers.get(index, self.job.model)
             prompt = total_usage({0: self._prompts.get(index, (0, 0))}, 0, 1, 1) if index % n == 0 else Usage()
             before = found.get(name, Usage())
             found[name] = Usage(before.prompt + prompt.prompt, before.completion + count, before.cached + prompt.cached)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.engine import Stats
@@ -19,7 +20,10 @@ from workers.attempt import Attempt
 from workers.attempt_traces import AttemptTraces
 from workers.gate import GateReason
 from workers.request_records import RequestRecords
+from workers.writer import StepWrite
 
+RATE_WINDOW_S, MIN_RATE_S = 4.0, 1.0
+"""The rate of tokens is of two heartbeats, and of at least a second."""
 MANY_ATTEMPTS = 10
 """From this attempt on, all share one label: a job that is handed back may have any number of attempts."""
 events = EventLog(__name__)
@@ -36,6 +40,10 @@ class WorkCounters:
         self.step_tokens = 0
         self.served: dict[str, Served] = {}
         """By lane."""
+        self.tokens = 0
+        """Tokens written to the store, with those that fallback models gave."""
+        self._marks = deque([(time.monotonic(), 0)])
+        """Times, and `tokens` then."""
         self._last: float | None = None
 
     def step(self, tokens: int, now: float, *, more: bool) -> None:
@@ -48,6 +56,15 @@ class WorkCounters:
             self.step_s += now - self._last
             self.step_tokens += tokens
         self._last = now if more else None
+
+    def tokens_per_s(self, now: float) -> float:
+        """The rate of `tokens` since a call that is RATE_WINDOW_S old, or since the oldest one."""
+        marks = self._marks
+        while len(marks) > 1 and marks[1][0] <= now - RATE_WINDOW_S:
+            marks.popleft()
+        since, tokens = marks[0]
+        marks.append((now, self.tokens))
+        return (self.tokens - tokens) / max(now - since, MIN_RATE_S)
 
     def ended(self, lane: str, end: Terminal) -> None:
         """Count a job that ended."""
@@ -77,8 +94,7 @@ class Recorder:
         self.traces = AttemptTraces(tracer, worker)
         self._trace_ids: dict[str, str] = {}
         """Of jobs that are over, by job, until the store has their ends."""
-        kinds = ("prompt", "completion", "cached")
-        self._prompt, self._completion, self._cached = (metrics.tokens.labels(model, kind) for kind in kinds)
+        self._prompt, self._cached = (metrics.tokens.labels(model, kind) for kind in ("prompt", "cached"))
         self._parts = {part.name: metrics.parts.labels(model, part.name) for part in PARTS[:-1]}
         self._tally = tally or WorkCounters()
         self._cancelled: dict[str, float] = {}
@@ -113,7 +129,6 @@ class Recorder:
             self._served_by_others(attempt)
         else:
             self._prompt.inc(usage.prompt)
-            self._completion.inc(usage.completion)
             self._cached.inc(usage.cached)
         if (cancelled_at := self._cancelled.pop(end.job, None)) is not None:
             metrics.cancel_to_abort.labels(self._model).observe(time.monotonic() - cancelled_at)
@@ -132,10 +147,16 @@ class Recorder:
         for part, spent_us in engine_parts((*times, made.released, made.scheduled, made.first, made.last)):
             self._parts[part].observe(spent_us / 1_000_000)
 
+    def logged(self, step: StepWrite) -> None:
+        """Count the tokens of a step that the store has."""
+        for model, count in step.tokens.items():
+            self._tally.tokens += count
+            self.metrics.tokens.labels(model or self._model, "completion").inc(count)
+
     def _served_by_others(self, attempt: Attempt) -> None:
-        """Count the tokens of a job whose answer, or a part of it, another model gave."""
+        """Count the prompts of a job whose answer, or a part of it, another model gave."""
         for model, usage in attempt.usage_by_model().items():
-            for kind, count in (("prompt", usage.prompt), ("completion", usage.completion), ("cached", usage.cached)):
+            for kind, count in (("prompt", usage.prompt), ("cached", usage.cached)):
                 self.metrics.tokens.labels(model, kind).inc(count)
             if model != self._model:
                 self.metrics.fallbacks.labels(self._model, model).inc()

@@ -92,7 +92,9 @@ class Worker:
         self._choices, self._partial = self._starter.running, self._starter.waiting
         """The same dicts as in the starter, because `on_step` reads them for every piece."""
         self._writers = [
-            Writer(self.lease, partition, self._held.oldest_frame, self._held.everything, self._on_written)
+            Writer(
+                self.lease, partition, self._held.oldest_frame, self._held.everything, self._on_written, recorder.logged
+            )
             for partition in client.partitions
         ]
         self._checks = AnswerChecks(self._held, on_refused=self._starter.stop, on_checked=self._end_and_send)
@@ -286,7 +288,9 @@ class Worker:
             if delta is not None:
                 if attempt.unnamed:
                     self._name(attempt)
-                rows = writers[attempt.partition].step.rows
+                step = writers[attempt.partition].step
+                step.tokens[attempt.servers.get(index, "")] += piece.n
+                rows = step.rows
                 for address in attempt.addresses:
                     rows[address].append(delta)
             if finish or piece.failure is not None:

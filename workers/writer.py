@@ -29,11 +29,13 @@ MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.02, 0.25
 class StepWrite:
     """The content of one write, by reply address: encoded deltas, and the openings of runs that are new there."""
 
-    __slots__ = ("openings", "rows")
+    __slots__ = ("openings", "rows", "tokens")
 
     def __init__(self) -> None:
         self.rows: defaultdict[str, list[bytes]] = defaultdict(list)
         self.openings: defaultdict[str, dict[int, Opening]] = defaultdict(dict)
+        self.tokens: defaultdict[str, int] = defaultdict(int)
+        """Tokens of the deltas, each once, by the fallback model that gave them; "": the worker's own model."""
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class Writer:
         everything: returns all deltas of the partition's running jobs, to repair a log that lost data.
         on_written: called with the finished jobs that the store has, and with those of them that a script had ended
             otherwise before, so that what was written does not count.
+        on_logged: called with each step that the store has, exactly once.
     """
 
     def __init__(
@@ -77,9 +80,10 @@ class Writer:
         oldest: Callable[[int], int],
         everything: Callable[[int], StepWrite],
         on_written: Callable[[Sequence[Finish], Sequence[Finish]], None],
+        on_logged: Callable[[StepWrite], None] = lambda _: None,
     ) -> None:
         self._lease, self._partition = lease, partition
-        self._oldest, self._everything, self._on_written = oldest, everything, on_written
+        self._oldest, self._everything, self._on_written, self._on_logged = oldest, everything, on_written, on_logged
         self.step = StepWrite()
         """Deltas and openings that the next `send` writes."""
         self._checkpoints: list[Checkpoint] = []
@@ -161,6 +165,7 @@ class Writer:
         """Report what was written, then send what arrived meanwhile. `refused`: ends of jobs that had ended before."""
         for checkpoint in write.checkpoints:
             checkpoint.on_written(checkpoint.frame)
+        self._on_logged(write.step)
         self._on_written(write.finishes, refused)
         if self.step.rows or self._finishes or self._checkpoints:
             self._send_now()

@@ -71,12 +71,13 @@ class LiveOverview:
             lapsed=rates.lapsed,
             failed=rates.failed,
         )
-        self._points.append(_point(reading.at, rates, pools))
+        tokens_per_s = sum(process.tokens_per_s for process in processes)
+        self._points.append(_point(reading.at, rates, tokens_per_s, pools))
         return {
             "object": "overview",
             "at": reading.at,
             "verdict": asdict(assess(now)),
-            "rates": _rates(rates),
+            "rates": _rates(rates, tokens_per_s),
             "pools": pools,
             "leader": {"id": lead.holder, "epoch": lead.epoch} if lead.holder else None,
             "actions": [action_object(entry) for entry in actions],
@@ -109,12 +110,12 @@ def _memory(services: Services) -> dict[str, Any]:
     return {"used_bytes": used, "reserved_bytes": owed, "allowed_bytes": allowed or None, "share": share}
 
 
-def _rates(rates: Rates) -> dict[str, Any]:
+def _rates(rates: Rates, tokens_per_s: float) -> dict[str, Any]:
     return {
         "window_s": rates.window_s,
         "first_token_ms": _percentiles(rates.first_token_ms),
         "per_token_ms": _percentiles(rates.per_token_ms),
-        "tokens_per_s": rates.tokens_per_s,
+        "tokens_per_s": tokens_per_s,
         "jobs_per_s": rates.ended_per_s,
         "failed": rates.failed,
         "open_streams": rates.streams,
@@ -125,12 +126,12 @@ def _percentiles(pair: tuple[float, float] | None) -> dict[str, float] | None:
     return None if pair is None else {"p50": pair[0], "p95": pair[1]}
 
 
-def _point(at: float, rates: Rates, pools: list[dict[str, Any]]) -> dict[str, Any]:
+def _point(at: float, rates: Rates, tokens_per_s: float, pools: list[dict[str, Any]]) -> dict[str, Any]:
     """One point of the charts."""
     lanes = [lane for pool in pools for lane in pool["lanes"].values()]
     return {
         "at": at,
-        "tokens_per_s": rates.tokens_per_s,
+        "tokens_per_s": tokens_per_s,
         "first_token_ms": rates.first_token_ms[0] if rates.first_token_ms else None,
         "per_token_ms": rates.per_token_ms[0] if rates.per_token_ms else None,
         "waiting": sum(lane["waiting"] for lane in lanes),
@@ -150,6 +151,8 @@ def _process(process: Process) -> dict[str, Any]:
         "model": process.model or None,
         "slots": process.slots if process.role == "worker" else None,
         "running": process.running if process.role == "worker" else None,
+        "waiting": process.waiting if process.role == "worker" else None,
+        "tokens_per_s": process.tokens_per_s if process.role == "worker" else None,
         "kv_tokens": process.kv_tokens or None,
         "kv_used": process.kv_used if process.kv_tokens else None,
     }

@@ -1,4 +1,7 @@
-"""Rates: throughput and latencies of the last minute, from two readings of the metrics' counters."""
+"""Rates: jobs and latencies of the last minute, from two readings of the metrics' counters of this machine.
+
+Workers count and report tokens per second themselves, so that those of other machines count too.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds"  # noqa: S105 - the name of a metric
 PER_TOKEN = "gen_ai_server_time_per_output_token_seconds"  # noqa: S105
-TOKENS, JOBS, LAPSED = "penstock_tokens", "penstock_jobs", "penstock_lapsed_workers"
+JOBS, LAPSED = "penstock_jobs", "penstock_lapsed_workers"
 STREAMS = "penstock_open_streams"
 WINDOW_S, SHORT_WINDOW_S = 60.0, 8.0
 """Windows of latencies, and of throughput, where readings reach so far back."""
@@ -28,7 +31,6 @@ class Reading:
     first_token: Mapping[float, float] = field(default_factory=dict)
     """Answers by upper bound (s), cumulative."""
     per_token: Mapping[float, float] = field(default_factory=dict)
-    tokens: float = 0
     ended: Mapping[str, float] = field(default_factory=dict)
     """Jobs by final state."""
     lapsed: float = 0
@@ -46,9 +48,8 @@ class Rates:
     first_token_ms: tuple[float, float] | None
     """Median and 95th percentile."""
     per_token_ms: tuple[float, float] | None
-    tokens_per_s: float | None
-    """None until there are two readings."""
     ended_per_s: float | None
+    """None until there are two readings."""
     failed: int
     """Jobs that failed in the window."""
     lapsed: int
@@ -72,7 +73,6 @@ class RateWindow:
             window_s=now.at - long.at if long else None,
             first_token_ms=_median_and_95th(now.first_token, since.first_token),
             per_token_ms=_median_and_95th(now.per_token, since.per_token),
-            tokens_per_s=max(0.0, now.tokens - short.tokens) / seconds if short and seconds else None,
             ended_per_s=max(0.0, ended - before) / seconds if seconds else None,
             failed=_grown(now.ended.get("failed", 0), since.ended.get("failed", 0)) if long else 0,
             lapsed=_grown(now.lapsed, since.lapsed) if long else 0,
@@ -90,21 +90,19 @@ class RateWindow:
 def read(metrics: Iterable[Metric], at: float) -> Reading:
     """Take what is needed out of the metrics of all processes."""
     buckets: dict[str, defaultdict[float, float]] = {name: defaultdict(float) for name in (FIRST_TOKEN, PER_TOKEN)}
-    tokens = lapsed = streams = 0.0
+    lapsed = streams = 0.0
     ended: defaultdict[str, float] = defaultdict(float)
     for metric in metrics:
         for sample in metric.samples:
             if metric.name in buckets and sample.name.endswith("_bucket"):
                 buckets[metric.name][float(sample.labels["le"])] += sample.value
-            elif metric.name == TOKENS and sample.labels["kind"] == "completion":
-                tokens += sample.value
-            elif metric.name == JOBS:
+            elif sample.name == JOBS + "_total":
                 ended[sample.labels["state"]] += sample.value
-            elif metric.name == LAPSED:
+            elif sample.name == LAPSED + "_total":
                 lapsed += sample.value
             elif metric.name == STREAMS:
                 streams += sample.value
-    return Reading(at, buckets[FIRST_TOKEN], buckets[PER_TOKEN], tokens, ended, lapsed, streams)
+    return Reading(at, buckets[FIRST_TOKEN], buckets[PER_TOKEN], ended, lapsed, streams)
 
 
 def _grown(now: float, before: float) -> int:

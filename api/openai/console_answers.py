@@ -80,7 +80,7 @@ def _overview() -> Schema:
             window_s=window,
             first_token_ms=percentiles,
             per_token_ms=percentiles,
-            tokens_per_s=maybe(NUMBER),
+            tokens_per_s=NUMBER | {"description": "Written by all workers in the last seconds."},
             jobs_per_s=maybe(NUMBER),
             failed=INTEGER,
             open_streams=INTEGER,
@@ -96,7 +96,10 @@ def _overview() -> Schema:
 
 
 def _process() -> Schema:
-    numbers = dict.fromkeys(("slots", "running", "kv_tokens", "kv_used"), maybe(INTEGER))
+    numbers = dict.fromkeys(("slots", "running", "waiting", "kv_tokens", "kv_used"), maybe(INTEGER))
+    numbers["running"] = numbers["running"] | {"description": "Slots in use: texts that the worker's engine runs."}
+    numbers["waiting"] = numbers["waiting"] | {"description": "Texts that the engine has and does not run yet."}
+    numbers["tokens_per_s"] = maybe(NUMBER)
     return object_of(
         role=STRING, id=STRING, host=STRING, pid=INTEGER, state=STRING, since=NUMBER, model=maybe(STRING), **numbers
     )

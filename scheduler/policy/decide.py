@@ -184,7 +184,7 @@ def needed(snapshot: Snapshot, limits: ScalingLimits, state: PolicyState, now: f
         return [Need(1, f"{_jobs(snapshot)}; how much work a worker does is not measured yet")]
     if snapshot.running and not snapshot.ready and not snapshot.elsewhere:
         # Jobs run on workers that do not report themselves: do not shrink.
-        return [Need(max(have, 1), f"{snapshot.running} running with workers that are silent")]
+        return [Need(max(have, 1), "jobs run with workers that are silent")]
     awake = Need(
         1, _jobs(snapshot) if snapshot.running + snapshot.waiting else f"the last job ended {quiet_s:.0f} s ago", True
     )
@@ -283,10 +283,11 @@ def _outlook(
 
 
 def _jobs(snapshot: Snapshot) -> str:
+    """What there is. How many run is not said: screens show a plan beside a newer count, which differs."""
     if not snapshot.waiting:
-        return f"{snapshot.running} running" if snapshot.running else "no jobs"
+        return "jobs run" if snapshot.running else "no jobs"
     waiting = f"{snapshot.waiting} waiting (oldest {snapshot.oldest_s:.1f} s)"
-    return f"{waiting} and {snapshot.running} running" if snapshot.running else waiting
+    return f"{waiting}, others run" if snapshot.running else waiting
 
 
 def _why_stay(snapshot: Snapshot, limits: ScalingLimits, have: int, need: Need) -> str:

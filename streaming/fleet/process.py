@@ -46,10 +46,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Under which a worker holds its jobs: new in each of its lives."""
     slots: int = 0
     running: int = 0
+    """Texts in slots of a worker's engine; a job of several choices has several."""
     reserved: int = 0
     """Slots of a worker that lane batch may not fill."""
     waiting: int = 0
-    """Jobs a worker holds that wait inside its engine."""
+    """Texts that a worker's engine has and does not run yet."""
     kv_tokens: int = 0
     """Room of a worker's KV cache; 0: not limited beyond the slots."""
     kv_used: int = 0
@@ -57,6 +58,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Engine steps whose time is known, in all `step_s` seconds with `step_tokens` tokens."""
     step_s: float = 0.0
     step_tokens: int = 0
+    tokens_per_s: float = 0.0
+    """Tokens that a worker has written in the last seconds, of all its texts."""
     served: dict[str, Served] = {}
     """By lane."""
     phase: str = ""

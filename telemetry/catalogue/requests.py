@@ -156,7 +156,8 @@ JOBS = (
         "counter",
         "{token}",
         "worker",
-        "Tokens (prompt | completion | cached).",
+        "Tokens (prompt | completion | cached): of answers as they are written, also of a text that begins again; of "
+        "prompts at the job's end.",
         ("model", "kind"),
         ("prompt", "completion", "cached"),
     ),
@@ -193,7 +194,7 @@ JOBS = (
         "gauge",
         "{job}",
         "api",
-        "Jobs of a lane being generated.",
+        "Jobs of a lane that a worker has claimed and that have not ended.",
         ("model", "priority"),
         combined="computed",
     ),

@@ -16,7 +16,9 @@ WORKERS = (
         "Slots of them that lane batch may not fill.",
         ("model",),
     ),
-    MetricSpec("penstock_worker_running", "gauge", "{text}", "worker", "Texts being generated now.", ("model",)),
+    MetricSpec(
+        "penstock_worker_running", "gauge", "{text}", "worker", "Slots in use: texts that the engines run.", ("model",)
+    ),
     MetricSpec(
         "penstock_worker_kv_tokens",
         "gauge",

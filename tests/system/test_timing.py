@@ -141,6 +141,38 @@ async def test_a_job_that_was_handed_on_tells_of_its_earlier_attempt(empty_house
     assert timing["parts_ms"]["retries"] > 0 and timing["sum_ms"] == pytest.approx(timing["end_to_end_ms"], abs=1.0)
 
 
+def test_tokens_are_counted_as_they_are_written(empty_house: House) -> None:
+    """The rate and the counter grow while a job of two texts runs that nobody reads; at its end each token was counted
+    once. The lane counts one running job, the worker two slots in use."""
+    house = empty_house
+    house.environ["PENSTOCK_TELEMETRY_METRICS_DIR"] = str(house.folder / "metrics")
+    house.start_api()
+    house.start("workers", PENSTOCK_SIM_STEP_MS="10")
+    body = chat("long", max_tokens=4_000, n=2, queue={"priority": "batch"})
+    job = json.loads(house.post("/v1/jobs", body)[2])
+
+    def overview() -> Any:
+        return json.loads(house.get("/admin/overview")[1])
+
+    def counted() -> float:
+        lines = house.get("/metrics")[1].decode().splitlines()
+        found = [line for line in lines if line.startswith("penstock_tokens_total") and "completion" in line]
+        return sum(float(line.split()[-1]) for line in found)
+
+    eventually(lambda: overview()["rates"]["tokens_per_s"] > 20)
+    now = eventually(lambda: (found := overview())["history"][-1]["tokens_per_s"] and found)
+    assert now["history"][-1]["tokens_per_s"] == now["rates"]["tokens_per_s"]
+    assert [pool["lanes"]["batch"]["running"] for pool in now["pools"]] == [1]
+    (worker,) = [process for process in now["processes"] if process["role"] == "worker"]
+    assert (worker["running"], worker["waiting"]) == (2, 0) and worker["tokens_per_s"] > 20
+    before = eventually(counted)
+    assert eventually(lambda: counted() > before)
+    house.post(f"/v1/jobs/{job['id']}/cancel", b"")
+    usage = eventually(lambda: json.loads(house.get(f"/v1/jobs/{job['id']}")[1])["usage"])
+    assert eventually(lambda: counted() == usage["completion_tokens"])
+    assert eventually(lambda: overview()["rates"]["tokens_per_s"] == 0)
+
+
 def test_timings_are_their_owners(house: House) -> None:
     """A job nobody knows, an id that is none: 404, as everywhere."""
     for job_id in ("job_" + "0" * 32, "nonsense"):

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from flow import delta
 
-from streaming.errors import Unavailable
+from streaming.errors import Fenced, Unavailable
 from streaming.jobs.codec import encode_delta
 from streaming.jobs.frames import Opening
 from streaming.jobs.history import LogName
@@ -130,6 +130,28 @@ async def test_nothing_is_written_once_its_run_is_over(writing: Writing) -> None
     writing.step()
     await writing.lease.beat(0)  # over the same connection: behind whatever was sent
     assert await writing.logged() == [[1]]
+
+
+async def test_each_step_is_counted_once_it_is_written(writing: Writing) -> None:
+    """Once, also one that was sent again; not one of a worker that was fenced before."""
+    counted: list[int] = []
+    writing.writer = Writer(
+        writing.lease, 0, writing.lease.next_frame, lambda _: StepWrite(), writing.on_written,
+        on_logged=lambda step: counted.append(step.tokens[""]),
+    )  # fmt: skip
+    running = asyncio.create_task(writing.writer.run())
+    for _ in range(3):
+        writing.writer.step.tokens[""] += 2
+        writing.step()
+    await writing.written()
+    assert sum(counted) == 6
+    await writing.wire.call("reap", 0, 10, 10, 3, 60, 5_000, writing.lease.id, 0, 0)
+    writing.writer.step.tokens[""] += 2
+    writing.step()
+    with pytest.raises(Fenced):
+        async with asyncio.timeout(20):
+            await running
+    assert sum(counted) == 6
 
 
 async def test_what_breaks_behind_a_step_ends_the_run(writing: Writing) -> None:
