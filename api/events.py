@@ -99,15 +99,26 @@ async def events(request: Request) -> EventSourceResponse:
     seen = cursor.read(text) if text else None
     if seen is not None and seen.number:
         services.metrics.stream_resumes.inc()
-    return EventSourceResponse(
-        _encoded(job_log(services, record, seen)),
-        headers={"Cache-Control": "no-cache"} | job_headers(record) | stream_url(record.job.id),
+    headers = {"Cache-Control": "no-cache"} | job_headers(record) | stream_url(record.job.id)
+    ping = ServerSentEvent(data="{}", event="ping")
+    return event_stream(services, _encoded(job_log(services, record, seen)), headers, ping)
+
+
+def event_stream(
+    services: Services, encoded: AsyncIterator[bytes], headers: dict[str, str], ping: ServerSentEvent
+) -> EventSourceResponse:
+    """Return the answer that streams these events, and `ping` while there are none."""
+    response = EventSourceResponse(
+        encoded,
+        headers=headers,
         ping=int(services.settings.keep_alive_s) or 1,
-        ping_message_factory=lambda: ServerSentEvent(data="{}", event="ping"),
+        ping_message_factory=lambda: ping,
         sep="\n",
         send_timeout=services.settings.send_timeout_s,
         shutdown_grace_period=max(0.0, services.settings.drain_s - DRAIN_MARGIN_S),
     )
+    del response.headers["connection"]  # the server says whether the connection is kept
+    return response
 
 
 async def _encoded(stream: AsyncIterator[Iterable[JobEvent]]) -> AsyncIterator[bytes]:

@@ -18,7 +18,7 @@ from api.admission import services_of
 from api.durable import offsets
 from api.durable.offsets import StreamOffset, live_cursor
 from api.durable.pages import LEFT_OUT, MESSAGES_PER_SLICE, Page, message, page_after, tail
-from api.events import DRAIN_MARGIN_S, LogBroken, job_log
+from api.events import LogBroken, event_stream, job_log
 from api.jobs import job_headers, own_record
 from api.openai import errors
 from api.openai.cursor import Cursor
@@ -169,15 +169,8 @@ async def _next_page(request: Request, services: Services, page: Page) -> Page:
 
 
 def _sse_response(services: Services, page: Page, asked: _Read) -> EventSourceResponse:
-    return EventSourceResponse(
-        _events(services, page, asked.cursor),
-        headers=_REVALIDATED | _SAFETY | job_headers(page.record) | {"Content-Type": "text/event-stream"},
-        ping=int(services.settings.keep_alive_s) or 1,
-        ping_message_factory=lambda: ServerSentEvent(comment="ping"),
-        sep="\n",
-        send_timeout=services.settings.send_timeout_s,
-        shutdown_grace_period=max(0.0, services.settings.drain_s - DRAIN_MARGIN_S),
-    )
+    headers = _REVALIDATED | _SAFETY | job_headers(page.record) | {"Content-Type": "text/event-stream"}
+    return event_stream(services, _events(services, page, asked.cursor), headers, ServerSentEvent(comment="ping"))
 
 
 async def _events(services: Services, page: Page, seen: int | None) -> AsyncIterator[bytes]:

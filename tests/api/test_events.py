@@ -721,3 +721,33 @@ async def test_a_job_that_begins_in_another_epoch_is_told_with_a_reset_after_a_p
     shown = [("stream.reset", 2), ("queued", 2), ("started", 2), ("delta", 2), ("completed", 2)]
     assert told == [("queued", 1), ("pause", events_endpoint.RESET_DELAY_S), *shown]
     assert events_endpoint.RESET_DELAY_S > 0
+
+
+ASKED = {"model": "sim", "max_tokens": 3, "stream": True}
+STREAMS: dict[str, tuple[str, dict[str, Any] | None]] = {
+    "chat": ("/v1/chat/completions", ASKED | {"messages": [{"role": "user", "content": "x"}]}),
+    "choices": ("/v1/completions", ASKED | {"prompt": ["x", "y"], "n": 2}),
+    "response": ("/v1/responses", {"model": "sim", "max_output_tokens": 16, "stream": True, "input": "x"}),
+    "events": ("/v1/jobs/{job}/events", None),
+    "messages": ("/v1/jobs/{job}/stream?offset=-1&live=sse", None),
+}
+
+
+@pytest.mark.parametrize("what", STREAMS)
+def test_each_stream_can_be_read_by_a_client_of_http_1_0(house: House, what: str) -> None:
+    """The same lines as with HTTP/1.1, without the framing of chunks, to the end of the connection."""
+    path, body = STREAMS[what]
+    chat = {"model": "sim", "max_tokens": 3, "messages": [{"role": "user", "content": "x"}]}
+    job = json.loads(house.post("/v1/jobs", chat)[2])["id"]
+    assert json.loads(house.get(f"/v1/jobs/{job}?wait=30")[1])["status"] == "completed"
+    path, data = path.format(job=job), json.dumps(body).encode() if body else b""
+    newer = house.request("POST" if body else "GET", path, body)
+    with socket.create_connection(("127.0.0.1", house.port), timeout=60) as connection:
+        fields = f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\nConnection: keep-alive\r\n"
+        connection.sendall(f"{'POST' if body else 'GET'} {path} HTTP/1.0\r\n{fields}\r\n".encode() + data)
+        head, _, text = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower() and head.lower().count(b"connection:") == 1
+    assert b"connection: close" in head.lower()
+    kinds = [line.partition(b":")[0] for line in text.splitlines()]
+    assert newer[0] == 200 and set(kinds) <= {b"", b"data", b"event", b"id"}
+    assert text.count(b"\ndata:") == newer[2].count(b"\ndata:")
