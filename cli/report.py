@@ -19,7 +19,7 @@ from cli.deployment import load_deployment
 from cli.errors import DONE, FAILED, USAGE, Problem
 from cli.instance import DataDir
 from cli.options import Command, Where, config_option, json_option, where_options
-from cli.output import emit, note, print_json
+from cli.output import emit_styled, note, print_json
 from cli.progress import ProgressLine
 from cli.report_view import compared, shown
 from runtime.files import write_file
@@ -74,7 +74,7 @@ def report(
         if as_json:
             print_json({name: msgspec.to_builtins(each) for name, each in zip("ab", pair, strict=True)})
         else:
-            emit(compared(pair[0], pair[1], compare))
+            emit_styled(*compared(pair[0], pair[1], compare))
         return DONE
     if since and start:
         raise Problem("--since and --from both say when to begin", next_step="leave one out", exit_code=USAGE)
@@ -85,7 +85,7 @@ def report(
     if as_json:
         print_json(msgspec.to_builtins(found))
     elif html is None:
-        emit(shown(found))
+        emit_styled(*shown(found))
     if not found.figures.whole.requests and not as_json:
         note(f"no request ended in this window, by the records in {folder}")
     return DONE

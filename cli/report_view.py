@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cli.output import styled, terminal_width
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.report.energy import EnergyFigures
 from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
@@ -24,13 +19,12 @@ from telemetry.report.report import RequestReport
 from telemetry.report.requests import GROUP_OF
 from telemetry.report.words import duration, percent, shared, three
 
-WIDTH = 80
 BAR = 30
 COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta"}
 
 
-def shown(report: RequestReport) -> str:
-    """The report for people."""
+def shown(report: RequestReport) -> list[RenderableType]:
+    """The report for people, in blocks."""
     whole = report.figures.whole
     blocks: list[RenderableType] = [_headline(report)]
     if report.advice:
@@ -45,17 +39,7 @@ def shown(report: RequestReport) -> str:
         blocks.append(_run_times(report.run_times))
     if lost := report.torn_lines + report.newer_lines:
         blocks.append(Text(f"{lost} lines of the records could not be read and are left out.", "dim"))
-    return _rendered(blocks)
-
-
-def _rendered(blocks: Iterable[RenderableType]) -> str:
-    out = io.StringIO()
-    colour = styled(sys.stdout, os.environ)
-    width = min(WIDTH, terminal_width(sys.stdout)) if sys.stdout.isatty() else WIDTH
-    console = Console(file=out, width=width, color_system="standard" if colour else None, force_terminal=colour,
-                      highlight=False, emoji=False, markup=False)  # fmt: skip
-    console.print(Group(*(Padding(block, (0, 0, 1, 0)) for block in blocks)))
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip().split("\n")) + "\n"
+    return blocks
 
 
 def _time(seconds: float) -> str:
@@ -219,14 +203,14 @@ def ratio(before: float | None, after: float | None) -> str:
     return f"x {after / before:.2f}"
 
 
-def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) -> str:
-    """Two reports side by side."""
+def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) -> list[RenderableType]:
+    """Two reports side by side, in blocks."""
     table = _table("", names[0], names[1], "B / A")
     for row in comparison_rows(before, after):
         table.add_row(*row)
     verdicts = Group(Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
     changes = changed_findings(before.advice, after.advice)
-    return _rendered([verdicts, table, *([Text("\n".join(changes))] if changes else [])])
+    return [verdicts, table, *([Text("\n".join(changes))] if changes else [])]
 
 
 def changed_findings(before: Sequence[Advice], after: Sequence[Advice]) -> list[str]:

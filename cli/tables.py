@@ -29,6 +29,8 @@ MIN_TEXT = 30
 MIN_DIGITS = 8
 """Shortest id that is shown, in hexadecimal digits after its prefix."""
 ID = re.compile(r"(job_|batch_|msg_|file-)([0-9a-f]{32})")
+JOINED = "\x00"
+"""Stands for a blank at which a line must not end. No text that is shown contains it."""
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
@@ -36,7 +38,7 @@ UNITS = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 def table_lines(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, width: int, colour: bool, now: float
 ) -> list[str]:
-    """The lines of a table that is at most `width` columns wide, if its ids and numbers allow it.
+    """The lines of a table that is at most `width` columns wide. Columns without room stand below their row.
 
     Args:
         now: Unix time that times are relative to.
@@ -47,9 +49,15 @@ def table_lines(
     body = [[_shown(name, cell, short, now) for name, cell in zip(names, row, strict=True)] for row in rows]
     widths = [max(map(_width, column)) for column in zip(titles, *body, strict=True)]
     below = _fit(names, titles, widths, width)
-    lines = _row_lines(titles, names, widths, below, "\x1b[1m" if colour else "")
+    spilled = _spill(widths, below, width)
+    apart = [*below, *spilled]
+    lines = _row_lines(titles, names, widths, apart, "\x1b[1m" if colour else "")
     for row in body:
-        lines += _row_lines(row, names, widths, below, "", colour=colour)
+        lines += _row_lines(row, names, widths, apart, "", colour=colour)
+        if spilled:
+            figures = "  ".join(f"{titles[place].lower()}: {row[place]}".replace(" ", JOINED) for place in spilled)
+            wrapped = textwrap.wrap(figures, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+            lines += [line.replace(JOINED, " ") for line in wrapped]
         for place in below:
             if row[place] != "-":
                 indent = f"  {titles[place].lower()}: "
@@ -145,6 +153,18 @@ def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: 
     while _total(widths) > width and (wide := [place for place in least if widths[place] > least[place]]):
         widths[max(wide, key=widths.__getitem__)] -= 1
     return below
+
+
+def _spill(widths: list[int], below: Sequence[int], width: int) -> list[int]:
+    """Take the last columns out of a table that is still too wide, all but the first. Returns their places."""
+    spilled: list[int] = []
+    for place in range(len(widths) - 1, 0, -1):
+        if _total(widths) <= width:
+            break
+        if place not in below:
+            widths[place] = -len(GAP)
+            spilled.insert(0, place)
+    return spilled
 
 
 def _total(widths: Sequence[int]) -> int:

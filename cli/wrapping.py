@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import textwrap
 
-from cli.tables import cells
+from cli.tables import JOINED, cells
 
 COMMAND = re.compile(r"\S*penstock(?: [^\s,;]+)+")
-_JOINED = "\x00"
-"""Stands for a blank at which a line must not end. No text that is shown contains it."""
 
 
 def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
@@ -17,7 +15,7 @@ def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     terminal breaks it, but what is copied there has no line break."""
     if cells(text) <= width:
         return [text]
-    glued = COMMAND.sub(lambda found: found[0].replace(" ", _JOINED), text)
+    glued = COMMAND.sub(lambda found: found[0].replace(" ", JOINED), text)
     lines = textwrap.wrap(
         glued,
         width if cells(text) == len(text) else width // 2,
@@ -26,4 +24,4 @@ def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
         break_on_hyphens=False,
         replace_whitespace=False,
     )
-    return [line.replace(_JOINED, " ") for line in lines] or [""]
+    return [line.replace(JOINED, " ") for line in lines] or [""]

@@ -66,7 +66,7 @@ class PlanAnswer:
             print_table(table.header, table.rows)
             emit("\n")
         if self.plot:
-            emit(f"{self.plot}\n\n")
+            emit("\n".join(part for line in self.plot.split("\n") for part in fitted(sys.stdout, line)) + "\n\n")
         for line in (self.advice, *self.notes):
             emit("\n".join(fitted(sys.stdout, line)) + "\n")
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from recorded import delivery, request, sample
 
 from cli.errors import Problem
+from cli.output import emit_styled
 from cli.report import moment
 from cli.report_view import changed_findings, shown
 from telemetry.records.folder import create
@@ -70,12 +71,16 @@ def test_json_has_all_figures(tmp_path: Path) -> None:
     assert [each["kind"] for each in found["advice"]] == ["slow_worker"]
 
 
-def test_a_report_without_a_finding_says_that_nothing_stands_out(tmp_path: Path) -> None:
+def test_a_report_without_a_finding_says_that_nothing_stands_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Else nobody can tell that from a report that did not look."""
     recorded(tmp_path / "records")
     found = report(tmp_path / "records")
-    assert "Nothing stands out" not in shown(found)
-    assert "Nothing stands out" in shown(replace(found, advice=[]))
+    emit_styled(*shown(found))
+    assert "Nothing stands out" not in capsys.readouterr().out
+    emit_styled(*shown(replace(found, advice=[])))
+    assert "Nothing stands out" in capsys.readouterr().out
 
 
 def test_an_empty_window_says_so(tmp_path: Path) -> None:
