@@ -22,9 +22,14 @@ else:
     from backports import zstd
 
 SLICE_BYTES = 64 * 1024
+PIECE_BYTES = 16 * 1024
+"""Encoded bytes that a decompressor gets at once: it copies what it does not take."""
 MAX_CODINGS = 3
-MAX_OVERHEAD_BYTES = 64 * 1024
-"""Encoded bytes that may decode to nothing, besides four for each decoded byte: empty members cost time, too."""
+MAX_OVERHEAD_BYTES = 256 * 1024
+"""Encoded bytes that may decode to nothing, besides four for each decoded byte: more than a block of zstd, of which
+nothing is decoded before its end. Empty parts cost time, too."""
+PART_COST_BYTES = 1024
+"""Encoded bytes as which the beginning of a part counts, because it takes as long."""
 MAX_WINDOW_LOG = 23
 """8 MiB, the largest window of the content coding zstd (RFC 9659)."""
 
@@ -92,6 +97,10 @@ class _Stage:
 
     def decode(self, data: bytes) -> Iterator[bytes]:
         """Yield decoded slices. Raises ApiError (400)."""
+        for start in range(0, len(data), PIECE_BYTES):
+            yield from self._decode(data[start : start + PIECE_BYTES])
+
+    def _decode(self, data: bytes) -> Iterator[bytes]:
         self._taken += len(data)
         full = False
         while data or full:
@@ -99,6 +108,7 @@ class _Stage:
                 if self._part is not None and self._name == "deflate":
                     raise errors.coding_mismatch(self._name)
                 self._part = _NEW[self._name](data)
+                self._taken += PART_COST_BYTES
             try:
                 found = self._part.decompress(data, SLICE_BYTES)
             except (zlib.error, zstd.ZstdError):
