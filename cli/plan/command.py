@@ -55,6 +55,7 @@ class PlanAnswer:
     """A sentence with its reason."""
     plot: str = ""
     notes: Sequence[str] = field(default_factory=tuple)
+    exit_code: int = DONE
 
     def print(self, *, as_json: bool) -> None:
         if as_json:
@@ -91,7 +92,7 @@ def plan_command(name: str, *, shown: str = "") -> Callable[[Callable[..., PlanA
                 answer.print(as_json=as_json)
             except PlanError as error:
                 raise Problem(str(error), exit_code=USAGE, code="plan") from None
-            return DONE
+            return answer.exit_code
 
         command = click.command(name, cls=Command, help=function.__doc__)(json_option(call))
         command.params[:0] = reversed(getattr(function, "__click_params__", []))

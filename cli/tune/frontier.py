@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from bench.energy import EnergyMeter
-from cli.errors import USAGE, Problem
+from cli.errors import DONE, INTERRUPTED, USAGE, Problem
 from cli.output import note
 from cli.plan.command import PlanAnswer, PlanTable, plan_command, workload_options
 from cli.plan.figures import seconds, three
@@ -42,6 +42,7 @@ from planner.tuning import (
     sweep_plan,
     tuning_advice,
 )
+from runtime.plurals import counted
 from telemetry.records.nvml import GpuReadings
 
 PROBE_CLIENTS = 4
@@ -49,6 +50,7 @@ MAX_CLIENTS = 256
 MIN_LEVELS = 2
 """Without two concurrencies there is no knee."""
 FLAT, BUDGET, FAILURES = "flat", "the budget ended", "too many requests failed"
+STOPPED = "it was interrupted"
 """Why a pass ended before its last level."""
 
 
@@ -59,6 +61,7 @@ class MeasuredSweep:
     readings: Mapping[int, Sequence[LevelReading]]
     left_out: tuple[int, ...] = ()
     cause: str = ""
+    interrupted: bool = False
 
 
 @plan_command("frontier")
@@ -97,6 +100,7 @@ def frontier(
         raise PlanError("--shape names what --apply writes: give both, or neither")
     known = None if card is None and config is None else model_named(card, config)
     device = None if gpu is None else device_named(gpu)
+    note(f"asking {url} for its model")
     server = server_at(url, model)
     context = penstock_context(server) if apply else 0
     if context is None:
@@ -106,16 +110,17 @@ def frontier(
     lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
     source = LoadSource(server, lengths, meter=meter, timeout_s=budget)
     began = time.monotonic()
-    plan = planned(source, requests, most, began + budget, workload.requests)
-    note(
-        f"measuring {server.model} with {', '.join(str(each.clients) for each in plan.levels)} requests at once: about "
-        f"{seconds(plan.expected_s)} a pass, up to {repeats} passes, at most {budget} s"
-        + (f" ({plan.note})" if plan.note else "")
-    )
     with ProgressLine(sys.stderr, os.environ) as progress:
+        plan = planned(source, requests, most, began + budget, workload.requests, progress)
+        levels = ", ".join(str(each.clients) for each in plan.levels)
+        progress.say(
+            f"measuring {server.model} with {levels} requests at once: about {seconds(plan.expected_s)} a pass, up to "
+            f"{repeats} passes, at most {budget} s" + (f" ({plan.note})" if plan.note else "")
+        )
         sweep = measured(source, plan, repeats, began + budget, progress)
     found = replace(frontier_in(sweep.readings), left_out=sweep.left_out, cause=sweep.cause)
     wanted = recommend(found, lengths, known, device, context)
+    apply &= not sweep.interrupted  # a part of a measurement must not change a server
     written = apply_settings(Path.cwd(), server.model, wanted, found.curve, shape, note) if apply else None
     value = as_json(found, wanted, sweep.readings) | {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
@@ -123,7 +128,8 @@ def frontier(
         "seconds": time.monotonic() - began, "applied": None if written is None else written.changes,
     }  # fmt: skip
     notes = [*_notes(found, wanted, written), *_power(sweep.readings, device, len(meter.read()))]
-    return PlanAnswer(value, [_table(found)], tuning_advice(found, wanted), _plot(found), notes)
+    exit_code = INTERRUPTED if sweep.interrupted else DONE
+    return PlanAnswer(value, [_table(found)], tuning_advice(found, wanted), _plot(found), notes, exit_code)
 
 
 def frontier_in(readings: Mapping[int, Sequence[LevelReading]]) -> MeasuredFrontier:
@@ -139,19 +145,22 @@ def frontier_in(readings: Mapping[int, Sequence[LevelReading]]) -> MeasuredFront
     )  # fmt: skip
 
 
-def planned(source: LoadSource, requests: int, most: int, until: float, protocol: int = 0) -> SweepPlan:
+def planned(
+    source: LoadSource, requests: int, most: int, until: float, protocol: int, progress: ProgressLine
+) -> SweepPlan:
     """Probe the server, and plan a sweep for the rest of the budget. Raises Problem if it does not answer in time, and
     PlanError if the shortest pass takes longer than what is left."""
 
-    def probed(count: int) -> float:
+    def probed(count: int, name: str) -> float:
+        progress.phase(f"{name}: {counted(count, 'request')} at once")
         found = run_until(until, source.probe(count))
         if found is None:
             raise Problem("the budget ended before the server had answered the probes", next_step="a larger --budget")
         return found
 
     clients = min(PROBE_CLIENTS, most)
-    probed(1)  # warms it up
-    line = line_of(probed(1), clients, probed(clients))
+    probed(1, "warming up")
+    line = line_of(probed(1, "probing"), clients, probed(clients, "probing"))
     return sweep_plan(line, requests, most, until - time.monotonic(), protocol)
 
 
@@ -160,13 +169,19 @@ def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float, pr
 
     The first pass ends where throughput is flat; later ones repeat its levels. A level whose requests fail, or that
     still runs when the budget ends, ends the measurement; what was measured before counts, if it is two levels or more.
-    Raises Problem otherwise.
+    Raises Problem otherwise. Ctrl-C ends it like the budget.
     """
     found: defaultdict[int, list[LevelReading]] = defaultdict(list)
     levels, left_out, cause = plan.levels, plan.left_out, BUDGET
     for number in range(repeats):
         began = time.monotonic()
-        ended = _pass(source, levels, found, until, progress, f"pass {number + 1}")
+        try:
+            ended = _pass(source, levels, found, until, progress, f"pass {number + 1}")
+        except KeyboardInterrupt:
+            if len(found) < MIN_LEVELS:
+                progress.say(f"interrupted before {MIN_LEVELS} concurrencies were measured: there is no frontier yet")
+                raise
+            ended = STOPPED
         if number == 0:
             missing = tuple(level.clients for level in levels if level.clients not in found)
             left_out = () if ended == FLAT else (*missing, *plan.left_out)
@@ -174,9 +189,9 @@ def measured(source: LoadSource, plan: SweepPlan, repeats: int, until: float, pr
         levels = tuple(level for level in levels if level.clients in found)
         rates = {each: [one.tokens_s for one in ones] for each, ones in found.items()}
         is_late = 2 * time.monotonic() - began > until
-        if ended in (BUDGET, FAILURES) or is_late or is_settled(rates, Random(1)):  # noqa: S311 - a bootstrap
+        if ended in (BUDGET, FAILURES, STOPPED) or is_late or is_settled(rates, Random(1)):  # noqa: S311 - a bootstrap
             break
-    return MeasuredSweep(dict(found), left_out, cause if left_out else "")
+    return MeasuredSweep(dict(found), left_out, cause if left_out else "", interrupted=ended == STOPPED)
 
 
 def _pass(
@@ -190,8 +205,11 @@ def _pass(
     """Measure each level once more, into `found`; why the pass ended before the last of them, or "". Raises Problem if
     it ended before two were measured."""
     for at, level in enumerate(levels):
-        progress.steps(name, at, len(levels), f"{level.clients} at once")
-        reading = run_until(until, source.level(level))
+
+        def told(done: int, total: int, at: int = at, clients: int = level.clients) -> None:
+            progress.steps(name, at, len(levels), f"{clients} at once: {done} of {total} requests")
+
+        reading = run_until(until, source.level(level, told))
         if reading is None:
             if len(found) < MIN_LEVELS:
                 raise Problem(f"the budget ended before {MIN_LEVELS} concurrencies were measured",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 
 import click
 
+from cli.errors import DONE, INTERRUPTED
 from cli.output import note
 from cli.plan.command import PlanAnswer, PlanTable, length_options, plan_command
 from cli.plan.figures import seconds, three
@@ -46,11 +48,16 @@ def goodput(
     """Find the highest rate at which enough requests keep both latency objectives."""
     if requests < 10:
         raise PlanError(f"--requests {requests}: a share of 0.9 needs 10 requests or more")
+    note(f"asking {url} for its model")
     server = server_at(url, model)
     source, until = LoadSource(server, lengths, timeout_s=budget), time.monotonic() + budget
-    run(source.probe(1))
-    alone_s = run(source.probe(1))
-    closed = run(source.level(SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2))))
+    with ProgressLine(sys.stderr, os.environ) as progress:
+        progress.phase("warming up: 1 request")
+        run(source.probe(1))
+        progress.phase("probing: 1 request")
+        alone_s = run(source.probe(1))
+        told = partial(progress.amount, f"probing: {CLIENTS} requests at once")
+        closed = run(source.level(SweepLevel(CLIENTS, max(2 * CLIENTS, requests // 2)), told))
     check(closed)
     note(f"{CLIENTS} at once are answered at {three(closed.requests_s)} requests/s; about "
          f"{seconds(RATES * requests / closed.requests_s)} for {RATES} rates, at most {budget} s")  # fmt: skip
@@ -64,20 +71,28 @@ def goodput(
             raise SearchEnded(
                 f"{requests} requests of {seconds(alone_s)} tell of no higher rate: more --requests would."
             )
-        progress.steps("measuring", min(len(tried), RATES - 1), RATES, f"{three(rate)} requests/s")
-        reading = run(source.at_rate(rate, requests))
+
+        def told(done: int, total: int) -> None:
+            detail = f"{three(rate)} requests/s: {done} of {total}"
+            progress.steps("measuring", min(len(tried), RATES - 1), RATES, detail)
+
+        told(0, requests)
+        reading = run(source.at_rate(rate, requests, told))
         if reading.failed:
             run(source.probe(1))  # a server that has died keeps no rate, and that says nothing of rates
         tried[rate] = kept(reading, slo)
         progress.say(f"  {three(rate)} requests/s: {100 * tried[rate].both:.0f} % keep both")
         return tried[rate].both >= slo.share
 
+    exit_code = DONE
     try:
         with progress:
             found, ended = highest_rate(holds, closed.requests_s / 2, PRECISION), ""
-    except SearchEnded as end:
+    except (SearchEnded, KeyboardInterrupt) as end:
         found = max((rate for rate, each in tried.items() if each.both >= slo.share), default=0.0)
         ended = str(end)
+        if isinstance(end, KeyboardInterrupt):
+            ended, exit_code = "The search was interrupted: more may hold.", INTERRUPTED
     value = {
         "url": url, "model": server.model, "in": lengths.prompt, "out": lengths.answer,
         "ttft_ms": 1e3 * slo.ttft_s, "tpot_ms": 1e3 * slo.tpot_s, "share": slo.share,
@@ -90,7 +105,8 @@ def goodput(
         for rate, each in sorted(tried.items())
     ]
     header = ("requests/s", "keep both", "first token", "further tokens")
-    return PlanAnswer(value, [PlanTable(header, rows)], goodput_words(found, tried, slo, ended))
+    tables = [PlanTable(header, rows)] if rows else []
+    return PlanAnswer(value, tables, goodput_words(found, tried, slo, ended), exit_code=exit_code)
 
 
 def kept(reading: LevelReading, slo: LatencySlo) -> Attainment:

@@ -6,10 +6,11 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
@@ -96,6 +97,14 @@ def penstock_context(server: TargetServer) -> int | None:
         raise Problem("the server does not list its models", cause=repr(error)) from None
 
 
+Told: TypeAlias = Callable[[int, int], None]
+"""Is told the number of answers, of how many."""
+
+
+def untold(_: int, __: int) -> None:
+    """Tells nobody."""
+
+
 class LoadSource:
     """Requests of one length mix to one server. Each prompt begins differently, so that no cached prefix answers it."""
 
@@ -114,26 +123,29 @@ class LoadSource:
         self._random = random.Random(seed)  # noqa: S311 - a workload
         self._fields: dict[str, object] = {"temperature": 0, "ignore_eos": True}
 
-    async def probe(self, clients: int) -> float:
+    async def probe(self, clients: int, told: Told = untold) -> float:
         """Mean seconds of a request, of `clients` at once. Raises Problem if they fail.
 
         A server that refuses the field `ignore_eos` gets requests without it, whose answers may end early.
         """
-        found = await self.level(SweepLevel(clients, clients))
+        found = await self.level(SweepLevel(clients, clients), told)
         if "ignore_eos" in self._fields and "status 4" in found.fault:
             del self._fields["ignore_eos"]
-            found = await self.level(SweepLevel(clients, clients))
+            found = await self.level(SweepLevel(clients, clients), told)
         check(found)
         return found.latency_s
 
-    async def level(self, level: SweepLevel) -> LevelReading:
+    async def level(self, level: SweepLevel, told: Told = untold) -> LevelReading:
         """So many clients, each asking again as soon as it is answered."""
-        bodies, before = self._bodies(level.requests), self.meter.read()
-        seen_ = await closed_loop(self.server, level.clients, bodies, self._timeout_s, lambda: None)
+        bodies, before, answered = self._bodies(level.requests), self.meter.read(), count(1)
+        told(0, len(bodies))
+        seen_ = await closed_loop(
+            self.server, level.clients, bodies, self._timeout_s, lambda: told(next(answered), len(bodies))
+        )
         reading = _reading(level.clients, seen_.asked, seen_.answers, seen_.seconds)
         return replace(reading, joules=used(before, self.meter.read()))
 
-    async def at_rate(self, rate: float, requests: int) -> LevelReading:
+    async def at_rate(self, rate: float, requests: int, told: Told = untold) -> LevelReading:
         """Requests with exponential gaps, whether or not earlier ones are answered."""
         open_, idle, answers = 0, list[HttpConnection](), list[TimedAnswer]()
         due = began = time.monotonic()
@@ -149,6 +161,7 @@ class LoadSource:
             open_ -= 1
             line.close() if answer.fault else idle.append(line)
             answers.append(seen(answer))
+            told(len(answers), requests)
 
         async with asyncio.TaskGroup() as tasks:
             for body in self._bodies(requests):

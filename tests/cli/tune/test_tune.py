@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 import tomllib
@@ -12,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from house import eventually
 
 from bench.table1.client import TimedAnswer
 from cli.__main__ import main
@@ -311,6 +315,37 @@ def test_a_server_that_dies_or_hangs_ends_it_within_the_budget(
     found = tuned(capsys, server, "--requests", "16", "--max", "8", "--budget", "8s")
     assert [point["concurrency"] for point in found["points"]] == [1, 2] and time.monotonic() - began < 60
     assert found["left_out"] == [4, 8] and "4, 8 at once were not measured: the budget ended" in found["advice"]
+
+
+@pytest.mark.parametrize(
+    ("words", "answered", "shows"),
+    [
+        (["frontier", "--requests", "16", "--max", "8", "--repeats", "1"], 6 + 8 + 16, "it was interrupted"),
+        (["goodput", "--requests", "20"], 1 + 1 + 32 + 20, "The search was interrupted"),
+    ],
+)
+def test_ctrl_c_shows_what_was_measured(server: CurveServer, words: list[str], answered: int, shows: str) -> None:
+    """And what it did from the first second on: each phase is a line in a pipe."""
+    server.dies_after, server.hangs = answered, True
+    command = [sys.executable, "-m", "cli", "tune", *words, "--url", server.url, "--in", "32", "--out", "4", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: len(server.bodies) > answered, seconds=60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    found = json.loads(out)
+    assert found.get("points") or found["rates"]
+    assert shows in found["advice"] and "warming up" in err and "probing" in err
+
+
+def test_ctrl_c_before_anything_was_measured_says_so(server: CurveServer) -> None:
+    server.dies_after, server.hangs = 1, True
+    command = [sys.executable, "-m", "cli", "tune", "frontier", "--url", server.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: len(server.bodies) > 1, seconds=60)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "") and "warming up" in err
 
 
 def test_a_budget_without_a_unit_or_for_no_pass_is_refused(
