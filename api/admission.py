@@ -46,7 +46,7 @@ from streaming.errors import (
 )
 from streaming.ids import joined, partition_of
 from streaming.jobs.capabilities import unsupported
-from streaming.jobs.job import Job
+from streaming.jobs.job import CancelledBy, Job
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.settings import QuotaSettings
@@ -282,7 +282,8 @@ async def _put(
     except Unavailable:
         if key:  # the put may have succeeded: the client's retry finds the job
             raise errors.acceptance_unknown() from None
-        services.spawn(withdraw(partial(services.queue.cancel, job.id)))  # without a key no client could find it
+        # Without a key no client could find it.
+        services.spawn(withdraw(partial(services.queue.cancel, job.id, CancelledBy.NOT_ACCEPTED)))
         raise errors.not_accepted() from None
     except asyncio.CancelledError:  # drain_s is over
         raise errors.put_cut_off() from None

@@ -118,7 +118,7 @@ async def result(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     """POST /v1/jobs/{id}/cancel: request cancellation and return the job, which may run one more engine step.
 
-    Idempotent. The result of a job that had completed is left out.
+    Idempotent: `already_ended` says whether the job had ended before. The result of one that had completed is left out.
     """
     services, record = services_of(request), await own_record(request)
     before = await services.queue.cancel(record.job.id)
@@ -126,7 +126,8 @@ async def cancel(request: Request) -> Response:
         record = await wait_for_end(request, record, 1.0)
     else:
         record = await services.job_reader.outline(record.job.id)
-    return as_json(job_object(await view_of(services, record)), headers=job_headers(record))
+    shown = job_object(await view_of(services, record)) | {"already_ended": before.final}
+    return as_json(shown, headers=job_headers(record))
 
 
 async def listing(request: Request) -> Response:

@@ -132,9 +132,16 @@ def timing(client: Client, job_id: str) -> CommandResult:
 @api_command("cancel", jobs)
 @click.argument("job_id")
 def cancel(client: Client, job_id: str) -> CommandResult:
-    """Cancel a job, queued or running."""
+    """Cancel a job, queued or running. The exit code is 1 if it had already ended otherwise."""
     job = job_timed(client.post(f"/v1/jobs/{job_id}/cancel", {}))
-    return line_result(job, f"{job['id']} {job['status']}")
+    state, already_ended = job["status"], job.get("already_ended")
+    if already_ended and state != "cancelled":
+        raise Problem(
+            f"the job had already ended as {state}: nothing was cancelled",
+            next_step=f"penstock jobs show {job_id}",
+            code="already_ended",
+        )
+    return line_result(job, f"{job['id']} {'was cancelled before' if already_ended else state}")
 
 
 def _row(job: dict[str, Any]) -> dict[str, Any]:

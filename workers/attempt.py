@@ -15,7 +15,7 @@ from penstock.engine import NEUTRAL_PRIORITY, Failure, Piece, Request
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
 from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import JobState
+from streaming.jobs.job import CancelledBy, JobState
 from streaming.jobs.lease import SILENT, Claim
 from streaming.jobs.terminal import Generated, Terminal, Usage, served_by, total_usage
 from streaming.priority import Priority
@@ -88,7 +88,7 @@ class Attempt:
         """By choice: the model that gives it, if it is another one than the job's."""
         self._take_over(history)
         self._echoes = echoes_left(claim.job, history.rows)
-        self._stopped: tuple[JobState, Failure] | None = None
+        self._stopped: tuple[JobState, Failure, str] | None = None
         self._open: set[int] = set()
         """Indices of choices that have not ended."""
         self._waiting: deque[tuple[int, Request]] = deque()
@@ -298,7 +298,7 @@ class Attempt:
         if piece.failure is not None:
             self.stop(JobState.FAILED, piece.failure)
         elif piece.finish == "cancelled":
-            self.stop(JobState.CANCELLED, CANCELLED)
+            self.stop(JobState.CANCELLED, CANCELLED, CancelledBy.ENGINE)
         elif self._stopped is None:
             self._finishes[index] = piece.finish
 
@@ -342,15 +342,15 @@ class Attempt:
             texts[delta.index] += delta.text
         return texts
 
-    def stop(self, state: JobState, failure: Failure) -> None:
+    def stop(self, state: JobState, failure: Failure, by: str = "") -> None:
         """End the job early: submit and show nothing more. The first reason stands. The engine still delivers the last
-        pieces of submitted choices."""
-        self._stopped = self._stopped or (state, failure)
+        pieces of submitted choices. `by`: who cancelled it, as CancelledBy."""
+        self._stopped = self._stopped or (state, failure, by)
         self.start_no_more()
 
     def terminal(self, worker: str, generated: Generated) -> Terminal:
         """Build the terminal record, with everything a reader may still ask for. `generated`: stamps in Redis time."""
-        state, failure = self._stopped or (JobState.COMPLETED, None)
+        state, failure, cancelled_by = self._stopped or (JobState.COMPLETED, None, "")
         return Terminal(
             self.job.id,
             state,
@@ -366,6 +366,7 @@ class Attempt:
             (*self.past_tokens, sum(self._counts) - sum(self.past_tokens)) if self._sections else (),
             (generated.last or generated.released) // 1000,
             served_by(self._choices, self.servers, self.job.model),
+            cancelled_by,
         )
 
     def failed_terminal(self, worker: str, failure: Failure) -> Terminal:

@@ -125,8 +125,8 @@ class Claimer:
         """By partition, the claim that has no reply yet."""
         self._under_way: set[int] = set()
         """Partitions with a claim in flight, or whose claimed jobs are being begun."""
-        self._cancelled: set[str] = set()
-        """Jobs whose cancel arrived before the reply of their claim."""
+        self._cancelled: dict[str, str] = {}
+        """By job whose cancel arrived before the reply of its claim: who cancelled it."""
         self._followers: dict[str, list[str]] = {}
         """By job, addresses of readers that followed it before the reply of its claim arrived."""
         self._suspects: set[int] = set()
@@ -180,10 +180,10 @@ class Claimer:
         """Whether a claim is in flight there: Redis may count jobs as this worker's that it does not know yet."""
         return partition in self._under_way
 
-    def note_cancel(self, job_id: str) -> None:
+    def note_cancel(self, job_id: str, by: str) -> None:
         """Remember a cancel of an unknown job, which a claim in flight may bring."""
         if self._under_way:
-            self._cancelled.add(job_id)
+            self._cancelled[job_id] = by
 
     def note_follow(self, job_id: str, address: str) -> None:
         """Remember a reader's address for an unknown job, which a claim in flight may bring."""
@@ -194,9 +194,9 @@ class Claimer:
         """Addresses that followed the job before it was claimed."""
         return self._followers.get(job_id, ())
 
-    def was_cancelled(self, job_id: str) -> bool:
-        """Whether the job's cancel arrived before the job."""
-        return job_id in self._cancelled
+    def early_cancel(self, job_id: str) -> str | None:
+        """Who cancelled the job, if its cancel arrived before the job."""
+        return self._cancelled.get(job_id)
 
     def note_end(self, job_id: str) -> None:
         """Log that a job which ran alone runs here no longer: it is not at fault if the worker dies later."""

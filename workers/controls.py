@@ -28,13 +28,13 @@ class ControlListener:
         room: asyncio.Event,
         retry_delay_s: float,
         *,
-        on_cancelled: Callable[[str], None],
+        on_cancelled: Callable[[str, str], None],
         on_cordon: Callable[[str], None],
     ) -> None:
         """
         Args:
             room: set on a wake-up, so that the claimer looks for jobs.
-            on_cancelled: called with the id of a job.
+            on_cancelled: called with the id of a job, and who cancelled it.
             on_cordon: called with the reason.
         """
         self._lease, self._held, self._claimer, self._room = lease, held, claimer, room
@@ -54,8 +54,8 @@ class ControlListener:
         match control:
             case Wake():
                 self._room.set()
-            case Cancel(job_id):
-                self._on_cancelled(job_id)
+            case Cancel(job_id, by):
+                self._on_cancelled(job_id, by)
             case Follow(job_id, address):
                 if attempt := self._held.attempts.get(job_id):
                     attempt.follow(address)

@@ -25,13 +25,13 @@ class Heartbeat:
         interval_s: float,
         *,
         checkpoint: Callable[[int], None],
-        on_cancelled: Callable[[str], None],
+        on_cancelled: Callable[[str, str], None],
         drop: Callable[[str, str], None],
     ) -> None:
         """
         Args:
             checkpoint: called with the partition after each beat.
-            on_cancelled: called with the id of a job that its owner has cancelled.
+            on_cancelled: called with the id of a job that was cancelled, and by whom.
             drop: called with the id of a job that is no longer this worker's, and why.
         """
         self._lease, self._held, self._claimer, self._interval_s = lease, held, claimer, interval_s
@@ -50,7 +50,7 @@ class Heartbeat:
             self._checkpoint(partition)
             for job_id, job in held.items():
                 if job.cancelled:
-                    self._on_cancelled(job_id)
+                    self._on_cancelled(job_id, job.cancelled_by)
 
         message = f"the lease in partition {partition} could not be renewed, trying again: %s"
         await run_periodically(

@@ -233,8 +233,8 @@ class Worker:
         self._recorder.claimed(attempt, self._now_us(attempt.partition))
         if failure := refusal or unsupported(claim.job, self._card.capabilities):
             attempt.stop(JobState.FAILED, failure)
-        elif self._claimer.was_cancelled(claim.job.id):
-            attempt.stop(JobState.CANCELLED, CANCELLED)
+        elif (by := self._claimer.early_cancel(claim.job.id)) is not None:
+            attempt.stop(JobState.CANCELLED, CANCELLED, by)
         else:
             self._starter.submit(attempt)
             if claim.job.priority is Priority.INTERACTIVE and claim.job.task is None:
@@ -356,21 +356,21 @@ class Worker:
 
     # --- ending early ------------------------------------------------------------------------------------------------
 
-    def _cancel(self, job_id: str) -> None:
+    def _cancel(self, job_id: str, by: str) -> None:
         attempt = self._attempts.get(job_id)
         if attempt is None:
-            self._claimer.note_cancel(job_id)
+            self._claimer.note_cancel(job_id, by)
         elif not attempt.over or attempt.is_checked:
             self._recorder.cancelled(job_id)
-            self._stop(attempt, JobState.CANCELLED, CANCELLED)
+            self._stop(attempt, JobState.CANCELLED, CANCELLED, by)
 
     def _expire(self, attempt: Attempt) -> None:
         self._stop(attempt, JobState.EXPIRED, EXPIRED)
 
-    def _stop(self, attempt: Attempt, state: JobState, failure: Failure) -> None:
+    def _stop(self, attempt: Attempt, state: JobState, failure: Failure, by: str = "") -> None:
         """End a job early: when the engine has stopped; at once if it waits at the gate, or is being checked."""
         ran = not attempt.over
-        attempt.stop(state, failure)
+        attempt.stop(state, failure, by)
         if attempt.is_checked and attempt.check is not None:
             attempt.check.cancel()
             self._end_and_send(attempt)

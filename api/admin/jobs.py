@@ -24,7 +24,7 @@ from api.services import Services
 from api.timing import timing_object
 from streaming.errors import UnknownJob
 from streaming.ids import TENANT_NAME, partition_of
-from streaming.jobs.job import JobState
+from streaming.jobs.job import CancelledBy, JobState
 from streaming.jobs.records import JobRecord
 from streaming.jobs.summaries import JobPage, PagePart, Place, merged
 from streaming.priority import Priority
@@ -80,13 +80,14 @@ async def show(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     """POST /admin/jobs/{id}/cancel: request cancellation and return the job. Idempotent."""
     services, record = services_of(request), await _record(request)
-    before = await services.queue.cancel(record.job.id)
+    before = await services.queue.cancel(record.job.id, CancelledBy.ADMIN)
     audit.detail(request.scope, job=record.job.id, of_tenant=record.job.tenant)
     if before is JobState.RUNNING:
         record = await wait_for_end(request, record, 1.0)
     else:
         record = await services.job_reader.outline(record.job.id)
-    return as_json(await _shown(services, record, caller_of(request).tenant))
+    shown = await _shown(services, record, caller_of(request).tenant)
+    return as_json(shown | {"already_ended": before.final})
 
 
 async def _shown(services: Services, record: JobRecord, own: str) -> dict[str, Any]:

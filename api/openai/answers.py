@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from streaming.batches.batch import BatchState
 from streaming.fleet.plans import ActionKind, PoolKind
-from streaming.jobs.job import Endpoint, JobState
+from streaming.jobs.job import CancelledBy, Endpoint, JobState
 from streaming.jobs.settings import QuotaSettings
 from streaming.priority import Priority
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps
@@ -50,6 +50,9 @@ def maybe(kind: Schema) -> Schema:
 
 def word_of(*words: str) -> Schema:
     return {"type": "string", "enum": list(words)}
+
+
+CANCELLED_BY = word_of(*(each.value for each in CancelledBy)) | {"description": "Who cancelled it, if that is known."}
 
 
 def answer_schemas() -> dict[str, Schema]:
@@ -308,7 +311,10 @@ def _model() -> Schema:
 
 
 def _fault() -> Schema:
-    return object_of(message=STRING, type=STRING, param=maybe(STRING), code=STRING)
+    """Schema of an error; `cancelled_by` is there only in that of a cancelled job."""
+    fault = object_of(message=STRING, type=STRING, param=maybe(STRING), code=STRING)
+    fault["properties"]["cancelled_by"] = CANCELLED_BY
+    return fault
 
 
 def job_schema() -> Schema:
@@ -338,10 +344,12 @@ def job_schema() -> Schema:
         usage=maybe(schema("Usage")),
         result=maybe(schema("Answer")),
         error=maybe(_fault()),
+        cancelled_by=maybe(CANCELLED_BY),
         metadata={"type": "object", "additionalProperties": STRING},
     )
     asked = {"type": "object", "description": "The request, with `include=input`; null if it cannot be read."}
-    job["properties"]["input"] = maybe(asked)
+    ended = {"description": "In the answer to a cancel: whether the job had ended before."}
+    job["properties"] |= {"input": maybe(asked), "already_ended": BOOLEAN | ended}
     return job
 
 

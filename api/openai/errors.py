@@ -37,9 +37,9 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """Raised when a request is answered with an error. `type` follows from the status.
+    """Raised when a request is answered with an error. `type` follows from the status, if it is not given.
 
-    `eta_ms`, in a refusal for load: milliseconds until a job put now would start.
+    `eta_ms`, in a refusal for load: milliseconds until a job put now would start. `cancelled_by`: as CancelledBy.
     """
 
     def __init__(
@@ -51,11 +51,13 @@ class ApiError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
         eta_ms: int | None = None,
+        type: str = "",  # noqa: A002
+        cancelled_by: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
-        self.eta_ms = eta_ms
-        self.type = error_type(status)
+        self.eta_ms, self.cancelled_by = eta_ms, cancelled_by
+        self.type = type or error_type(status)
         self.headers = dict(headers or {})
 
     @property
@@ -64,6 +66,8 @@ class ApiError(Exception):
         body = error_body(self.message, type=self.type, param=self.param, code=self.code)
         if self.eta_ms is not None:
             body["error"]["eta_ms"] = self.eta_ms
+        if self.cancelled_by is not None:
+            body["error"]["cancelled_by"] = self.cancelled_by
         return body
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from api.openai.errors import FINAL, ApiError, retry_after
 from penstock.engine import Failure
-from streaming.jobs.job import JobState
+from streaming.jobs.job import CancelledBy, JobState
 from streaming.jobs.terminal import Terminal
 
 
@@ -60,8 +62,27 @@ def deadline_exceeded() -> ApiError:
     return ApiError(408, "deadline_exceeded", "The job's deadline passed before its last token.", headers=FINAL)
 
 
-def job_cancelled() -> ApiError:
-    return ApiError(409, "job_cancelled", "The job was cancelled.", headers=FINAL)
+CANCELLED: Mapping[str, str] = {
+    CancelledBy.READER: "The job was cancelled because its reader left. queue.on_disconnect can let a job go on.",
+    CancelledBy.SLOW_READER: (
+        "The job was cancelled because its reader took nothing for too long, so its connection was closed. "
+        "queue.on_disconnect can let a job go on."
+    ),
+    CancelledBy.OWNER: "The job was cancelled with a key of its tenant.",
+    CancelledBy.ADMIN: "The job was cancelled by an administrator.",
+    CancelledBy.BATCH: "The job was cancelled with its batch.",
+    CancelledBy.NOT_ACCEPTED: (
+        "The job was cancelled because the queue answered too late: its client was told that it was not accepted."
+    ),
+    CancelledBy.ENGINE: "The job was cancelled by its engine.",
+}
+"""Who cancelled a job and why, by CancelledBy."""
+
+
+def job_cancelled(by: str = "") -> ApiError:
+    """`by`: who cancelled it, as CancelledBy; "": not known."""
+    message = CANCELLED.get(by, "The job was cancelled.")
+    return ApiError(409, "job_cancelled", message, headers=FINAL, type="cancelled_error", cancelled_by=by or None)
 
 
 def from_failure(failure: Failure) -> ApiError:
@@ -73,11 +94,11 @@ def from_failure(failure: Failure) -> ApiError:
 
 def from_terminal(terminal: Terminal) -> ApiError:
     """The error for a job that ended in any state but completed."""
+    if terminal.state is JobState.CANCELLED:
+        return job_cancelled(terminal.cancelled_by)
     if terminal.failure is not None:
         return from_failure(terminal.failure)
     match terminal.state:
-        case JobState.CANCELLED:
-            return job_cancelled()
         case JobState.EXPIRED:
             return deadline_exceeded() if terminal.seq else deadline_exceeded_in_queue()
         case _:

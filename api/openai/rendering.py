@@ -353,6 +353,7 @@ def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str,
         "usage": usage_object(terminal.usage) if terminal else None,
         "result": result,
         "error": from_terminal(terminal).body["error"] if terminal and failed else None,
+        "cancelled_by": (terminal.cancelled_by or None) if terminal else None,
         "metadata": dict(view.metadata),
     }
 

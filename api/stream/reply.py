@@ -31,7 +31,7 @@ from api.stream.paced_writer import ClientGone, PacedWriter
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
 from streaming.jobs.frames import Delta
-from streaming.jobs.job import JobState
+from streaming.jobs.job import CancelledBy, JobState
 from streaming.jobs.operation import operation_of
 from streaming.jobs.reorder_buffer import Flow
 from streaming.jobs.terminal import Terminal
@@ -148,7 +148,8 @@ class Reply:
         """Apply on_disconnect: let the job go on, or cancel it, at once or after a grace period, if nobody reads it."""
         policy = self._job.on_disconnect
         fields = {"job": self._buffer.job_id, "on_disconnect": policy}
-        if self._writer is not None and self._writer.stalled:
+        stalled = self._writer is not None and self._writer.stalled
+        if stalled:
             log.warning("a reader took nothing for too long and is cut off", extra=fields)
         else:
             log.info("client left", extra=fields)
@@ -157,20 +158,21 @@ class Reply:
         grace_s = float(policy.removeprefix("grace:")) if policy.startswith("grace:") else 0.0
         if self._admitted.keyed and not self._admitted.request.queue.on_disconnect:
             grace_s = KEYED_GRACE_S
+        by = CancelledBy.SLOW_READER if stalled else CancelledBy.READER
         if grace_s:
-            self._services.spawn(self._cancel_later(grace_s))
+            self._services.spawn(self._cancel_later(grace_s, by))
         else:
-            await self._cancel_unread()
+            await self._cancel_unread(by)
 
-    async def _cancel_later(self, seconds: float) -> None:
+    async def _cancel_later(self, seconds: float, by: CancelledBy) -> None:
         await asyncio.sleep(seconds)
-        await self._cancel_unread()
+        await self._cancel_unread(by)
 
-    async def _cancel_unread(self) -> None:
+    async def _cancel_unread(self, by: CancelledBy) -> None:
         job_id = self._buffer.job_id
         self._services.relay.close(self._buffer)
         if not self._services.relay.listening(job_id):
-            await abandon_quietly(self._services, job_id)
+            await abandon_quietly(self._services, job_id, by)
 
 
 class StreamReply(Reply):
@@ -385,13 +387,13 @@ class WholeReply(Reply):
         return to_json(await self._services.store_client.turns.run(work, len(rows)))
 
 
-async def abandon_quietly(services: Services, job_id: str) -> None:
+async def abandon_quietly(services: Services, job_id: str, by: CancelledBy) -> None:
     """Cancel a job that no client of this process reads any more, unless another process has a reader.
 
     Never raises: if Redis is down, the worker finishes the job and the result is kept.
     """
     try:
-        await services.queue.abandon(job_id, services.relay.address)
+        await services.queue.abandon(job_id, services.relay.address, by)
     except UnknownJob:
         pass  # it ended and its retention passed
     except StreamingError as error:

@@ -15,6 +15,8 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     """Stop this job and end it as cancelled."""
 
     job: str
+    by: str = ""
+    """Who cancelled it, as CancelledBy; "": an older version did not say."""
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag="a"):

@@ -30,6 +30,25 @@ class JobState(StrEnum):
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
+class CancelledBy(StrEnum):
+    """Who cancelled a job. The process that authenticated the caller, or that ends the job, decides it."""
+
+    READER = "reader"
+    """Its last reader closed the connection."""
+    SLOW_READER = "slow_reader"
+    """Its last reader took nothing for so long that its API process closed the connection."""
+    OWNER = "owner"
+    """A key of its tenant."""
+    ADMIN = "admin"
+    """An administrator."""
+    BATCH = "batch"
+    """Its batch was cancelled, paused, or out of time."""
+    NOT_ACCEPTED = "not_accepted"
+    """Its API process told the client that the request was not accepted, because the store did not answer in time."""
+    ENGINE = "engine"
+    """Its engine, or the server behind it."""
+
+
 class Endpoint(StrEnum):
     """Endpoint of a request, by the letter that its job's record has."""
 

@@ -24,7 +24,7 @@ from streaming.jobs.drafts import Draft
 from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Job, PastAttempt
-from streaming.jobs.records import parse_runs
+from streaming.jobs.records import canceller, parse_runs
 from streaming.jobs.terminal import Terminal, without_rows
 from streaming.keys import channel
 from streaming.redis.client import Call, RedisClient
@@ -109,6 +109,8 @@ class HeldJob:
     """Number of the run under which it does."""
     cancelled: bool
     """Whether the job was cancelled."""
+    cancelled_by: str = ""
+    """Who cancelled it, as CancelledBy; "": nobody did, or an older version, which did not say."""
 
 
 class Finish(msgspec.Struct, frozen=True):
@@ -271,7 +273,9 @@ class Lease:
         Raises Fenced, Unavailable.
         """
         answer = await self._client.call("beat", partition, self.id, self._lease_ms)
-        return {job_id.decode(): HeldJob(int(number), bool(cancelled)) for job_id, number, cancelled in answer}
+        return {
+            job_id.decode(): HeldJob(int(number), bool(cancel), canceller(cancel)) for job_id, number, cancel in answer
+        }
 
     async def release(
         self, job_id: str, number: int, frames: Sequence[Frame] = (), *, outcome: str = HANDED_BACK

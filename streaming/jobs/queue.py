@@ -29,7 +29,7 @@ from streaming.errors import (
 )
 from streaming.ids import conversation_partition, digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
-from streaming.jobs.job import Job, JobState
+from streaming.jobs.job import CancelledBy, Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace
 from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
@@ -252,12 +252,10 @@ class Queue:
         return [job_id for job_id, there in zip(job_ids, found, strict=True) if there]
 
     async def stop(self, job_ids: Sequence[str], *, waiting_only: bool) -> list[JobState | None]:
-        """Cancel many jobs, or only the queued ones; returns the states they were found in, None for an unknown job.
-
-        Raises Unavailable.
-        """
-        flag = "1" if waiting_only else ""
-        answers = await self._client.calls([("cancel", self._partition(job_id), (job_id, flag)) for job_id in job_ids])
+        """Cancel many lines of a batch, or only the queued ones; returns the states they were found in, None for an
+        unknown job. Raises Unavailable."""
+        how = ("1" if waiting_only else "", CancelledBy.BATCH)
+        answers = await self._client.calls([("cancel", self._partition(job_id), (job_id, *how)) for job_id in job_ids])
         return [None if answer == b"unknown" else _state(answer) for answer in answers]
 
     async def shorten_retention(self, job_ids: Iterable[str], seconds: int) -> None:
@@ -268,18 +266,18 @@ class Queue:
         with translated():
             await pipeline.execute()
 
-    async def cancel(self, job_id: str) -> JobState:
+    async def cancel(self, job_id: str, by: CancelledBy = CancelledBy.OWNER) -> JobState:
         """Cancel a job; returns the state it was found in. A queued job has ended on return, a running one ends within
         an engine step. Raises UnknownJob, Unavailable."""
-        return self._state(await self._client.call("cancel", self._partition(job_id), job_id))
+        return self._state(await self._client.call("cancel", self._partition(job_id), job_id, "", by))
 
-    async def abandon(self, job_id: str, address: str) -> bool:
+    async def abandon(self, job_id: str, address: str, by: CancelledBy = CancelledBy.READER) -> bool:
         """Cancel a job because the last client of the process at `address` disconnected, and free its idempotency key;
         but keep the job if other processes follow it or a client that does not wait has its id.
 
         Returns whether the job ends by this. Raises UnknownJob, Unavailable.
         """
-        answer = await self._client.call("cancel", self._partition(job_id), job_id, "", address)
+        answer = await self._client.call("cancel", self._partition(job_id), job_id, "", by, address)
         return answer != b"kept" and not self._state(answer).final
 
     async def follow(self, job_id: str, address: str, *, joining: bool = False) -> JobState:

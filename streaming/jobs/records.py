@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from penstock.engine import Failure
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage
@@ -19,7 +21,7 @@ from streaming.jobs.codec import decode_in_slices, decode_job, decode_metadata, 
 from streaming.jobs.deliveries import Delivered, decode_delivered
 from streaming.jobs.frames import Run
 from streaming.jobs.history import LoggedRun
-from streaming.jobs.job import Endpoint, Job, JobState, PastAttempt, Text
+from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, PastAttempt, Text
 from streaming.jobs.terminal import Generated, Terminal
 from streaming.keys import parse_lane
 from streaming.priority import Priority
@@ -157,6 +159,8 @@ def _parsed(
         return raw.get(name, b"").decode()
 
     terminal = end or end_of(job_id, state, raw.get("record") or raw.get("summary"), word("reason"))
+    if terminal is not None and terminal.state is JobState.CANCELLED and not terminal.cancelled_by:
+        terminal = msgspec.structs.replace(terminal, cancelled_by=canceller(raw.get("cancel")))
     job, fault = _job(job_id, body, raw) if bodies else (_beside(job_id, raw), None)
     runs = parse_runs(word("runs"))
     last = runs[-1].run if runs else None
@@ -189,6 +193,11 @@ def _parsed(
         fault="" if fault is None else str(fault),
         is_newer_body=isinstance(fault, NewerMessage),
     )
+
+
+def canceller(data: bytes | None) -> str:
+    """Who cancelled a job, by the field `cancel` of its record; "" if that is of a version with other words for it."""
+    return next((each.value for each in CancelledBy if each.value.encode() == data), "")
 
 
 def _endpoint(letter: str, otherwise: Endpoint) -> Endpoint:

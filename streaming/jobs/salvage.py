@@ -52,6 +52,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         tuple(history.rows),
         tokens=history.tokens if len(history.sections) > 1 else (),
         served_by=served_by(len(finishes), servers, job.model),
+        cancelled_by=record.terminal.cancelled_by,
     )
 
 

@@ -18,7 +18,7 @@ from streaming.redis.client import ClientUser
 
 FIELDS = (
     *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"summary"),
-    *(b"metadata", b"epoch", b"runs", b"endpoint"),
+    *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel"),
 )
 """Fields of a job, in the order in which `recent.lua` returns them."""
 

@@ -76,6 +76,8 @@ class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """Redis time of the last token; of a job without tokens, when the engine had it; 0: not known."""
     served_by: tuple[str, ...] = ()
     """By choice, the model that gave it; empty if all were given by the model that was asked for."""
+    cancelled_by: str = ""
+    """Who cancelled it, as CancelledBy; "" if it ended otherwise, or a version that did not note it cancelled it."""
 
 
 def without_rows(end: Terminal) -> Terminal:

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Heartbeat of a worker: renews its lease. ARGV: worker, lease in ms
--- Returns: 'fenced' | {id, run, '1' if it was cancelled}... of every job that this worker holds by the store's records:
+-- Returns: 'fenced' | {id, run, who cancelled it | ''}... of every job that this worker holds by the store's records:
 -- the message of a cancel, or the answer of a claim, may have been lost
 local worker, lease = ARGV[1], tonumber(ARGV[2])
 if redis.call('HGET', worker_key(worker), 'state') ~= 'live' then return 'fenced' end

@@ -29,7 +29,7 @@ while looked < most_looked and #out - 2 < most_found do
     local job = job_key(page[i])
     if state == '' or redis.pcall('HGET', job, 'state') == state then
       local fields = redis.pcall('HMGET', job, 'state', 'lane', 'attempt', 'created', 'claimed', 'started', 'done',
-        'keep', 'reason', 'summary', 'metadata', 'epoch', 'runs', 'endpoint')
+        'keep', 'reason', 'summary', 'metadata', 'epoch', 'runs', 'endpoint', 'cancel')
       if fields[1] then out[#out + 1] = {page[i], page[i + 1], fields} end
     end
     if #out - 2 >= most_found then break end

@@ -157,7 +157,7 @@ def test_it_can_be_read_while_it_runs_paused_and_resumed(house: House, openai: O
         assert house.post(f"/v1/batches/{batch.id}/{command}", {})[0] == 409
 
 
-def test_cancelling_keeps_what_is_finished(openai: OpenAI) -> None:
+def test_cancelling_keeps_what_is_finished(house: House, openai: OpenAI) -> None:
     """Every line is in one of the two files, once; engines are free again."""
     lines = [line(number, max_tokens=200) for number in range(300)]
     batch = begin(openai, lines)
@@ -171,6 +171,8 @@ def test_cancelling_keeps_what_is_finished(openai: OpenAI) -> None:
     assert 10 <= len(outputs) < 300
     answers_are_right(outputs, [lines[each["line"] - 1] for each in outputs])
     assert {each["error"]["code"] for each in failed} == {"batch_cancelled"}
+    jobs = [json.loads(house.get(f"/v1/jobs/{line_job_id(batch.id, number, 0, 1)}")[1]) for number in range(300)]
+    assert {each["cancelled_by"] for each in jobs if each.get("status") == "cancelled"} == {"batch"}
 
 
 def test_cancelled_before_it_began(openai: OpenAI) -> None:
@@ -412,4 +414,4 @@ def test_a_line_whose_job_was_cancelled_is_computed(house: House, openai: OpenAI
     done = ended(openai, batch)
     assert done.request_counts and done.request_counts.to_dict() == {"total": 3, "completed": 3, "failed": 0}
     answers_are_right(content(openai, done.output_file_id), lines)
-    assert json.loads(house.get(f"/v1/jobs/{job_id}")[1])["status"] == "cancelled"
+    assert json.loads(house.get(f"/v1/jobs/{job_id}")[1])["cancelled_by"] == "owner"

@@ -258,6 +258,8 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_told_of_once(
         taken = b"".join(iter(partial(reader.recv, 1 << 16), b""))  # what the kernel had; then it is over
         assert b"data: " in taken and b"[DONE]" not in taken
     eventually(lambda: json.loads(house.get("/v1/jobs")[1])["data"][0]["status"] == state, seconds=60)
+    by = json.loads(house.get("/v1/jobs")[1])["data"][0]["cancelled_by"]
+    assert by == ("slow_reader" if state == "cancelled" else None)
     log = house.log("api")
     assert log.count("took nothing for too long") == 1
     assert "client left" not in log and "without completing" not in log

@@ -262,10 +262,24 @@ def test_leaving_a_stream_cancels_its_job_unless_it_asks_to_go_on(house: House) 
         response.close()
         connection.close()
 
-        def status(job_id: str = job_id) -> str:
-            return str(json.loads(house.get(f"/v1/jobs/{job_id}")[1])["status"])
+        def job(job_id: str = job_id) -> dict[str, Any]:
+            return dict(json.loads(house.get(f"/v1/jobs/{job_id}")[1]))
 
-        eventually(lambda status=status, end=end: status() == end)
+        eventually(lambda job=job, end=end: job()["status"] == end)
+        assert job()["cancelled_by"] == ("reader" if end == "cancelled" else None)
+
+
+def test_the_reader_of_a_chat_is_told_who_cancelled_it(house: House) -> None:
+    """Its worker says so in the end that it sends, whoever reads the job's record later."""
+    connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=30)
+    body = chat_body("told", max_tokens=5000, stream=True)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    response.read(10)
+    house.post(f"/v1/jobs/{response.headers['x-job-id']}/cancel", b"")
+    error = json.loads(response.read().rstrip().rpartition(b"data: ")[2])["error"]
+    connection.close()
+    assert (error["type"], error["code"], error["cancelled_by"]) == ("cancelled_error", "job_cancelled", "owner")
 
 
 def test_an_idempotency_key_joins_the_first_request(house: House) -> None:

@@ -278,13 +278,13 @@ async def test_what_is_heard_of_a_job_is_kept_until_no_claim_can_bring_it(wire: 
     while not (claimer.may_bring(0) and claimer.may_bring(1)):
         await asyncio.sleep(0)
     claimer.note_follow("j", "reader")
-    claimer.note_cancel("j")
+    claimer.note_cancel("j", "owner")
     gates[0].set()
     await claims[0]
-    assert claimer.followers("j") == ["reader"] and claimer.was_cancelled("j")
+    assert claimer.followers("j") == ["reader"] and claimer.early_cancel("j") == "owner"
     gates[1].set()
     await claims[1]
-    assert claimer.followers("j") == () and not claimer.was_cancelled("j")
+    assert claimer.followers("j") == () and claimer.early_cancel("j") is None
 
 
 async def test_a_worker_that_finds_only_newer_jobs_claims_less_and_less_often(wire: RedisClient) -> None:

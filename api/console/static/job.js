@@ -42,7 +42,7 @@ export function job({ root, signal, id, go, title }) {
   }
 
   async function cancel() {
-    await act(() => api.post(`/admin/jobs/${id}/cancel`), "The job is cancelled.");
+    await act(() => api.post(`/admin/jobs/${id}/cancel`), (found) => found.already_ended ? `The job had already ended: ${found.status}.` : "The job is cancelled.");
     round();
   }
 
@@ -93,7 +93,7 @@ function sentence(words) {
 }
 
 function fault(found) {
-  return found.error && h("div", { class: "notice bad" }, h("p", { class: "strong" }, found.error.code), h("p", {}, found.error.message),
+  return found.error && h("div", { class: found.status === "cancelled" ? "notice" : "notice bad" }, h("p", { class: "strong" }, found.error.code), h("p", {}, found.error.message),
     BURIED.has(found.error.code) && h("a", { href: "/console/dead-letters" }, "Open the dead letters"));
 }
 
@@ -116,7 +116,7 @@ function timeline(found) {
     if (end) steps.push({ at: one.ended_at, what: end[0], note: tokens, tone: end[1] });
   });
   if (found.first_token_at) steps.push({ at: found.first_token_at, what: "First token", note: "", tone: "run" });
-  if (found.completed_at) steps.push({ at: found.completed_at, what: found.status[0].toUpperCase() + found.status.slice(1), note: found.error?.code ?? "", tone: found.status === "completed" ? "good" : "bad" });
+  if (found.completed_at) steps.push({ at: found.completed_at, what: found.status[0].toUpperCase() + found.status.slice(1), note: found.cancelled_by ? `by ${found.cancelled_by.replaceAll("_", " ")}` : found.error?.code ?? "", tone: { completed: "good", cancelled: "" }[found.status] ?? "bad" });
   steps.sort((one, other) => one.at - other.at);
   return h("ol", { class: "timeline" }, steps.map((step, number) => h("li", { class: step.tone, key: `${number} ${step.what}` },
     h("div", { class: "what" }, step.what, step.worker && workerLink(step.worker), step.note && h("span", { class: "dim" }, ` ${step.note}`)),

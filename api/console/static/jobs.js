@@ -57,7 +57,7 @@ export function jobs({ root, signal, params, go, title, who }) {
   async function cancelAll(some) {
     if (!(await confirmed(`Cancel ${plural(some.length, "job")}?`, "Those that run stop at once. What they have generated is kept.", `Cancel ${some.length}`))) return;
     let gone = 0;
-    const one = async ({ id }) => { try { await api.post(`/admin/jobs/${id}/cancel`); } catch (error) { if (![404, 409, 410].includes(error.status)) throw error; gone += 1; } };
+    const one = async ({ id }) => { try { gone += (await api.post(`/admin/jobs/${id}/cancel`)).already_ended; } catch (error) { if (![404, 409, 410].includes(error.status)) throw error; gone += 1; } };
     await act(async () => { for (let at = 0; at < some.length; at += AT_ONCE) await Promise.all(some.slice(at, at + AT_ONCE).map(one)); },
       () => `${plural(some.length - gone, "job")} cancelled${gone ? `, ${gone} had ended` : ""}.`);
     round();
@@ -80,7 +80,7 @@ function row(job, withTenant) {
   link.setAttribute("data-row", "");
   const started = job.started_at, ended = job.completed_at, now = Date.now() / 1000;
   return h("tr", { key: job.id },
-    h("td", {}, badge(job.status)), h("td", {}, link), h("td", { class: "wide" }, modelLink(job.model)), h("td", { class: "wide" }, job.priority),
+    h("td", {}, badge(job.status), job.cancelled_by && h("span", { class: "dim" }, ` by ${job.cancelled_by.replaceAll("_", " ")}`)), h("td", {}, link), h("td", { class: "wide" }, modelLink(job.model)), h("td", { class: "wide" }, job.priority),
     withTenant && h("td", {}, tenantLink(job.tenant)),
     h("td", {}, when(job.created_at)),
     h("td", { class: "num" }, seconds(Math.max(0, (started ?? ended ?? now) - job.created_at))),

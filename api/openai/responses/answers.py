@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from api.openai.answers import (
     BOOLEAN,
+    CANCELLED_BY,
     FREE,
     INTEGER,
     NUMBER,
@@ -75,7 +76,8 @@ def _call_item(kind: str, **fields: Schema) -> Schema:
 
 
 def _response() -> Schema:
-    """Schema of a response; `served_by` is there only if another model gave the answer than `model`."""
+    """Schema of a response. `served_by` is there only if another model gave the answer than `model`, and `cancelled_by`
+    only if the response was cancelled."""
     response = object_of(
         id=STRING,
         object=word_of("response"),
@@ -111,5 +113,5 @@ def _response() -> Schema:
         user=maybe(STRING),
         metadata={"type": "object", "additionalProperties": STRING},
     )
-    response["properties"]["served_by"] = STRING
+    response["properties"] |= {"served_by": STRING, "cancelled_by": CANCELLED_BY}
     return response

@@ -123,6 +123,7 @@ class ResponseFacts(msgspec.Struct, frozen=True):
             "user": job.user,
             "metadata": job.metadata if form.metadata is None else form.metadata,
             **({"served_by": terminal.served_by[0]} if terminal is not None and terminal.served_by else {}),
+            **({"cancelled_by": terminal.cancelled_by} if terminal is not None and terminal.cancelled_by else {}),
         }
 
 

@@ -116,6 +116,28 @@ async def test_an_admin_cancels_any_job(api: LocalApi) -> None:
     assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
 
 
+async def test_a_cancelled_job_says_who_cancelled_it(api: LocalApi) -> None:
+    """Its owner and an administrator see the same, in the job, in its error, in both lists and in its last event."""
+    for by, path, who in (("a", "/v1", {"Authorization": "Bearer sk-a"}), ("root", "/admin", ADMIN)):
+        job, own = await put(api, "a"), {"Authorization": "Bearer sk-a"}
+        first = (await api.client.post(f"{path}/jobs/{job}/cancel", headers=who)).json()
+        again = (await api.client.post(f"/v1/jobs/{job}/cancel", headers=own)).json()
+        assert (first["already_ended"], again["already_ended"]) == (False, True)
+        expected = {"a": "owner", "root": "admin"}[by]
+        shown = (await api.client.get(f"/v1/jobs/{job}", headers=own)).json()
+        rows = [(await api.client.get("/v1/jobs", headers=own)).json()["data"][0]]
+        rows.append((await listed(api, tenant="a"))["data"][0])
+        for each in (first, again, shown, *rows):
+            assert (each["cancelled_by"], each["error"]["cancelled_by"]) == (expected, expected)
+            assert (each["error"]["type"], each["error"]["code"]) == ("cancelled_error", "job_cancelled")
+        refused = await api.client.get(f"/v1/jobs/{job}/result", headers=own)
+        assert refused.status_code == 409 and refused.json()["error"] == shown["error"]
+        events = (await api.client.get(f"/v1/jobs/{job}/events", headers=own)).text
+        assert f'"cancelled_by":"{expected}"' in events.split("event: cancelled")[1]
+    left = await put(api, "a")
+    assert (await api.client.get(f"/v1/jobs/{left}", headers=own)).json()["cancelled_by"] is None
+
+
 async def test_the_keys_are_listed_without_what_would_open_anything(api: LocalApi) -> None:
     answer = await api.client.get("/admin/keys", headers=ADMIN)
     assert conforms(answer.json(), SCHEMAS["KeyList"])

@@ -14,12 +14,13 @@ from streaming.jobs.attempts import MAX_ATTEMPTS
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.history import History
-from streaming.jobs.job import Chat, Job, JobState, PastAttempt, Text
+from streaming.jobs.job import CancelledBy, Chat, Job, JobState, PastAttempt, Text
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.jobs.records import JobRecord
+from streaming.jobs.summaries import Summaries
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.keys import partition_key
 from streaming.priority import Priority
@@ -146,6 +147,54 @@ async def test_a_job_cancelled_after_its_worker_was_lost_keeps_its_tokens(wire: 
         assert record.state is JobState.CANCELLED and record.terminal is not None
         assert record.terminal.usage == Usage(4, 1, 0) and len(record.terminal.rows) == 1
         assert [(each.outcome, each.tokens) for each in record.attempts] == [("lost", 1)]
+
+
+@pytest.mark.parametrize("place", ["waits", "runs", "lost", "handed back"])
+async def test_the_record_says_who_cancelled_a_job_first(wire: RedisClient, place: str) -> None:
+    """Whoever ends it: the cancel itself, its worker, the sweep after its worker was lost, or a worker that drains."""
+    queue, reader = Queue(wire), JobReader(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    if place != "waits":
+        lease, claim = await claimed(wire, "worker-1")
+    await queue.cancel(job.id, CancelledBy.ADMIN)
+    await queue.cancel(job.id, CancelledBy.OWNER)
+    if place == "runs":
+        (held,) = (await lease.beat(0)).values()
+        assert held.cancelled_by == "admin"
+        end = Terminal(job.id, JobState.CANCELLED, 0, worker=lease.id, cancelled_by=held.cancelled_by)
+        await lease.calls([lease.finish_call(Finish(end, claim.number, True))])
+    elif place == "lost":
+        await lapse(wire, lease)
+    elif place == "handed back":
+        await lease.release(job.id, claim.number)
+    for record in (await reader.record(job.id), (await Summaries(wire).recent("t", None, 1)).jobs[0]):
+        assert record.state is JobState.CANCELLED and record.terminal is not None
+        assert record.terminal.cancelled_by == "admin"
+
+
+@pytest.mark.parametrize("word", [None, b"1", b"\xff", b"somebody of a later version"])
+async def test_a_cancel_of_another_version_is_one_by_nobody_known(wire: RedisClient, word: bytes | None) -> None:
+    queue = Queue(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    await queue.cancel(job.id)
+    key = partition_key(0, "job", job.id)
+    await (wire.redis.hdel(key, "cancel") if word is None else wire.redis.hset(key, "cancel", word))  # type: ignore[misc]
+    record = await JobReader(wire).record(job.id)
+    assert record.state is JobState.CANCELLED and record.terminal is not None
+    assert record.terminal.cancelled_by == ""
+
+
+async def test_a_worker_that_does_not_say_who_cancelled_leaves_it_to_the_record(wire: RedisClient) -> None:
+    queue = Queue(wire)
+    job = a_job(queue)
+    await queue.put(job)
+    lease, claim = await claimed(wire, "worker-1")
+    await queue.abandon(job.id, "gone")
+    await lease.calls([lease.finish_call(Finish(Terminal(job.id, JobState.CANCELLED, 0), claim.number, True))])
+    record = await JobReader(wire).record(job.id)
+    assert record.terminal is not None and record.terminal.cancelled_by == "reader"
 
 
 async def test_the_stored_tokens_count_against_the_tenants_quota(wire: RedisClient) -> None:

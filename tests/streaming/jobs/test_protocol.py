@@ -266,7 +266,7 @@ async def test_cancel_ends_a_waiting_job_and_marks_a_running_one(wire: RedisClie
     assert await queue.cancel(running.id) is JobState.RUNNING
     assert (await reader.record(waiting.id)).state is JobState.CANCELLED
     assert (await lease.claim(0, 5)).jobs == []
-    assert await lease.beat(0) == {running.id: HeldJob(1, True)}
+    assert await lease.beat(0) == {running.id: HeldJob(1, True, "owner")}
     with pytest.raises(UnknownJob):
         await queue.cancel(queue.new_id("t"))
 
