@@ -1,7 +1,8 @@
 """GET /v1/jobs/{id}/events: streams a job's events (queued, started, tokens, end) as resumable server-sent events.
 
-The events form a log (api/openai/cursor.py). A reader that reconnects with its cursor gets exactly the events after it,
-or `stream.reset` and the log of a new epoch. `queue.position` and `ping` are not in the log and have no id.
+The events form a log (api/openai/cursor.py). A reader that reconnects with its cursor gets exactly the events after
+it, or `stream.reset` and the log of a new epoch. `queue.position`, `interrupted` and `ping` are not in the log and have
+no id.
 
 sse-starlette serves the stream: here its handling of disconnects matters more than its cost per event.
 """
@@ -30,6 +31,7 @@ from api.openai.job_errors import from_failure
 from api.openai.job_events import (
     JobEvent,
     delta_event,
+    interrupted_event,
     position_event,
     queued_event,
     reset_event,
@@ -45,7 +47,7 @@ from streaming.errors import NewerMessage, Unavailable, UnknownJob
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
 from streaming.jobs.places import QueuePlace
-from streaming.jobs.records import MALFORMED, NEWER, JobRecord
+from streaming.jobs.records import MALFORMED, NEWER, Interruption, JobRecord
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.salvage import was_cut_short
@@ -270,12 +272,17 @@ class EventReader:
         buffer.accepted = True
         try:
             await patiently(lambda: services.relay.follow(buffer))
+            interruption: Interruption | None = None
             while True:
                 rows, terminal = await buffer.take(services.settings.keep_alive_s)
                 if buffer.rewound:
                     raise HistoryChanged
                 async for rendered in self._rendered(rows, buffer):
                     yield rendered
+                if buffer.interruption != interruption and terminal is None:
+                    interruption = buffer.interruption
+                    if interruption is not None and interruption.place >= self._started:  # no later run has begun
+                        yield [interrupted_event(interruption.attempt)]
                 if terminal is not None and terminal.failure is NEWER:
                     raise NewerMessage(b"")
                 if terminal is not None:
@@ -327,8 +334,7 @@ class EventReader:
         for place in range(self._started + 1, last_place + 1):
             run = record.runs[place - 1].run
             self._started = place
-            worker = record.names.get(run, run.worker)
-            yield started_event(cursor.started(record.epoch, place, self._seq + 1, run), worker, place)
+            yield started_event(cursor.started(record.epoch, place, self._seq + 1, run), place, record)
 
     def _error(self, error: ApiError) -> JobEvent:
         """Return the last event of a log that cannot be read to its end."""

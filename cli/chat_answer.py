@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 from cli.client import Client
 from cli.errors import Problem
-from cli.job import AnswerPrinter, print_answer
+from cli.job import AnswerPrinter, interruption, print_answer
 from cli.progress import ProgressLine
+from penstock.client import StreamEvent
 
 Turns: TypeAlias = list[dict[str, str]]
 
@@ -36,9 +37,16 @@ def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
         progress.explain(lambda: client.worker_problem(options["model"]))
         client.on_retry(printer.waiting(progress.say))
         key, job_id = uuid.uuid4().hex, ""
+
+        def seen(event: StreamEvent) -> None:
+            if event.text:
+                progress.end()
+            if words := interruption(event):
+                printer.aside(f"({words})", progress.say)
+
         try:
             job_id = client.submit(body, key)["id"]
-            print_answer(client, job_id, printer, lambda event: progress.end() if event.text else None)
+            print_answer(client, job_id, printer, seen)
         except (KeyboardInterrupt, BrokenPipeError):
             progress.end()
             with suppress(Problem):

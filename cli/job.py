@@ -14,6 +14,7 @@ from cli.output import emit, note, print_json, print_table, rfc3339, terminal_wi
 from cli.stream_wrapping import StreamWrapper
 from cli.suggestions import completed
 from penstock.client import FINAL, JobFailed, Pause, StreamEvent, StreamReset
+from telemetry.report.words import duration
 
 ATTEMPT_COLUMNS = ("WORKER", "STARTED", "SECONDS", "TOKENS", "OUTCOME")
 OUTCOMES = {
@@ -23,6 +24,12 @@ OUTCOMES = {
     "preempted": "made room for a higher lane",
 }
 """What became of an attempt, in words; any other outcome is the state in which it ended the job."""
+INTERRUPTIONS = {
+    "handed_back": "{} was stopped",
+    "returned": "the server of {} was away",
+    "preempted": "{} made room for a higher lane",
+}
+"""The same, of a worker; any other outcome is its loss."""
 TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_at")
 ATTEMPT_TIMES = ("started_at", "ended_at")
 
@@ -102,6 +109,18 @@ def ended_badly(job: dict[str, Any]) -> Problem:
         exit_code=ENDED_BADLY,
         code=str(error.get("code") or job["status"]),
     )
+
+
+def interruption(event: StreamEvent) -> str:
+    """Say that a worker does not go on with an answer, or which one does; "" for any other event."""
+    before = event.data if event.name == "interrupted" else event.data.get("previous")
+    if event.name not in ("interrupted", "started") or not before:
+        return ""
+    ended = INTERRUPTIONS.get(before["outcome"], "{} was lost").format(before["worker"])
+    if event.name == "interrupted":
+        return f"{ended}; waiting for a worker to continue"
+    verb = "continued" if event.data["attempt"] > 1 else "begun again"
+    return f"{ended}; {verb} by {event.data['worker']} after {duration(before['pause_ms'])}"
 
 
 class AnswerPrinter:
@@ -240,5 +259,6 @@ def _note(event: StreamEvent, say: Callable[[str], object]) -> None:
         case "queued" | "queue.position":
             if event.data["position"] is not None:
                 say(f"queued, {event.data['position']} ahead")
-        case "started":
-            say(f"started on {event.data['worker']}, attempt {event.data['attempt']}")
+        case "started" | "interrupted":
+            begun = f"started on {event.data['worker']}, attempt {event.data.get('attempt')}"
+            say(interruption(event) or begun)

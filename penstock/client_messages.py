@@ -86,7 +86,8 @@ class WaitTimeout(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """One event of a job: `queued`, `queue.position`, `started`, `delta`, or the end, named after the final state."""
+    """One event of a job: `queued`, `queue.position`, `started`, `interrupted`, `delta`, or the end, named after its
+    final state."""
 
     name: str
     id: str

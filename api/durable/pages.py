@@ -1,7 +1,7 @@
 """Pages of a job's stream: reads the messages after an offset from the store, as it stands, without waiting.
 
 The messages are the job's events as /v1/jobs/{id}/events has them, without those whose bytes would not be the same in
-every replay: `queued` and `queue.position` tell the present state of the lane, `started` the name of a worker.
+every replay: `queued`, `queue.position` and `interrupted` tell the present state, `started` the name of a worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_MESSAGES = 1_000
 """Messages on a page."""
 MESSAGES_PER_SLICE = 200
 """Messages rendered before the event loop runs other tasks: a few milliseconds."""
-LEFT_OUT = frozenset(("queued", "queue.position", "started"))
+LEFT_OUT = frozenset(("queued", "queue.position", "started", "interrupted"))
 
 
 class Page(NamedTuple):

@@ -29,7 +29,7 @@ FOREIGN = (
 """What is tried of a job with another tenant's key."""
 ALL_PATHS_INTERVAL = 16
 PING = "ping"
-UNLOGGED = (PING, "queue.position")
+UNLOGGED = (PING, "queue.position", "interrupted")
 """Events that are no part of a job's log: they have no id."""
 PASSING = ("queued", "started", "delta", "stream.reset")
 """Those of the log that end nothing."""

@@ -17,40 +17,27 @@ _ENTRY = re.compile(r"([^:;]*):([^:;]+):([0-9]{1,15}):([0-9.]{1,24}):([0-9]{1,15
 Anything else in the field is passed over: nothing but this log depends on it."""
 
 
-def attempt_log(
-    fields: Mapping[str, bytes], last: Run | None, terminal: Terminal | None, earlier: tuple[PastAttempt, ...] = ()
-) -> tuple[PastAttempt, ...]:
+def attempt_log(fields: Mapping[str, bytes], last: Run | None, terminal: Terminal | None) -> dict[Run, PastAttempt]:
     """Build the log, oldest attempt first. The scripts note attempts that did not end the job; the last one's end is
     that of the job.
 
     Args:
         last: The run of the last attempt; None before the first.
-        earlier: Attempts at the job of which this one is a replay.
     """
     tokens = _tokens(terminal)
-    found, noted = list(earlier), set[Run]()
+    found = {}
     for name, worker, number, started, ended, outcome in _ENTRY.findall(_word(fields, "past")):
         run = Run(worker, int(number))
-        noted.add(run)
-        found.append(PastAttempt(name or worker, _ms(started), int(ended), tokens.get(run), outcome))
-    if last is not None and last not in noted:
+        found[run] = PastAttempt(name or worker, _ms(started), int(ended), tokens.get(run), outcome)
+    if last is not None and last not in found:
         started_ms, name = _ms(_word(fields, "claimed")), _word(fields, "name") or last.worker
         if terminal is None:
-            found.append(PastAttempt(name, started_ms))
+            found[last] = PastAttempt(name, started_ms)
         else:
-            found.append(
-                PastAttempt(name, started_ms, _ms(_word(fields, "done")), tokens.get(last), str(terminal.state))
+            found[last] = PastAttempt(
+                name, started_ms, _ms(_word(fields, "done")), tokens.get(last), str(terminal.state)
             )
-    return tuple(found[-MAX_ATTEMPTS:])
-
-
-def worker_names(fields: Mapping[str, bytes], last: Run | None) -> dict[Run, str]:
-    """The names, as `penstock ps` has them, of the workers of the noted runs and of the last one."""
-    noted = _ENTRY.findall(_word(fields, "past"))
-    names = {Run(worker, int(number)): name for name, worker, number, *_ in noted if name}
-    if last is not None and last not in names and (name := _word(fields, "name")):
-        names[last] = name
-    return names
+    return found
 
 
 def _tokens(terminal: Terminal | None) -> dict[Run, int]:

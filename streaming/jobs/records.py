@@ -10,13 +10,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 
 from penstock.engine import Failure
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage
-from streaming.jobs.attempts import attempt_log, worker_names
+from streaming.jobs.attempts import MAX_ATTEMPTS, attempt_log
 from streaming.jobs.codec import decode_in_slices, decode_job, decode_metadata, decode_rowless, decode_terminal
 from streaming.jobs.deliveries import Delivered, decode_delivered
 from streaming.jobs.frames import Run
@@ -58,6 +59,13 @@ REASONS = {
 }
 
 
+class Interruption(NamedTuple):
+    """The end of an attempt that did not end its job. `place`: of its run among the job's, counted from 1."""
+
+    place: int
+    attempt: PastAttempt
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """A job's present state. Times are Redis milliseconds, 0 for "not yet"."""
@@ -84,10 +92,8 @@ class JobRecord:
     """Whose request it is."""
     keep_s: int
     runs: tuple[LoggedRun, ...] = ()
-    attempts: tuple[PastAttempt, ...] = ()
+    attempts_by_run: Mapping[Run, PastAttempt] = field(default_factory=dict)
     """What became of each attempt, oldest first; the newest twenty."""
-    names: Mapping[Run, str] = field(default_factory=dict)
-    """Names of workers, as `penstock ps` has them, by their runs: at least of those in `attempts`."""
     addresses: tuple[str, ...] = ()
     """Where its tokens are sent to."""
     terminal: Terminal | None
@@ -104,6 +110,25 @@ class JobRecord:
     """Why its body cannot be read, or "". If it cannot, `job` has only the fields that the record holds beside it."""
     is_newer_body: bool = False
     """Whether a newer version wrote the body that cannot be read."""
+
+    @property
+    def attempts(self) -> tuple[PastAttempt, ...]:
+        """The same, after the attempts at the job of which this one is a replay; the newest twenty of both."""
+        return (*self.job.past, *self.attempts_by_run.values())[-MAX_ATTEMPTS:]
+
+    def attempt_before(self, run: Run) -> PastAttempt | None:
+        """The attempt that this run followed; None if it was the first, or is not known."""
+        runs = list(self.attempts_by_run)
+        at = runs.index(run) if run in self.attempts_by_run else 0
+        return self.attempts_by_run[runs[at - 1]] if at else None
+
+    @property
+    def interruption(self) -> Interruption | None:
+        """The end of the last attempt, if the job waits for another worker since then."""
+        if self.state is not JobState.QUEUED or not self.runs:
+            return None
+        attempt = self.attempts_by_run.get(self.runs[-1].run)
+        return None if attempt is None else Interruption(len(self.runs), attempt)
 
     @property
     def unread(self) -> Failure:
@@ -182,8 +207,7 @@ def _parsed(
         endpoint=_endpoint(word("endpoint"), job.endpoint),
         keep_s=number("keep"),
         runs=runs,
-        attempts=attempt_log(raw, last, terminal, job.past),
-        names=worker_names(raw, last),
+        attempts_by_run=attempt_log(raw, last, terminal),
         addresses=tuple(word("reply").split(",")) if raw.get("reply") else (),
         terminal=terminal,
         unrecorded=state.final and end is None and not (raw.get("record") or raw.get("summary")),

@@ -337,17 +337,26 @@ class Relay:
             if record is not None and record.terminal is not None and len(record.terminal.rows) >= ROWS_AT_ONCE:
                 await asyncio.sleep(0)
         await asyncio.gather(*map(self._follow_again, unheard))
-        runs = {logged.run for record in found if record is not None for logged in record.runs}
         for (partition, name), first in behind.items():
-            try:
-                async with aclosing(self._reader.frames(partition, name, first)) as frames:
-                    async for frame in frames:
-                        self._dispatch_rows(frame, runs)
-                        if all(buffer.full for buffer in buffers):  # no buffer can take more
-                            self._call_again(buffers)
-                            break
-            except NewerMessage:
-                self._end_newer(name, zip(buffers, records, strict=True))
+            await self._read_log(partition, name, first, list(zip(buffers, records, strict=True)))
+        for buffer, record in zip(buffers, records, strict=True):
+            if record is not None and not buffer.whole:
+                buffer.interrupt(record.interruption)
+
+    async def _read_log(
+        self, partition: int, name: LogName, first: int, looked: Sequence[tuple[ReorderBuffer, JobRecord | None]]
+    ) -> None:
+        """Bring buffers up to date from one log, from frame `first` on."""
+        runs = {logged.run for _, record in looked if record is not None for logged in record.runs}
+        try:
+            async with aclosing(self._reader.frames(partition, name, first)) as frames:
+                async for frame in frames:
+                    self._dispatch_rows(frame, runs)
+                    if all(buffer.full for buffer, _ in looked):  # no buffer can take more
+                        self._call_again(buffer for buffer, _ in looked)
+                        break
+        except NewerMessage:
+            self._end_newer(name, looked)
 
     def _call_again(self, buffers: Iterable[ReorderBuffer]) -> None:
         """Read on in the log once the readers have taken what their buffers hold."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from penstock.engine import Failure
 from streaming.jobs.frames import Delta, Opening, Run, Section, author
 from streaming.jobs.job import JobState
+from streaming.jobs.records import Interruption
 from streaming.jobs.terminal import Terminal
 
 MAX_ROWS = 512
@@ -54,7 +55,7 @@ class ReorderBuffer:
     __slots__ = (
         *("_direct", "_disputed", "_early", "_fault", "_haste", "_ignored", "_looked", "_parents", "_resumed"),
         *("_rows", "_sections", "_sink", "_waiter", "accepted", "checked", "flow", "hung_up", "job_id", "number"),
-        *("openings", "over", "patience", "rewound", "rowless", "seq", "stale", "stream", "terminal"),
+        *("interruption", "openings", "over", "patience", "rewound", "rowless", "seq", "stale", "stream", "terminal"),
         *("whole", "worker"),
     )
 
@@ -67,7 +68,7 @@ class ReorderBuffer:
         """The reader wants only the end, without deltas."""
         self.whole = whole or rowless
         """The reader wants only the end: deltas are not buffered, the terminal has them all."""
-        self.seq = after
+        self.seq = self._looked = after
         """Number of the last delta delivered or buffered."""
         self.terminal: Terminal | None = None
         self.over = False
@@ -79,7 +80,6 @@ class ReorderBuffer:
         self.patience = TICK_S
         self._haste = TICK_S / LOOKS
         """Delay before the log is read again for a known gap: a backoff while the log has nothing new."""
-        self._looked = after
         self.worker, self.stream = (runs[-1].worker, runs[-1].number) if runs else ("", 0)
         """The run of the last delta."""
         self.number = 0
@@ -92,6 +92,8 @@ class ReorderBuffer:
         """The reader's client has disconnected."""
         self.accepted = False
         """The put was answered: if the store does not know the job, it has lost it."""
+        self.interruption: Interruption | None = None
+        """Since when the job waits for another worker; None: it does not, as far as is known."""
         self.rewound = False
         """The store lost deltas that were delivered, and has others in their place: the stream cannot continue."""
         self._resumed = (after, tuple(runs))
@@ -175,6 +177,13 @@ class ReorderBuffer:
                 self._dispute(run)
                 return
             self._accept(row, run, number)
+
+    def interrupt(self, interruption: Interruption | None) -> None:
+        """Note that the job waits for another worker, or no longer; wakes a reader who calls `take`."""
+        if interruption != self.interruption:
+            self.interruption = interruption
+            if interruption is not None and self._sink is None:
+                self._wake()
 
     def standing(self) -> ReorderState:
         """The state for `settle`: take it before reading the record, because deltas arrive meanwhile."""

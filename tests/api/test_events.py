@@ -53,32 +53,33 @@ class Event:
     data: dict[str, Any]
 
 
-def events_in(lines: Iterator[str]) -> Iterator[Event]:
-    """The logged events of a stream."""
+def events_in(lines: Iterator[str], unlogged: Sequence[str] = ()) -> Iterator[Event]:
+    """The logged events of a stream, and those without an id of these names."""
     fields: dict[str, str] = {}
     for line in lines:
         name, _, value = line.rstrip("\n").partition(": ")
         if name:
             fields[name] = value
             continue
-        if fields.get("id"):
-            yield Event(fields["event"], fields["id"], json.loads(fields["data"]))
+        if fields.get("id") or fields.get("event") in unlogged:
+            yield Event(fields["event"], fields.get("id", ""), json.loads(fields["data"]))
         fields = {}
 
 
 class Listener(threading.Thread):
     """Reads a job's events in the background, as they come."""
 
-    def __init__(self, house: House, job_id: str, query: str = "") -> None:
+    def __init__(self, house: House, job_id: str, query: str = "", unlogged: Sequence[str] = ()) -> None:
         super().__init__(daemon=True)
         self.events: list[Event] = []
+        self._unlogged = unlogged
         self._connection = http.client.HTTPConnection("127.0.0.1", house.port, timeout=60)
         self._connection.request("GET", f"/v1/jobs/{job_id}/events{query}")
         self.start()
 
     def run(self) -> None:
         with contextlib.closing(self._connection), self._connection.getresponse() as response:
-            for event in events_in(line.decode() for line in response):
+            for event in events_in((line.decode() for line in response), self._unlogged):
                 self.events.append(event)
 
     async def until(self, name: str, count: int = 1) -> None:
@@ -169,6 +170,34 @@ async def test_events_are_one_log_with_an_id_each(door: House, door_wire: RedisC
         assert [each.id for each in await read(door, job_id, event.id)] == ids[place:]
     job = json.loads(door.get(f"/v1/jobs/{job_id}")[1])
     assert job["last_event_id"] == ids[-1]
+
+
+async def test_the_place_where_a_worker_was_lost_is_told(door: House, door_wire: RedisClient) -> None:
+    """At once, to each reader there is, before anybody goes on; and by `started` to those who read it later."""
+    job_id = await put(door)
+    live = Listener(door, job_id, unlogged=("interrupted",))
+    first = await Hand.claiming(door_wire, "worker-1")
+    await first.write("abc")
+    await live.until("delta", 3)
+    await lapse(door_wire, first.lease)
+    await live.until("interrupted")
+    late = Listener(door, job_id, unlogged=("interrupted",))
+    await late.until("interrupted")
+    second = await Hand.claiming(door_wire, "worker-2")
+    await second.write("de")
+    await live.until("delta", 5)
+    await second.finish()
+    whole = await live.ended()
+    lost = {"worker": "worker-1", "outcome": "lost"}
+    names = ["queued", "started", *["delta"] * 3, "interrupted", "started", *["delta"] * 2, "completed"]
+    assert [event.name for event in whole] == [event.name for event in await late.ended()] == names
+    assert whole[5].data == lost
+    log = json.loads(door.get(f"/v1/jobs/{job_id}")[1])["attempt_log"]
+    pause_ms = round(1000 * (log[1]["started_at"] - log[0]["ended_at"]))
+    begun = {"worker": "worker-2", "attempt": 2, "previous": lost | {"pause_ms": pause_ms}}
+    assert "previous" not in whole[1].data and whole[6].data == begun
+    later = [event.data for event in await read(door, job_id) if event.name == "started"]
+    assert later == [whole[1].data, begun], "after its end the same"
 
 
 async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: House, door_wire: RedisClient) -> None:

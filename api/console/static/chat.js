@@ -1,22 +1,29 @@
 // Chat: each answer is a job, so it survives a reload, a cut connection and the loss of its worker.
 
 import { ADDRESS, api } from "./api.js";
-import { milliseconds, plural, rate } from "./format.js";
+import { milliseconds, plural, rate, seconds } from "./format.js";
 import { tellFreshness } from "./live.js";
 import { act, badge, draw, fromCode, h, heading, say, select } from "./parts.js";
-import { Growing, follow } from "./stream.js";
+import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 
 const KEPT = "penstock-console-chat"; // of this tab: a reload keeps it, closing the tab does not
 const LANES = ["interactive", "standard", "batch"];
+const SILENT_S = 3; // after the last token, before the page says so
 const ENDS = { completed: "completed", failed: "failed", cancelled: "cancelled", expired: "expired", error: "failed" };
 
 export function chat({ root, signal, title, who }) {
   title("Chat");
   const kept = { turns: [], model: "", lane: "interactive", deadline: "", most: "256", ...JSON.parse(sessionStorage.getItem(KEPT) ?? "{}") };
   const turns = h("div", { class: "turns", key: "turns", owned: true, role: "log", "aria-live": "off", "aria-label": "Conversation" });
+  const ask = h("div", { class: "asking", key: "asking", owned: true });
+  const talk = h("div", { class: "talk", key: "talk", owned: true }, turns, ask);
+  const showEnd = keepEndInView(document, talk, () => turns.getBoundingClientRect().bottom - Math.min(ask.getBoundingClientRect().top, visualViewport.height + visualViewport.offsetTop), signal);
   let models = [], busy = null;
   const keep = () => sessionStorage.setItem(KEPT, JSON.stringify(kept));
-  const show = () => draw(root, heading("Chat", h("button", { type: "button", class: "small", onclick: clear, disabled: !kept.turns.length }, "New conversation")), turns, form(), code(kept));
+  const show = () => {
+    draw(ask, form());
+    draw(root, heading("Chat", h("button", { type: "button", class: "small", onclick: clear, disabled: !kept.turns.length }, "New conversation")), talk, code(kept));
+  };
   show();
   if (!kept.turns.length) hint();
   for (const turn of kept.turns) turn.role === "user" ? asked(turn) : answer(turn);
@@ -34,6 +41,7 @@ export function chat({ root, signal, title, who }) {
 
   function clear() {
     kept.turns = [];
+    busy = null; // its answer goes on as a job
     keep();
     turns.replaceChildren();
     hint();
@@ -55,6 +63,7 @@ export function chat({ root, signal, title, who }) {
     keep();
     asked(kept.turns.at(-2));
     answer(kept.turns.at(-1));
+    showEnd();
   }
 
   function asked(turn) {
@@ -65,19 +74,20 @@ export function chat({ root, signal, title, who }) {
   function answer(turn) {
     const text = h("div", { class: "text", "aria-busy": "true" }), line = h("p", { class: "meta" });
     turns.append(h("div", { class: "turn assistant" }, h("p", { class: "label" }, kept.model || "Answer"), text, line));
-    const growing = new Growing(text), run = { tokens: 0, first: 0, last: 0, worker: "", wait: "", link: "", live: !turn.state };
+    const growing = new Growing(text), run = { tokens: 0, first: 0, last: 0, worker: "", wait: "", link: "", lost: "", silent: 0, live: !turn.state };
     const cut = follow(turn.job, {
       event: (name, data) => { take(name, data, turn, growing, run); tell(); },
       lost: () => { run.link = "connection lost, reading on…"; tell(); },
-      again: () => { run.link = "reconnected, nothing lost"; growing.mark(h("span", { class: "joint" }, "reconnected")); tell(); },
+      again: () => { run.link = "reconnected, nothing lost"; growing.mark("reconnected"); tell(); },
     }, signal);
     if (run.live) { busy = { turn, cut }; show(); say("Answering."); }
+    const clock = run.live && setInterval(() => { run.silent = run.last ? (performance.now() - run.last) / 1000 : 0; tell(); }, 1000);
+    signal.addEventListener("abort", () => clearInterval(clock));
     tell();
-    scroll();
 
     function tell() {
-      scroll();
       if (turn.state) {
+        clearInterval(clock);
         text.removeAttribute("aria-busy");
         if (busy?.turn === turn) { busy = null; keep(); show(); say("Answer complete."); }
       }
@@ -85,6 +95,8 @@ export function chat({ root, signal, title, who }) {
         run.worker ? h("span", {}, run.worker) : h("span", {}, run.wait),
         h("span", { title: "From Send to the first token in this browser" }, `first token ${milliseconds(turn.ttft ?? null)}`),
         h("span", {}, `${rate(turn.pace ?? null)} tokens/s`), h("span", {}, plural(run.tokens, "token")),
+        !turn.state && run.lost && h("span", { class: "warn-text" }, run.lost),
+        !turn.state && run.silent >= SILENT_S && h("span", { class: "warn-text" }, `no token for ${seconds(Math.floor(run.silent))}`),
         run.link && h("span", { class: "warn-text" }, run.link), turn.error && h("span", { class: "bad-text" }, turn.error),
         h("a", { href: `/console/jobs/${turn.job}` }, "timeline"));
     }
@@ -94,11 +106,16 @@ export function chat({ root, signal, title, who }) {
     if (name === "queued" || name === "queue.position") {
       run.wait = data.position === null || data.position === undefined ? "waiting" : `${plural(data.position, "job")} before it${data.eta_ms ? `, about ${milliseconds(data.eta_ms)}` : ""}`;
     } else if (name === "started") {
-      if (run.worker && data.worker !== run.worker) growing.mark(h("span", { class: "joint" }, `continued on ${data.worker}`));
+      markAttempt(growing, name, data);
       run.worker = data.worker;
+      run.lost = "";
+    } else if (name === "interrupted") {
+      markAttempt(growing, name, data);
+      run.lost = "waits for a worker to continue";
     } else if (name === "delta" && data.index === 0) {
       growing.add(data.text);
       turn.text = growing.text;
+      run.silent = 0;
       run.tokens += data.tokens;
       run.last = performance.now();
       run.first ||= run.last;
@@ -106,18 +123,15 @@ export function chat({ root, signal, title, who }) {
       if (run.live && run.last - run.first > 200) turn.pace = (1000 * (run.tokens - 1)) / (run.last - run.first);
     } else if (name === "stream.reset") {
       growing.clear();
+      growing.mark("the answer begins again here", { pending: true });
       run.tokens = 0;
     } else if (name in ENDS) {
       turn.state = ENDS[name];
+      if (!growing.text && turn.text) growing.add(turn.text); // the server no longer has it
       turn.text = growing.text;
       turn.error = data.error?.message ?? "";
       run.link = "";
     }
-  }
-
-  function scroll() {
-    const near = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 160;
-    if (near) requestAnimationFrame(() => { turns.scrollTop = turns.scrollHeight; });
   }
 
   function form() {

@@ -4,7 +4,7 @@ import { ADDRESS, api, save } from "./api.js";
 import { count, milliseconds, percent, plural, seconds } from "./format.js";
 import { watch } from "./live.js";
 import { act, badge, bar, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
-import { Growing, follow } from "./stream.js";
+import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 
 const GROUPS = { queue: "wait", retries: "wait", engine_wait: "wait", prefill: "engine", decode: "engine" };
 const BURIED = new Set(["poison", "attempts_exhausted", "malformed_job"]);
@@ -12,8 +12,10 @@ const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
 
 export function job({ root, signal, id, go, title }) {
   title("Job");
-  const text = h("div", { class: "transcript", owned: true, key: "text", role: "log", "aria-live": "off", "aria-label": "Answer", tabindex: 0 });
-  const growing = new Growing(text);
+  const answer = h("div", {});
+  const text = h("div", { class: "transcript", owned: true, key: "text", role: "log", "aria-live": "off", "aria-label": "Answer", tabindex: 0 }, answer);
+  const growing = new Growing(answer);
+  keepEndInView(text, answer, () => text.scrollHeight - text.scrollTop - text.clientHeight, signal);
   let following = false, request = null, link = "";
   draw(root, heading("Job"), loading());
   const round = watch({
@@ -31,8 +33,8 @@ export function job({ root, signal, id, go, title }) {
     follow(id, {
       event: (name, data) => {
         if (name === "delta" && data.index === 0) growing.add(data.text);
-        else if (name === "stream.reset") growing.clear();
-        else if (name === "started" && growing.text) growing.mark(h("span", { class: "joint" }, `continued on ${data.worker}`));
+        else if (name === "stream.reset") { growing.clear(); growing.mark("the answer begins again here", { pending: true }); }
+        else if (name === "started" || name === "interrupted") markAttempt(growing, name, data);
         if (name !== "delta") round();
       },
       lost: () => { link = "The connection broke. It is taken up again…"; },
@@ -60,7 +62,7 @@ export function job({ root, signal, id, go, title }) {
 
   function view(found, error) {
     const ended = ENDED.has(found.status);
-    text.dataset.none = ended ? "It has no text." : "No text yet.";
+    answer.dataset.none = ended ? "It has no text." : "No text yet.";
     return [
       heading("Job", badge(found.status), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
       error && failed(error, round),

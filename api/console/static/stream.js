@@ -1,6 +1,8 @@
 // A job's events: reads them over one connection after another, each after the last event that came.
 
 import { Refusal, Unreachable, send } from "./api.js";
+import { milliseconds } from "./format.js";
+import { h } from "./dom.js";
 
 const RETRY_MS = [200, 500, 1000, 2000, 4000];
 const ENDS = new Set(["completed", "failed", "cancelled", "expired"]);
@@ -63,6 +65,39 @@ async function* events(body) {
   }
 }
 
+/** What became of the attempt before this one, as a sentence for the place in the text where it ended. */
+export function interruption({ worker, outcome }) {
+  return { handed_back: `${worker} was stopped here`, returned: `the server of ${worker} was away here`, preempted: `${worker} made room for a higher lane here` }[outcome] ?? `${worker} was lost here`;
+}
+
+/** Shows in the text of a job where an attempt ended and which worker went on; `data` is of its event. */
+export function markAttempt(growing, name, data) {
+  if (name === "interrupted") growing.mark(interruption(data), { pending: true });
+  else if (data.previous) growing.mark(`${interruption(data.previous)}; ${data.attempt > 1 ? "continued by" : "begun again by"} ${data.worker} after ${milliseconds(data.previous.pause_ms)}`);
+}
+
+const NEAR_PX = 48;
+
+/**
+ * Keeps the end of growing content in view until the reader scrolls up, and again once they are back at the end. `target`
+ * scrolls (an element, or the document), `beyond()` is how many pixels of the content are below the fold. Returns a function
+ * that shows the end wherever the reader is.
+ */
+export function keepEndInView(target, content, beyond, signal) {
+  const scroller = target === document ? document.scrollingElement : target;
+  let following = true, last = scroller.scrollTop;
+  const keep = () => { if (following && beyond() > 0) scroller.scrollTop += beyond(); };
+  target.addEventListener("scroll", () => {
+    if (beyond() < NEAR_PX) following = true;
+    else if (scroller.scrollTop < last) following = false;
+    last = scroller.scrollTop;
+  }, { signal, passive: true });
+  const grown = new ResizeObserver(keep);
+  for (const each of [content, scroller]) grown.observe(each);
+  signal.addEventListener("abort", () => grown.disconnect());
+  return () => { following = true; keep(); };
+}
+
 /** Text that grows: one text node a part, to which a frame of the screen appends once. */
 export class Growing {
   constructor(root) {
@@ -91,10 +126,12 @@ export class Growing {
     this.pending = "";
   }
 
-  /** Puts an element at the text's present end. */
-  mark(element) {
+  /** Puts a mark at the text's present end; it takes the place of a pending one. */
+  mark(words, { pending = false } = {}) {
     this.flush();
-    this.root.append(element);
+    this.pendingMark?.remove();
+    const mark = this.root.appendChild(h("span", { class: "joint", role: "note" }, words));
+    this.pendingMark = pending ? mark : null;
     this.node = this.root.appendChild(document.createTextNode(""));
   }
 }
