@@ -72,6 +72,8 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """The first is the default."""
     started: float
     ready_s: float = 0.0
+    console_path: str = ""
+    """Path at which the console logs its reader in, once; "" if nobody may administer. It holds a secret."""
     outside_url: str = ""
     """URL of its API for other machines; "" if they cannot reach it."""
     processes: tuple[ProcessEntry, ...] = ()
@@ -226,7 +228,7 @@ class DataDir:
         return Problem(
             f"penstock is already running {where}",
             cause=f"it holds {self.path}",
-            next_step="penstock ps, penstock down, or a --data-dir (and --port) of its own",
+            next_step="penstock ps, penstock console, penstock down, or a --data-dir (and --port) of its own",
             code="already_running",
         )
 

@@ -6,11 +6,14 @@ A worker that completes a job begins anew: it does not die of each one. A job th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from runtime.plurals import counted
+from streaming.jobs.job import JobState
+from streaming.jobs.records import JobRecord
 
 MIN_DEATHS = 3
 """From this death on, the job is named."""
@@ -33,6 +36,32 @@ class Suspicion(msgspec.Struct, frozen=True):
 def deaths_of(deaths: Mapping[str, int]) -> str:
     """How often each worker died, in words."""
     return ", ".join(f"{worker} died {counted(times, 'time')}" for worker, times in deaths.items())
+
+
+def fates_of(records: Iterable[JobRecord | None], worker: str) -> Counter[str]:
+    """Count what became of jobs that a worker left when it was lost."""
+    return Counter(_fate(record, worker) for record in records if record is not None)
+
+
+def _fate(record: JobRecord, worker: str) -> str:
+    lost = [
+        run for run, attempt in record.attempts_by_run.items() if (attempt.worker, attempt.outcome) == (worker, "lost")
+    ]
+    if record.state is JobState.QUEUED:
+        return "waiting"
+    if record.state.final and record.state is not JobState.COMPLETED:
+        return str(record.state)
+    went_on = not lost or lost[-1] in {logged.run for logged in record.runs}
+    return "continued" if went_on else "begun again"
+
+
+def in_words(fates: Mapping[str, int]) -> str:
+    """The counts of jobs, the most wanted first; "" for none."""
+    order = ("continued", "begun again", "waiting", "cancelled", "expired", "failed")
+    first, *more = [(fates[fate], fate) for fate in order if fates.get(fate)] or [(0, "")]
+    return (
+        ", ".join([f"{counted(first[0], 'job')} {first[1]}", *(f"{n} {fate}" for n, fate in more)]) if first[0] else ""
+    )
 
 
 class JobDeaths:

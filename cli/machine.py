@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -14,14 +15,16 @@ from typing import Any
 
 import msgspec
 
+from api.auth.console import ConsoleAccess, link_path
+from api.auth.keys import Keyring
 from api.settings import ApiSettings
 from cli import ports
 from cli.child import Child, Program
-from cli.deployment import Deployment
+from cli.deployment import Deployment, saved_deployment
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
 from cli.errors import DONE, INTERRUPTED, UNREACHABLE, Problem
 from cli.instance import DataDir, Instance
-from cli.job_deaths import JobDeaths
+from cli.job_deaths import JobDeaths, fates_of, in_words
 from cli.lease_release import LeaseRelease
 from cli.pool import PoolSupervisor, follow
 from cli.screen import Screen, crash_loop, draining, looping, phase_of, place
@@ -30,8 +33,10 @@ from penstock import __version__
 from runtime.config import ConfigError
 from runtime.plurals import counted
 from streaming.errors import Loading, Unavailable
+from streaming.fleet.console_sessions import ConsoleSessions
 from streaming.fleet.plans import Plans
 from streaming.jobs.backlog import Backlog
+from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Lapse, Reaper
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
@@ -43,6 +48,8 @@ ANSWER_RETRY_DELAY_S = 0.25
 COUNT_TIMEOUT_S = 0.5
 RELEASE_TIMEOUT_S = 1.0
 """At the end: for the leases of workers that had to be killed."""
+SETTLE_TIMEOUT_S, POLL_INTERVAL_S = 5.0, 0.2
+"""For the jobs of a lost worker, before it is said what became of them."""
 DRAINED_FIRST = ("api", "worker", "scheduler", "offline")
 """Roles that are drained together, before Redis."""
 
@@ -64,6 +71,9 @@ class Machine:
         self._metrics: Metrics | None = None
         self._lease_release: LeaseRelease | None = None
         self._job_deaths = JobDeaths()
+        self._lost_jobs: dict[str, list[str]] = {}
+        """Jobs of lost worker processes, by the worker, until it is ready again."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._embedded: Embedded | None = None
         self._began = time.monotonic()
         self._interrupts = 0
@@ -96,6 +106,8 @@ class Machine:
             await self._serve()
         finally:
             await self._stop()
+            for task in self._tasks:
+                task.cancel()
             if self._store_client is not None:
                 await self._store_client.close()
             if self._metrics is not None:
@@ -177,16 +189,35 @@ class Machine:
     async def _serve(self) -> None:
         if self._interrupts:
             return
-        self._publish(state="ready", phase="", ready_s=time.monotonic() - self._began)
+        ready_s = time.monotonic() - self._began
+        self._publish(state="ready", phase="", ready_s=ready_s, console_path=await self._console_path())
         self._screen.ready(self._instance, keyed=bool(self._deployment.keys))
         assert self._store_client is not None
         by = f"up@{socket.gethostname()}:{self._home.path}"  # the same after a crash, to get the same share
-        following = asyncio.create_task(follow(self._pools, Plans(self._store_client), by))
+        following = asyncio.create_task(follow(self._pools, Plans(self._store_client), by, self._note_store))
         self._supervisor.guard(following)
         try:
             await self._supervisor.until(lambda: self._interrupts > 0)
         finally:
             following.cancel()
+
+    def _note_store(self, why: str) -> None:
+        if self._embedded is None:  # else it is a child
+            self._screen.waits(f"Redis at {place(self._instance.redis_url)}", why)
+
+    async def _console_path(self) -> str:
+        """Make a link to the console for whoever started this."""
+        assert self._store_client is not None
+        saved = saved_deployment(self._home.settings)  # with the admin token of this start
+        keyring = Keyring(saved.keys, saved.api.admin_token_sha256)
+        if keyring.administrator is None:
+            return ""
+        try:
+            access = ConsoleAccess(keyring, ConsoleSessions(self._store_client))
+            return link_path(await access.link(keyring.administrator))
+        except Unavailable as error:
+            log.warning("no link to the console: %s", error)
+            return ""
 
     def _open(self, redis_url: str) -> RedisClient:
         try:
@@ -211,8 +242,26 @@ class Machine:
             releasing = self._lease_release.noticed(child)
             if child.status.completed or child.stopping:
                 self._job_deaths.begin_anew(child.program.id)
-        self._screen.noticed(child, starting=self._starting, releasing=releasing)
+        recovered = self._screen.noticed(child, starting=self._starting, releasing=releasing)
+        if recovered:
+            log.info("%s", recovered)
+            self._tasks.add(task := asyncio.create_task(self._recovered(child, recovered)))
+            task.add_done_callback(self._tasks.discard)
         self._publish()
+
+    async def _recovered(self, child: Child, words: str) -> None:
+        """Report that a process is ready again, with what became of the jobs of the one that was lost, once none of
+        them waits or after SETTLE_TIMEOUT_S."""
+        jobs = self._lost_jobs.pop(child.program.id, [])
+        if jobs and self._store_client is not None:
+            reader, deadline = JobReader(self._store_client), time.monotonic() + SETTLE_TIMEOUT_S
+            with contextlib.suppress(Unavailable):
+                fates = fates_of(await reader.records(jobs, bodies=False), child.program.id)
+                while fates["waiting"] and time.monotonic() < deadline:
+                    await asyncio.sleep(POLL_INTERVAL_S)
+                    fates = fates_of(await reader.records(jobs, bodies=False), child.program.id)
+                words = "; ".join([words, in_words(fates)]).removesuffix("; ")
+        self._screen.say_when(words)
 
     def _released(self, child: Child, lapses: Sequence[Lapse]) -> None:
         """Told what became of the jobs of a worker that has exited."""
@@ -220,6 +269,7 @@ class Machine:
             return
         jobs = [job_id for lapse in lapses for job_id in lapse.jobs]
         given_up = [job_id for lapse in lapses for job_id, _ in lapse.given_up]
+        self._lost_jobs.setdefault(child.program.id, []).extend(jobs)
         suspicion = self._job_deaths.died(child.program.id, jobs, given_up) if lapses else None
         self._screen.released(child, suspicion, starting=self._starting)
         self._publish()

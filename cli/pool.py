@@ -95,14 +95,21 @@ class PoolSupervisor:
         return next(name for name in names if name not in self._supervisor.children)
 
 
-async def follow(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> None:
-    """Keep every pool at the planned size. While Redis is unavailable, pools stay as they are."""
+async def follow(
+    pools: Sequence[PoolSupervisor], plans: Plans, by: str, on_store: Callable[[str], object] = lambda _: None
+) -> None:
+    """Keep every pool at the planned size. While Redis is unavailable, pools stay as they are.
+
+    Args:
+        on_store: told in each round why Redis is unavailable; "" while it is not.
+    """
     async with contextlib.aclosing(plans.news(POLL_INTERVAL_S)) as news:
         async for _ in news:
-            await _round(pools, plans, by)
+            on_store(await _round(pools, plans, by))
 
 
-async def _round(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> None:
+async def _round(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> str:
+    """Returns why Redis is unavailable; "" if it is not."""
     try:
         found = await plans.read()
         for pool in pools:
@@ -110,3 +117,5 @@ async def _round(pools: Sequence[PoolSupervisor], plans: Plans, by: str) -> None
                 await pool.follow(plan, plans, by)
     except Unavailable as error:
         log.warning("the plan cannot be followed, the pools stay as they are: %s", error)
+        return str(error)
+    return ""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import re
 import shlex
+import stat
 import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
+
+import msgspec
 
 from cli.child import Child
 from cli.errors import Problem
@@ -43,6 +47,8 @@ class Screen:
         self._progress = progress
         self._looping: dict[str, set[str]] = {}
         """The causes reported of each process that is crash-looping, as `_kind` has them."""
+        self._lost_at: dict[str, float] = {}
+        """Since when (monotonic) each process is not there, or what it waits for."""
 
     def phase(self, text: str) -> None:
         """Show the current phase; "" for none."""
@@ -62,8 +68,9 @@ class Screen:
         self._progress.phase("")
         show_ready(instance, keyed=keyed)
 
-    def noticed(self, child: Child, *, starting: bool, releasing: bool = False) -> None:
-        """Report a process that exited by itself (once if it keeps doing so), and its recovery.
+    def noticed(self, child: Child, *, starting: bool, releasing: bool = False) -> str:
+        """Report a process that exited by itself, and once that it keeps doing so; and a worker whose servers are away.
+        Returns what to report of its recovery, "" if it has not recovered now.
 
         While everything is `starting`, a crash loop is not reported here: it may end `up`, which then reports it.
         `releasing`: `released` follows, which reports a crash loop when it is known what the worker ran.
@@ -71,13 +78,31 @@ class Screen:
         status, name = child.status, child.program.id
         if status.state == "restarting" and status.pid is None:
             log.warning("%s ended (%s), failure %d", name, status.cause, status.failures)
-            if status.alike == 1:
-                self._say_when(f"{name} ended ({status.cause}); starting it again")
+            self._lost_at.setdefault(name, time.monotonic())
+            if status.alike == 1 or (status.was_ready and not looping(child)):
+                self.say_when(f"{name} ended ({status.cause}); starting it again")
             elif not (starting or releasing):
                 self._complain_once(child)
-        elif status.state == "ready" and name in self._looping:
-            del self._looping[name]
-            self._say_when(f"{name} is ready again")
+        elif status.state == "ready":
+            self._looping.pop(name, None)
+            self.waits(f"the server of {name}", status.away)
+            if name in self._lost_at:
+                return f"{name} is ready again after {self._away_s(name)}"
+        return ""
+
+    def waits(self, what: str, why: str) -> None:
+        """Report that something which processes wait for is away, and that it is back (`why`: "")."""
+        if why and what not in self._lost_at:
+            self._lost_at[what] = time.monotonic()
+            log.warning("%s does not answer: %s", what, why)
+            self.say_when(f"{what} does not answer ({why}); accepted jobs wait")
+        elif not why and what in self._lost_at:
+            words = f"{what} answers again after {self._away_s(what)}"
+            log.info("%s", words)
+            self.say_when(words)
+
+    def _away_s(self, what: str) -> str:
+        return f"{time.monotonic() - self._lost_at.pop(what):.1f} s"
 
     def released(self, child: Child, suspicion: Suspicion | None, *, starting: bool) -> None:
         """Report the death of a worker of whose jobs it is known what became of them: each one that a job is suspected
@@ -101,7 +126,7 @@ class Screen:
         problem.cause = f"{problem.cause} ({time.strftime('%H:%M:%S')})"
         self.complain(problem)
 
-    def _say_when(self, text: str) -> None:
+    def say_when(self, text: str) -> None:
         """Print a line with the time."""
         self.say(f"{time.strftime('%H:%M:%S')} {text}")
 
@@ -181,6 +206,10 @@ def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
 def show_ready(instance: Instance, *, detached: bool = False, keyed: bool = False) -> None:
     """Print the ready block to stdout."""
     width = terminal_width(sys.stdout) if sys.stdout.isatty() else None
+    if not (
+        sys.stdout.isatty() or stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
+    ):  # a log, which others may read
+        instance = msgspec.structs.replace(instance, console_path="")
     lines = ready_block(instance, detached=detached, keyed=keyed, command=own_command(sys.argv[0]), width=width)
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
@@ -194,35 +223,44 @@ def ready_block(
     command: str = "penstock",
     width: int | None = None,
 ) -> list[str]:
-    """The lines printed when everything is ready: at most ten, with the next commands last.
+    """The lines printed when everything is ready, with the next commands last.
 
     Args:
         command: what the shell of the user finds this program by.
-        width: columns of the terminal. The long command is left out where it has no room.
+        width: columns of the terminal. What is to be copied is never broken: where it has no room behind its label, it
+            has a line of its own from the first column, which the terminal continues in the next row.
     """
     workers = sum(entry.role == "worker" for entry in instance.processes)
     here = Path(instance.data_dir)
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(short_path(here))}"
-    curl = _curl(instance, keyed=keyed)
-    tries = [curl] if width is None or len(INDENT + curl) <= width else []
-    first, *more = [*tries, f'{command} chat{option} "{QUESTION}"']
-    page = f"{instance.url}/console"
-    console = f"{page}  (logged in: {command} console{option})"
+    opened = f"{command} console{option}"
+    link = instance.url + (instance.console_path or "/console")
+    hint = f"logs you in once, within an hour; later: {opened}" if instance.console_path else f"logged in: {opened}"
     stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
     lines = [
         f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "
         f"{counted(workers, 'worker')}",
         f"  API      {instance.url}/v1",
         *([f"  API      {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
-        f"  Console  {console if width is None or len(INDENT + console) <= width else page}",
+        *_copied("  Console  ", link, width),
+        f"{INDENT}({hint})",
         f"  Kept     {_kept(instance)}",
         f"  Log      {short_path(here / 'logs')}",
         "",
-        f"  Try      {first}",
-        *(INDENT + each for each in more),
+        *_copied("  Try      ", _curl(instance, keyed=keyed), width),
+        f'{INDENT}{command} chat{option} "{QUESTION}"',
         f"  Stop     {stop}",
     ]
-    return lines if width is None else [part for line in lines for part in wrapped(line, width, len(INDENT))]
+    return lines if width is None else [part for line in lines for part in _fitted(line, width)]
+
+
+def _fitted(line: str, width: int) -> list[str]:
+    """The lines of one line of the ready block; what is to be copied stays in one."""
+    return [line] if line.startswith(("http", "curl ")) else wrapped(line, width, len(INDENT))
+
+
+def _copied(label: str, text: str, width: int | None) -> list[str]:
+    return [label + text] if width is None or len(label + text) <= width else [label.rstrip(), text]
 
 
 def draining(jobs: int | None) -> str:

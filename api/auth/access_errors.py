@@ -84,7 +84,7 @@ def admin_not_configured() -> ApiError:
 
 
 def used_link() -> ApiError:
-    message = "This link was used or is older than a minute. Make a new one: penstock console."
+    message = "This link was used or is older than an hour. Make a new one where Penstock runs: penstock console"
     return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
 
 

@@ -17,6 +17,8 @@ from streaming.fleet.console_sessions import SESSION_S, ConsoleLogin, ConsoleSes
 
 TOKEN_HEADER = b"x-penstock-console"
 SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
+LINK_SECRET = re.compile(r"[A-Za-z0-9_-]{22}|[A-Za-z0-9_-]{43}")
+"""Earlier versions make the longer ones; with 22, a link has room in a line of 80 columns."""
 COOKIE = "penstock-console"
 
 
@@ -37,14 +39,14 @@ class ConsoleAccess:
 
     async def link(self, caller: Caller) -> str:
         """Return the secret of a new link that opens one session of this admin."""
-        secret = secrets.token_urlsafe(32)
+        secret = secrets.token_urlsafe(16)
         login = ConsoleLogin(by=caller.name, seal=self._keyring.seal(caller.name, secret))
         await self._sessions.offer(secret, login)
         return secret
 
     async def redeem(self, link: str) -> Caller | None:
         """Use up a link, and return its admin; None if it is unknown, used or over."""
-        login = await self._sessions.redeem(link) if SECRET.fullmatch(link) else None
+        login = await self._sessions.redeem(link) if LINK_SECRET.fullmatch(link) else None
         return None if login is None else self._keyring.unsealed(login.by, link, login.seal)
 
     async def begin(self, caller: Caller) -> tuple[str, str]:
@@ -58,6 +60,11 @@ class ConsoleAccess:
         """End the session of this request."""
         if (secret := secret_of(headers)) is not None:
             await self._sessions.end(secret)
+
+
+def link_path(secret: str) -> str:
+    """Return the path of a link. The secret is in the fragment, which browsers do not send and servers do not log."""
+    return f"/console#link={secret}"
 
 
 def secret_of(headers: Mapping[bytes, bytes]) -> str | None:

@@ -88,6 +88,11 @@ class Keyring:
         """Whether there are no keys, but an admin token for /admin."""
         return self.open and bool(self._admin_token)
 
+    @property
+    def administrator(self) -> Caller | None:
+        """The first who may administer; None if nobody may."""
+        return next((caller for caller, _ in self._admins.values()), None)
+
     def quotas_of(self, tenant: str) -> QuotaSettings:
         """Return the quotas set in a tenant's keys; for each quota the first key that sets it counts."""
         found = UNLIMITED

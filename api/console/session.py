@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from api.admission import caller_of, read_body, services_of
 from api.auth import access_errors, audit
-from api.auth.console import ConsoleAccess, set_cookie
+from api.auth.console import ConsoleAccess, link_path, set_cookie
 from api.auth.keys import Caller
 from api.jobs import as_json
 from api.openai import errors
@@ -61,18 +61,12 @@ async def logout(request: Request) -> Response:
 
 
 async def link(request: Request) -> Response:
-    """POST /admin/console/links: make a link that opens a session of this admin, once, within a minute; 201.
-
-    The secret is in the fragment, which browsers do not send and servers do not log.
-    """
+    """POST /admin/console/links: make a link that opens a session of this admin, once, within an hour; 201."""
     services, caller = services_of(request), caller_of(request)
     secret = await ConsoleAccess(services.keyring, services.console_sessions).link(caller)
     expires_at = int(time.time()) + LINK_S
-    answer = {
-        "object": "console.link",
-        "path": f"{services.settings.base_path}/console#link={secret}",
-        "expires_at": expires_at,
-    }
+    path = services.settings.base_path + link_path(secret)
+    answer = {"object": "console.link", "path": path, "expires_at": expires_at}
     return as_json(answer, 201, {"Cache-Control": "no-store"})
 
 

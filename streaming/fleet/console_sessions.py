@@ -17,8 +17,8 @@ from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
 
-LINK_S = 60
-"""Seconds for which a link can be opened."""
+LINK_S = 3600
+"""Seconds for which a link can be opened: long enough to read what `up` printed, or to forward a port."""
 SESSION_S = 12 * 3600
 """Seconds for which a session lasts, whether it is used or not."""
 

@@ -29,7 +29,11 @@ PAGES = ("", "/jobs", "/dead-letters", "/batches", "/chat", "/models", "/keys")
 SIZES = ((1280, 800), (390, 844), (320, 640))
 LAST = ".turn.assistant:last-of-type"
 AXE = os.environ.get("PENSTOCK_TEST_AXE", "")
-TEXT = f"document.querySelector('{LAST} .text').textContent.replace(/reconnected|continued on worker-\\d/g, '')"
+TEXT = f"[...document.querySelector('{LAST} .text').childNodes].map((one) => one.data ?? '').join('')"
+"""Of the last answer, without the marks in it."""
+MARKS = f"[...document.querySelectorAll('{LAST} .joint')].map((one) => one.textContent).join()"
+IN_VIEW = f"""((end) => end > 0 && end <= document.querySelector('.ask').getBoundingClientRect().top)(
+  document.querySelector('{LAST}').getBoundingClientRect().bottom)"""
 SHIFT = """new Promise((done) => { let sum = 0;
   new PerformanceObserver((list) => { for (const one of list.getEntries()) if (!one.hadRecentInput) sum += one.value; })
     .observe({ type: "layout-shift", buffered: true });
@@ -109,18 +113,69 @@ def test_a_chat_goes_on_through_a_cut_a_reload_and_the_death_of_its_worker(stage
     first = str(stage.page.wait(f"{meta}.match(/worker-./)?.[0]"))
     other = "worker-2" if first == "worker-1" else "worker-1"
     stage.workers[first].kill()
-    stage.page.wait(
-        f"[...document.querySelectorAll('{LAST} .joint')].some((one) => one.textContent === 'continued on {other}')"
-    )
+    stage.page.wait(f"/{first}.*{other}/.test({MARKS})")
     path = stage.answer()
+    marks = stage.page.run(MARKS)
 
+    stage.open("/chat")
+    stage.page.wait(f"{MARKS} === {json.dumps(marks)}")
     stage.open(path.removeprefix("/console"))
+    stage.page.wait(f"document.querySelector('.transcript .joint')?.textContent === {json.dumps(marks)}")
     stage.page.wait("document.querySelector('.timeline')")
     steps = str(stage.page.run("document.querySelector('.timeline').innerText"))
     story = ("Queued", f"Claimed by {first}", f"{first} was lost", f"Continued on {other}", "Completed")
     places = [steps.find(words) for words in story]
     assert -1 not in places and places == sorted(places), steps
     assert not stage.page.errors, stage.page.errors
+
+
+def test_the_only_worker_that_dies_leaves_a_mark_at_once(stage: Stage) -> None:
+    """Before anybody goes on; and its successor has the same name."""
+    stage.open("/chat")
+    stage.ask("Name some rivers.")
+    stage.workers["worker-1"].kill()
+    stage.page.wait(f"/worker-1/.test({MARKS})")
+    stage.page.wait(f"document.querySelector('{LAST} .badge.wait')")
+    stage.start_worker("worker-1")
+    stage.page.wait(f"/worker-1.*worker-1/.test({MARKS})")
+    stage.answer()
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (400, 600)])
+def test_what_was_just_asked_for_is_in_view(stage: Stage, size: tuple[int, int]) -> None:
+    """After a long answer, wherever the reader was; while it comes, until the reader scrolls away; after a reload."""
+    stage.page.show(*size)
+    stage.open("/chat")
+    for scrolled in (0, 1):
+        stage.ask("Name some rivers. " * 40)
+        stage.page.wait(f"{IN_VIEW} && {TEXT}.length > 300")
+        stage.page.wait(f"{IN_VIEW} && document.querySelector('{LAST} .badge.good')")
+        stage.page.run(f"scrollTo(0, {scrolled}); true")
+    stage.ask("And seas?")
+    stage.page.wait(IN_VIEW)
+    stage.page.run("scrollBy(0, -300); true")
+    stage.page.wait(f"{TEXT}.length > 400")
+    assert not stage.page.run(IN_VIEW), "the reader has scrolled away"
+    stage.page.run("scrollBy(0, 5000); true")
+    stage.page.wait(f"{IN_VIEW} && document.querySelector('{LAST} .badge.good')")
+    stage.open("/chat")
+    stage.page.wait(f"{IN_VIEW} && {TEXT}.length > 400")
+    assert not stage.page.errors, stage.page.errors
+
+
+def test_the_text_of_a_running_job_is_followed_until_the_reader_scrolls_away(stage: Stage) -> None:
+    """And the page, which is drawn anew every second, leaves the reader where they are."""
+    stage.page.show(400, 844)
+    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2000}
+    stage.open(f"/jobs/{json.loads(stage.house.post('/v1/jobs', body)[2])['id']}")
+    text = "document.querySelector('.transcript')"
+    beyond = f"({text}.scrollHeight - {text}.scrollTop - {text}.clientHeight)"
+    stage.page.wait(f"{text}?.scrollTop > 100 && {beyond} < 2")
+    stage.page.run(f"{text}.scrollTop = 50; true")
+    stage.page.wait(f"{beyond} > 200")
+    assert stage.page.run(f"{text}.scrollTop") == 50
+    stage.page.run(f"{text}.scrollTop = 1e6; true")
+    stage.page.wait(f"{text}.scrollTop > 300 && {beyond} < 2")
 
 
 def test_a_dead_letter_is_replayed_and_another_dropped(stage: Stage) -> None:

@@ -8,6 +8,7 @@ import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 
 const KEPT = "penstock-console-chat"; // of this tab: a reload keeps it, closing the tab does not
 const LANES = ["interactive", "standard", "batch"];
+const GAP_PX = 16; // between the last line and the form
 const SILENT_S = 3; // after the last token, before the page says so
 const ENDS = { completed: "completed", failed: "failed", cancelled: "cancelled", expired: "expired", error: "failed" };
 
@@ -17,12 +18,13 @@ export function chat({ root, signal, title, who }) {
   const turns = h("div", { class: "turns", key: "turns", owned: true, role: "log", "aria-live": "off", "aria-label": "Conversation" });
   const ask = h("div", { class: "asking", key: "asking", owned: true });
   const talk = h("div", { class: "talk", key: "talk", owned: true }, turns, ask);
-  const showEnd = keepEndInView(document, talk, () => turns.getBoundingClientRect().bottom - Math.min(ask.getBoundingClientRect().top, visualViewport.height + visualViewport.offsetTop), signal);
+  const fold = () => Math.min(ask.getBoundingClientRect().top, visualViewport.offsetTop + visualViewport.height); // a phone's keyboard may cover the form
+  const showEnd = keepEndInView(document, talk, () => (turns.lastChild?.getBoundingClientRect().bottom ?? 0) + GAP_PX - fold(), signal);
   let models = [], busy = null;
   const keep = () => sessionStorage.setItem(KEPT, JSON.stringify(kept));
   const show = () => {
     draw(ask, form());
-    draw(root, heading("Chat", h("button", { type: "button", class: "small", onclick: clear, disabled: !kept.turns.length }, "New conversation")), talk, code(kept));
+    draw(root, heading("Chat", h("button", { type: "button", class: "small", onclick: clear, disabled: !kept.turns.length }, "New conversation")), choices(), talk, code(kept));
   };
   show();
   if (!kept.turns.length) hint();
@@ -74,7 +76,7 @@ export function chat({ root, signal, title, who }) {
   function answer(turn) {
     const text = h("div", { class: "text", "aria-busy": "true" }), line = h("p", { class: "meta" });
     turns.append(h("div", { class: "turn assistant" }, h("p", { class: "label" }, kept.model || "Answer"), text, line));
-    const growing = new Growing(text), run = { tokens: 0, first: 0, last: 0, worker: "", wait: "", link: "", lost: "", silent: 0, live: !turn.state };
+    const growing = new Growing(text), run = { tokens: 0, first: 0, last: 0, worker: "", wait: "", link: "", silent: 0, live: !turn.state };
     const cut = follow(turn.job, {
       event: (name, data) => { take(name, data, turn, growing, run); tell(); },
       lost: () => { run.link = "connection lost, reading on…"; tell(); },
@@ -95,7 +97,6 @@ export function chat({ root, signal, title, who }) {
         run.worker ? h("span", {}, run.worker) : h("span", {}, run.wait),
         h("span", { title: "From Send to the first token in this browser" }, `first token ${milliseconds(turn.ttft ?? null)}`),
         h("span", {}, `${rate(turn.pace ?? null)} tokens/s`), h("span", {}, plural(run.tokens, "token")),
-        !turn.state && run.lost && h("span", { class: "warn-text" }, run.lost),
         !turn.state && run.silent >= SILENT_S && h("span", { class: "warn-text" }, `no token for ${seconds(Math.floor(run.silent))}`),
         run.link && h("span", { class: "warn-text" }, run.link), turn.error && h("span", { class: "bad-text" }, turn.error),
         h("a", { href: `/console/jobs/${turn.job}` }, "timeline"));
@@ -108,10 +109,9 @@ export function chat({ root, signal, title, who }) {
     } else if (name === "started") {
       markAttempt(growing, name, data);
       run.worker = data.worker;
-      run.lost = "";
     } else if (name === "interrupted") {
       markAttempt(growing, name, data);
-      run.lost = "waits for a worker to continue";
+      [run.worker, run.wait] = ["", "waits for a worker to continue"];
     } else if (name === "delta" && data.index === 0) {
       growing.add(data.text);
       turn.text = growing.text;
@@ -134,20 +134,23 @@ export function chat({ root, signal, title, who }) {
     }
   }
 
-  function form() {
+  function choices() {
     const change = (name) => (value) => { kept[name] = value; keep(); show(); };
+    return h("div", { class: "filters" },
+      select("model", "Model", models.map((name) => [name, name]), kept.model, change("model")),
+      select("lane", "Lane", LANES.slice(LANES.indexOf(who.highest_lane)).map((name) => [name, name]), kept.lane, change("lane")),
+      select("deadline", "Deadline", [["", "none"], ["5", "5 s"], ["30", "30 s"], ["300", "5 min"]], kept.deadline, change("deadline")),
+      select("most", "At most", [["64", "64 tokens"], ["256", "256 tokens"], ["1024", "1,024 tokens"]], kept.most, change("most")));
+  }
+
+  function form() {
     return h("form", { class: "card ask", key: "ask", onsubmit: send },
-      h("label", { class: "field" }, h("span", {}, "Message"),
-        h("textarea", { name: "text", rows: 3, onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); event.target.form.requestSubmit(); } } })),
-      h("div", { class: "filters" },
-        select("model", "Model", models.map((name) => [name, name]), kept.model, change("model")),
-        select("lane", "Lane", LANES.slice(LANES.indexOf(who.highest_lane)).map((name) => [name, name]), kept.lane, change("lane")),
-        select("deadline", "Deadline", [["", "none"], ["5", "5 s"], ["30", "30 s"], ["300", "5 min"]], kept.deadline, change("deadline")),
-        select("most", "At most", [["64", "64 tokens"], ["256", "256 tokens"], ["1024", "1,024 tokens"]], kept.most, change("most")),
-        h("div", { class: "actions" },
-          busy && h("button", { type: "button", onclick: () => busy.cut() }, "Cut connection"),
-          busy && h("button", { type: "button", class: "danger", onclick: () => act(() => api.post(`/v1/jobs/${busy.turn.job}/cancel`)) }, "Stop"),
-          h("button", { class: "primary", type: "submit", disabled: !!busy }, "Send"))));
+      h("label", { class: "field grow" }, h("span", {}, "Message"),
+        h("textarea", { name: "text", rows: 2, onkeydown: (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); event.target.form.requestSubmit(); } } })),
+      h("div", { class: "actions" },
+        busy && h("button", { type: "button", onclick: () => busy.cut() }, "Cut connection"),
+        busy && h("button", { type: "button", class: "danger", onclick: () => act(() => api.post(`/v1/jobs/${busy.turn.job}/cancel`)) }, "Stop"),
+        h("button", { class: "primary", type: "submit", disabled: !!busy }, "Send")));
   }
 }
 

@@ -15,8 +15,10 @@ export function job({ root, signal, id, go, title }) {
   const answer = h("div", {});
   const text = h("div", { class: "transcript", owned: true, key: "text", role: "log", "aria-live": "off", "aria-label": "Answer", tabindex: 0 }, answer);
   const growing = new Growing(answer);
-  keepEndInView(text, answer, () => text.scrollHeight - text.scrollTop - text.clientHeight, signal);
-  let following = false, request = null, link = "";
+  keepEndInView(text, answer, () => (grows ? text.scrollHeight - text.scrollTop - text.clientHeight : 0), signal);
+  const steps = h("section", {}), said = h("section", {});
+  const columns = h("div", { class: "columns", key: "columns", owned: true }, steps, said);
+  let following = false, grows = false, request = null, link = "";
   draw(root, heading("Job"), loading());
   const round = watch({
     signal, everyMs: 1500,
@@ -24,7 +26,7 @@ export function job({ root, signal, id, go, title }) {
     show: (found, error) => {
       if (!found) { draw(root, heading("Job"), error.status === 404 || error.status === 410 ? empty("This job is not here.", error.message, " ", h("a", { href: "/console/jobs" }, "Show all jobs")) : failed(error, round)); return; }
       title(`${found.status.replace("_", " ")} - Job`);
-      if (found.readable && !following) { following = true; read(); }
+      if (found.readable && !following) { following = true; grows = !ENDED.has(found.status); read(); }
       draw(root, view(found, error));
     },
   });
@@ -62,6 +64,8 @@ export function job({ root, signal, id, go, title }) {
 
   function view(found, error) {
     const ended = ENDED.has(found.status);
+    draw(steps, h("h2", {}, "Timeline"), timeline(found));
+    draw(said, h("h2", {}, "Answer"), link && h("p", { class: "dim" }, link), found.readable ? text : empty("Not for this key.", `Requests and answers are shown only to keys of tenant ${found.tenant}.`));
     answer.dataset.none = ended ? "It has no text." : "No text yet.";
     return [
       heading("Job", badge(found.status), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
@@ -71,9 +75,7 @@ export function job({ root, signal, id, go, title }) {
         found.readable && h("button", { type: "button", disabled: !request, onclick: replay }, "Run again"),
         h("button", { type: "button", onclick: () => keep(found) }, "Download as JSON")),
       why(found), fault(found), facts(found),
-      h("div", { class: "columns" },
-        section("Timeline", timeline(found)),
-        section("Answer", link && h("p", { class: "dim" }, link), found.readable ? text : empty("Not for this key.", `Requests and answers are shown only to keys of tenant ${found.tenant}.`))),
+      columns,
       found.attempts > 0 || ended ? parts(found.timing) : null,
       request && h("details", { class: "code" }, h("summary", {}, "Request"), h("pre", { tabindex: 0, role: "region", "aria-label": "Request" }, JSON.stringify(request, null, 2))),
       fromCode(["Terminal", `penstock jobs show ${id}\npenstock jobs events ${id}\npenstock logs --job ${id}`],

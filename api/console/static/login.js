@@ -1,6 +1,6 @@
 // Login: takes the secret of a link out of the address, or an admin key from a form.
 
-import { login } from "./api.js";
+import { login, session } from "./api.js";
 import { draw, h, loading } from "./parts.js";
 
 /** Shows the form; resolves after a login. */
@@ -37,8 +37,12 @@ export function signIn(root, note = "") {
     }
     const link = new URLSearchParams(location.hash.slice(1)).get("link");
     if (!link) { show(note, false); return; }
-    history.replaceState(null, "", location.pathname + location.search);
+    const forget = () => history.replaceState(null, "", location.pathname + location.search);
     draw(root, loading());
-    login({ link }).then(done, (error) => show(error.message, false));
+    login({ link }).then(() => { forget(); done(); }, (error) => {
+      if (error.status === 401) forget(); // otherwise a reload tries it again
+      if (error.status === 401 && session.token) done(); // a link that this browser has used: its session may go on
+      else show(error.message, false);
+    });
   });
 }

@@ -94,6 +94,7 @@ export function keepEndInView(target, content, beyond, signal) {
   }, { signal, passive: true });
   const grown = new ResizeObserver(keep);
   for (const each of [content, scroller]) grown.observe(each);
+  visualViewport.addEventListener("resize", keep, { signal });
   signal.addEventListener("abort", () => grown.disconnect());
   return () => { following = true; keep(); };
 }
