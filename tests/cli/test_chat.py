@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from batching import said
-from house import House
+from house import House, eventually
 
 from penstock.engine import ChatTurn
 from workers.engines.sim.text import prompt_text, token_text
@@ -220,6 +220,30 @@ def test_an_answer_outlives_the_api_process(empty_house: House, tmp_path: Path) 
         text = (first + process.stdout.read()).decode()
         assert process.wait(30) == 0 and text == said("in a pipe", 300) + "\n"
         assert (tmp_path / "stderr").read_text() == f"(the connection to {house.url} broke; trying again)\n" + CUT
+
+
+def test_the_loss_of_a_worker_is_said_beside_the_answer(empty_house: House, tmp_path: Path) -> None:
+    """kill -9 in mid-answer, and another worker later: stderr says both, and the answer is whole."""
+    house = empty_house
+    house.environ["PENSTOCK_SIM_STEP_MS"] = "5"
+    victim = house.start("workers", "--id", "worker-1")
+    house.start("scheduler")
+    house.start_api()
+    house.wait_ready()
+    environ = {**os.environ, **house.environ, "PENSTOCK_URL": house.url}
+    with (tmp_path / "stderr").open("w+b") as notes, subprocess.Popen(
+        [*CHAT, "hello", "--max-tokens", "600"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=notes, env=environ,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        first = process.stdout.read(20)
+        victim.kill()
+        eventually(lambda: "worker-1 was lost" in (tmp_path / "stderr").read_text())
+        house.start("workers", "--id", "worker-2")
+        text = (first + process.stdout.read()).decode()
+        assert process.wait(60) == 0 and text == said("hello", 600) + "\n"
+    waits, goes_on, cut = (tmp_path / "stderr").read_text().splitlines()
+    assert "waiting" in waits and re.search(r"continued by worker-2 after [\d.]+ m?s", goes_on) and f"{cut}\n" == CUT
 
 
 def test_what_is_piped_follows_the_message(house: House) -> None:

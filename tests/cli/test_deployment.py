@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ def test_command_lines_of_the_roles(tmp_path: Path) -> None:
     assert worker.grace_s > deployment.worker.drain_s
 
 
-def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ready_block_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Golden: what runs, where, what is kept, what to try, how to stop."""
     monkeypatch.chdir(tmp_path)
     redis, worker = (
@@ -182,7 +183,8 @@ def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert ready_block(instance) == [
         "ready in 1.2 s   engine sim   model sim   1 worker",
         "  API      http://127.0.0.1:8000/v1",
-        "  Console  http://127.0.0.1:8000/console  (logged in: penstock console)",
+        "  Console  http://127.0.0.1:8000/console",
+        "           (logged in: penstock console)",
         "  Kept     .penstock  (queue and results survive a restart)",
         "  Log      .penstock/logs",
         "",
@@ -190,17 +192,17 @@ def test_ready_block_is_eight_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         '           penstock chat "What is a penstock?"',
         "  Stop     Ctrl-C (finishes running jobs, again to stop now)",
     ]
-    assert "Bearer $PENSTOCK_API_KEY" in ready_block(instance, keyed=True)[6]
+    assert "Bearer $PENSTOCK_API_KEY" in ready_block(instance, keyed=True)[7]
     outside = msgspec.structs.replace(instance, outside_url="http://box:8000")
     assert ready_block(outside)[2] == "  API      http://box:8000/v1 (other machines)"
     assert ready_block(instance, detached=True)[-1] == "  Stop     penstock down"
-    assert ready_block(instance, command=".venv/bin/penstock")[7].startswith("           .venv/bin/penstock chat ")
-    assert "(logged in: .venv/bin/penstock console)" in ready_block(instance, command=".venv/bin/penstock")[2]
+    assert ready_block(instance, command=".venv/bin/penstock")[8].startswith("           .venv/bin/penstock chat ")
+    assert "(logged in: .venv/bin/penstock console)" in ready_block(instance, command=".venv/bin/penstock")[3]
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 120])
 def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most nine lines of the default model: without the command that has no room, and broken between words."""
+    """Broken between words; what is to be copied is whole, from the first column where its line has no room for it."""
     monkeypatch.chdir(tmp_path)
     instance = Instance(
         version="0.1.0",
@@ -215,13 +217,19 @@ def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: 
         started=1.0,
         ready_s=12.3,
         processes=(ProcessEntry(role="redis", id="redis-1", pid=1, state="ready", since=1.0),),
+        console_path="/console#link=0123456789abcdefghijkl",
     )
     block = ready_block(instance, width=columns)
-    assert len(block) <= 9 and all(len(line) <= columns for line in block)
-    assert " ".join(" ".join(block[:2]).split()).startswith(
+    link = next(line for line in block if "#link=" in line)
+    assert link.removeprefix("  Console  ") == "http://127.0.0.1:8000/console#link=0123456789abcdefghijkl"
+    (curl,) = [line for line in block if line.startswith("curl ")]
+    assert curl.endswith("'") and len(shlex.split(curl)) == 7
+    wide = [line for line in block if len(line) > columns and line != curl]
+    assert wide in ([], [link]) or columns < 60
+    assert " ".join(" ".join(block).split()).startswith(
         "ready in 12.3 s engine llamacpp model smollm2-135m-instruct 0 workers"
     )
-    assert '  Try      penstock chat "What is a penstock?"' in block
+    assert 'penstock chat "What is a penstock?"' in [line.strip() for line in block]
 
 
 def test_the_command_is_named_as_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

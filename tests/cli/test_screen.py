@@ -39,7 +39,7 @@ def test_a_crash_loop_is_the_jobs_where_one_is_known(
 
 
 def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path) -> None:
-    """A job that is suspected each time, a crash loop once; none of them while it is unknown which one it is."""
+    """A job that is suspected each time, a crash loop once; neither while it is unknown which one it is."""
     program = Program(role="worker", id="worker-1", argv=(), log=tmp_path / "worker-1.log", env={})
     child, stream = Child(program, lambda _child: None), io.StringIO()
     screen = Screen(ProgressLine(stream, {}))
@@ -48,11 +48,11 @@ def test_a_death_is_reported_once_it_is_known_what_the_worker_ran(tmp_path: Path
         before = len(stream.getvalue())
         child.status = Status(state="restarting", alike=failures, was_ready=True, cause="killed by SIGKILL")
         screen.noticed(child, starting=False, releasing=True)
-        assert len(stream.getvalue()) == before
+        assert "error" not in stream.getvalue()[before:]
         screen.released(child, suspicion, starting=False)
         return stream.getvalue()[before:].splitlines()
 
-    assert says(None, 2) == []
+    assert [line[9:] for line in says(None, 2)] == ["worker-1 ended (killed by SIGKILL); starting it again"]
     message, cause, _ = says(Suspicion(("job_1",), {"worker-1": 3}), 3)
     assert message == "error: worker-1 died 3 times running job job_1" and "killed by SIGKILL (" in cause
     message, _, step = says(Suspicion(("job_1",), {"worker-1": 4}, given_up=True), 4)
@@ -79,8 +79,39 @@ def test_each_kind_of_crash_loop_is_reported_once_with_its_own_cause(tmp_path: P
         return [line.partition(" (")[0] for line in stream.getvalue()[before:].splitlines()[:2]]
 
     kills = [says("killed by SIGKILL", was_ready=True) for _ in range(3)]
-    assert kills[1:] == [[], ["error: worker-1 ended 3 times, each soon after its start", "cause: killed by SIGKILL"]]
+    assert [line[9:] for line in kills[0] + kills[1]] == ["worker-1 ended"] * 2, "each one, until it is a loop"
+    assert kills[2:] == [["error: worker-1 ended 3 times, each soon after its start", "cause: killed by SIGKILL"]]
     first, *more = [says(f"no device at 0x{number}f") for number in range(4)]
     assert first[0].endswith(" worker-1 ended")
     assert more == [[], ["error: worker-1 did not start 3 times in a row", "cause: no device at 0x2f"], []]
     assert says("no weights") == ["error: worker-1 did not start 5 times in a row", "cause: no weights"]
+
+
+def test_who_comes_back_is_told_with_the_time_that_it_took(tmp_path: Path) -> None:
+    """Once for each loss that was told, and never at the first start."""
+    program = Program(role="api", id="api-1", argv=(), log=tmp_path / "api-1.log", env={})
+    child, screen = Child(program, lambda _child: None), Screen(ProgressLine(io.StringIO(), {}))
+
+    def recovered(state: str, **changes: object) -> str:
+        child.status = replace(child.status, state=state, **changes)  # type: ignore[arg-type]
+        return screen.noticed(child, starting=False)
+
+    assert recovered("ready", pid=1) == ""
+    for _ in range(2):
+        counts = counts_after(child.status, was_ready=True, ran_s=1.0)
+        assert recovered("restarting", pid=None, cause="killed by SIGKILL", **counts) == ""
+        assert recovered("starting", pid=2) == ""
+        assert recovered("ready", pid=2).startswith("api-1 is ready again after 0.")
+        assert recovered("ready", pid=2) == ""
+
+
+def test_what_is_waited_for_is_told_when_it_goes_and_when_it_is_back(tmp_path: Path) -> None:
+    """A worker's server; each once."""
+    program = Program(role="worker", id="worker-1", argv=(), log=tmp_path / "worker-1.log", env={})
+    child, stream = Child(program, lambda _child: None), io.StringIO()
+    screen = Screen(ProgressLine(stream, {}))
+    for away in ("", "http://a refuses", "http://a refuses", "", ""):
+        child.status = Status(state="ready", away=away)
+        assert screen.noticed(child, starting=False) == ""
+    gone, back = stream.getvalue().splitlines()
+    assert "worker-1 does not answer (http://a refuses)" in gone and "worker-1 answers again after 0." in back

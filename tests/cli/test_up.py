@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import http.client
 import io
@@ -12,10 +13,13 @@ import pty
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -160,11 +164,12 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_ready_block(shared: Up) -> None:
-    """Nine lines, golden but for numbers and folders; nothing of a library is on the screen."""
+    """Golden but for numbers, folders and the secret; nothing of a library is on the screen."""
     shapes = [
         r"ready in \d+\.\d s   engine sim   model toy   1 worker",
         r"  API      http://127\.0\.0\.1:\d+/v1",
-        r"  Console  http://127\.0\.0\.1:\d+/console  \(logged in: \S+ -m cli console --data-dir data\)",
+        r"  Console  http://127\.0\.0\.1:\d+/console#link=[\w-]{22}",
+        r"           \(logs you in once, within an hour; later: \S+ -m cli console --data-dir data\)",
         r"  Kept     data  \(queue and results survive a restart\)",
         r"  Log      data/logs",
         r"",
@@ -182,12 +187,47 @@ def test_ready_block(shared: Up) -> None:
 
 def test_the_lines_to_try_can_be_pasted(shared: Up) -> None:
     """What is shown works as it stands, in the shell that `up` was started from: `penstock` need not be on the PATH."""
-    command = shared.block[6].removeprefix("  Try      ")
+    command = shared.block[7].removeprefix("  Try      ")
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout.rstrip().endswith("data: [DONE]")
-    words = ["sh", "-c", shared.block[7].strip()]
+    words = ["sh", "-c", shared.block[8].strip()]
     chat = subprocess.run(words, capture_output=True, text=True, check=True, cwd=shared.folder, env=shared.environ)
     assert len(chat.stdout.split()) > 10
+
+
+def opened(link: str) -> int:
+    """The status that a browser gets which opens a link to the console."""
+    url, _, secret = link.partition("/console#link=")
+    body, headers = json.dumps({"link": secret}).encode(), {"Content-Type": "application/json", "Origin": url}
+    with (
+        suppress(urllib.error.HTTPError) as _,
+        urllib.request.urlopen(urllib.request.Request(f"{url}/console/session", body, headers)) as answer,
+    ):
+        return int(answer.status)
+    return 401
+
+
+LINK = re.compile(r"http://\S+/console#link=[\w-]{22}(?![\w-])")
+
+
+@pytest.mark.parametrize("keys", ["", '[keys.ops]\nsha256 = "{}"\ntenant = "ops"\nadmin = true\n'])
+def test_the_link_to_the_console_logs_in_once(keys: str, tmp_path: Path) -> None:
+    """At a terminal with no room for it, too: whole, as the line to try is; and no log has it."""
+    (tmp_path / "penstock.toml").write_text(keys.format(hashlib.sha256(b"sk-ops").hexdigest()))
+    statuses: list[int] = []
+
+    def stop(seen: str) -> bool:
+        if "  Stop" not in seen:
+            return False
+        (found,) = LINK.findall(seen)
+        statuses.extend(map(opened, (found, found)))
+        logs = "".join(log.read_text() for log in (tmp_path / ".penstock" / "logs").iterdir())
+        assert found.partition("=")[2] not in logs
+        assert re.search(r"^curl -N http.*-d '\{.*\}'$", seen.replace("\r", ""), re.MULTILINE)
+        return True
+
+    on_terminal(tmp_path, stop, PENSTOCK_SIM_LOAD_MS="0", COLUMNS="40", TERM="dumb")
+    assert statuses == [200, 401]
 
 
 def test_ps_as_json(shared: Up) -> None:
@@ -359,6 +399,7 @@ def test_killed_children_come_back(start: Any) -> None:
         assert isinstance(said, subprocess.CompletedProcess)
         assert len(said.stdout.split()) == int(TOKENS)
         assert f"{name} ended (killed by SIGKILL); starting it again" in up.said()
+        eventually(lambda name=name: re.search(rf"{name} is ready again after \d+\.\d s", up.said()))
 
 
 LONG_LEASE = {"PENSTOCK_REDIS_LEASE_MS": "600000"}
@@ -397,6 +438,8 @@ async def test_a_killed_workers_jobs_wait_for_no_lease(start: Any, workers: str)
     async with asyncio.timeout(120):
         await task
     assert reader.is_exact and reader.ended == "completed" and reader.resets == 0
+    words = r"is ready again after \d+\.\d s; 1 job continued"
+    await asyncio.to_thread(eventually, lambda: re.search(words, up.said()))
     page = http.client.HTTPConnection("127.0.0.1", port_of(up), timeout=60)
     page.request("GET", "/metrics")
     counted = page.getresponse().read().decode()
@@ -523,6 +566,9 @@ def test_detach_and_down(tmp_path: Path) -> None:
     try:
         assert done.returncode == 0, done.stderr
         assert done.stdout.rstrip().endswith("-m cli down")
+        (link,) = LINK.findall(done.stdout)
+        assert link.partition("=")[2] not in (tmp_path / ".penstock" / "logs" / "up.out").read_text()
+        assert opened(link) == 200
         again = run("up", "--engine", "sim", "--port", "0", "--detach", **here)
         assert again.returncode == 1
         assert "already running" in again.stderr
@@ -541,14 +587,19 @@ def test_verbose_shows_the_logs(start: Any) -> None:
 
 def test_terminal_shows_phases_with_seconds(tmp_path: Path) -> None:
     """On a terminal every silence has a named phase and a clock; with NO_COLOR and TERM=dumb no escape is sent."""
-    on_terminal(tmp_path, rb"worker-1: \w.*  [1-9]\.\d s", TERM="xterm", NO_COLOR="1")
-    plain = on_terminal(tmp_path, rb"worker-1: ", TERM="dumb")
-    assert b"\x1b" not in plain
+    for until, environ in (
+        (r"worker-1: \w.*  [1-9]\.\d s", {"TERM": "xterm", "NO_COLOR": "1"}), (r"worker-1: ", {"TERM": "dumb"}),
+    ):  # fmt: skip
+        pattern = re.compile(until)
+        seen = on_terminal(tmp_path, lambda seen, pattern=pattern: bool(pattern.search(seen)), **environ)
+        assert pattern.search(seen), seen
+    assert "\x1b" not in seen
 
 
-def on_terminal(folder: Path, until: bytes, **environ: str) -> bytes:
-    """What a person sees of a very slow start, ended by Ctrl-C once it shows this."""
+def on_terminal(folder: Path, until: Callable[[str], bool], **environ: str) -> str:
+    """What a person sees of a start, by default a very slow one, ended by Ctrl-C once they have seen enough."""
     leader, follower = pty.openpty()
+    fcntl.ioctl(leader, termios.TIOCSWINSZ, struct.pack("4H", 24, int(environ.pop("COLUMNS", "80")), 0, 0))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "FORCE_COLOR"))}
     process = subprocess.Popen(
         [*penstock(), "up", "--engine", "sim", "--port", "0"],
@@ -560,12 +611,12 @@ def on_terminal(folder: Path, until: bytes, **environ: str) -> bytes:
     with suppress(OSError):  # how a terminal says that nobody is there any more
         while data := os.read(leader, 4096):
             seen += data
-            if not interrupted and re.search(until + rb"|Stop   Ctrl-C", seen):
+            if not interrupted and until(seen.decode(errors="replace")):
                 process.send_signal(signal.SIGINT)
                 interrupted = True
     os.close(leader)
-    assert process.wait() == 0 and re.search(until, seen), seen
-    return seen
+    assert process.wait() == 0
+    return seen.decode()
 
 
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
