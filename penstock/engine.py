@@ -1,7 +1,7 @@
 """Engine protocol: the calls a worker makes to an engine, and the values that pass between them.
 
 An engine generates texts. It does not know jobs, lanes, leases, attempts or Redis: those are the worker's. This module
-needs msgspec, and of Penstock only penstock/tools.py.
+needs msgspec, and of Penstock only penstock/tools.py and penstock/extras.py.
 
 ChatTurn, Sampling, Logprob, Failure, Capabilities and ModelCard are also parts of the messages between processes: the
 rules for changing a message (streaming/jobs) hold for their fields.
@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from penstock.extras import Extras
 from penstock.tools import ToolCall, Tools
 
 MAX_LOGPROBS = 20
@@ -254,7 +255,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     ids: tuple[int, ...] = ()
     n: int = 0
     finish: str = ""
-    """"stop" | "length" | "cancelled" | RETURNED."""
+    """"stop" | "length" | "content_filter" | "cancelled" | RETURNED."""
     prompt_tokens: int = 0
     """Set in the first piece that has tokens and in the last one, else 0: so the log has it if the worker is lost."""
     cached_tokens: int = 0
@@ -265,6 +266,8 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     """Set in the last piece, if the engine measures them."""
     served_by: str = ""
     """Set in the first piece of an answer that another model gives than the one asked for: that model's name."""
+    extras: Extras = {}
+    """What the model's server says beside it (penstock/extras.py)."""
 
     @property
     def last(self) -> bool:

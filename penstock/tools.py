@@ -20,12 +20,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from penstock.extras import Extras
+
 CALL, ARGUMENTS, TEXT, REASONING = "\x1e", "\x1f", "\x1d", "\x1c"
 _MARK = re.compile("([\x1c-\x1f])")
 _WITHOUT_MARKS = dict.fromkeys(map(ord, (CALL, ARGUMENTS, TEXT, REASONING)))
 
-SAID, REASONED = -1, -2
-"""The `call` of a part that is text, and of one that is reasoning."""
+SAID, REASONED, REFUSED = -1, -2, -3
+"""The `call` of a part that is text, of one that is reasoning, and of one that is a refusal."""
 
 CallChoice: TypeAlias = Literal["auto", "required"]
 
@@ -92,13 +94,15 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerPart(NamedTuple):
-    """A part of an answer: text, reasoning, or a fragment of one call's arguments."""
+    """A part of an answer: text, reasoning, a refusal, or a fragment of one call's arguments."""
 
     call: int
-    """The call's number in the answer, from 0; SAID: text; REASONED: reasoning."""
+    """The call's number in the answer, from 0; SAID: text; REASONED: reasoning; REFUSED: a refusal."""
     name: str | None
     """The function's name, in the first part of a call; else None."""
     text: str
+    extras: Extras = {}  # noqa: RUF012 - nobody writes to it
+    """The extras of a call (penstock/extras.py)."""
 
 
 class CallReader:

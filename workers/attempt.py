@@ -21,7 +21,7 @@ from streaming.jobs.terminal import Generated, Terminal, Usage, served_by, total
 from streaming.priority import Priority
 from workers.attempt_stamps import AttemptStamps
 from workers.engines.call_checks import FoundCalls, check_calls
-from workers.engines.constraint import complete_texts
+from workers.engines.constraint import FILTERED, complete_texts
 from workers.engines.task_answers import check_task_piece
 from workers.past_texts import PastRows, PastTexts, echoes_left
 from workers.prompts import inputs_of, prompt_of
@@ -256,7 +256,7 @@ class Attempt:
             self._count_prompt(index, piece)
         if finish or piece.failure is not None:
             self._close(index, piece, now)
-        if self._stopped is not None or not (piece.n or piece.text or finish or piece.ids):
+        if self._stopped is not None or not (piece.n or piece.text or finish or piece.ids or piece.extras):
             return None
         if not self._begun:
             self._begun = True
@@ -266,7 +266,7 @@ class Attempt:
         seq, n = self.seq + 1, piece.n
         if n > MAX_COUNT:
             raise OverflowError(f"{n} tokens in a piece")
-        if piece.served_by or (self._unlogged_prompts and index in self._unlogged_prompts):
+        if piece.served_by or piece.extras or (self._unlogged_prompts and index in self._unlogged_prompts):
             delta = self._first_delta(index, piece, seq)
         else:
             delta = encode_plain(PlainDelta(self.number, seq, index, piece.text, piece.ids, n, finish, piece.logprobs))
@@ -283,12 +283,13 @@ class Attempt:
             self._prompts[index] = self._unlogged_prompts[index] = piece.prompt_tokens, piece.cached_tokens
 
     def _first_delta(self, index: int, piece: Piece, seq: int) -> bytes:
-        """Encode a delta that also carries the size of its choice's prompt, and the model that gives the choice."""
+        """Encode a delta that also carries the size of its choice's prompt, the model that gives the choice, or extras.
+        Raises OverflowError, ValueError, TypeError."""
         prompt, stream, model = self._unlogged_prompts.pop(index, None), self.number, piece.served_by
         if model:
             self.servers[index] = model
         fields = (stream, seq, index, piece.text, piece.ids, piece.n, piece.finish, piece.logprobs, prompt, model)
-        return encode_delta(Delta(*fields))
+        return encode_delta(Delta(*fields, piece.extras))
 
     def _close(self, index: int, piece: Piece, now: float) -> None:
         """Process the last piece of a choice. Raises ValueError for an answer that no reader could use."""
@@ -325,22 +326,25 @@ class Attempt:
     def complete_texts(self) -> list[str] | Failure:
         """For a job that is over and asked for JSON: the texts to validate against the schema, or why the job fails."""
         stops = any(self.job.sampling.stop)
-        return complete_texts(self._texts(), self._finishes, stops=stops, parted=self.job.parted)
+        return complete_texts(*self._answers(), stops=stops, parted=self.job.parted)
 
     def calls(self) -> FoundCalls | Failure:
         """For a job with tools that is over: the calls of its answers, or why the job fails."""
         assert self.job.tools is not None
-        calls = check_calls(self._texts(), self._finishes, self.job.tools)
+        calls = check_calls(*self._answers(), self.job.tools)
         if isinstance(calls, FoundCalls):
             found, finishes = calls.choices, enumerate(self._finishes)
             self._finishes = ["tool_calls" if each == "stop" and at in found else each for at, each in finishes]
         return calls
 
-    def _texts(self) -> list[str]:
-        texts = [""] * self._choices
+    def _answers(self) -> tuple[list[str], list[str]]:
+        """The texts with their finish reasons; that of a refusal is FILTERED, since no check is made of it either."""
+        texts, finishes = [""] * self._choices, list(self._finishes)
         for delta in unpacked(self.seq, self._record):
             texts[delta.index] += delta.text
-        return texts
+            if delta.extras and delta.extras.get("delta", {}).get("refusal"):
+                finishes[delta.index] = FILTERED
+        return texts, finishes
 
     def stop(self, state: JobState, failure: Failure, by: str = "") -> None:
         """End the job early: submit and show nothing more. The first reason stands. The engine still delivers the last

@@ -264,7 +264,7 @@ def _override_body() -> Schema:
 
 
 def _answer(kind: str, **said: Schema) -> Schema:
-    reason = word_of("stop", "length", "tool_calls")
+    reason = word_of("stop", "length", "tool_calls", "content_filter")
     choice = object_of(index=INTEGER, **said, logprobs=maybe(FREE), finish_reason=reason)
     answer = object_of(
         id=STRING,

@@ -25,11 +25,12 @@ class CallChunkRenderer(ChunkRenderer):
         if delta.served_by:
             self._servers[delta.index] = delta.served_by
         parts = self._parts.of(delta)
+        further = self._extras(replace(delta, text="", logprobs=())) if delta.extras else b""
         if not self._logprobs:
-            return b"".join([self._part(delta, part) for part in parts])
+            return b"".join([self._part(delta, part) for part in parts]) + further
         rest = [self._part(delta, part) for part in parts[:-1]]
         last = parts[-1] if parts else AnswerPart(SAID, None, "")
-        return b"".join([*rest, self._part(delta, last, delta.logprobs)])
+        return b"".join([*rest, self._part(delta, last, delta.logprobs), further])
 
     @property
     def plain(self) -> None:
@@ -40,7 +41,7 @@ class CallChunkRenderer(ChunkRenderer):
         """Render a part of a delta; its last one has the log-probabilities of all of it."""
         index = delta.index
         if part.call == SAID:
-            return super().delta(replace(delta, text=part.text, logprobs=logprobs, served_by=""))
+            return super().delta(replace(delta, text=part.text, logprobs=logprobs, served_by="", extras={}))
         first = self._prefix[index] is not self._later[index]
         self._prefix[index] = self._later[index]
         said: dict[str, Any] = {"role": "assistant", "content": None} if first else {}

@@ -65,6 +65,8 @@ def delta_event(facts: Facts, event_id: Cursor, delta: Delta, parts: Iterable[An
         data["served_by"] = delta.served_by
     if parts is not None:
         data |= event_data(facts.job, delta.index, parts)
+    if delta.extras:
+        data["extras"] = delta.extras
     if facts.logprobs:
         data["logprobs"] = chat_logprobs(delta.logprobs)["content"]
     return JobEvent("delta", event_id, data)

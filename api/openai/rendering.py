@@ -18,9 +18,10 @@ from api.openai import cursor
 from api.openai.cursor import Cursor
 from api.openai.job_errors import from_terminal
 from api.openai.logprobs import chat_logprobs, text_logprobs
-from api.openai.tool_calls import message_of
+from api.openai.tool_calls import message_of, plain_message
 from api.openai.wait import Wait, wait_fields
 from penstock.engine import Logprob, ModelCard
+from penstock.extras import Extras, merged
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Endpoint, Job, JobState, PastAttempt
@@ -30,6 +31,7 @@ from streaming.jobs.terminal import Terminal, Usage
 from streaming.priority import Priority
 
 DONE = b"data: [DONE]\n\n"
+NO_EXTRAS: Extras = {}
 
 TIER = {Priority.INTERACTIVE: "priority", Priority.STANDARD: "default", Priority.BATCH: "flex"}
 """The `service_tier` reported for each lane."""
@@ -135,6 +137,7 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
         raise from_terminal(terminal)
     texts: list[list[str]] = [[] for _ in range(facts.choices)]
     logprobs: list[list[Logprob]] = [[] for _ in texts]
+    extras: list[list[Extras]] = [[] for _ in texts]
     for first in range(0, len(deltas), ROWS_PER_SLICE):
         if first:
             yield
@@ -142,26 +145,36 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
             texts[delta.index].append(delta.text)
             if delta.logprobs:
                 logprobs[delta.index].extend(delta.logprobs)
-    choices = []
+            if delta.extras:
+                extras[delta.index].append(delta.extras)
+    choices, of_chunks = [], {}
     joined = 0
     for index, parts in enumerate(texts):
         joined += len(parts)
         if joined > ROWS_PER_SLICE:
             joined = 0
             yield
-        content = _content(facts, index, parts)
+        found = merged(extras[index]) if extras[index] else NO_EXTRAS
+        of_chunks |= found.get("chunk", NO_EXTRAS)
+        content = {**found.get("choice", NO_EXTRAS), **_content(facts, index, parts, found)}
         detail = (yield from _logprobs(facts, logprobs[index])) if facts.logprobs else None
         choices.append({"index": index, **content, "logprobs": detail, "finish_reason": _finish(terminal, index)})
     head = facts.head("chat.completion" if facts.chat else "text_completion")
-    return {**head, "choices": choices, "usage": usage_object(terminal.usage), **_other_servers(facts, terminal)}
+    return {
+        **of_chunks,
+        **head,
+        "choices": choices,
+        "usage": usage_object(terminal.usage),
+        **_other_servers(facts, terminal),
+    }
 
 
-def _content(facts: Facts, index: int, texts: Sequence[str]) -> dict[str, Any]:
+def _content(facts: Facts, index: int, texts: Sequence[str], extras: Extras) -> dict[str, Any]:
     """Render what a choice says, given in pieces."""
     if facts.parted:
-        return {"message": message_of(facts.job, index, texts)}
+        return {"message": message_of(facts.job, index, texts, extras)}
     text = "".join(texts)
-    return {"message": {"role": "assistant", "content": text, "refusal": None}} if facts.chat else {"text": text}
+    return {"message": plain_message(text, extras)} if facts.chat else {"text": text}
 
 
 def _logprobs(facts: Facts, logprobs: Sequence[Logprob]) -> Sliced[dict[str, Any]]:
@@ -215,6 +228,8 @@ class ChunkRenderer:
         text, index = delta.text, delta.index
         if delta.served_by:
             self._servers[index] = delta.served_by
+        if delta.extras:
+            return self._extras(delta)
         if not text and not delta.logprobs:
             return b""
         prefix = self._prefix[index]
@@ -223,6 +238,27 @@ class ChunkRenderer:
         if index in self._servers:
             end = end[: -len(self._tail)] + self._tail_of(index)
         return prefix + to_json(text) + end
+
+    def _extras(self, delta: Delta) -> bytes:
+        """Render a delta with what its server says beside it; b"" if nothing of that has a place in a stream."""
+        extras, index = delta.extras, delta.index
+        fields = extras.get("delta", NO_EXTRAS) if self._facts.chat else NO_EXTRAS
+        of_choice, of_chunk = extras.get("choice", NO_EXTRAS), extras.get("chunk", NO_EXTRAS)
+        if not (delta.text or delta.logprobs or fields or of_choice or of_chunk):
+            return b""
+        first = self._prefix[index] is not self._later[index]
+        self._prefix[index] = self._later[index]
+        said: dict[str, Any] = {"text": delta.text}
+        if self._facts.chat:
+            role = {"role": "assistant"} if first else {}
+            said = {"delta": role | ({"content": delta.text} if delta.text else {}) | fields}
+        detail = None
+        if delta.logprobs:
+            detail = self._facts.logprobs_object(delta.logprobs, self._offset[index])
+            self._offset[index] += sum(len(each.token) for each in delta.logprobs)
+        choice = {**of_choice, "index": index, **said, "logprobs": detail, "finish_reason": None}
+        tail = self._tail_of(index)
+        return self._head + to_json(choice) + (b"]," + to_json(of_chunk)[1:-1] + tail[1:] if of_chunk else tail)
 
     @property
     def plain(self) -> tuple[bytes, bytes] | None:

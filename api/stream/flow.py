@@ -7,6 +7,7 @@ it costs as much as the work. So this state is one small object; the Reply handl
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from api.openai.rendering import encode_json, on_one_line
@@ -27,7 +28,7 @@ class TokenTimes(Protocol):
 class TokenFlow:
     """Token writer of a stream with one choice and without log-probabilities, after its first token."""
 
-    __slots__ = ("_after", "_around", "_before", "_transport", "histogram", "last", "paused", "unwritten")
+    __slots__ = ("_after", "_around", "_before", "_render", "_transport", "histogram", "last", "paused", "unwritten")
 
     def __init__(self, histogram: TokenTimes) -> None:
         self.histogram = histogram
@@ -38,8 +39,10 @@ class TokenFlow:
         self.paused = False
         """The connection's write buffer is full."""
 
-    def start(self, connection: Connection, before: bytes, after: bytes) -> None:
-        """Start writing to a connection; `before` and `after` are the constant JSON around each delta's text."""
+    def start(self, connection: Connection, before: bytes, after: bytes, render: Callable[[Delta], bytes]) -> None:
+        """Start writing to a connection; `before` and `after` are the constant JSON around each delta's text, and
+        `render` renders a delta that has more than its text."""
+        self._render = render
         self._transport: asyncio.Transport = connection.transport
         self._before, self._after = before, after + CHUNK_END
         self._around = len(before) + len(after)
@@ -49,6 +52,8 @@ class TokenFlow:
         """Write a delta that arrived at `now`; called for every token. False: it is in `unwritten` instead."""
         self.histogram.observe_equal(now - self.last, row.n or 1)  # as `inter_token_latency` has it
         self.last = now
+        if row.extras:
+            return self._write_rendered(self._render(row))
         content = row.text
         if not content:
             return True
@@ -64,6 +69,14 @@ class TokenFlow:
             transport.write(b"".join((head, self._before, text, self._after)))
         return True
 
+    def _write_rendered(self, data: bytes) -> bool:
+        if self.paused:
+            self.unwritten = data
+            return False
+        if data and not self._transport.is_closing():
+            self._transport.write(b"".join((chunk_head(len(data)), data, CHUNK_END)))
+        return True
+
 
 class NumberedFlow(TokenFlow):
     """The same for a response, whose events are numbered and whose text its last events repeat."""
@@ -74,14 +87,16 @@ class NumberedFlow(TokenFlow):
         super().__init__(histogram)
         self._sequence = sequence
 
-    def start(self, connection: Connection, before: bytes, after: bytes) -> None:
+    def start(self, connection: Connection, before: bytes, after: bytes, render: Callable[[Delta], bytes]) -> None:
         """Start writing; `after` has %d where the number of the event goes."""
-        super().start(connection, before, b"")
+        super().start(connection, before, b"", render)
         self._around, self._end = len(before) - len(CHUNK_END), after + CHUNK_END
 
     def write(self, row: Delta, now: float) -> bool:
         self.histogram.observe_equal(now - self.last, row.n or 1)
         self.last = now
+        if row.extras:
+            return self._write_rendered(self._render(row))
         content = row.text
         if not content:
             return True

@@ -306,7 +306,7 @@ class StreamReply(Reply):
         self._unwritten, self._flow.unwritten = self._unwritten or self._flow.unwritten, b""
 
     def _start_flow(self, connection: Connection, before: bytes, after: bytes) -> Flow:
-        self._flow.start(connection, before, after)
+        self._flow.start(connection, before, after, self._renderer.delta)
         return self._flow.write
 
     def _ping_if_idle(self) -> None:

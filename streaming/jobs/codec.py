@@ -93,7 +93,7 @@ encode_plain: Callable[[PlainDelta], bytes] = _ENCODER.encode
 
 def encode_delta(delta: Delta) -> bytes:
     """A delta in its shortest form."""
-    if delta.served_by:
+    if delta.served_by or delta.extras:
         return _ENCODER.encode(delta)
     row, prompt = delta, delta.prompt
     if prompt is not None:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from penstock.engine import Logprob
+from penstock.extras import Extras
 
 MAX_ROWS_PER_FRAME = 1000
 """Deltas that are logged again in one frame, by a checkpoint or in a parked log: a reader decodes it in a few
@@ -79,16 +80,18 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     n: int
     """How many tokens these are (may exceed len(ids))."""
     finish: str = ""
-    """"stop" or "length" when this delta ends its choice."""
+    """"stop", "length" or "content_filter" when this delta ends its choice."""
     logprobs: tuple[Logprob, ...] = ()
     prompt: tuple[int, int] | None = None
     """Tokens of the choice's prompt, and how many of them were cached; only in the first delta of a choice."""
     served_by: str = ""
     """The model that gave the choice, if it is another one than asked for; only in the first delta of the choice."""
+    extras: Extras = {}
+    """As in penstock.engine.Piece."""
 
 
 class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A Delta without `prompt` and `served_by`, as nearly all of them are written: read, it is one. Fields as there."""
+    """A Delta without `prompt`, `served_by` and `extras`, as nearly all are written: read, it is one."""
 
     stream: int
     seq: int
@@ -101,7 +104,7 @@ class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CountedDelta(PlainDelta, frozen=True, array_like=True, gc=False):
-    """A Delta without `served_by`, as the first of a choice is nearly always written."""
+    """A Delta without `served_by` and `extras`, as the first of a choice is nearly always written."""
 
     prompt: tuple[int, int] | None = None
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from penstock.engine import Failure
 from penstock.tools import Call, Tools, read_answer
-from workers.engines.constraint import begins_json
+from workers.engines.constraint import FILTERED, begins_json
 
 
 class FoundCalls(NamedTuple):
@@ -23,13 +23,14 @@ class FoundCalls(NamedTuple):
 
 
 def check_calls(texts: Sequence[str], finishes: Sequence[str], tools: Tools) -> FoundCalls | Failure:
-    """Read the answers of a job that is over. `finishes`: the finish reason of each; "length" means that it was cut."""
+    """Read the answers of a job that is over. `finishes`: the finish reason of each; FILTERED
+    and "length" mean that it was cut."""
     strict = {tool.name for tool in tools.offered if tool.strict}
     found = FoundCalls(frozenset(), {})
     choices = set[int]()
     for index, (text, finish) in enumerate(zip(texts, finishes, strict=True)):
         calls = read_answer((text,)).calls
-        cut = finish == "length"
+        cut = finish in ("length", FILTERED)
         if problem := _problem(calls, tools, cut=cut):
             return violated(problem)
         if calls:

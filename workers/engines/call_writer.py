@@ -7,8 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.extras import Extras, joined_fields
 from penstock.tools import TEXT, opened, without_marks
 
+READ = frozenset({"id", "index", "type", "function", "name", "arguments"})
+"""Fields of a call and of its function that are no extras."""
+CALL_ID = re.compile(r"[\x21-\x7e]{1,128}")
+"""An id of a server that a client can send back."""
 NOTHING = "{}"
 """The arguments of a call that gives none."""
 
@@ -27,6 +32,12 @@ class DeltaWriter:
         """Whether the open call has arguments."""
         self._index: Any = None
         self._id = ""
+        self._ids = set[str]()
+        """The ids of all calls."""
+        self._count = 0
+        """Calls that have begun."""
+        self.extras: Extras = {}
+        """Of the calls of the last `write` (penstock/extras.py), with the ids that the server gave them."""
 
     def text(self, content: str) -> str:
         """The text of a chunk's content."""
@@ -39,6 +50,7 @@ class DeltaWriter:
         """The text of a chunk's calls. Raises ValueError if it is malformed or goes back to an earlier call."""
         if not isinstance(calls, Sequence) or isinstance(calls, str):
             raise ValueError("tool_calls is no list")
+        self.extras = {}
         return "".join([self._write(call) for call in calls])
 
     def end(self) -> str:
@@ -60,10 +72,25 @@ class DeltaWriter:
             text = self.end() + opened(name)
             self._open = self._called = True
             self._index, self._id = call.get("index"), call.get("id") or ""
+            self._count += 1
         elif not self._open or call.get("index", self._index) != self._index:
             raise ValueError("a fragment of a call that is not open")
         self._argued = self._argued or bool(arguments)
+        self._note_extras(call, function, begun=bool(text))
         return text + without_marks(arguments)
+
+    def _note_extras(self, call: dict[str, Any], function: dict[str, Any], *, begun: bool) -> None:
+        found = {name: value for name, value in call.items() if name not in READ and value is not None}
+        of_function = {name: value for name, value in function.items() if name not in READ and value is not None}
+        if of_function:
+            found["function"] = of_function
+        own = call.get("id")
+        if begun and isinstance(own, str) and CALL_ID.fullmatch(own) and own not in self._ids:
+            self._ids.add(own)
+            found["id"] = own
+        if found:
+            number = str(self._count - 1)
+            self.extras[number] = joined_fields(self.extras.get(number, {}), found)
 
     def _begins(self, call: dict[str, Any], name: str) -> bool:
         if not name:

@@ -39,7 +39,7 @@ STALL_TIMEOUT_S = 600.0
 """Without any piece, while requests run: no prompt takes so long."""
 COUNTS = ("running", "waiting", "kv_tokens", "kv_used", "kv_pinned", "evictions", "miscounted", "steps")
 """Fields of Stats that cannot be negative."""
-FINISHES = ("", "stop", "length", "cancelled", RETURNED)
+FINISHES = ("", "stop", "length", "content_filter", "cancelled", RETURNED)
 FAILED = Failure("engine_error", "The engine raised an error for this request.", 500)
 EXCESS = Failure("engine_error", "The engine generated more tokens for this request than its max_tokens.", 500)
 

@@ -9,6 +9,8 @@ import pydantic_core
 from penstock.engine import Failure
 from penstock.tools import read_answer
 
+FILTERED = "content_filter"
+"""Finish reason of an answer that a filter, or the model itself, has ended: no check is made of it."""
 _TRUNCATED = "EOF while parsing"
 _UNDECIDED = ("recursion limit", "number out of range", "hex escape", "surrogate")
 """Parser errors about limits or Unicode. They do not show whether the text follows the JSON grammar."""
@@ -40,7 +42,8 @@ def complete_texts(
     """The texts to validate against the schema; a failure if a cut text is not even a prefix of JSON.
 
     Args:
-        finishes: the finish reason of each text; "length" means that the text was cut.
+        finishes: the finish reason of each text; "length" means that the text was cut, and FILTERED that it is what the
+            model or a filter says instead of an answer.
         stops: the request has stop strings, which may cut a text too.
         parted: the texts may have reasoning, or calls; those with calls need no other text.
     """
@@ -48,6 +51,8 @@ def complete_texts(
     said = [(each.text, finish) for each, finish in zip(answers, finishes, strict=False) if not each.calls]
     complete = []
     for text, finish in said if parted else zip(texts, finishes, strict=True):
+        if finish == FILTERED:
+            continue
         if (finish == "stop" and not stops) or is_whole(text):
             complete.append(text)
         elif not begins_json(text):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from penstock.engine import Piece
+from penstock.extras import merged
 
 
 class StopMatcher:
@@ -127,4 +128,5 @@ def joined(request_id: str, pieces: Iterable[Piece]) -> Piece:
         ids=tuple(number for piece in pieces for number in piece.ids),
         n=sum(piece.n for piece in pieces),
         logprobs=tuple(logprob for piece in pieces for logprob in piece.logprobs),
+        extras=merged([piece.extras for piece in pieces if piece.extras]),
     )

@@ -61,12 +61,13 @@ def response_schemas() -> dict[str, Schema]:
 def _item(*kinds: str, role: Schema) -> Schema:
     part = object_of(type=word_of(*kinds), text=STRING)
     part["properties"] |= {"annotations": list_of(FREE), "logprobs": list_of(FREE)}
+    refused = object_of(type=word_of("refusal"), refusal=STRING)
     return object_of(
         id=STRING,
         type=word_of("message"),
         status=word_of("in_progress", "completed", "incomplete"),
         role=role,
-        content=list_of(part),
+        content=list_of({"anyOf": [part, refused]} if "output_text" in kinds else part),
     )
 
 
@@ -87,7 +88,7 @@ def _response() -> Schema:
         status=word_of("queued", "in_progress", "completed", "failed", "cancelled", "incomplete"),
         background=BOOLEAN,
         error=maybe(object_of(code=word_of("server_error", "invalid_prompt"), message=STRING)),
-        incomplete_details=maybe(object_of(reason=word_of("max_output_tokens"))),
+        incomplete_details=maybe(object_of(reason=word_of("max_output_tokens", "content_filter"))),
         instructions=maybe(STRING),
         max_output_tokens=maybe(INTEGER),
         max_tool_calls=maybe(INTEGER),

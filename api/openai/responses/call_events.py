@@ -8,7 +8,7 @@ from api.openai.rendering import DONE
 from api.openai.responses.answer_items import AnswerItem, AnswerItems
 from api.openai.responses.events import LAST_EVENT, START, EventSequence
 from api.openai.responses.object import ResponseFacts, outcome
-from penstock.tools import REASONED, SAID
+from penstock.tools import REASONED, REFUSED, SAID
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Terminal
@@ -32,7 +32,7 @@ class CallEventSequence(EventSequence):
 
     def delta(self, row: Delta) -> bytes:
         data = b""
-        for item, part, begins in self._answer.feed(row.text):
+        for item, part, begins in self._answer.feed(row):
             if begins:
                 data += self._begin(item)
             if part.text:
@@ -82,7 +82,8 @@ class CallEventSequence(EventSequence):
         at = len(self._answer.items) - 1 if at is None else at
         place, text = self._at(item, at), item.text
         if item.number < 0:
-            data = self._event(f"{_kind(item)}.done", **place, text=text, **self._logprobs_of(item))
+            said = {"refusal" if item.number == REFUSED else "text": text}
+            data = self._event(f"{_kind(item)}.done", **place, **said, **self._logprobs_of(item))
             data += self._event("response.content_part.done", **place, part=item.part(text))
         else:
             data = self._event("response.function_call_arguments.done", **place, name=item.name, arguments=text)
@@ -102,6 +103,8 @@ class CallEventSequence(EventSequence):
 
 def _kind(item: AnswerItem) -> str:
     """What the events of an item's text are called."""
+    if item.number == REFUSED:
+        return "response.refusal"
     if item.number == REASONED:
         return "response.reasoning_text"
     return "response.output_text" if item.number == SAID else "response.function_call_arguments"

@@ -15,8 +15,9 @@ import msgspec
 from api.openai.errors import ApiError
 from api.openai.logprobs import token_logprobs
 from api.openai.rendering import DONE, to_json
-from api.openai.responses.items import output_item, output_text
+from api.openai.responses.items import output_item, output_text, refusal_part
 from api.openai.responses.object import Outcome, ResponseFacts, Status, error_object, outcome
+from penstock.extras import Extras
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Terminal
@@ -44,7 +45,7 @@ class EventSequence:
     """
 
     __slots__ = (
-        *("_after", "_delta_start", "_facts", "_logprobs", "_open", "_running", "number"),
+        *("_after", "_delta_start", "_facts", "_logprobs", "_open", "_parts", "_refusal", "_running", "number"),
         *("output_index", "text"),
     )
 
@@ -58,6 +59,10 @@ class EventSequence:
         """The open item's text as JSON, without its quotes: encoded once, though the end of an item repeats it."""
         self._logprobs = bytearray()
         """Likewise, its tokens' log-probabilities without the brackets."""
+        self._refusal = ""
+        """The open item's refusal."""
+        self._parts: list[str] = []
+        """Kinds of the open item's parts, in their order."""
         self._open = self._running = False
         self._delta_start = b""
 
@@ -70,7 +75,11 @@ class EventSequence:
     def plain(self) -> tuple[bytes, bytes] | None:
         """The constant bytes before the text of every further delta, and those after it, with %d for the number; None
         if they are not constant."""
-        if not self._open or self.number <= self._after or self._facts.job.sampling.logprobs is not None:
+        if (
+            "output_text" not in self._parts
+            or self.number <= self._after
+            or self._facts.job.sampling.logprobs is not None
+        ):
             return None
         return self._delta_start, PLAIN_END
 
@@ -91,9 +100,10 @@ class EventSequence:
 
     def delta(self, row: Delta) -> bytes:
         """Render a delta; b"" while its tokens are only part of a character."""
+        refused = self._refuse(row.extras) if row.extras else b""
         if not row.text and not row.logprobs:
-            return b""
-        data = b"" if self._open else self._begin_item()
+            return refused
+        data = refused if "output_text" in self._parts else refused + self._begin_text()
         text, logprobs = to_json(row.text), b"[]"
         self.text += text[1:-1]
         if row.logprobs:
@@ -102,6 +112,17 @@ class EventSequence:
         number = self.number
         self.number += 1
         return data if number <= self._after else data + self._delta_start + text + DELTA_END % (logprobs, number)
+
+    def _refuse(self, extras: Extras) -> bytes:
+        """Render the refusal of a delta, which is a part of its own."""
+        said = extras.get("delta", {}).get("refusal")
+        if not isinstance(said, str) or not said:
+            return b""
+        data = b"" if self._open else self._begin_item()
+        if not self._refusal:
+            data += self._begin_part("refusal")
+        self._refusal += said
+        return data + self._event("response.refusal.delta", **self._place("refusal"), delta=said)
 
     def deltas(self, rows: Iterable[Delta]) -> bytes:
         """Render several deltas."""
@@ -113,7 +134,7 @@ class EventSequence:
             return b""
         data = self._end_item("incomplete")
         self.output_index += 1
-        self._open = False
+        self._open, self._parts, self._refusal = False, [], ""
         self.text, self._logprobs = bytearray(), bytearray()
         return data
 
@@ -122,12 +143,12 @@ class EventSequence:
         ended = outcome(terminal)
         data = self.running()
         if not self._open and terminal.state is JobState.COMPLETED:
-            data += self._begin_item()
+            data += self._begin_text()
         output = list[Any]()
         if self._open:
             status = "completed" if ended.status == "completed" else "incomplete"
             data += self._end_item(status)
-            output.append(self._item(status, [self._part()]))
+            output.append(self._item(status, self._content()))
         found = self._facts.object(ended.status, output=output, terminal=terminal, ended=ended)
         return data + self._event(LAST_EVENT[ended.status], response=found) + DONE
 
@@ -142,27 +163,34 @@ class EventSequence:
 
     def _begin_item(self) -> bytes:
         running, self._open = self.running(), True
-        head = to_json({"type": DELTA.decode(), **self._place(), "delta": ""})
-        self._delta_start = b"event: " + DELTA + b"\ndata: " + head[: -len(b'""}')]
         item, index = self._item("in_progress", ()), self.output_index
-        added = self._event("response.output_item.added", output_index=index, item=item)
-        part = self._event("response.content_part.added", **self._place(), part=output_text(""))
-        return running + added + part
+        return running + self._event("response.output_item.added", output_index=index, item=item)
+
+    def _begin_part(self, kind: str) -> bytes:
+        self._parts.append(kind)
+        part = output_text("") if kind == "output_text" else refusal_part("")
+        return self._event("response.content_part.added", **self._place(kind), part=part)
+
+    def _begin_text(self) -> bytes:
+        data = (b"" if self._open else self._begin_item()) + self._begin_part("output_text")
+        head = to_json({"type": DELTA.decode(), **self._place("output_text"), "delta": ""})
+        self._delta_start = b"event: " + DELTA + b"\ndata: " + head[: -len(b'""}')]
+        return data
 
     def _end_item(self, status: str) -> bytes:
-        part, item = self._part(), self._item(status, [self._part()])
-        done = {"text": part["text"], "logprobs": part["logprobs"]}
-        return b"".join(
-            (
-                self._event("response.output_text.done", **self._place(), **done),
-                self._event("response.content_part.done", **self._place(), part=part),
-                self._event("response.output_item.done", output_index=self.output_index, item=item),
-            )
-        )
+        item, data = self._item(status, self._content()), b""
+        for kind, part in zip(self._parts, self._content(), strict=True):
+            done = {name: value for name, value in part.items() if name in ("text", "logprobs", "refusal")}
+            data += self._event(f"response.{kind}.done", **self._place(kind), **done)
+            data += self._event("response.content_part.done", **self._place(kind), part=part)
+        return data + self._event("response.output_item.done", output_index=self.output_index, item=item)
 
-    def _place(self) -> dict[str, Any]:
-        item_id = self._facts.item_id(self.output_index)
-        return {"item_id": item_id, "output_index": self.output_index, "content_index": 0}
+    def _place(self, kind: str) -> dict[str, Any]:
+        item_id, index = self._facts.item_id(self.output_index), self._parts.index(kind)
+        return {"item_id": item_id, "output_index": self.output_index, "content_index": index}
+
+    def _content(self) -> list[dict[str, Any]]:
+        return [self._part() if kind == "output_text" else refusal_part(self._refusal) for kind in self._parts]
 
     def _part(self) -> dict[str, Any]:
         return output_text(msgspec.Raw(b'"%b"' % bytes(self.text)), msgspec.Raw(b"[%b]" % bytes(self._logprobs)))

@@ -193,6 +193,11 @@ def output_text(text: Any, logprobs: Any = ()) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
+def refusal_part(text: str) -> dict[str, Any]:
+    """Render a refusal as a part of an answer."""
+    return {"type": "refusal", "refusal": text}
+
+
 def output_item(item_id: str, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Render an item of an answer; `status` is in_progress, completed or incomplete."""
     return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": list(content)}

@@ -12,7 +12,7 @@ from api.openai.logprobs import token_logprobs
 from api.openai.rendering import TIER
 from api.openai.responses.answer_items import answer_output
 from api.openai.responses.ids import output_item_id, response_id
-from api.openai.responses.items import output_item, output_text
+from api.openai.responses.items import output_item, output_text, refusal_part
 from penstock.engine import Logprob
 from runtime.turns import ROWS_PER_SLICE, Sliced
 from streaming.jobs.frames import Delta
@@ -37,6 +37,8 @@ class Outcome(NamedTuple):
 def outcome(terminal: Terminal) -> Outcome:
     """Return how the response of a job ended."""
     match terminal.state:
+        case JobState.COMPLETED if "content_filter" in terminal.finishes:
+            return Outcome("incomplete", {"reason": "content_filter"})
         case JobState.COMPLETED if "length" in terminal.finishes:
             return Outcome("incomplete", {"reason": "max_output_tokens"})
         case JobState.COMPLETED:
@@ -134,11 +136,10 @@ def ended_response(
     number of texts that were given up before it."""
     ended = outcome(terminal)
     if facts.job.parted:
-        output = answer_output(
-            facts.job.id, [row.text for row in rows], output_index, completed=ended.status == "completed"
-        )
+        output = answer_output(facts.job.id, rows, output_index, completed=ended.status == "completed")
         return facts.object(ended.status, output=output, terminal=terminal, ended=ended)
     texts: list[str] = []
+    refusals: list[str] = []
     logprobs: list[Logprob] = []
     for first in range(0, len(rows), ROWS_PER_SLICE):
         if first:
@@ -146,9 +147,12 @@ def ended_response(
         for row in rows[first : first + ROWS_PER_SLICE]:
             texts.append(row.text)
             logprobs.extend(row.logprobs)
-    text, output = "".join(texts), list[dict[str, Any]]()
-    if text or terminal.state is JobState.COMPLETED:
-        part = output_text(text, token_logprobs(logprobs))
+            if row.extras and isinstance(said := row.extras.get("delta", {}).get("refusal"), str):
+                refusals.append(said)
+    text, refused, output = "".join(texts), "".join(refusals), list[dict[str, Any]]()
+    if text or refused or terminal.state is JobState.COMPLETED:
+        parts = [output_text(text, token_logprobs(logprobs))] if text or not refused else []
+        parts += [refusal_part(refused)] if refused else []
         status = "completed" if ended.status == "completed" else "incomplete"
-        output.append(output_item(facts.item_id(output_index), status, [part]))
+        output.append(output_item(facts.item_id(output_index), status, parts))
     return facts.object(ended.status, output=output, terminal=terminal, ended=ended)

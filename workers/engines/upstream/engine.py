@@ -55,6 +55,8 @@ the queue between them change nothing, and a server that takes no connection doe
 MAX_RESTARTS = 10
 """An answer that no server could continue so often, and that began again each time, fails when servers fail it once
 more."""
+MAX_BARE_ENDS = 2
+"""A server that has ended so many replies in a row without a finish reason gives none."""
 MAX_HELD = 256
 """Requests that wait in the engine for the servers of one model while those of another are there."""
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 5.0
@@ -303,8 +305,8 @@ class UpstreamEngine:
         """The last piece, if the request ends with this outcome; None: it is sent again."""
         if generation.cancelled or outcome.end is End.CANCELLED:
             return generation.last("cancelled")
-        if outcome.end is End.DONE:
-            return generation.last(outcome.finish)
+        if outcome.end is End.DONE or self._is_bare_end(generation, outcome):
+            return generation.last(outcome.finish or ("length" if generation.is_spent else "stop"))
         if outcome.end is End.FAILED:
             return generation.last(failure=outcome.failure)
         if outcome.end is End.RESTART:
@@ -315,6 +317,13 @@ class UpstreamEngine:
         if counts.breaks >= MAX_BREAKS or (counts.restarts >= MAX_RESTARTS and outcome.sent):
             return generation.last(failure=outcome.failure)
         return None
+
+    def _is_bare_end(self, generation: UpstreamGeneration, outcome: ReplyOutcome) -> bool:
+        """Whether an answer without a finish reason counts as complete: its server has nothing to add to it, or gives
+        no finish reasons and cannot continue it."""
+        if outcome.end is End.RESTART:
+            return generation.bare_ends >= MAX_BARE_ENDS
+        return outcome.bare and generation.is_bare_end
 
     def _left_s(self, generation: UpstreamGeneration) -> float | None:
         """Seconds until a request that limits of servers hold fails; None: none has refused it since its last token."""

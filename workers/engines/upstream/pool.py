@@ -12,6 +12,7 @@ from penstock.engine import ModelCard, Piece
 from workers.engines.upstream.exchange import UpstreamExchange
 from workers.engines.upstream.fallback import PoolState, size_of
 from workers.engines.upstream.model import UpstreamModel
+from workers.engines.upstream.places.breaker import ANSWERS_S
 from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
 from workers.engines.upstream.places.limits import REFUSED_S
 from workers.engines.upstream.places.places import MAX_SLEEP_S, ServerPlaces
@@ -188,6 +189,11 @@ class ServerPool:
     def _learn(self, generation: UpstreamGeneration, place: ServerPlace, outcome: ReplyOutcome) -> None:
         """Tell breaker, budget and key how a reply ended."""
         endpoint, now = place.endpoint, time.monotonic()
+        if outcome.bare:
+            endpoint.bare_ends += 1
+            generation.bare_ends = endpoint.bare_ends
+        elif outcome.end is End.DONE and not generation.is_over:
+            endpoint.bare_ends = 0
         if outcome.end is End.DONE:
             endpoint.breaker.succeed()
             endpoint.budget.note_success()
@@ -197,14 +203,16 @@ class ServerPool:
             log.warning("%s broke an answer: %s", endpoint.url, outcome.reason, extra={"request": generation.id})
             if not outcome.malformed:
                 answered_at = self.exchange.answered_at(endpoint.url)
-                endpoint.fail(outcome.reason, down=not outcome.sent, answered_at=answered_at)
+                name = generation.request.text_id or generation.id
+                endpoint.fail(outcome.reason, request=name, down=not outcome.sent, answered_at=answered_at)
         elif outcome.end is End.FAILED:  # by the request's own fault, so the server is well
             endpoint.breaker.succeed()
         elif outcome.end is End.BUSY:
             generation.note_busy(outcome, now)
             self._hold(generation, place, outcome, now)
-            if outcome.status != 429 and generation.refusals >= MAX_REFUSALS:  # a gateway without a server, perhaps
-                endpoint.fail(outcome.reason, down=True)
+            answers = self.exchange.answered_at(endpoint.url) > now - ANSWERS_S
+            if outcome.status != 429 and generation.refusals >= MAX_REFUSALS and not answers:
+                endpoint.fail(outcome.reason, down=True)  # a gateway without a server, perhaps
         elif outcome.end is End.KEY:
             log.error("%s does not take the key in %s: %s", endpoint.url, place.key.name or "(none)", outcome.reason)
             place.key.block(REFUSED_S, now)

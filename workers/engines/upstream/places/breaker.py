@@ -1,12 +1,12 @@
 """Circuit breaker of one server: no requests while it is down, and one probe at a time to see whether it is back. Pure.
 
-It opens at once when no connection can be opened, and otherwise after MAX_FAILURES failures in a row. While the server
-does not answer probes, one is due about every second: each costs it one connection, and its return is seen soon. If a
-probe succeeds, the breaker is half-open: requests are sent, and the first that fails opens it again, for twice as long
-each time until an answer is completed. So a server that answers probes and fails requests is left alone.
+It opens at once when no connection can be opened, and otherwise after failures of MAX_FAILURES requests in a row. While
+the server does not answer probes, one is due about every second: each costs it one connection, and its return is seen
+soon. If a probe succeeds, the breaker is half-open: requests are sent, and the first that fails opens it again, for
+twice as long each time until an answer is completed. So a server that answers probes and fails requests is left alone.
 
-Failures while the server gives tokens to other requests are not in a row: they may be the requests' own fault, and one
-tenant's bad requests must not keep a server from the others.
+One request counts once, however often it fails, and failures while the server gives tokens to other requests are not
+in a row: they may be the requests' own fault, and bad requests must not keep a server from the others.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class Breaker:
         """Why it is open; "" while it is closed."""
         self._draw = draw
         self._failures = 0
+        """Requests that have failed in a row."""
+        self._failed: set[str] = set()
+        """Their names."""
         self._failing_since = -math.inf
         self._delay_s = self._lasting_delay_s = MIN_OPEN_S
         self._probe_at = 0.0
@@ -44,7 +47,8 @@ class Breaker:
 
     def succeed(self) -> None:
         """An answer was completed."""
-        self._failures, self.reason, self._probing = 0, "", False
+        self._forget()
+        self.reason, self._probing = "", False
         self._delay_s = self._lasting_delay_s = MIN_OPEN_S
 
     def half_open(self) -> None:
@@ -53,16 +57,28 @@ class Breaker:
             self._failures = MAX_FAILURES - 1
         self.reason, self._probing, self._lasting_delay_s = "", False, MIN_OPEN_S
 
-    def fail(self, reason: str, now: float, *, down: bool = False, answered_at: float = -math.inf) -> None:
-        """A request failed by the server's fault. `down`: it took no connection. `answered_at`: when another request
-        last got a token."""
+    def fail(
+        self, reason: str, now: float, *, request: str = "", down: bool = False, answered_at: float = -math.inf
+    ) -> None:
+        """A request failed by the server's fault.
+
+        Args:
+            request: its name, the same each time it is sent; "": it has none, and counts each time.
+            down: the server took no connection.
+            answered_at: when another request last got a token.
+        """
         if answered_at > min(self._failing_since, now - ANSWERS_S):
-            self._failures = 0
+            self._forget()
         self._failing_since = self._failing_since if self._failures else now
-        self._failures += 1
+        if request not in self._failed:
+            self._failures += 1
+            self._failed |= {request} - {""}
         if self.closed and (down or self._failures >= MAX_FAILURES):
             self.reason, self._probe_at = reason, now + self._delay_s
             self._delay_s = min(2 * self._delay_s, MAX_OPEN_S)
+
+    def _forget(self) -> None:
+        self._failures, self._failed = 0, set()
 
     def fail_probe(self, reason: str, now: float, *, lasting: bool = False) -> None:
         """A probe failed. `lasting`: by what only other settings change, so the next ones are made ever later."""

@@ -50,6 +50,8 @@ class ServerEndpoint:
         self.in_flight = 0
         self.held_until = 0.0
         """Until then no request is sent: the server had no room (monotonic)."""
+        self.bare_ends = 0
+        """Replies in a row that came to their end without a finish reason."""
         self._asked_at = 0.0
 
     @property
@@ -105,10 +107,10 @@ class ServerEndpoint:
         log.exception("%s: a probe cannot read what it says", self.url, exc_info=error)
         return ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
 
-    def fail(self, reason: str, *, down: bool = False, answered_at: float = -math.inf) -> None:
-        """A request failed by this server's fault. `answered_at`: when it last gave another one a token."""
+    def fail(self, reason: str, *, request: str = "", down: bool = False, answered_at: float = -math.inf) -> None:
+        """A request failed by this server's fault. As in Breaker.fail."""
         was_closed = self.breaker.closed
-        self.breaker.fail(reason, time.monotonic(), down=down, answered_at=answered_at)
+        self.breaker.fail(reason, time.monotonic(), request=request, down=down, answered_at=answered_at)
         if was_closed and not self.breaker.closed:
             log.warning("%s gets no requests until it is back: %s", self.url, reason)
 

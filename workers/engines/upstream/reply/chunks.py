@@ -7,6 +7,9 @@ from typing import Annotated, Any
 import msgspec
 
 from penstock.engine import Logprob
+from penstock.extras import Extras
+from workers.engines.upstream.http.errors import error_of
+from workers.engines.upstream.http.sse import PINGS
 
 MAX_TEXT = 1 << 16
 """Characters of one token's text that are taken from log-probabilities."""
@@ -36,15 +39,21 @@ class Progress(msgspec.Struct, gc=False):
 class ChatDelta(msgspec.Struct, gc=False):
     """The news of a chat."""
 
-    content: str | None = None
+    content: str | list[Any] | None = None
+    """A list holds parts, as in a message."""
     reasoning: str | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
     tool_calls: Any = None
+    function_call: Any = None
+    """The older form of one call."""
 
 
 class Choice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: ChatDelta | None = None
+    message: ChatDelta | None = None
+    """Of a whole answer, in place of `delta`."""
     finish_reason: str | None = None
     logprobs: msgspec.Raw = msgspec.Raw(b"null")
     token_ids: list[TokenId] | None = None
@@ -81,8 +90,36 @@ class Uncounted(Chunk, gc=False):
     verbose: Any = msgspec.field(default=None, name="__verbose")
 
 
+class _KnownDelta(ChatDelta, gc=False, forbid_unknown_fields=True):
+    """A delta that has nothing beside the fields that are read, and those that bring nothing."""
+
+    role: msgspec.Raw = msgspec.Raw()
+    annotations: None = None
+    audio: None = None
+
+
+class _KnownChoice(Choice, gc=False, forbid_unknown_fields=True):
+    delta: _KnownDelta | None = None
+    index: msgspec.Raw = msgspec.Raw()
+    stop_reason: None = None
+    matched_stop: None = None
+    native_finish_reason: None = None
+
+
+class _KnownChunk(Chunk, gc=False, forbid_unknown_fields=True):
+    choices: list[_KnownChoice] | None = None  # type: ignore[assignment]
+    id: msgspec.Raw = msgspec.Raw()
+    created: msgspec.Raw = msgspec.Raw()
+    model: msgspec.Raw = msgspec.Raw()
+    system_fingerprint: msgspec.Raw = msgspec.Raw()
+    service_tier: msgspec.Raw = msgspec.Raw()
+    timings: msgspec.Raw = msgspec.Raw()
+
+
 decode = msgspec.json.Decoder(Chunk).decode
 """Raises msgspec.DecodeError, also for values of wrong types and numbers out of bounds."""
+decode_known = msgspec.json.Decoder(_KnownChunk).decode
+"""Like `decode`, of a chunk without extras. Raises msgspec.DecodeError also for one that may have some."""
 _decode_uncounted = msgspec.json.Decoder(Uncounted).decode
 
 
@@ -93,23 +130,98 @@ def decode_uncounted(data: bytes) -> Chunk:
     return chunk
 
 
-def is_error(chunk: Chunk) -> bool:
-    """Whether the chunk tells an error, in any form."""
-    return chunk.error is not None or chunk.object == "error" or (chunk.choices is None and chunk.usage is None)
+def error_in(chunk: Chunk, data: bytes) -> Any:
+    """The decoded chunk if it tells an error, in any form; else None. An object without choices that tells none, such
+    as a ping, is no error."""
+    if not (chunk.error or chunk.object == "error" or (chunk.choices is None and chunk.usage is None)):
+        return None
+    found = decoded(data)
+    return found if error_of(found) is not None else None
+
+
+def is_blank(data: bytes) -> bool:
+    """Whether an event that is no chunk has no place for an answer or an error: a word of PINGS, or JSON that is no
+    object."""
+    if data.lower() in PINGS:
+        return True
+    try:
+        return not isinstance(msgspec.json.decode(data), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def text_of(choice: Choice) -> tuple[str, bool]:
-    """The text of a chunk, and whether its tokens are hidden from it (reasoning, tool calls)."""
+    """The text of a chunk, and whether its tokens are hidden from it (reasoning, refusals, tool calls)."""
     delta = choice.delta
     if delta is None:
         return choice.text or "", False
     text = delta.content or ""
-    return text, not text and bool(delta.reasoning or delta.reasoning_content or delta.tool_calls)
+    if not isinstance(text, str):
+        text = _read_parts(delta, text)
+    return text, not text and bool(
+        delta.reasoning or delta.reasoning_content or delta.refusal or delta.tool_calls or delta.function_call
+    )
+
+
+def _read_parts(delta: ChatDelta, parts: list[Any]) -> str:
+    """The text of content in parts, which the delta then has as its content; reasoning and refusals become fields."""
+    texts = {"text": "", "thinking": "", "refusal": ""}
+    for part in parts:
+        if isinstance(part, str):
+            texts["text"] += part
+        elif isinstance(part, dict):
+            kind = part.get("type") if part.get("type") in ("thinking", "refusal") else "text"
+            said = part.get(kind)
+            for each in said if isinstance(said, list) else (said,):  # Mistral's thinking is a list of texts again
+                each = each.get("text") if isinstance(each, dict) else each  # noqa: PLW2901
+                texts[kind] += each if isinstance(each, str) else ""
+    delta.content = texts["text"]
+    delta.reasoning_content = delta.reasoning_content or texts["thinking"] or None
+    delta.refusal = delta.refusal or texts["refusal"] or None
+    return texts["text"]
 
 
 def calls_of(choice: Choice) -> Any:
     """Its part of calls."""
-    return choice.delta.tool_calls if choice.delta is not None else None
+    delta = choice.delta
+    if delta is None:
+        return None
+    return delta.tool_calls or ([{"index": 0, "function": delta.function_call}] if delta.function_call else None)
+
+
+READ = {
+    "chunk": frozenset({*Chunk.__struct_encode_fields__, *("id", "created", "model", "system_fingerprint"),
+                        *("service_tier", "served_by", "timings")}),
+    "choice": frozenset({*Choice.__struct_encode_fields__, "index"}),
+    "delta": frozenset({*ChatDelta.__struct_encode_fields__, "role"}),
+}  # fmt: skip
+"""Fields that are no extras: they are read, or Penstock gives its own. `timings` would tell what is in the server's
+cache."""
+MAX_EXTRA_LEVELS = 32
+
+
+def extras_of(data: bytes) -> Extras:
+    """The extras of a chunk, without those of its calls."""
+    chunk = decoded(data)
+    choices = chunk.get("choices") if isinstance(chunk, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else {}
+    parts = {"chunk": chunk, "choice": choice, "delta": choice.get("delta") or choice.get("message") or {}}
+    found = {}
+    for place, fields in parts.items():
+        rest = {name: value for name, value in fields.items() if name not in READ[place] and not is_empty(value)}
+        if rest and not _is_deep(rest):
+            found[place] = rest
+    return found
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a field says nothing."""
+    return value is None or value in ("", [], {})
+
+
+def _is_deep(value: Any, levels: int = MAX_EXTRA_LEVELS) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(levels == 0 or _is_deep(each, levels - 1) for each in inner)
 
 
 def decoded(data: bytes) -> Any:

@@ -1,7 +1,8 @@
 """Stream end rules: what completes an answer, what is continued, and what fails for good. Pure.
 
-An answer is complete only by a known good finish reason. `[DONE]` proves nothing, because vLLM and SGLang send it after
-errors too, and its absence after a finish reason is harmless.
+An answer is complete only by a finish reason that does not say that the server was interrupted; a word that nobody
+knows completes it too, because the next reply would end with the same word. `[DONE]` proves nothing, because vLLM and
+SGLang send it after errors too, and its absence after a finish reason is harmless.
 """
 
 from __future__ import annotations
@@ -14,20 +15,16 @@ from typing import Any
 from penstock.engine import Failure
 from workers.engines.upstream.http.errors import KEY_REFUSED, MAX_PARAM, MAX_WORDS, error_of, name_of, plain, without
 
-GOOD = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "stop",
-    "function_call": "stop",
-    "eos_token": "stop",  # TGI
-    "stop_sequence": "stop",
-    "end_turn": "stop",  # gateways in front of Anthropic
-    "max_tokens": "length",
-}
-"""Finish reasons that complete an answer, and ours."""
+LENGTH = frozenset({"length", "max_tokens", "max_length", "max_output_tokens", "model_length", "token_limit",
+                    "model_context_window_exceeded", "context_length_exceeded"})  # fmt: skip
+FILTERED = frozenset({"content_filter", "content_filtered", "safety", "refusal", "recitation", "blocklist", "spii",
+                      "prohibited_content", "guardrail_intervened", "sensitive"})  # fmt: skip
+INTERRUPTED = ("error", "abort", "cancel", "timeout", "fail", "interrupt", "resource", "overload", "unavailable")
+"""Parts of the finish reasons by which a server says that it did not complete the answer."""
+NO_REASON = ("null", "none")
+"""Words that some servers give in place of null."""
 MAX_REASON = 64
-"""Characters of a finish reason."""
-FILTERED = ("content_filter", "safety", "refusal")
+"""Characters of a finish reason that a log shows."""
 
 BUSY = (429, 503, 529)
 LIMITED = (429, 529)
@@ -44,7 +41,7 @@ class End(Enum):
 
     DONE = "done"
     FAILED = "failed"
-    """The job fails, whatever the server: by its own fault or by a content filter."""
+    """The job fails by its own fault, whatever the server."""
     BROKEN = "broken"
     """The server's fault: the request is continued."""
     BUSY = "busy"
@@ -75,6 +72,9 @@ class ReplyOutcome:
     """Whether it broke because nothing came for too long."""
     told: bool = False
     """Whether it broke by an error inside the stream, with which the generation has ended."""
+    bare: bool = False
+    """Whether the stream came to its end and only lacks a finish reason. A server that gives none is believed once it
+    has nothing to add."""
     param: str | None = None
     retry_s: float | None = None
     """Seconds that a busy server asks to wait."""
@@ -87,8 +87,6 @@ class ReplyOutcome:
             said, status = self.words[:MAX_WORDS] or self.reason, self.status if self.status in PASSED_ON else 400
             param = None if self.param is None else self.param[:MAX_PARAM]
             return Failure(code, f"the upstream server refused the request: {said}", status, param)
-        if self.end is End.FAILED:
-            return Failure("content_filter", f"the upstream server ended the answer: {self.reason}", 502)
         return Failure("upstream_error", f"the upstream server failed: {self.reason}", 502)
 
     def without(self, secrets: Iterable[str]) -> ReplyOutcome:
@@ -100,13 +98,18 @@ class ReplyOutcome:
         return replace(self, reason=without(keys, self.reason), words=without(keys, self.words), param=param)
 
 
-def by_finish(reason: str) -> ReplyOutcome:
-    """A stream that gave this finish reason."""
-    if reason in GOOD:
-        return ReplyOutcome(End.DONE, finish=GOOD[reason])
-    if reason in FILTERED:
-        return ReplyOutcome(End.FAILED, f"finish reason {reason}")
-    return ReplyOutcome(End.BROKEN, f"finish reason {reason!r}" if len(reason) <= MAX_REASON else "no finish reason")
+def by_finish(reason: str) -> ReplyOutcome | None:
+    """A stream that gave this finish reason; None if the reason says nothing."""
+    word = reason.lower()
+    if not word or word in NO_REASON:
+        return None
+    if word in LENGTH:
+        return ReplyOutcome(End.DONE, finish="length")
+    if word in FILTERED:
+        return ReplyOutcome(End.DONE, finish="content_filter")
+    if any(part in word for part in INTERRUPTED):
+        return ReplyOutcome(End.BROKEN, f"finish reason {reason[:MAX_REASON]!r}")
+    return ReplyOutcome(End.DONE, finish="stop")
 
 
 def by_status(status: int, body: bytes, decoded: Any) -> ReplyOutcome:
@@ -123,9 +126,9 @@ def by_error(decoded: Any) -> ReplyOutcome:
     return replace(outcome, told=outcome.end is End.BROKEN and name_of(decoded) not in GOING_ON)
 
 
-def by_cut(reason: str, *, sent: bool = True) -> ReplyOutcome:
+def by_cut(reason: str, *, sent: bool = True, bare: bool = False) -> ReplyOutcome:
     """A stream that ended without a finish reason."""
-    return ReplyOutcome(End.BROKEN, reason, sent=sent)
+    return ReplyOutcome(End.BROKEN, reason, sent=sent, bare=bare)
 
 
 def by_malformed(what: str) -> ReplyOutcome:

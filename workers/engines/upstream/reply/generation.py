@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
+from penstock.extras import STATES, Extras, merged
 from penstock.tools import without_marks
 from workers.engines.call_writer import DeltaWriter
 from workers.engines.reasoning import BEGIN, ReasoningMarker, ReasoningWriter, as_written
@@ -19,10 +20,10 @@ from workers.engines.stops import TokenGate, joined
 from workers.engines.upstream.continuation.breaks import BreakCounts
 from workers.engines.upstream.continuation.ladder import FROM_BEGINNING, REPEATED, Row, Rung
 from workers.engines.upstream.http.errors import MAX_WORDS
+from workers.engines.upstream.http.sse import DONE
 from workers.engines.upstream.reply import chunks
-from workers.engines.upstream.reply.chunks import Choice, Chunk
+from workers.engines.upstream.reply.chunks import ChatDelta, Choice, Chunk
 from workers.engines.upstream.reply.endings import (
-    GOOD,
     LIMITED,
     End,
     ReplyOutcome,
@@ -40,7 +41,11 @@ MAX_UNCOUNTED = 64
 MAX_CHARACTERS_PER_TOKEN, MIN_CHARACTERS = 256, 64 << 10
 """An answer is cut beyond so many characters per token of its limit, or beyond the second, if that is more: a server
 may count wrongly. The longest tokens are runs of one character; few answers have a tenth of this on average."""
-DONE = b"[DONE]"
+MAX_EXTRA_BYTES = 1 << 20
+"""Extras of one answer; further ones are dropped."""
+COMPLETE = ("stop", "length", "content_filter")
+"""Finish reasons of answers whose text is all that comes."""
+NO_EXTRAS: Extras = {}
 MISMATCH = "the replay differs from what was shown"
 
 
@@ -51,11 +56,14 @@ class UpstreamGeneration:
         *("request", "id", "rows", "cancelled", "tried", "counts", "refusals", "progress_at", "prompt", "outcome"),
         *("out", "received", "_model", "_unsaid", "_scheduled", "_first", "_prompt_tokens", "_cached", "_told_prompt"),
         *("_began", "_uncounted", "_characters", "_max_characters", "_facts", "_rung", "_expected", "_gate", "_cap"),
-        *("_calls", "_reasoning", "_tags", "_held", "_answer", "miscounted", "left"),
+        *("_calls", "_reasoning", "_tags", "_held", "_answer", "miscounted", "left", "_out_before", "_has_extras"),
+        *("_extra_bytes", "_states", "bare_ends"),
     )
     # An instance with 30 attributes or more gets a dict of its own: see workers/attempt.py.
 
-    def __init__(self, request: Request, now: float, counts: BreakCounts | None = None) -> None:
+    def __init__(  # noqa: PLR0915 - one statement for each attribute
+        self, request: Request, now: float, counts: BreakCounts | None = None
+    ) -> None:
         """`now`: monotonic seconds of its submission; `counts`: of earlier submissions."""
         self.request, self.id = request, request.id
         self.rows: list[Row] = list(request.past)
@@ -106,6 +114,15 @@ class UpstreamGeneration:
         """The answer of a task."""
         self._held: list[Piece] = []
         """Tokens whose text has not come out yet, such as those of an incomplete character."""
+        self._out_before = self.out
+        """Tokens that had come out when this reply began, in whatever way it continues."""
+        self.bare_ends = 0
+        """Replies of the server in a row that ended without a finish reason, if this request's last one did."""
+        self._has_extras = False
+        """Whether the server has sent extra fields, so that each chunk is looked at for them."""
+        self._extra_bytes = 0
+        self._states: Extras = {}
+        """The extras of chunk and choice that have come out, which are told again only if they change."""
 
     @property
     def is_stopped(self) -> bool:
@@ -116,6 +133,18 @@ class UpstreamGeneration:
     def is_over(self) -> bool:
         """Whether nothing more is wanted of a reply that is not at its end."""
         return self._gate.hit or self.out > self._cap or self._characters > self._max_characters
+
+    @property
+    def is_bare_end(self) -> bool:
+        """Whether a reply that came to its end without a finish reason counts as complete: the limit is reached, or
+        there was nothing to add to what an earlier reply has given."""
+        return bool(self.rows) and (self.out == self._out_before or self.is_spent)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it has as many tokens as it may."""
+        limit = self.request.sampling.max_tokens
+        return limit is not None and self.out >= limit
 
     @property
     def text(self) -> str:
@@ -178,12 +207,13 @@ class UpstreamGeneration:
 
     def begin(self, facts: ServerFacts, rung: Rung, now: float) -> None:
         """A new reply begins, `now` in monotonic seconds."""
-        self._facts, self._rung, self.outcome = facts, rung, None
+        self._facts, self._rung, self.outcome, self.bare_ends = facts, rung, None, 0
         self.progress_at, self.miscounted = now, False
         self._scheduled = self._scheduled or now
         shown = self.text
         self._expected = self.written(facts) if rung in REPEATED else ""
         self._began = 0 if rung in FROM_BEGINNING else self.out
+        self._out_before = self.out
         self.received = 0
         self._gate = TokenGate(self.request.sampling.stop, shown)
         self._held.clear()
@@ -202,15 +232,18 @@ class UpstreamGeneration:
         """Turn one chunk into a piece, if it brings anything. `outcome` is set when it says how the reply ends."""
         finished = self.outcome  # of an earlier chunk: the answer is complete, whatever comes now
         if data == DONE:
-            self.outcome = finished or by_cut("[DONE] without a finish reason")
+            self.outcome = finished or by_cut("[DONE] without a finish reason", bare=True)
             return None
         try:
             chunk = self._read(data)
-            if chunks.is_error(chunk):
-                self.outcome = finished or by_error(chunks.decoded(data))
+            if (chunk.error or not chunk.choices) and (error := chunks.error_in(chunk, data)) is not None:
+                self.outcome = finished or by_error(error)
                 return None
-            return self._piece(chunk, now)
+            extras = chunks.extras_of(data) if self._has_extras else NO_EXTRAS
+            return self._piece(chunk, now, extras)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, OverflowError) as error:
+            if chunks.is_blank(data):
+                return None
             self.miscounted = finished is not None
             self.outcome = finished or by_malformed(f"chunk ({type(error).__name__})")
             return None
@@ -218,21 +251,29 @@ class UpstreamGeneration:
     def _read(self, data: bytes) -> Chunk:
         """The chunk; without its counts if they alone cannot be read and it ends the answer. Raises DecodeError."""
         try:
-            return chunks.decode(data)
+            return chunks.decode(data) if self._has_extras else chunks.decode_known(data)
+        except msgspec.DecodeError:
+            pass
+        try:
+            chunk = chunks.decode(data)
         except msgspec.DecodeError:
             chunk = chunks.decode_uncounted(data)
-            if not (chunk.choices and chunk.choices[0].finish_reason in GOOD):
+            if not (chunk.choices and chunk.choices[0].finish_reason):
                 raise
             self.miscounted = True
             return chunk
+        self._has_extras = True
+        return chunk
 
-    def _piece(self, chunk: Chunk, now: float) -> Piece | None:
+    def _piece(self, chunk: Chunk, now: float, extras: Extras) -> Piece | None:
         choice = chunk.choices[0] if chunk.choices else None
+        if choice is not None and choice.delta is None and choice.message is not None:
+            choice.delta = choice.message
         self._note_prompt(chunk, choice)
         count = self._count(chunk, choice) - self.received
         if choice is None:
             self._correct(chunk)
-            return None
+            return self._with_extras(None, extras)
         text, hidden = chunks.text_of(choice)
         count = min(max(0, count), max(0, self._cap + 1 - self._began - self.received))  # more cannot be true
         if choice.finish_reason and self.outcome is None:
@@ -243,17 +284,52 @@ class UpstreamGeneration:
             content = without_marks(text) if self._calls is None else text
             text = self._reasoning.write(choice.delta.reasoning or choice.delta.reasoning_content or "", content)
             hidden = hidden and not text
+        if choice.delta is not None:
+            extras = self._all_extras(choice.delta, extras)
         if text and not count:
             self._uncounted += 1
             count = int(self._uncounted > MAX_UNCOUNTED)
         self.received += count
         self._characters += len(text)
         if not (count or text):
-            return None
+            return self._with_extras(None, extras)
         self.progress_at, self.counts.breaks, self.refusals = now, 0, 0
         self.counts.refused_at = None
         self._first = self._first or now
-        return self._emitted(text, self._ids(chunk, choice), count, self._logprobs(choice, text), hidden=hidden)
+        piece = self._emitted(text, self._ids(chunk, choice), count, self._logprobs(choice, text), hidden=hidden)
+        return self._with_extras(piece, extras) if extras else piece
+
+    def _all_extras(self, delta: ChatDelta, extras: Extras) -> Extras:
+        """The extras with what a delta says of reasoning and refusal, and with those of its calls."""
+        if delta.refusal or delta.reasoning_content or delta.reasoning:
+            said = {"refusal": delta.refusal}
+            if self._reasoning is None and not self._facts.hides_reasoning:
+                said |= {"reasoning_content": delta.reasoning_content, "reasoning": delta.reasoning}
+            own = {name: value for name, value in said.items() if value}
+            extras = {**extras, "delta": {**extras.get("delta", {}), **own}} if own else extras
+        if self._calls is not None and self._calls.extras:
+            extras, self._calls.extras = {**extras, "calls": self._calls.extras}, {}
+        return extras
+
+    def _with_extras(self, piece: Piece | None, extras: Extras) -> Piece | None:
+        """A piece with extras, as far as they are new: a reply that repeats what was shown repeats them too."""
+        if not extras or self._expected or (self._rung in REPEATED and self.received < self.out):
+            return piece
+        found: Extras = {}
+        for place, fields in extras.items():
+            known = self._states.get(place, {}) if place in STATES else {}
+            if new := {name: value for name, value in fields.items() if known.get(name) != value}:
+                found[place] = new
+                self._states[place] = {**known, **new}
+        try:
+            self._extra_bytes += len(msgspec.msgpack.encode(found))
+        except OverflowError:  # a number that the log cannot hold
+            return piece
+        if not found or self._extra_bytes > MAX_EXTRA_BYTES:
+            return piece
+        if piece is None:
+            return Piece(self.id, extras=found)
+        return replace(piece, extras=merged([piece.extras, found]) if piece.extras else found)
 
     def _with_calls(self, calls: DeltaWriter, choice: Choice, content: str) -> str:
         """The text of a chunk, with its part of calls. Raises ValueError."""
@@ -268,7 +344,8 @@ class UpstreamGeneration:
             return max(self.received, chunk.verbose.tokens_predicted)
         if choice is not None and choice.token_ids is not None:
             return self.received + len(choice.token_ids)
-        if self._facts.running_usage and chunk.usage is not None and chunk.usage.completion_tokens:
+        whole = choice is not None and choice.message is not None
+        if (self._facts.running_usage or whole) and chunk.usage is not None and chunk.usage.completion_tokens:
             return max(self.received, chunk.usage.completion_tokens)
         text, hidden = chunks.text_of(choice) if choice is not None else ("", False)
         return self.received + (1 if text or hidden else 0)
@@ -369,10 +446,12 @@ class UpstreamGeneration:
         piece = Piece(self.id, "" if self._answer is None or finish != "stop" else self._answer)
         if self.request.task is not None:
             return replace(piece, finish=finish, failure=failure, prompt_tokens=self._prompt_tokens)
-        if finish in ("stop", "length") and not self._gate.hit:
-            rest = [] if self._tags is None else [self._gate.feed(self._tags.flush(self.id))]
+        if finish in COMPLETE and not self._gate.hit:
+            calls = "" if self._calls is None else self._calls.end()
+            rest = [self._gate.feed(Piece(self.id, calls))] if calls else []
+            rest += [] if self._tags is None else [self._gate.feed(self._tags.flush(self.id))]
             parts = [*rest, self._gate.flush(self.id), *self._held]
-            piece = joined(self.id, [part for part in parts if part.n or part.text])
+            piece = joined(self.id, [part for part in parts if part.n or part.text or part.extras])
             piece = replace(piece, n=max(piece.n, self.received + self._began - self.out))
         prompt, cached = self._prompt_size()
         times = EngineTimes(self._scheduled, self._first, time.monotonic()) if self._first else None
@@ -383,7 +462,7 @@ class UpstreamGeneration:
             prompt_tokens=prompt,
             cached_tokens=cached,
             times=times,
-            served_by=self._unsaid if finish in ("stop", "length") else "",
+            served_by=self._unsaid if finish in COMPLETE else "",
         )
 
     def _prompt_size(self) -> tuple[int, int]:

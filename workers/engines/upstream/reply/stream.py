@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from penstock.engine import Piece
 from workers.engines.stops import joined
-from workers.engines.upstream.http.connection import UpstreamConnection
-from workers.engines.upstream.http.sse import EventSplitter, LineTooLongError
+from workers.engines.upstream.http.connection import MAX_REPLY_BYTES, UpstreamConnection
+from workers.engines.upstream.http.sse import BOM, DONE, EventSplitter, LineTooLongError
 from workers.engines.upstream.reply.chunks import decoded
 from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_malformed, by_status
-from workers.engines.upstream.reply.generation import DONE, UpstreamGeneration
+from workers.engines.upstream.reply.generation import UpstreamGeneration
 
+WHITE = b" \t\r\n"
 MAX_ERROR_BYTES = 64 << 10
 FINISH_GRACE_S = 2.0
 """After the finish reason, for the chunk with the counts."""
@@ -33,6 +34,9 @@ class StreamReader:
         self.status, self.headers = 0, dict[str, str]()
         self._splitter = EventSplitter()
         self._error = b""
+        self._is_begun = False
+        self._whole: list[bytes] = []
+        """The body of a reply that is no stream."""
         self._finished_at = 0.0
         self._kept = self._ended = False
 
@@ -56,13 +60,21 @@ class StreamReader:
         if self.status != 200:
             self._error = (self._error + data)[:MAX_ERROR_BYTES]
             return
-        generation, now, pieces = self.generation, time.monotonic(), list[Piece]()
-        try:
-            events = self._splitter.feed(data)
-        except LineTooLongError:
-            self.settle(generation.outcome or by_malformed("line, which has no end"))
+        if self._whole or (not self._is_begun and data.lstrip(BOM + WHITE)[:1] == b"{"):
+            self._whole.append(data)  # no stream, although one was asked for
+            if sum(map(len, self._whole)) > MAX_REPLY_BYTES:
+                self.settle(by_malformed("reply, which has no end"))
             return
-        ended = False
+        self._is_begun = True
+        try:
+            self._take(self._splitter.feed(data))
+        except LineTooLongError:
+            self.settle(self.generation.outcome or by_malformed("line, which has no end"))
+
+    def _take(self, events: list[bytes]) -> None:
+        """Hand the events of one read to the generation, and what it makes of them to the engine."""
+        generation, now, pieces, ended = self.generation, time.monotonic(), list[Piece](), False
+        event = b""
         for event in events:
             if (piece := generation.take(event, now)) is not None:
                 pieces.append(piece)
@@ -84,9 +96,11 @@ class StreamReader:
 
     def on_end(self, problem: str) -> None:
         self._ended = True
-        if self.done.done():
-            return
         try:
+            if not self.done.done() and self.status == 200 and not problem:
+                self._take([b"".join(self._whole)] if self._whole else self._splitter.flush())
+            if self.done.done():
+                return
             outcome = self._outcome(problem)
         except Exception as error:  # noqa: BLE001 - the boundary of a reply: its request must end
             self.settle(by_malformed(f"end ({type(error).__name__})"))
@@ -96,7 +110,8 @@ class StreamReader:
     def _outcome(self, problem: str) -> ReplyOutcome:
         if self.status not in (0, 200):
             return by_status(self.status, self._error, decoded(self._error))
-        return self.generation.outcome or by_cut(problem or "the stream ended without a finish reason")
+        cut = by_cut(problem or "the stream ended without a finish reason", bare=not problem)
+        return self.generation.outcome or cut
 
     def settle(self, outcome: ReplyOutcome, *, keep: bool = False) -> None:
         """Note how the reply ended. `keep`: the connection need not be closed; otherwise the server notices that

@@ -66,6 +66,8 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: bool = False
     """Whether its answers are expected to hold reasoning, which is shown then."""
     reasoning_effort: bool = False
+    hides_reasoning: bool = False
+    """Whether the settings say that reasoning is not shown."""
     logprobs: int = -1
     json_schema: bool = False
     usage: bool = True

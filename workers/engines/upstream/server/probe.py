@@ -83,7 +83,9 @@ class ServerProbe:
             facts = kinds.of_card(facts, entry.get("capabilities"))
         facts = await self._with_tasks(facts)
         wanted = self._settings.reasoning
-        return facts if wanted is None else msgspec.structs.replace(facts, reasoning=wanted)
+        if wanted is None:
+            return facts
+        return msgspec.structs.replace(facts, reasoning=wanted, hides_reasoning=not wanted)
 
     async def _with_tasks(self, facts: ServerFacts) -> ServerFacts:
         """The facts, with what a try shows of vectors and rankings. Hosted servers, which bill it, are judged by the

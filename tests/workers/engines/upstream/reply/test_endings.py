@@ -16,13 +16,19 @@ SECRET = "sk-operator-42"
 @pytest.mark.parametrize(
     ("reason", "end"),
     [
-        ("stop", End.DONE), ("length", End.DONE), ("tool_calls", End.DONE), ("eos_token", End.DONE),
-        ("content_filter", End.FAILED),
-        ("abort", End.BROKEN), ("error", End.BROKEN), ("repetition", End.BROKEN), ("", End.BROKEN),
+        ("stop", "stop"), ("length", "length"), ("tool_calls", "stop"), ("function_call", "stop"),
+        ("eos_token", "stop"), ("eos", "stop"), ("end_turn", "stop"), ("STOP", "stop"), ("repetition", "stop"),
+        ("a word of tomorrow", "stop"), ("max_tokens", "length"), ("MAX_TOKENS", "length"), ("model_length", "length"),
+        ("content_filter", "content_filter"), ("SAFETY", "content_filter"), ("refusal", "content_filter"),
+        ("abort", End.BROKEN), ("error", End.BROKEN), ("cancelled", End.BROKEN), ("timeout", End.BROKEN),
+        ("insufficient_system_resource", End.BROKEN), ("", None), ("null", None),
     ],
 )  # fmt: skip
-def test_only_good_finish_reasons_complete(reason: str, end: End) -> None:
-    assert by_finish(reason).end is end
+def test_a_finish_reason_completes_an_answer_unless_it_tells_an_interruption(reason: str, end: Any) -> None:
+    outcome = by_finish(reason)
+    assert outcome is not None if end else outcome is None
+    if outcome is not None:
+        assert (outcome.end if isinstance(end, End) else outcome.finish) == end
 
 
 STATUSES = {

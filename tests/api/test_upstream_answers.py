@@ -1,0 +1,227 @@
+"""What clients get of an upstream server's reply beside its text: endings, refusals, and fields that nobody here reads.
+
+In every form: a chat whole and streamed, a job with its events, a batch's line, a response and its later turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from api_in_process import LocalApi, api_in_process
+from fake_upstream import MODEL, FakeUpstream, Fault, serving
+from sim_worker import recorder
+from upstream_bench import FAST
+from upstream_worker import StartUpstream, start_upstream
+
+from streaming.redis.client import RedisClient
+from workers.engines.upstream.settings import UpstreamSettings
+
+__all__ = ["recorder", "start_upstream"]  # fixtures
+
+HELLO = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "get_time", "parameters": {"type": "object", "properties": {}}}}
+
+
+class Scripted(FakeUpstream):
+    """Replies with the same bytes each time."""
+
+    def __init__(self, kind: str = "other") -> None:
+        super().__init__(kind)
+        self.script: list[bytes] = []
+
+    async def _events(self, path: str, body: dict[str, Any], fault: Fault) -> AsyncIterator[bytes]:
+        for data in self.script:
+            yield data
+            await asyncio.sleep(0)
+
+    def says(self, *choices: dict[str, Any], **chunk: Any) -> None:
+        self.script = [event({"choices": [{"index": 0, **choice}], **chunk}) for choice in choices]
+        self.script.append(b"data: [DONE]\n\n")
+
+
+def event(data: Any) -> bytes:
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+class Place:
+    def __init__(self, api: LocalApi, upstream: Scripted) -> None:
+        self.api, self.upstream = api, upstream
+
+    async def whole(self, **more: Any) -> Any:
+        reply = await self.api.post("/v1/chat/completions", {"model": "sim", "messages": HELLO} | more)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    async def chunks(self, path: str = "/v1/chat/completions", **more: Any) -> list[dict[str, Any]]:
+        asked = {"model": "sim", "stream": True} | ({} if "input" in more else {"messages": HELLO}) | more
+        text = (await self.api.post(path, asked)).text
+        return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+    async def job(self, **more: Any) -> tuple[Any, str]:
+        made = (await self.api.post("/v1/jobs", {"model": "sim", "messages": HELLO} | more)).json()
+        ended = (await self.api.client.get(f"/v1/jobs/{made['id']}?wait=20")).json()
+        return ended, (await self.api.client.get(f"/v1/jobs/{made['id']}/events")).text
+
+
+@pytest.fixture
+async def place(wire: RedisClient, start_upstream: StartUpstream) -> AsyncIterator[Place]:
+    upstream = Scripted()
+    async with serving(upstream), api_in_process(RedisClient.open(wire.settings)) as api:
+        await start_upstream(UpstreamSettings(**FAST, urls=(upstream.url,), name=MODEL), model="sim")  # type: ignore[arg-type]
+        yield Place(api, upstream)
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}])
+async def test_a_filtered_answer_keeps_its_text(place: Place, more: dict[str, Any]) -> None:
+    """And its finish reason, in every form."""
+    place.upstream.says({"delta": {"content": "So far"}}, {"delta": {}, "finish_reason": "content_filter"})
+    (choice,) = (await place.whole(**more))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("So far", "content_filter")
+    streamed = await place.chunks(**more)
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in streamed) == "So far"
+    assert streamed[-1]["choices"][0]["finish_reason"] == "content_filter"
+    job, _ = await place.job(**more)
+    assert job["status"] == "completed" and job["result"]["choices"][0]["finish_reason"] == "content_filter"
+
+
+HARMLESS = [
+    b": comment\r\n\r\n", b"data:\n\n", b"event: ping\ndata: {\"type\": \"ping\"}\n\n", b"id: 3\nretry: 5\n\n",
+    b"data: null\n\n", b"data: \"x\"\n\n", b"data: []\n\n", b"data: {}\n\n", b"data: ping\n\n",
+    b"data: {\"choices\": null}\n\n",
+    b"data: {\"type\": \"ping\"}\n\n", b"data: {\"choices\": [], \"usage\": null}\n\n", b"data: {\"error\": null}\n\n",
+    b"data: {\"choices\": [{\"index\": 0, \"delta\": null}]}\n\n", b"data: {\"choices\": [{}]}\n\n",
+    b"data: {\"choices\": [{\"index\": 0, \"delta\": {\"content\": []}, \"finish_reason\": \"\"}]}\n\n",
+    b"data: {\"choices\": [], \"usage\": {\"prompt_tokens\": 3, \"completion_tokens\": 1}}\n\n",
+    b"data: {\"choices\": [], \"prompt_filter_results\": []}\n\n",
+]  # fmt: skip
+
+
+async def test_harmless_events_end_no_reply(place: Place) -> None:
+    """In front of a stream, in it, and behind its finish reason; nor do strange line ends and marks."""
+    parts = [{"type": "text", "text": "A"}, {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}]
+    texts = [event({"choices": [{"index": 0, "delta": {"content": each}}]}) for each in (parts, "B", ["C"])]
+    last = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    noise = b"".join(HARMLESS)
+    stream = (
+        b"\xef\xbb\xbf" + noise + noise.join(texts).replace(b"\n", b"\r") + noise + last + noise + b"data: [DONE] \n"
+    )
+    for size in (7, 61, len(stream)):
+        before = len(place.upstream.sent)
+        place.upstream.script = [stream[at : at + size] for at in range(0, len(stream), size)]
+        (choice,) = (await place.whole())["choices"]
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("ABC", "stop")
+        assert choice["message"]["reasoning_content"] == "hm" and len(place.upstream.sent) == before + 1
+
+
+@pytest.mark.parametrize("finish", [{}, {"finish_reason": None}])
+@pytest.mark.parametrize("done", [b"data: [DONE]\n\n", b""])
+@pytest.mark.parametrize("more", [{}, {"temperature": 0}])
+async def test_a_server_that_gives_no_finish_reason_loses_no_text(
+    place: Place, finish: dict[str, Any], done: bytes, more: dict[str, Any]
+) -> None:
+    place.upstream.script = [event({"choices": [{"index": 0, "delta": {"content": "All"}, **finish}]}), done]
+    (choice,) = (await place.whole(**more))["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("All", "stop")
+
+
+async def test_a_whole_reply_is_taken_in_place_of_a_stream(place: Place) -> None:
+    message = {"role": "assistant", "content": "All", "refusal": None}
+    page = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "object": "chat.completion",
+            "usage": {"prompt_tokens": 3, "completion_tokens": 5}}  # fmt: skip
+    place.upstream.script = [json.dumps(page, indent=1).encode()]
+    answer = await place.whole()
+    assert answer["choices"][0]["message"]["content"] == "All"
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (3, 5)
+
+
+async def test_a_filtered_response_is_incomplete(place: Place) -> None:
+    place.upstream.says({"delta": {"content": "So far"}}, {"delta": {}, "finish_reason": "content_filter"})
+    response = (await place.api.post("/v1/responses", {"model": "sim", "input": "hi"})).json()
+    last = (await place.chunks("/v1/responses", input="hi"))[-1]
+    assert last["type"] == "response.incomplete"
+    for each in (response, last["response"]):
+        assert (each["status"], each["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
+        assert each["output"][0]["content"][0]["text"] == "So far"
+
+
+@pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}])
+async def test_a_refusal_passes_on(place: Place, more: dict[str, Any]) -> None:
+    place.upstream.says({"delta": {"refusal": "I ca"}}, {"delta": {"refusal": "nnot"}},
+                        {"delta": {}, "finish_reason": "stop"})  # fmt: skip
+    (choice,) = (await place.whole(**more))["choices"]
+    assert (choice["message"]["content"], choice["message"]["refusal"]) == (None, "I cannot")
+    streamed = await place.chunks(**more)
+    assert "".join(each["choices"][0]["delta"].get("refusal", "") for each in streamed) == "I cannot"
+    job, events = await place.job(**more)
+    assert job["result"]["choices"][0]["message"]["refusal"] == "I cannot" and '"refusal":"I ca"' in events
+
+
+@pytest.mark.parametrize("flat", [[], [{"type": "function", "name": "get_time", "parameters": {"type": "object"}}]])
+async def test_a_refusal_is_a_part_of_a_response(place: Place, flat: list[Any]) -> None:
+    """Whose events say the same as the whole."""
+    place.upstream.says({"delta": {"refusal": "I ca"}}, {"delta": {"refusal": "nnot"}},
+                        {"delta": {}, "finish_reason": "stop"})  # fmt: skip
+    asked = {"model": "sim", "input": "hi", "tools": flat}
+    response = (await place.api.post("/v1/responses", asked)).json()
+    found = await place.chunks("/v1/responses", **asked)
+    part = {"type": "refusal", "refusal": "I cannot"}
+    assert [each["content"] for each in response["output"]] == [[part]]
+    assert [each["content"] for each in found[-1]["response"]["output"]] == [[part]]
+    assert "".join(each["delta"] for each in found if each["type"] == "response.refusal.delta") == "I cannot"
+    (done,) = [each for each in found if each["type"] == "response.refusal.done"]
+    assert done["refusal"] == "I cannot"
+    again = (await place.api.client.get(f"/v1/responses/{response['id']}")).json()
+    assert again["output"] == response["output"]
+
+
+async def test_extra_fields_of_an_answer_come_back(place: Place) -> None:
+    """Of the chunk, the choice and the delta; in a stream as they came, and in a whole answer joined."""
+    place.upstream.says(
+        {"delta": {"role": "assistant", "content": "", "reasoning_content": "Hm"}},
+        {"delta": {"reasoning_content": "m.", "reasoning_details": [{"index": 0, "type": "text", "text": "Hm"}]}},
+        {"delta": {"reasoning_details": [{"index": 0, "type": "text", "text": "m."}]}},
+        {"delta": {"content": "Yes", "annotations": [{"type": "url"}]}},
+        {"delta": {}, "finish_reason": "stop", "native_finish_reason": "STOP"},
+        provider="P",
+    )
+    answer = await place.whole()
+    (choice,) = answer["choices"]
+    assert answer["provider"] == "P" and choice["native_finish_reason"] == "STOP"
+    message = choice["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Yes", "Hmm.")
+    assert message["reasoning_details"] == [{"index": 0, "type": "text", "text": "Hmm."}]
+    assert message["annotations"] == [{"type": "url"}]
+    streamed = await place.chunks()
+    assert [each["provider"] for each in streamed if "provider" in each] == ["P"]
+    said = [each["choices"][0]["delta"] for each in streamed]
+    assert "".join(each.get("reasoning_content", "") for each in said) == "Hmm."
+    assert "".join(each.get("content") or "" for each in said) == "Yes"
+    job, _ = await place.job()
+    assert job["result"]["choices"][0]["message"] == message
+
+
+CALL = {"index": 0, "id": "call_of_theirs", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+
+
+async def test_a_call_keeps_its_id_and_its_extra_content(place: Place) -> None:
+    """Such as a signature, which later turns must bring back."""
+    signed = {"google": {"thought_signature": "c2ln"}}
+    place.upstream.says(
+        {"delta": {"tool_calls": [CALL | {"extra_content": signed}]}}, {"delta": {}, "finish_reason": "tool_calls"}
+    )
+    message = (await place.whole(tools=[TOOL]))["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert (call["id"], call["extra_content"]) == ("call_of_theirs", signed)
+    streamed = [each["choices"][0]["delta"].get("tool_calls") for each in await place.chunks(tools=[TOOL])]
+    (delta,) = [call for calls in streamed for call in calls or ()]
+    assert (delta["id"], delta["extra_content"], delta["function"]["arguments"]) == ("call_of_theirs", signed, "{}")
+    flat = {"type": "function", "name": "get_time", "parameters": {"type": "object", "properties": {}}}
+    response = (await place.api.post("/v1/responses", {"model": "sim", "input": "hi", "tools": [flat]})).json()
+    (item,) = response["output"]
+    assert (item["call_id"], item["extra_content"]) == ("call_of_theirs", signed)
+    last = (await place.chunks("/v1/responses", input="hi", tools=[flat]))[-1]["response"]["output"]
+    assert [(each["call_id"], each["extra_content"]) for each in last] == [("call_of_theirs", signed)]
