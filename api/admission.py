@@ -137,7 +137,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
 async def read_request(services: Services, scope: Scope, receive: Receive, kind: Kind) -> tuple[Request, bytes]:
     """Read and validate a request. Raises ApiError, ClientDisconnect."""
     body = await read_body(scope, receive, services.settings.body_limit)
-    asked = parse(kind, body)
+    asked = parse(kind, body, services.cards)
     check_choices(asked, services.settings.max_choices_per_request)
     services.model(asked.model)
     return asked, body
@@ -190,7 +190,7 @@ async def accept(
         about: Attributes = {names.JOB_ID: accepted.id, names.PRIORITY: str(job.priority)}
         services.tracing.span("enqueue", job.trace, "producer", began_ns, about).end()
     wait = None if accepted.joined else _expected_wait(services, job, accepted)
-    return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, wait), bool(key), wait)
+    return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, wait, card), bool(key), wait)
 
 
 def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> str:
@@ -340,10 +340,10 @@ def idempotency_key(scope: Scope) -> str:
     return joined("header", key) if key else ""
 
 
-def _headers(asked: Request, accepted: Accepted, wait: Wait | None) -> dict[str, str]:
+def _headers(asked: Request, accepted: Accepted, wait: Wait | None, card: ModelCard | None) -> dict[str, str]:
     headers = {"X-Job-Id": accepted.id, "X-Queue-Position": str(accepted.place.before)}
     if wait is not None:
         headers["X-Queue-ETA-Ms"] = str(wait.eta_ms)
-    if ignored := ignored_fields(asked):
+    if ignored := ignored_fields(asked, card):
         headers["X-Ignored-Fields"] = ", ".join(ignored)
     return headers

@@ -10,8 +10,9 @@ rules for changing a message (streaming/jobs) hold for their fields.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
@@ -34,6 +35,8 @@ class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
     """The calls of a turn of the assistant."""
     call_id: str = ""
     """The call that a turn of a tool answers."""
+    extras: dict[str, Any] = {}
+    """Further fields of the message, and its `content` if that has parts with further fields."""
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -43,7 +46,7 @@ class ChatTurn(msgspec.Struct, frozen=True, array_like=True):
             message |= {"content": self.content or None, "tool_calls": [call.shown for call in self.calls]}
         if self.call_id:
             message["tool_call_id"] = self.call_id
-        return message
+        return message | self.extras if self.extras else message
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -159,6 +162,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     rerank: bool = False
     tokenize: bool = False
     """Token ids of a prompt, and the text of token ids."""
+    passes_fields: bool = False
+    """Whether fields that nobody here reads reach a server that may know them, and come back from it."""
     tokenize_chats: bool = False
     """Whether `tokenize` gives the ids of a conversation without functions from which its answer is computed."""
 
@@ -178,6 +183,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of an answer whose request names no limit, at most; 0: max_output."""
     embedding_size: int = 0
     """Numbers of one vector; 0: not known, or it makes none."""
+    withheld: tuple[str, ...] = ()
+    """Names of fields of a request that are not passed on, although others are."""
 
 
 RETURNED = "returned"
@@ -224,6 +231,9 @@ class Request(msgspec.Struct, frozen=True):
     begun_by: str = ""
     """The run that generated the first row of `past`, or this one: the same for all that continue one answer, another
     once the job begins again; "": not told. Opaque to the engine."""
+    passed: Mapping[str, Any] = MappingProxyType({})
+    """Fields of the request that nobody here reads, for a model's server; only an engine with `passes_fields` gets
+    them, and further fields of turns, calls and tools."""
 
     @property
     def past_tokens(self) -> int:

@@ -41,6 +41,8 @@ class Tool(msgspec.Struct, frozen=True, array_like=True):
     """JSON schema of its arguments, an object; None: it takes none."""
     strict: bool = False
     """Whether the arguments are checked against the schema."""
+    extras: Extras = {}
+    """Further fields of the tool; its `function` holds those of the function."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -55,7 +57,7 @@ class Tool(msgspec.Struct, frozen=True, array_like=True):
         function["parameters"] = self.schema
         if self.strict:
             function["strict"] = True
-        return {"type": "function", "function": function}
+        return shown_function(function, self.extras)
 
 
 class Tools(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,11 +88,20 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
     name: str
     arguments: str
     """JSON, as the model wrote it."""
+    extras: Extras = {}
+    """Further fields of the call; its `function` holds those of the function."""
 
     @property
     def shown(self) -> dict[str, Any]:
         """As OpenAI's chats have it."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {"id": self.id} | shown_function({"name": self.name, "arguments": self.arguments}, self.extras)
+
+
+def shown_function(function: dict[str, Any], extras: Extras) -> dict[str, Any]:
+    """A tool or a call of OpenAI's chats, with further fields of it and of its function."""
+    if not extras:
+        return {"type": "function", "function": function}
+    return {**extras, "type": "function", "function": {**extras.get("function", {}), **function}}
 
 
 class AnswerPart(NamedTuple):

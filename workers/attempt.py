@@ -235,6 +235,7 @@ class Attempt:
             text_id=f"{self.job.id}/{index}",
             trace=self.trace,
             begun_by=begun_by,
+            passed=self.job.passed,
         )
 
     def _request_id(self, index: int) -> str:

@@ -30,7 +30,8 @@ def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
     merged: list[ChatTurn] = []
     for turn in turns:
         if turn.calls and not turn.content and merged and merged[-1].role == turn.role == "assistant":
-            merged[-1] = replace(merged[-1], calls=merged[-1].calls + turn.calls)
+            extras = turn.extras | merged[-1].extras
+            merged[-1] = replace(merged[-1], calls=merged[-1].calls + turn.calls, extras=extras)
         else:
             merged.append(turn)
     return merged
@@ -50,4 +51,5 @@ def samples(job: Job) -> Iterator[Request]:
             reasoning=job.reasoning,
             task=job.task,
             inputs=inputs_of(job, number),
+            passed=job.passed,
         )

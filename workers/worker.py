@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
 from runtime.loops import ExpectedErrors, retry_until, run_periodically, watch_lag
 from streaming.errors import Fenced, Unavailable
@@ -20,7 +22,7 @@ from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.history import History
-from streaming.jobs.job import Job, JobState
+from streaming.jobs.job import Job, JobState, without_passed
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
@@ -226,12 +228,15 @@ class Worker:
     def begin(self, claim: Claim, history: History, refusal: Failure | None = None) -> None:
         """Hand one claimed job to the engine, with what earlier attempts generated; or end it with its `refusal`."""
         self._drop(claim.job.id, "the store has given it to this worker once more")
+        failure = refusal or unsupported(claim.job, self._card.capabilities)
+        if failure is None and not self._card.capabilities.passes_fields:
+            claim = replace(claim, job=without_passed(claim.job))
         attempt = Attempt(claim, history)
         self._attempts[claim.job.id] = attempt
         for address in self._claimer.followers(claim.job.id):
             attempt.follow(address)
         self._recorder.claimed(attempt, self._now_us(attempt.partition))
-        if failure := refusal or unsupported(claim.job, self._card.capabilities):
+        if failure is not None:
             attempt.stop(JobState.FAILED, failure)
         elif (by := self._claimer.early_cancel(claim.job.id)) is not None:
             attempt.stop(JobState.CANCELLED, CANCELLED, by)

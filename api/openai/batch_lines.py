@@ -18,10 +18,11 @@ from api.openai.errors import ApiError, model_not_found
 from api.openai.generation import reasoning_of, sampling_of
 from api.openai.json_body import FINITE, non_finite_field
 from api.openai.json_weight import nested_beyond
+from api.openai.passed_fields import passed_fields, passed_parts
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result
-from api.openai.schemas import Kind, Request, check_choices, parse
+from api.openai.schemas import NO_CARDS, Kind, Request, check_choices, parse
 from penstock.engine import ModelCard
 from runtime.text import fault_of
 from streaming.batches.batch import Batch
@@ -125,17 +126,23 @@ def _too_deep() -> BadLine:
     return BadLine("invalid_json_line", f"This line is nested more than {MAX_LINE_DEPTH} levels deep.")
 
 
-def request_of(found: Envelope, models: Collection[str] | None, max_choices: int | None = None) -> Request:
+def request_of(
+    found: Envelope,
+    models: Collection[str] | None,
+    max_choices: int | None = None,
+    cards: Mapping[str, ModelCard] = NO_CARDS,
+) -> Request:
     """Parse and check the request in a line.
 
     Args:
         models: the models that may be requested; None: any.
         max_choices: choices that one line may request; None: any number.
+        cards: as in `parse`.
 
     Raises:
         ApiError: the request is refused; this error becomes the line's answer.
     """
-    request = parse(ENDPOINTS[found.url], bytes(found.body))
+    request = parse(ENDPOINTS[found.url], bytes(found.body), cards)
     if isinstance(request, ResponseRequest):
         check_line(request)
     if max_choices is not None:
@@ -152,7 +159,7 @@ def traits(request: Request, card: ModelCard | None) -> Traits:
     deterministic = sampling.temperature == 0 or sampling.seed is not None
     task = request.task_asked and (request.task_asked, request.task_form)
     rest = _form_of(request), request.tools_asked, task, reasoning_of(request, card), request.echoes
-    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, *rest))
+    asked = msgspec.msgpack.encode((request.model, job_prompt, sampling, *rest, passed_fields(request, card)))
     digest = hashlib.sha256(asked).digest()[:16] if deterministic else b""
     head = f"{request.model}\0{text}"
     groups = tuple(_hash(head[:size]) for size in PREFIX_SIZES)
@@ -187,14 +194,16 @@ def job_of(
 ) -> Job:
     """Build the job of line `number`; `left_ms` is what is left of the batch's window, and `card` that of its model.
 
-    The line's own settings for lane, streaming and disconnects do not apply.
+    The line's own settings for lane, streaming and disconnects do not apply. Raises ApiError (400) for fields that
+    cannot be passed on.
     """
     own = request.queue.deadline_ms
     deadlines = [each for each in (own, left_ms) if each is not None]
-    prompt, tools = request.prompt_asked, request.tools_asked
-    sampling = sampling_of(request, tools)
+    prompt, tools = passed_parts(request.prompt_asked, request.tools_asked, card)
+    sampling, passed = sampling_of(request, tools), passed_fields(request, card)
+    passed.pop("service_tier", None)
     reasoning, task = reasoning_of(request, card), request.task_asked
-    return job_class(prompt, tools, sampling, reasoning, task, echo=request.echoes)(
+    return job_class(prompt, tools, sampling, reasoning, task, echo=request.echoes, passed=passed)(
         id=job_id,
         model=request.model,
         tenant=batch.tenant,
@@ -212,6 +221,7 @@ def job_of(
         task=task,
         task_form=request.task_form,
         echo=request.echoes,
+        passed=passed,
     )
 
 

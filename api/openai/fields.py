@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from pydantic import (
@@ -87,7 +87,15 @@ _DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5]
 class StrictBody(BaseModel):
     """Base of request bodies: strict types; unknown fields are collected (for X-Ignored-Fields), not refused."""
 
+    PASSED: ClassVar[bool] = False
+    """Whether its unknown fields go on to a model's server, if there is one."""
+
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """Its unknown fields that say anything."""
+        return {name: value for name, value in (self.model_extra or {}).items() if value not in (None, "", [], {})}
 
 
 class ClosedBody(StrictBody):
@@ -177,12 +185,14 @@ SchemaObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_bounded)]
 class JsonSchema(StrictBody):
     """A named JSON schema."""
 
-    name: str | None = Field(None, description="Without effect.")
+    PASSED = True
+
+    name: str | None = Field(None, description="For models of upstream servers.")
     schema_: SchemaObject = Field(
         alias="schema", description="At most 512 KiB, and 16 levels deep. The answer is checked against it."
     )
-    description: str | None = Field(None, description="Without effect.")
-    strict: bool | None = Field(None, description="Without effect: every schema is strict.")
+    description: str | None = Field(None, description="For models of upstream servers.")
+    strict: bool | None = Field(None, description="For models of upstream servers: every schema is strict here.")
 
 
 class ResponseFormat(ClosedBody):
@@ -213,6 +223,16 @@ class ResponseFormat(ClosedBody):
         if self.type == "text":
             return None
         return self.json_schema.schema_ if self.type == "json_schema" and self.json_schema else {}
+
+
+def named_format(form: ResponseFormat | None) -> dict[str, Any]:
+    """What a format says of its schema, as a field of a request; empty if it has none."""
+    if form is None or form.json_schema is None:
+        return {}
+    schema = form.json_schema
+    own = {"name": schema.name, "description": schema.description, "strict": schema.strict}
+    said = {name: value for name, value in own.items() if value is not None} | schema.further
+    return {"response_format": said} if said else {}
 
 
 class StreamOptions(StrictBody):

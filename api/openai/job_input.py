@@ -14,6 +14,7 @@ SAME = (
     *("top_k", "min_p", "repetition_penalty"),
 )
 """Fields of a request that a job keeps under the same name."""
+NEWER_LIMIT = "max_completion_tokens"
 
 
 def input_object(job: Job) -> dict[str, Any]:
@@ -21,7 +22,7 @@ def input_object(job: Job) -> dict[str, Any]:
     if job.response is not None:
         return _response_input(job, job.response)
     if job.task is not None:
-        return _task_input(job, job.task) | _kept(job)
+        return _task_input(job, job.task) | _kept(job) | _passed(job)
     sampling, prompt = job.sampling, job.prompt
     chat = isinstance(prompt, Chat)
     found: dict[str, Any] = {"endpoint": job.endpoint.path, "model": job.model}
@@ -44,12 +45,18 @@ def input_object(job: Job) -> dict[str, Any]:
     if sampling.logprobs is not None:
         found |= {"logprobs": True, "top_logprobs": sampling.logprobs} if chat else {"logprobs": sampling.logprobs}
     if sampling.json_schema is not None:
-        found["response_format"] = _response_format(sampling.json_schema)
+        found["response_format"] = _response_format(sampling.json_schema, job.passed.get("response_format", {}))
     if job.reasoning not in ("", "default"):
         found["reasoning_effort"] = job.reasoning
     if job.echo:
         found["echo"] = True
-    return found | _tools(job.tools) | _kept(job)
+    found |= _tools(job.tools) | _kept(job) | _passed(job)
+    return {name: value for name, value in found.items() if name != "max_tokens" or NEWER_LIMIT not in found}
+
+
+def _passed(job: Job) -> dict[str, Any]:
+    """Render the fields that the job has for its model's server. Those of a schema are in the format."""
+    return {name: value for name, value in job.passed.items() if name not in ("response_format", "metadata")}
 
 
 def _task_input(job: Job, task: Task) -> dict[str, Any]:
@@ -121,10 +128,11 @@ def _response_input(job: Job, form: ResponseForm) -> dict[str, Any]:
         found["background"] = True
     if not form.store:
         found["store"] = False
-    return found | _kept(job)
+    in_place = ("reasoning_effort", "verbosity")
+    return found | _kept(job) | {name: value for name, value in _passed(job).items() if name not in in_place}
 
 
-def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
+def _response_format(schema: dict[str, Any], named: dict[str, Any]) -> dict[str, Any]:
     if not schema:
         return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": "schema", "schema": schema}}
+    return {"type": "json_schema", "json_schema": {"name": "schema", **named, "schema": schema}}

@@ -15,6 +15,8 @@ from penstock.engine import ChatTurn
 class TextPart(StrictBody):
     """One part of a message's content."""
 
+    PASSED = True
+
     type: Literal["text"] = Field(description="Images, files, audio and videos are refused.")
     text: str = Field(description="Parts are joined without anything between them.")
 
@@ -33,6 +35,8 @@ Content: TypeAlias = Annotated[
 
 class ChatMessage(StrictBody):
     """One turn of a conversation."""
+
+    PASSED = True
 
     role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
         description="Who speaks; `developer` counts as `system`."
@@ -75,7 +79,10 @@ class ChatMessage(StrictBody):
         content = self.content or ""
         text = content if isinstance(content, str) else "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
+        extras = self.further if self.model_extra else {}
+        if not isinstance(content, str) and any(part.model_extra for part in content):
+            extras["content"] = [part.model_dump(exclude_none=True) for part in content]
         if not self.tool_calls and not self.tool_call_id:
-            return ChatTurn(role, text)
+            return ChatTurn(role, text, extras=extras)
         calls = tuple([each.call for each in self.tool_calls or ()])
-        return ChatTurn(role, text, calls, (self.tool_call_id or "") if role == "tool" else "")
+        return ChatTurn(role, text, calls, (self.tool_call_id or "") if role == "tool" else "", extras)

@@ -39,7 +39,7 @@ class QueuedRequest(StrictBody, ABC):
         description="OpenAI's word for the lane: default is standard, flex is batch, the last three are interactive.",
     )
     metadata: Metadata | None = Field(None, description="Your own labels; the job shows them.")
-    user: Annotated[str, Field(max_length=256)] | None = Field(None, description="Kept with the job, without effect.")
+    user: Annotated[str, Field(max_length=256)] | None = Field(None, description="Kept with the job.")
     queue: QueueOptions = Field(QueueOptions(), description="Penstock's own options.")
 
     @field_validator("queue", mode="before", json_schema_input_type=QueueOptions | None)
@@ -66,6 +66,13 @@ class QueuedRequest(StrictBody, ABC):
     def on_disconnect(self) -> str:
         """What happens to the job when its reader disconnects."""
         return self.queue.on_disconnect or self.default_on_disconnect
+
+    @property
+    def known_to_servers(self) -> dict[str, Any]:
+        """Fields that are read here and that a model's server may know too, by their names there. The tier is none
+        of them if `queue` names a lane: it then says nothing."""
+        tier = None if self.queue.priority else self.service_tier
+        return {"user": self.user, "metadata": self.metadata or None, "service_tier": tier}
 
     @property
     @abstractmethod

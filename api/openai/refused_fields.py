@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from api.openai.errors import invalid_request
@@ -20,6 +20,9 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "webhook": (),
 }
 """Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
+
+FOR_SERVERS = frozenset({"modalities", "audio", "web_search_options", "moderation"})
+"""Those of them that a model's server may know: they are not refused if they are passed on."""
 
 CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
@@ -64,8 +67,11 @@ _QUEUE_FIELDS = frozenset(QueueOptions.model_fields)
 _LOOKED_AT = frozenset({*UNSUPPORTED, *CHAT_ONLY, *COMPLETION_ONLY, *CONSTRAINTS, *_QUEUE_FIELDS})
 
 
-def refuse_fields(fields: Mapping[str, Any], *, chat: bool) -> None:
-    """Refuse the known fields of a chat (`chat`) or completion that nothing here honours. Raises ApiError (400)."""
+def refuse_fields(fields: Mapping[str, Any], *, chat: bool, passes: Callable[[str], bool] = lambda _: False) -> None:
+    """Refuse the known fields of a chat (`chat`) or completion that nothing here honours. Raises ApiError (400).
+
+    `passes`: whether a field is passed on to the model's server.
+    """
     if _LOOKED_AT.isdisjoint(fields):
         return
     unsupported = {**UNSUPPORTED, **(COMPLETION_ONLY if chat else CHAT_ONLY)}
@@ -76,7 +82,7 @@ def refuse_fields(fields: Mapping[str, Any], *, chat: bool) -> None:
             raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
         if name in _QUEUE_FIELDS and value != OTHERS_PRIORITY:
             raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
-        if name not in unsupported:
+        if name not in unsupported or (name in FOR_SERVERS and passes(name)):
             continue
         neutral = (fields.get("n") or 1,) if name == "best_of" else unsupported[name]
         if value not in neutral:

@@ -147,7 +147,7 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
                 logprobs[delta.index].extend(delta.logprobs)
             if delta.extras:
                 extras[delta.index].append(delta.extras)
-    choices, of_chunks = [], {}
+    choices, of_chunks = [], NO_EXTRAS
     joined = 0
     for index, parts in enumerate(texts):
         joined += len(parts)
@@ -155,7 +155,7 @@ def completion_in_slices(facts: Facts, terminal: Terminal, deltas: Sequence[Delt
             joined = 0
             yield
         found = merged(extras[index]) if extras[index] else NO_EXTRAS
-        of_chunks |= found.get("chunk", NO_EXTRAS)
+        of_chunks = {**of_chunks, **found.get("chunk", NO_EXTRAS)}
         content = {**found.get("choice", NO_EXTRAS), **_content(facts, index, parts, found)}
         detail = (yield from _logprobs(facts, logprobs[index])) if facts.logprobs else None
         choices.append({"index": index, **content, "logprobs": detail, "finish_reason": _finish(terminal, index)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -24,12 +25,14 @@ from api.openai.fields import (
     StreamOptions,
     StrictBody,
     TokenLimit,
+    named_format,
     refusal,
 )
 from api.openai.generation import GenerationRequest, reasoning_of, sampling_of
 from api.openai.json_body import read_object
 from api.openai.messages import ChatMessage
-from api.openai.queued_request import Effort
+from api.openai.passed_fields import ALL, passed_fields, passed_parts, passes
+from api.openai.queued_request import TIERS, Effort
 from api.openai.refused_fields import COMPLETION_ONLY, CONSTRAINTS, UNSUPPORTED, refuse_fields
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
@@ -66,6 +69,8 @@ MAX_EXTRAS = 1000
 
 _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 """Types without fields of their own: most values, skipped because isinstance on a pydantic model is slow."""
+
+NO_CARDS: Mapping[str, ModelCard] = {}
 
 _ENDPOINT = "What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."
 
@@ -105,6 +110,11 @@ class CompletionFields(EndFields, GenerationRequest):
     def schema_asked(self) -> dict[str, Any] | None:
         """The schema that constrains the answer; None for plain text."""
         return self.response_format.schema_wanted if self.response_format else None
+
+    @property
+    def known_to_servers(self) -> dict[str, Any]:
+        effort = {"reasoning_effort": "none"} if self.effort == "none" else {}
+        return super().known_to_servers | named_format(self.response_format) | effort
 
     @property
     def sampling(self) -> Sampling:
@@ -165,6 +175,11 @@ class ChatRequest(ToolFields, CompletionFields):
     @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def known_to_servers(self) -> dict[str, Any]:
+        named = {"max_completion_tokens": self.max_completion_tokens if self.max_tokens is None else None}
+        return super().known_to_servers | named
 
     @property
     def effort(self) -> Effort | None:
@@ -265,8 +280,11 @@ MODELS: Mapping[str, type[Request]] = {
 }
 
 
-def parse(kind: Kind, body: bytes) -> Request:
-    """Parse and validate a body. Raises ApiError (400) that names the field, never its value."""
+def parse(kind: Kind, body: bytes, cards: Mapping[str, ModelCard] = NO_CARDS) -> Request:
+    """Parse and validate a body. Raises ApiError (400) that names the field, never its value.
+
+    `cards`: of the models, as far as they are known: some fields are refused unless a model's server gets them.
+    """
     fields = read_object(body)
     model = _model(kind, fields)
     if issubclass(model, InputFields):
@@ -274,7 +292,9 @@ def parse(kind: Kind, body: bytes) -> Request:
     elif issubclass(model, TaskRequest):
         refuse_misplaced(fields)
     else:
-        refuse_fields(fields, chat=issubclass(model, ToolFields))
+        card = cards.get(str(fields.get("model")))
+        is_passed = partial(passes, card=card) if card is not None else (lambda _: False)
+        refuse_fields(fields, chat=issubclass(model, ToolFields), passes=is_passed)
     request = validated(model, fields)
     if isinstance(request, CompletionFields):
         request.check_end(request.token_limit, request.schema_asked)
@@ -324,12 +344,14 @@ def to_job(
 ) -> Job:
     """Build the job of a request, in the requested lane but not above `ceiling`. `received_us`: see Job.
 
-    `card`: of its model, if one is known.
+    `card`: of its model, if one is known. Raises ApiError (400) for fields that cannot be passed on.
     """
-    queue, prompt, tools = request.queue, request.prompt_asked, request.tools_asked
-    sampling = sampling_of(request, tools)
+    queue, (prompt, tools) = request.queue, passed_parts(request.prompt_asked, request.tools_asked, card)
+    sampling, passed = sampling_of(request, tools), passed_fields(request, card)
+    if request.service_tier in TIERS and clamp(TIERS[request.service_tier], ceiling) is not TIERS[request.service_tier]:
+        passed.pop("service_tier", None)  # a tier above the key's lanes is not bought elsewhere
     reasoning, task = reasoning_of(request, card), request.task_for(card)
-    return job_class(prompt, tools, sampling, reasoning, task, echo=request.echoes)(
+    return job_class(prompt, tools, sampling, reasoning, task, echo=request.echoes, passed=passed)(
         id=job_id,
         model=request.model,
         tenant=tenant,
@@ -353,6 +375,7 @@ def to_job(
         task=task,
         task_form=request.task_form,
         echo=request.echoes,
+        passed=passed,
     )
 
 
@@ -361,11 +384,15 @@ def clamp(lane: Priority, ceiling: Priority) -> Priority:
     return lane if lane.rank >= ceiling.rank else ceiling
 
 
-def ignored_fields(request: Request) -> list[str]:
-    """Return the names of ignored fields that fit into a header: the first MAX_IGNORED, unusual names left out."""
+def ignored_fields(request: Request, card: ModelCard | None = None) -> list[str]:
+    """Return the names of ignored fields that fit into a header: the first MAX_IGNORED, unusual names left out.
+
+    `card`: of the model, if one is known: what it passes on is not ignored.
+    """
+    passing = card if card is not None and card.capabilities.passes_fields else None
     names: dict[str, None] = {}  # an ordered set
     known = RESPONSE_UNSUPPORTED if isinstance(request, InputFields) else {**UNSUPPORTED, **COMPLETION_ONLY}
-    for name in islice(_extras(request, ""), MAX_EXTRAS):
+    for name in islice(_extras(request, "", passing), MAX_EXTRAS):
         if name not in known and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
             names[name] = None
         if len(names) == MAX_IGNORED:
@@ -373,18 +400,19 @@ def ignored_fields(request: Request) -> list[str]:
     return list(names)
 
 
-def _extras(part: StrictBody, path: str) -> Iterator[str]:
-    if part.model_extra:
-        yield from (path + name for name in part.model_extra)
+def _extras(part: StrictBody, path: str, passing: ModelCard | None) -> Iterator[str]:
+    if part.model_extra and not (passing is not None and part.PASSED and ALL not in passing.withheld):
+        top = passing if not path else None
+        yield from (path + name for name in part.model_extra if top is None or not passes(name, top))
     sent = part.model_fields_set
     for name, value in vars(part).items():  # in the order of the class
         if type(value) in _PLAIN or name not in sent:
             continue
         if isinstance(value, StrictBody):
-            yield from _extras(value, f"{path}{name}.")
+            yield from _extras(value, f"{path}{name}.", passing)
         elif isinstance(value, list) and value and isinstance(value[0], StrictBody):
             for item in value:
-                yield from _extras(item, f"{path}{name}[].")
+                yield from _extras(item, f"{path}{name}[].", passing)
 
 
 def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:

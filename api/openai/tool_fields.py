@@ -29,6 +29,8 @@ FunctionName: TypeAlias = Annotated[str, Field(pattern=_NAME, min_length=1, max_
 class Function(StrictBody):
     """A function that the model may call."""
 
+    PASSED = True
+
     name: FunctionName = Field(description="Letters, digits, `_`, `-` and `.`; at most 128 characters.")
     description: Annotated[str, Field(max_length=16_384)] | None = Field(
         None, description="What it does, for the model."
@@ -48,8 +50,16 @@ def _only_functions(kind: Any) -> Any:
 FunctionKind: TypeAlias = Annotated[Literal["function"], BeforeValidator(_only_functions)]
 
 
+def extras_of(part: StrictBody, function: StrictBody) -> dict[str, Any]:
+    """The unknown fields of a tool or a call, with those of its function."""
+    inner = function.further
+    return part.further | ({"function": inner} if inner else {})
+
+
 class ChatTool(StrictBody):
     """A tool of a chat."""
+
+    PASSED = True
 
     type: FunctionKind = Field(description="Only functions: the client runs them.")
     function: Function = Field(description="The function.")
@@ -57,7 +67,8 @@ class ChatTool(StrictBody):
     @property
     def tool(self) -> Tool:
         function = self.function
-        return Tool(function.name, function.description or "", function.parameters, bool(function.strict))
+        strict = bool(function.strict)
+        return Tool(function.name, function.description or "", function.parameters, strict, extras_of(self, function))
 
 
 class NamedFunction(StrictBody):
@@ -105,6 +116,8 @@ ToolChoice: TypeAlias = Annotated[
 class CalledFunction(StrictBody):
     """The function of a call, and its arguments."""
 
+    PASSED = True
+
     name: FunctionName = Field(description="The function that was called.")
     arguments: str = Field(description="JSON, as the model wrote it.")
 
@@ -112,13 +125,17 @@ class CalledFunction(StrictBody):
 class MessageCall(StrictBody):
     """A call in an assistant's message."""
 
+    PASSED = True
+
     id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The `tool_call_id` of its result.")
     type: FunctionKind = Field("function", description="May be left out.")
     function: CalledFunction = Field(description="The function, and the arguments of the call.")
 
     @property
     def call(self) -> ToolCall:
-        return ToolCall(self.id, self.function.name, self.function.arguments)
+        extras = extras_of(self, self.function)
+        extras.pop("index", None)  # of a chunk
+        return ToolCall(self.id, self.function.name, self.function.arguments, extras)
 
 
 def check_different(names: Sequence[str]) -> None:

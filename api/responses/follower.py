@@ -178,7 +178,7 @@ class Follower:
             return False
 
         flow = NumberedFlow(UNMEASURED, self._sequence)
-        flow.start(connection, *around, self._sequence.delta)
+        flow.start(connection, *around)
         try:
             async with asyncio.timeout(self._services.settings.keep_alive_s):
                 await buffer.attach_sink(leave, flow.write)

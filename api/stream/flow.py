@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from api.openai.rendering import encode_json, on_one_line
 from api.openai.responses.events import EventSequence
 from api.stream.connection import Connection
 from api.stream.transport import CHUNK_END, chunk_head
 from streaming.jobs.frames import Delta
+
+Renderer: TypeAlias = Callable[[Delta], bytes]
 
 
 class TokenTimes(Protocol):
@@ -39,9 +41,9 @@ class TokenFlow:
         self.paused = False
         """The connection's write buffer is full."""
 
-    def start(self, connection: Connection, before: bytes, after: bytes, render: Callable[[Delta], bytes]) -> None:
+    def start(self, connection: Connection, before: bytes, after: bytes, render: Renderer | None = None) -> None:
         """Start writing to a connection; `before` and `after` are the constant JSON around each delta's text, and
-        `render` renders a delta that has more than its text."""
+        `render` renders a delta that has extras; None: there are none."""
         self._render = render
         self._transport: asyncio.Transport = connection.transport
         self._before, self._after = before, after + CHUNK_END
@@ -52,7 +54,7 @@ class TokenFlow:
         """Write a delta that arrived at `now`; called for every token. False: it is in `unwritten` instead."""
         self.histogram.observe_equal(now - self.last, row.n or 1)  # as `inter_token_latency` has it
         self.last = now
-        if row.extras:
+        if row.extras and self._render is not None:
             return self._write_rendered(self._render(row))
         content = row.text
         if not content:
@@ -87,7 +89,7 @@ class NumberedFlow(TokenFlow):
         super().__init__(histogram)
         self._sequence = sequence
 
-    def start(self, connection: Connection, before: bytes, after: bytes, render: Callable[[Delta], bytes]) -> None:
+    def start(self, connection: Connection, before: bytes, after: bytes, render: Renderer | None = None) -> None:
         """Start writing; `after` has %d where the number of the event goes."""
         super().start(connection, before, b"", render)
         self._around, self._end = len(before) - len(CHUNK_END), after + CHUNK_END
@@ -96,7 +98,7 @@ class NumberedFlow(TokenFlow):
         self.histogram.observe_equal(now - self.last, row.n or 1)
         self.last = now
         if row.extras:
-            return self._write_rendered(self._render(row))
+            return self._write_rendered(self._sequence.delta(row))
         content = row.text
         if not content:
             return True

@@ -308,13 +308,13 @@ class Lines:
         batch, jobs = self._lease.batch, list[Job | ApiError]()
         for line in lines:
             try:
-                request = request_of(envelope(self.plan.read(self._source, line), batch.endpoint), None)
+                found = envelope(self.plan.read(self._source, line), batch.endpoint)
+                request = request_of(found, None, cards=cards)
+                number, card = self.plan.numbers[line], cards.get(request.model)
+                job_id, lane = self._job_id(line), self._lane
+                jobs.append(job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card))
             except ApiError as error:
                 jobs.append(error)
-                continue
-            number, card = self.plan.numbers[line], cards.get(request.model)
-            job_id, lane = self._job_id(line), self._lane
-            jobs.append(job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card))
         return jobs
 
     def _job_id(self, line: int) -> str:

@@ -97,13 +97,14 @@ class Intake:
         key = joined("message", self._settings.take_queue, message_id)
         tenant = self._settings.take_tenant
         try:
-            asked = parse("job", await weighed(body))
+            cards = await self._fleet.cards()
+            asked = parse("job", await weighed(body), cards)
             check_choices(asked, self._max_choices)
             if asked.model not in self._models:
                 raise model_not_found(asked.model, self._models)
         except ApiError as error:
             raise Rejected(error.message) from None
-        card = (await self._fleet.cards()).get(asked.model)
+        card = cards.get(asked.model)
         about: Attributes = {names.REQUEST_MODEL: asked.model, names.TENANT: tenant}
         span = self._tracing.enter(f"take {self._settings.take_queue}", trace, "consumer", about)
         job = to_job(

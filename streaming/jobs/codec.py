@@ -30,7 +30,7 @@ from streaming.errors import DecodeError, NewerMessage
 from streaming.jobs.control import Control
 from streaming.jobs.drafts import Draft
 from streaming.jobs.frames import CountedDelta, Delta, Frame, PlainDelta
-from streaming.jobs.job import JOB_VERSION, PLAIN_VERSION, EchoJob, ExtendedJob, Job, TaskJob, ToolJob
+from streaming.jobs.job import JOB_VERSION, PLAIN_VERSION, EchoJob, ExtendedJob, Job, PassingJob, TaskJob, ToolJob
 from streaming.jobs.terminal import Ended, Terminal
 
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class _JobVersion(msgspec.Struct):
 
 _REPLY = msgspec.msgpack.Decoder(Reply)
 _CONTROL = msgspec.msgpack.Decoder(Control)
-_JOB = msgspec.msgpack.Decoder(Job | ToolJob | ExtendedJob | TaskJob | EchoJob)
+_JOB = msgspec.msgpack.Decoder(Job | ToolJob | ExtendedJob | TaskJob | EchoJob | PassingJob)
 _PLAIN_JOB = msgspec.msgpack.Decoder(Job)
 _JOB_VERSION = msgspec.msgpack.Decoder(_JobVersion)
 _TERMINAL = msgspec.msgpack.Decoder(Terminal)

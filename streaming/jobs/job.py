@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -123,9 +124,9 @@ def prompt_count(prompt: Prompt) -> int:
             return len(groups)
 
 
-PLAIN_VERSION, TOOL_VERSION, EXTENDED_VERSION, TASK_VERSION, JOB_VERSION = 1, 2, 3, 4, 5
-"""Versions of a job's body: the first, that of tools, that of more sampling and reasoning, that of tasks, and the
-greatest. A worker puts a job of a greater version back for a newer worker."""
+PLAIN_VERSION, TOOL_VERSION, EXTENDED_VERSION, TASK_VERSION, ECHO_VERSION, JOB_VERSION = 1, 2, 3, 4, 5, 6
+"""Versions of a job's body: the first, that of tools, that of more sampling and reasoning, that of tasks, that of echo,
+and the greatest. A worker puts a job of a greater version back for a newer worker."""
 
 SAMPLING_OF_VERSION_3 = ("top_k", "min_p", "repetition_penalty", "logit_bias", "ignore_eos")
 """Fields of Sampling that came with version 3."""
@@ -190,6 +191,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     task_form: TaskForm = TaskForm()
     echo: bool = False
     """Whether each text begins with its prompt, which is a text."""
+    passed: dict[str, Any] = {}
+    """As in penstock.engine.Request."""
 
     @property
     def parted(self) -> bool:
@@ -228,8 +231,48 @@ class TaskJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=TASK_VERSI
     """A job with a task, for which a worker of version 3 would generate a text."""
 
 
-class EchoJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
+class EchoJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=ECHO_VERSION):
     """A job whose texts begin with their prompts, which a worker of version 4 would leave out."""
+
+
+class PassingJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VERSION):
+    """A job with fields for its model's server, which a worker of version 5 would leave out."""
+
+
+HINTS = frozenset(
+    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "max_completion_tokens"}
+)
+"""Passed fields that change no answer."""
+
+
+def has_extras(prompt: Prompt, tools: Tools | None) -> bool:
+    """Whether a turn, a call or a tool has further fields."""
+    if tools is not None and any(tool.extras for tool in tools.offered):
+        return True
+    turns = prompt.turns if isinstance(prompt, Chat) else ()
+    return any(turn.extras or (turn.calls and any(call.extras for call in turn.calls)) for turn in turns)
+
+
+def without_extras(prompt: Prompt, tools: Tools | None) -> tuple[Prompt, Tools | None]:
+    """The same without further fields of turns, calls and tools."""
+    replace = msgspec.structs.replace
+    if not has_extras(prompt, tools):
+        return prompt, tools
+    if tools is not None:
+        tools = replace(tools, offered=tuple([replace(tool, extras={}) for tool in tools.offered]))
+    if isinstance(prompt, Chat):
+        calls = [tuple([replace(call, extras={}) for call in turn.calls]) for turn in prompt.turns]
+        turns = [replace(turn, calls=own, extras={}) for turn, own in zip(prompt.turns, calls, strict=True)]
+        prompt = Chat(tuple(turns))
+    return prompt, tools
+
+
+def without_passed(job: Job) -> Job:
+    """The same job without what it has for a model's server."""
+    if not job.passed and not has_extras(job.prompt, job.tools):
+        return job
+    prompt, tools = without_extras(job.prompt, job.tools)
+    return msgspec.structs.replace(job, prompt=prompt, tools=tools, passed={})
 
 
 def job_class(
@@ -240,8 +283,12 @@ def job_class(
     task: Task | None = None,
     *,
     echo: bool = False,
+    passed: Collection[str] = (),
 ) -> type[Job]:
-    """The struct of a job with this prompt, these tools, this sampling, this reasoning, this task and this echo."""
+    """The struct of a job with this prompt, these tools, this sampling, this reasoning, this task, this echo and these
+    passed fields."""
+    if not HINTS.issuperset(passed) or has_extras(prompt, tools):
+        return PassingJob
     if echo:
         return EchoJob
     if task is not None:

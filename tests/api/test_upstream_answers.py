@@ -17,6 +17,7 @@ from sim_worker import recorder
 from upstream_bench import FAST
 from upstream_worker import StartUpstream, start_upstream
 
+from streaming.fleet.settings import ModelSettings
 from streaming.redis.client import RedisClient
 from workers.engines.upstream.settings import UpstreamSettings
 
@@ -48,8 +49,15 @@ def event(data: Any) -> bytes:
 
 
 class Place:
-    def __init__(self, api: LocalApi, upstream: Scripted) -> None:
-        self.api, self.upstream = api, upstream
+    def __init__(self, api: LocalApi, start: StartUpstream, upstream: Scripted) -> None:
+        self.api, self._start, self.upstream = api, start, upstream
+
+    async def work(self, model: str, **more: Any) -> None:
+        """Start a worker of this model, whose card the API knows then."""
+        settings = UpstreamSettings(**FAST, urls=(self.upstream.url,), name=MODEL, **more)  # type: ignore[arg-type]
+        running, services = await self._start(settings, model=model), self.api.services
+        services.models = {**services.models, model: ModelSettings(engine="upstream")}
+        services.cards = {**services.cards, model: running.worker._card}
 
     async def whole(self, **more: Any) -> Any:
         reply = await self.api.post("/v1/chat/completions", {"model": "sim", "messages": HELLO} | more)
@@ -71,8 +79,9 @@ class Place:
 async def place(wire: RedisClient, start_upstream: StartUpstream) -> AsyncIterator[Place]:
     upstream = Scripted()
     async with serving(upstream), api_in_process(RedisClient.open(wire.settings)) as api:
-        await start_upstream(UpstreamSettings(**FAST, urls=(upstream.url,), name=MODEL), model="sim")  # type: ignore[arg-type]
-        yield Place(api, upstream)
+        place = Place(api, start_upstream, upstream)
+        await place.work("sim")
+        yield place
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}])
@@ -225,3 +234,94 @@ async def test_a_call_keeps_its_id_and_its_extra_content(place: Place) -> None:
     assert (item["call_id"], item["extra_content"]) == ("call_of_theirs", signed)
     last = (await place.chunks("/v1/responses", input="hi", tools=[flat]))[-1]["response"]["output"]
     assert [(each["call_id"], each["extra_content"]) for each in last] == [("call_of_theirs", signed)]
+
+
+# --- what the server is sent ------------------------------------------------------------------------------------------
+
+SIGNED = {"google": {"thought_signature": "c2ln"}}
+KNOWN_TO_SERVERS: dict[str, Any] = {
+    "chat_template_kwargs": {"enable_thinking": False}, "prompt_cache_key": "k", "verbosity": "low",
+    "safety_identifier": "s", "user": "u", "metadata": {"a": "b"}, "service_tier": "flex",
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "x"}, "prediction": {"type": "content", "content": "x"}, "web_search_options": {}, "top_a": 0.5,
+    "stop_token_ids": [3], "reasoning_effort": "none",
+}  # fmt: skip
+OURS = {"cache_salt": "x", "rid": "x", "api_base": "http://127.0.0.1:1", "priority": 0}
+
+
+async def test_fields_reach_a_server_that_may_know_them(place: Place) -> None:
+    """By their own names; what Penstock manages does not, and is named as ignored."""
+    place.upstream.says({"delta": {"content": "x"}, "finish_reason": "stop"})
+    asked = {"model": "sim", "messages": HELLO, "max_completion_tokens": 9} | KNOWN_TO_SERVERS | OURS
+    reply = await place.api.post("/v1/chat/completions", asked)
+    body = place.upstream.sent[-1].body
+    assert {name: body.get(name) for name in KNOWN_TO_SERVERS} == KNOWN_TO_SERVERS
+    assert body["max_completion_tokens"] == 9 and "max_tokens" not in body
+    assert OURS.keys().isdisjoint(body)
+    assert set(reply.headers["x-ignored-fields"].split(", ")) == {
+        "cache_salt",
+        "rid",
+        "api_base",
+        "priority",
+        "messages2",
+    }
+    job = (await place.api.client.get(f"/v1/jobs/{reply.headers['x-job-id']}?include=input")).json()["input"]
+    assert job["max_completion_tokens"] == 9 and job["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+async def test_further_fields_of_messages_calls_and_tools_reach_a_server(place: Place) -> None:
+    place.upstream.says({"delta": {"content": "x"}, "finish_reason": "stop"})
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "get_time", "arguments": "{}"},
+        "extra_content": SIGNED,
+    }
+    messages = [
+        {"role": "user", "name": "Bob", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "x"}}]},
+        {"role": "assistant", "content": None, "reasoning_content": "Hm", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "noon"},
+    ]
+    tool = TOOL | {"cache_control": {"type": "x"}, "function": TOOL["function"] | {"defer": True}}  # type: ignore[operator]
+    reply = await place.api.post("/v1/chat/completions", {"model": "sim", "messages": messages, "tools": [tool]})
+    body = place.upstream.sent[-1].body
+    assert body["messages"] == messages and body["tools"] == [tool] and "x-ignored-fields" not in reply.headers
+
+
+async def test_a_schema_keeps_its_name(place: Place) -> None:
+    place.upstream.says({"delta": {"content": "{}"}, "finish_reason": "stop"})
+    await place.work("v", kind="vllm")
+    named = {"name": "city", "description": "A city.", "strict": True, "schema": {"type": "object"}}
+    form = {"type": "json_schema", "json_schema": named}
+    reply = await place.api.post("/v1/chat/completions", {"model": "v", "messages": HELLO, "response_format": form})
+    assert reply.status_code == 200, reply.text
+    assert place.upstream.sent[-1].body["response_format"] == form
+    text = {"format": {"type": "json_schema", **named}}
+    await place.api.post("/v1/responses", {"model": "v", "input": "hi", "text": text, "prompt_cache_key": "k"})
+    body = place.upstream.sent[-1].body
+    assert (body["response_format"], body["prompt_cache_key"]) == (form, "k")
+
+
+async def test_a_stored_response_gives_its_calls_back_to_the_server(place: Place) -> None:
+    """With their own ids and signatures; so does one that is sent as items."""
+    flat = {"type": "function", "name": "get_time", "parameters": {"type": "object", "properties": {}}}
+    place.upstream.says(
+        {"delta": {"tool_calls": [CALL | {"extra_content": SIGNED}]}}, {"delta": {}, "finish_reason": "tool_calls"}
+    )
+    first = (await place.api.post("/v1/responses", {"model": "sim", "input": "hi", "tools": [flat]})).json()
+    output = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "noon"}
+    later = [
+        {"previous_response_id": first["id"], "input": [output]},
+        {"input": [{"role": "user", "content": "hi"}, *first["output"], output]},
+    ]
+    for more in later:
+        await place.api.post("/v1/responses", {"model": "sim", "tools": [flat]} | more)
+        (called,) = place.upstream.sent[-1].body["messages"][-2]["tool_calls"]
+        assert (called["id"], called["extra_content"]) == ("call_of_theirs", SIGNED)
+
+
+async def test_embeddings_pass_fields_too(place: Place) -> None:
+    place.upstream.vector = [0.5, 1.0]
+    await place.work("e")
+    await place.api.post("/v1/embeddings", {"model": "e", "input": "hello", "input_type": "query"})
+    assert place.upstream.sent[-1].body["input_type"] == "query"

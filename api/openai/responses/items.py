@@ -87,6 +87,8 @@ class Message(StrictBody):
 class FunctionCall(StrictBody):
     """An input item: a call that an earlier answer made."""
 
+    PASSED = True
+
     type: Literal["function_call"] = Field(description="A call.")
     call_id: Annotated[str, Field(min_length=1, max_length=128)] = Field(description="The `call_id` of its output.")
     name: FunctionName = Field(description="The function that was called.")
@@ -96,7 +98,7 @@ class FunctionCall(StrictBody):
 
     @property
     def turn(self) -> ChatTurn:
-        return ChatTurn("assistant", "", (ToolCall(self.call_id, self.name, self.arguments),))
+        return ChatTurn("assistant", "", (ToolCall(self.call_id, self.name, self.arguments, self.further),))
 
 
 class FunctionCallOutput(StrictBody):

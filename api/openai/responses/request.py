@@ -230,12 +230,8 @@ class ResponseRequest(InputFields):
     max_tool_calls: Annotated[int, Field(ge=1, le=1_048_576)] | None = Field(
         None, description="Without effect: the client runs all tools."
     )
-    safety_identifier: Annotated[str, Field(max_length=128)] | None = Field(
-        None, description="Shown in the response, without effect."
-    )
-    prompt_cache_key: Annotated[str, Field(max_length=256)] | None = Field(
-        None, description="Shown in the response, without effect."
-    )
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = Field(None, description="Shown in the response.")
+    prompt_cache_key: Annotated[str, Field(max_length=256)] | None = Field(None, description="Shown in the response.")
 
     @field_validator("store")
     @classmethod
@@ -272,6 +268,18 @@ class ResponseRequest(InputFields):
     @property
     def effort(self) -> Effort | None:
         return self.reasoning.effort if self.reasoning else None
+
+    @property
+    def known_to_servers(self) -> dict[str, Any]:
+        form = self.text.format if self.text else None
+        of_schema = {"name": form.name, "description": form.description, "strict": form.strict} if form else {}
+        said = {name: value for name, value in of_schema.items() if value is not None}
+        found = super().known_to_servers | ({"reasoning_effort": "none"} if self.effort == "none" else {})
+        if said and form is not None and form.type == "json_schema":
+            found["response_format"] = said
+        if self.text and self.text.verbosity:
+            found["verbosity"] = self.text.verbosity
+        return found | {"prompt_cache_key": self.prompt_cache_key, "safety_identifier": self.safety_identifier}
 
     @property
     def version_read(self) -> int | None:

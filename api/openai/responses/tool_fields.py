@@ -22,6 +22,8 @@ from penstock.tools import Tool, Tools
 class FlatTool(StrictBody):
     """A function that the model may call."""
 
+    PASSED = True
+
     type: FunctionKind = Field(description="Only functions: the client runs them.")
     name: FunctionName = Field(description="Letters, digits, `_`, `-` and `.`; at most 128 characters.")
     description: Annotated[str, Field(max_length=16_384)] | None = Field(None, description="What it does.")
@@ -32,7 +34,7 @@ class FlatTool(StrictBody):
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
+        return Tool(self.name, self.description or "", self.parameters, bool(self.strict), self.further)
 
     @property
     def shown(self) -> dict[str, Any]:

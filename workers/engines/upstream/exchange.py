@@ -145,6 +145,7 @@ class UpstreamExchange:
                     generation.answer(task_calls.read_text(found), 0)
                 case _:
                     body, limit_s = task_calls.body_of(facts, request, task), self._settings.first_token_s
+                    body = bodies.passed(facts, request, self._settings.withhold_fields) | body
                     found = await self._ask(
                         place, task_calls.path_of(task), body, limit_s=limit_s, based=True, trace=trace
                     )
@@ -167,7 +168,7 @@ class UpstreamExchange:
             raise Unprepared(replace(outcome, param="messages"))
         if turns and facts.template_chat:
             begins = task.generation_prompt
-            prompt = await self._rendered(place, facts, turns, request.reasoning, begins=begins)
+            prompt = await self._rendered(place, facts, turns, request, begins=begins)
             body = task_calls.rendered_body(prompt)
         return task_calls.read_tokens(facts, await self._ask(place, "/tokenize", body, trace=trace))
 
@@ -193,6 +194,7 @@ class UpstreamExchange:
             send_priority=settings.send_priority,
             limit=self._limit(generation, facts, way.rung, prompt),
             salt=_salt(generation.request.tenant, place.key.secret),
+            withheld=settings.withhold_fields,
         )
         call = _Call("POST", path, msgspec.json.encode(body), named)
         return await self._sent(generation, place, facts, way.rung, call)
@@ -296,7 +298,7 @@ class UpstreamExchange:
         turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
         if facts.template_chat and turns:
             if not isinstance(generation.prompt, str):
-                generation.prompt = await self._rendered(place, facts, turns, request.reasoning)
+                generation.prompt = await self._rendered(place, facts, turns, request)
             return generation.prompt
         if not turns and not isinstance(request.prompt, str):
             return None
@@ -306,28 +308,30 @@ class UpstreamExchange:
         if rung is Rung.IDS:
             await self._check_alignment(generation, place, facts)
         if not isinstance(generation.prompt, list):
-            generation.prompt = await self._tokenized(place, facts, turns or str(request.prompt))
+            generation.prompt = await self._tokenized(place, facts, turns or str(request.prompt), request)
         return generation.prompt
 
     async def _rendered(
-        self, place: ServerPlace, facts: ServerFacts, turns: list[ChatTurn], reasoning: str, *, begins: bool = True
+        self, place: ServerPlace, facts: ServerFacts, turns: list[ChatTurn], request: Request, *, begins: bool = True
     ) -> str:
-        body: dict[str, Any] = {"messages": [turn.shown for turn in turns]}
+        body = bodies.rendering(facts, request) | {"messages": [turn.shown for turn in turns]}
         if not begins:
             body["add_generation_prompt"] = False
-        if reasoning not in ("", "default") and facts.reasoning_effort:
-            body |= bodies.effort(facts, reasoning)
+        if request.reasoning not in ("", "default") and facts.reasoning_effort:
+            body = bodies.with_effort(body, facts, request.reasoning)
         found = (await self._ask(place, "/apply-template", body)).get("prompt")
         if not isinstance(found, str) or not found:
             raise Unprepared(by_cut("/apply-template gave no prompt"))
         return found
 
-    async def _tokenized(self, place: ServerPlace, facts: ServerFacts, prompt: list[ChatTurn] | str) -> list[int]:
+    async def _tokenized(
+        self, place: ServerPlace, facts: ServerFacts, prompt: list[ChatTurn] | str, request: Request
+    ) -> list[int]:
         body: dict[str, Any] = {"model": facts.model}
         if isinstance(prompt, str):
             body |= {"prompt": prompt, "add_special_tokens": True}
         else:
-            body |= {"messages": [turn.shown for turn in prompt]}
+            body |= bodies.rendering(facts, request) | {"messages": [turn.shown for turn in prompt]}
             body["add_generation_prompt"] = True
         found = (await self._ask(place, "/tokenize", body)).get("tokens")
         try:

@@ -57,6 +57,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: bool | None = None
     """Show the reasoning of all chats, in `reasoning_content`. null: of llama-server if its template has reasoning, of
     others for requests with `reasoning_effort`. Answers that may hold it are continued only on llama-server."""
+    withhold_fields: tuple[str, ...] = ()
+    """Fields of a request that are not passed on to the server, although Penstock does not read them, such as
+    "web_search_options"; "*": all of them. What Penstock manages, and what could reach other tenants' data or other
+    machines, is never passed on."""
     send_priority: bool = False
     """Send each request's priority. vLLM and SGLang take it only if they were started for it."""
     cache_prompt: bool = False

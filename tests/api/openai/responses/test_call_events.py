@@ -102,7 +102,7 @@ def test_a_cut_call_is_incomplete() -> None:
     sequence.deltas(rows_of(ANSWER[:3]))
     last = events(sequence.end(end("length")))[-1]["response"]
     assert (last["status"], [item["status"] for item in last["output"]]) == ("incomplete", ["completed", "incomplete"])
-    assert last["output"] == as_json(answer_output(JOB, ANSWER[:3], 0, completed=False))
+    assert last["output"] == as_json(answer_output(JOB, rows_of(ANSWER[:3]), 0, completed=False))
 
 
 def test_an_empty_answer_is_an_empty_text() -> None:
@@ -114,9 +114,9 @@ def test_an_empty_answer_is_an_empty_text() -> None:
 
 def test_an_answer_is_one_turn_of_the_next_conversation() -> None:
     """Its calls have the ids that the client knows."""
-    turn = answer_turn(JOB, ANSWER)
+    turn = answer_turn(JOB, rows_of(ANSWER))
     assert (turn.content, [call.name for call in turn.calls]) == ("I call.Done.", ["f", "g"])
-    assert [each.turn(JOB).calls[0].id for each in items_of(ANSWER)[1:3]] == [call.id for call in turn.calls]
+    assert [each.turn(JOB).calls[0].id for each in items_of(rows_of(ANSWER))[1:3]] == [call.id for call in turn.calls]
 
 
 def test_a_response_without_tools_has_the_plain_sequence() -> None:

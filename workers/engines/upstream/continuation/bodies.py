@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from penstock.engine import ChatTurn, Request, Sampling
@@ -11,6 +11,16 @@ from workers.engines.upstream.continuation.ladder import Row, Rung, is_chat
 from workers.engines.upstream.server.kinds import ServerFacts
 
 CHAT, TEXT = "/chat/completions", "/completions"
+ALL = "*"
+"""In the names of withheld fields: every field."""
+HINTS = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store",
+                   "prompt_cache_retention"})  # fmt: skip
+"""Passed fields of OpenAI's that change no answer: other servers that refuse unknown fields do not get them."""
+BUILT = frozenset({"max_completion_tokens", "response_format"})
+"""Passed fields that stand for a part of what is built here."""
+OF_TEMPLATES = frozenset({"chat_template_kwargs", "chat_template", "documents"})
+OLDER_LIMIT = ("llama-server", "tgi", "ollama", "mistral", "deepseek")
+"""Kinds that may know a chat's limit by its older name alone."""
 GRACE_S = 60
 """A job of another Penstock goes on for so long without a reader, and is then cancelled."""
 Prompt = str | list[int] | list[str | int]
@@ -32,17 +42,20 @@ def build(
     send_priority: bool = False,
     limit: int | None = None,
     salt: str = "",
+    withheld: Collection[str] = (),
 ) -> tuple[str, dict[str, Any]]:
     """The path behind the base address, and the body.
 
     Args:
+        withheld: fields of the request that are not passed on.
         rows: all of the answer so far.
         prompt: rendered or tokenised by the server, without the rows; None: the request's own.
         limit: tokens still to generate; None: as many as fit.
         salt: of the request's tenant, for the server's prefix cache.
     """
     prompted = is_prompted(facts, request, rung)
-    body: dict[str, Any] = {"model": facts.model, "stream": True}
+    body: dict[str, Any] = passed(facts, request, withheld, prompted=prompted)
+    body |= {"model": facts.model, "stream": True}
     if prompted:
         own = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
         body["prompt"] = continued(own if prompt is None else prompt, rung, rows)  # type: ignore[arg-type]
@@ -50,14 +63,15 @@ def build(
         body |= _messages(facts, request, rung, rows)
     body |= _sampling(request.sampling) | _further_sampling(facts, request.sampling)
     if limit is not None:
-        body["max_completion_tokens" if facts.completion_limit and not prompted else "max_tokens"] = limit
+        newer = facts.completion_limit or ("max_completion_tokens" in request.passed and facts.kind not in OLDER_LIMIT)
+        body["max_completion_tokens" if newer and not prompted else "max_tokens"] = limit
     if request.sampling.logprobs is not None:
         body |= _logprobs(facts, request.sampling.logprobs, prompted=prompted)
     if request.sampling.json_schema is not None:
-        body |= _schema(facts, request.sampling.json_schema)
+        body |= _schema(facts, request.sampling.json_schema, request.passed.get("response_format", {}))
     body |= _extras(facts, request, prompted=prompted, cache_prompt=cache_prompt, salt=salt)
     if request.reasoning not in ("", "default") and facts.reasoning_effort and not prompted:
-        body |= effort(facts, request.reasoning)
+        body = with_effort(body, facts, request.reasoning)
     if request.tools is not None:
         body |= _tools(facts, request.tools)
     if facts.reattach == "key" and rung in (Rung.FRESH, Rung.REATTACH):
@@ -68,12 +82,42 @@ def build(
     return (TEXT if prompted else CHAT), body
 
 
+def passed(
+    facts: ServerFacts, request: Request, withheld: Collection[str] = (), *, prompted: bool = False
+) -> dict[str, Any]:
+    """The fields of the request that a server of this kind gets as they are."""
+    if ALL in withheld:
+        return {}
+    found = {name: value for name, value in request.passed.items() if name not in BUILT and name not in withheld}
+    if prompted or facts.kind == "llama-server":
+        found.pop("reasoning_effort", None)  # a template's variable, or nothing
+    if facts.strict and facts.kind != "openai":
+        found = {name: value for name, value in found.items() if name not in HINTS}
+    if facts.kind == "openai" and not found.get("store"):
+        found.pop("metadata", None)  # which it takes only with what it stores
+    return found
+
+
+def rendering(facts: ServerFacts, request: Request) -> dict[str, Any]:
+    """Those of them that decide how a conversation is rendered."""
+    return {name: value for name, value in passed(facts, request).items() if name in OF_TEMPLATES}
+
+
 def effort(facts: ServerFacts, reasoning: str) -> dict[str, Any]:
     """The fields by which a server is told how much to reason."""
     if facts.kind != "llama-server":
         return {"reasoning_effort": reasoning}
     named = {} if reasoning == "none" else {"reasoning_effort": reasoning}
     return {"chat_template_kwargs": {"enable_thinking": reasoning != "none"} | named}
+
+
+def with_effort(body: dict[str, Any], facts: ServerFacts, reasoning: str) -> dict[str, Any]:
+    """The body with these fields, besides other variables of the template that it has."""
+    found = effort(facts, reasoning)
+    own = body.get("chat_template_kwargs")
+    if isinstance(own, dict) and "chat_template_kwargs" in found:
+        found = {"chat_template_kwargs": found["chat_template_kwargs"] | own}
+    return body | found
 
 
 def continued(prompt: Prompt, rung: Rung, rows: Sequence[Row]) -> Prompt:
@@ -155,12 +199,13 @@ def _logprobs(facts: ServerFacts, wanted: int, *, prompted: bool) -> dict[str, A
     return {"logprobs": True, "top_logprobs": wanted}
 
 
-def _schema(facts: ServerFacts, schema: dict[str, Any]) -> dict[str, Any]:
+def _schema(facts: ServerFacts, schema: dict[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The output format. `named`: what the request says of its schema, such as its name."""
     if facts.kind == "llama-server":
         return {"json_schema": schema or {"type": "object"}}
     if not schema:
         return {"response_format": {"type": "json_object"}}
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", **named, "schema": schema}}}
 
 
 def _extras(facts: ServerFacts, request: Request, *, prompted: bool, cache_prompt: bool, salt: str) -> dict[str, Any]:

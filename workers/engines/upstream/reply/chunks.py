@@ -170,7 +170,7 @@ def _read_parts(delta: ChatDelta, parts: list[Any]) -> str:
         if isinstance(part, str):
             texts["text"] += part
         elif isinstance(part, dict):
-            kind = part.get("type") if part.get("type") in ("thinking", "refusal") else "text"
+            kind = str(part.get("type")) if part.get("type") in ("thinking", "refusal") else "text"
             said = part.get(kind)
             for each in said if isinstance(said, list) else (said,):  # Mistral's thinking is a list of texts again
                 each = each.get("text") if isinstance(each, dict) else each  # noqa: PLW2901

@@ -41,7 +41,7 @@ MAX_UNCOUNTED = 64
 MAX_CHARACTERS_PER_TOKEN, MIN_CHARACTERS = 256, 64 << 10
 """An answer is cut beyond so many characters per token of its limit, or beyond the second, if that is more: a server
 may count wrongly. The longest tokens are runs of one character; few answers have a tenth of this on average."""
-MAX_EXTRA_BYTES = 1 << 20
+MAX_EXTRA_BYTES = 4 << 20
 """Extras of one answer; further ones are dropped."""
 COMPLETE = ("stop", "length", "content_filter")
 """Finish reasons of answers whose text is all that comes."""

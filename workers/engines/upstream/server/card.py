@@ -20,6 +20,7 @@ def card_of(model: str, settings: UpstreamSettings, known: Sequence[ServerFacts]
         max_output=min(settings.max_output or context, context),
         default_output=settings.default_output,
         capabilities=_common(known),
+        withheld=settings.withhold_fields,
         embedding_size=max([facts.embedding_size for facts in known]),
         created=int(time.time()),
     )

@@ -129,6 +129,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
             ignore_eos=self.ignore_eos,
             reasoning=self.reasoning,
             reasoning_effort=self.reasoning_effort,
+            passes_fields=True,
             embed=self.embeds,
             embedding_dimensions=self.embeds and self.embedding_dimensions,
             rerank=self.ranks,
@@ -212,8 +213,8 @@ KINDS: dict[str, ServerFacts] = {
     ),
     "tgi": ServerFacts(logprobs=-1, json_schema=False),
     "ollama": ServerFacts(prefill="trailing", json_schema=True, forced_tools=False, reasoning_effort=True),
-    "mistral": ServerFacts(text=False, prefill="prefix", json_schema=True, strict=True),
-    "deepseek": ServerFacts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS),
+    "mistral": ServerFacts(text=False, prefill="prefix", json_schema=True, strict=True, reasoning_effort=True),
+    "deepseek": ServerFacts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS, reasoning_effort=True),
     "openai": ServerFacts(
         text=False,
         logprobs=MAX_LOGPROBS,
@@ -226,7 +227,7 @@ KINDS: dict[str, ServerFacts] = {
         reasoning_effort=True,
     ),
     "penstock": ServerFacts(reattach="key", logprobs=-1, penalties=False, tools=False),  # its card says more
-    "other": ServerFacts(),
+    "other": ServerFacts(reasoning_effort=True),  # passed on
 }
 
 HOSTS = {
