@@ -263,7 +263,6 @@ async def test_fields_reach_a_server_that_may_know_them(place: Place) -> None:
         "rid",
         "api_base",
         "priority",
-        "messages2",
     }
     job = (await place.api.client.get(f"/v1/jobs/{reply.headers['x-job-id']}?include=input")).json()["input"]
     assert job["max_completion_tokens"] == 9 and job["chat_template_kwargs"] == {"enable_thinking": False}
