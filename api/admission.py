@@ -44,6 +44,7 @@ from streaming.errors import (
     UnknownFile,
     UnknownJob,
 )
+from streaming.events.outbox import with_webhook
 from streaming.ids import joined, partition_of
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import CancelledBy, Job
@@ -165,6 +166,7 @@ async def accept(
     job_id = services.queue.new_id(caller.tenant, key, form.conversation if form is not None else "")
     partition = partition_of(job_id) or 0
     card = services.cards.get(asked.model)
+    events, webhook = _recipients(services, caller.tenant, asked, waits=waits)
     job = to_job(
         asked,
         job_id=job_id,
@@ -174,7 +176,8 @@ async def accept(
         trace=state["trace"],
         received_us=services.clock.at(state["received"], partition),
         clock_us=services.clock.error_us(partition),
-        events=_recipients(services, caller.tenant, asked, waits=waits),
+        events=events,
+        webhook=webhook,
         card=card,
     )
     if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):
@@ -193,12 +196,21 @@ async def accept(
     return Admitted(job, partition, accepted, buffer, asked, _headers(asked, accepted, wait, card), bool(key), wait)
 
 
-def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> str:
-    """Return who gets the events of a job: nobody, if its client waits for the answer."""
-    form = asked.response_form
+def _recipients(services: Services, tenant: str, asked: Request, *, waits: bool) -> tuple[str, str]:
+    """Return who gets the events of a job, and the webhook that the request names, as Job has them: nobody else, if its
+    client waits for the answer. Raises ApiError (400)."""
+    form, subscriptions = asked.response_form, services.subscriptions
     if form is not None:
-        return services.subscriptions.of_responses(tenant) if form.background else ""
-    return "" if waits else services.subscriptions.of_jobs(tenant)
+        letters = subscriptions.of_responses(tenant) if form.background else ""
+    else:
+        letters = "" if waits else subscriptions.of_jobs(tenant)
+    if not asked.queue.webhook:
+        return letters, ""
+    try:
+        webhook = subscriptions.webhook(tenant, asked.queue.webhook)
+    except ValueError as error:
+        raise errors.invalid_request(f"queue.webhook {error}.", "queue.webhook") from None
+    return with_webhook(letters, response=form is not None), webhook
 
 
 def _expected_wait(services: Services, job: Job, accepted: Accepted) -> Wait | None:

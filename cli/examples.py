@@ -39,6 +39,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         'penstock submit "Write a haiku about water."',
         'penstock submit "Write a haiku about water." --wait 30',
         'penstock submit "Name a river." --priority batch --idempotency-key river-1',
+        'penstock submit "Name a river." --webhook crm',
         "penstock submit - < prompt.txt",
     ),
     "penstock top": ("penstock top", "penstock top --once", "penstock top --json --interval 10"),

@@ -44,6 +44,7 @@ class SubmitCommand(Command):
 @click.option("--follow", "following", is_flag=True, help="Print the tokens as they come; Ctrl-C only stops watching.")
 @click.option("--idempotency-key", help="Repeating the command with the same key creates no second job.")
 @click.option("--deadline-ms", type=click.IntRange(1), help="Time limit from now to the last token.")
+@click.option("--webhook", help="Webhook of the server's settings to tell how the job ends, or a URL that they allow.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of an answer.")
 @click.option("--model", help="Model to ask [the instance's default].")
 @where_options(url=True)
@@ -84,10 +85,11 @@ def _body(
     max_tokens: int | None,
     priority: str | None,
     deadline_ms: int | None,
+    webhook: str | None,
 ) -> dict[str, Any]:
     if not text.strip():
         raise Problem("there is nothing to submit", next_step='penstock submit "a text"', exit_code=USAGE, code="usage")
-    queue = {"priority": priority, "deadline_ms": deadline_ms}
+    queue = {"priority": priority, "deadline_ms": deadline_ms, "webhook": webhook}
     body = {
         "model": model or client.default_model(),
         "messages": [{"role": "user", "content": text}],

@@ -5,11 +5,13 @@ In penstock.toml, with a secret of your own (`echo whsec_$(openssl rand -base64 
     [webhooks.example]
     url = "http://127.0.0.1:9000/"
     secret = "whsec_..."
-    events = ["job.completed", "job.failed"]
+    events = []                   # what requests do not name: none
     allow_http = true
     networks = ["127.0.0.1/32"]
 
-Then start it with the same secret in PENSTOCK_WEBHOOK_SECRET, and submit a job.
+Then start it with the same secret in PENSTOCK_WEBHOOK_SECRET, and submit a job that names it:
+
+    penstock submit "Name a river." --webhook example
 """
 
 import base64
@@ -19,6 +21,7 @@ import os
 import time
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
 
 from penstock.client import PenstockClient
 
@@ -55,11 +58,11 @@ class Receiver(BaseHTTPRequestHandler):
             seen.add(self.headers["webhook-id"])
             self.take(json.loads(body))
 
-    def take(self, message: dict[str, dict[str, str] | str]) -> None:
-        """Print what happened. The message names a job; its result is fetched with our own key."""
-        assert isinstance(message["data"], dict)
-        job = client.get(message["data"]["id"])
-        print(message["type"], job["id"], json.dumps(job["result"] or job["error"]), flush=True)
+    def take(self, message: dict[str, Any]) -> None:
+        """Print what happened. The message says how a job ended; its result is fetched with our own key."""
+        ended = message["data"]
+        result = client.get(ended["id"])["result"] if ended["status"] == "completed" else ended.get("error")
+        print(message["type"], ended["id"], json.dumps(result), flush=True)
 
 
 HTTPServer(("127.0.0.1", PORT), Receiver).serve_forever()

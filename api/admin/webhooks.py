@@ -45,6 +45,7 @@ def _object(message: WebhookMessage) -> dict[str, Any]:
         "id": message.id,
         "object": "webhook_message",
         "endpoint": message.endpoint,
+        "url": message.url.partition("?")[0] or None,  # its query may hold a secret
         "event": message.event,
         "type": message.type,
         "subject": message.subject,

@@ -155,6 +155,7 @@ def _webhook_message() -> Schema:
     return object_of(
         object=word_of("webhook_message"),
         **dict.fromkeys(words, STRING),
+        url=maybe(STRING | {"description": "The URL that the request names, without its query; null: the endpoint's."}),
         at=NUMBER,
         attempts=INTEGER,
         last_attempt_at=maybe(NUMBER),

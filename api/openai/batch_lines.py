@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from api.openai.errors import ApiError, model_not_found
+from api.openai.errors import ApiError, invalid_request, model_not_found
 from api.openai.generation import reasoning_of, sampling_of
 from api.openai.json_body import FINITE, non_finite_field
 from api.openai.json_weight import nested_beyond
@@ -145,6 +145,9 @@ def request_of(
     request = parse(ENDPOINTS[found.url], bytes(found.body), cards)
     if isinstance(request, ResponseRequest):
         check_line(request)
+    if request.queue.webhook:
+        raise invalid_request("queue.webhook has no place in a batch, whose lines have no events of their own. Leave "
+                              "it out, and subscribe to batch.completed in [webhooks].", "queue.webhook")  # fmt: skip
     if max_choices is not None:
         check_choices(request, max_choices)
     if models is not None and request.model not in models:

@@ -258,6 +258,11 @@ class QueueOptions(ClosedBody):
         description="When the reader goes away: 'cancel', 'continue', or 'grace:<seconds>' (0 to 3600), then cancel.",
         json_schema_extra={"pattern": f"^({_DISCONNECT.pattern})$"},
     )
+    webhook: Annotated[str, Field(min_length=1, max_length=2048)] | None = Field(
+        default=None,
+        description="Who is told how the job ends: the name of a [webhooks] entry of your tenant, or a URL that its `urls` "
+        "allow.",
+    )
 
     @field_validator("on_disconnect")
     @classmethod

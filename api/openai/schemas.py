@@ -340,6 +340,7 @@ def to_job(
     received_us: int = 0,
     clock_us: int = 0,
     events: str = "",
+    webhook: str = "",
     card: ModelCard | None = None,
 ) -> Job:
     """Build the job of a request, in the requested lane but not above `ceiling`. `received_us`: see Job.
@@ -369,6 +370,7 @@ def to_job(
         received_us=received_us,
         clock_us=clock_us,
         events=events,
+        webhook=webhook,
         response=request.response_form,
         tools=tools,
         reasoning=reasoning,

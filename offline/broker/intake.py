@@ -9,7 +9,7 @@ from api.openai.errors import ApiError, model_not_found, too_large_for_store
 from api.openai.json_weight import weighed
 from api.openai.schemas import check_choices, parse, to_job
 from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
-from streaming.events.outbox import EventSubscriptions
+from streaming.events.outbox import EventSubscriptions, with_webhook
 from streaming.events.redeliveries import Redeliveries
 from streaming.events.settings import EventSettings
 from streaming.fleet.processes import Fleet
@@ -104,6 +104,13 @@ class Intake:
                 raise model_not_found(asked.model, self._models)
         except ApiError as error:
             raise Rejected(error.message) from None
+        events, webhook = self._subscriptions.of_jobs(tenant), ""
+        if asked.queue.webhook:
+            try:
+                webhook = self._subscriptions.webhook(tenant, asked.queue.webhook)
+            except ValueError as error:
+                raise Rejected(f"queue.webhook {error}.") from None
+            events = with_webhook(events, response=False)
         card = cards.get(asked.model)
         about: Attributes = {names.REQUEST_MODEL: asked.model, names.TENANT: tenant}
         span = self._tracing.enter(f"take {self._settings.take_queue}", trace, "consumer", about)
@@ -114,7 +121,8 @@ class Intake:
             ceiling=self._settings.take_priority,
             reply_to="",
             trace=span.carrier(),
-            events=self._subscriptions.of_jobs(tenant),
+            events=events,
+            webhook=webhook,
             card=card,
         )
         if card is not None and (failure := unsupported(job, card.capabilities, card.embedding_size)):

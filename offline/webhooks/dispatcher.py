@@ -27,14 +27,14 @@ from httpcore2 import (
 
 from api.openai.responses.ids import job_of
 from offline.webhooks.backoff import after_failure
+from offline.webhooks.event_data import with_data
 from offline.webhooks.guard import Forbidden, GuardedBackend, networks_of
-from offline.webhooks.response_events import as_told
 from runtime.config import ConfigError
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
 from streaming.events.outbox import Outbox, endpoints_for
-from streaming.events.settings import WebhookSettings, signing_key
+from streaming.events.settings import WebhookSettings, allows_url, signing_key
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
@@ -55,10 +55,11 @@ DELIVERY_ERRORS = (NetworkError, ProtocolError, TimeoutException, UnsupportedPro
 
 
 def body_of(attempt: DeliveryAttempt) -> bytes:
-    """Return the body, the same for every attempt: OpenAI's event object, with the id of what ended, no result."""
+    """Return the body, the same for every attempt: OpenAI's event object, without the result."""
     created = attempt.at_ms // 1000
     event = {"id": attempt.event, "object": "event", "created_at": created, "type": attempt.type}
-    return msgspec.json.encode(event | {"data": {"id": attempt.subject}})
+    data = msgspec.Raw(attempt.data.encode()) if attempt.data else {"id": attempt.subject}
+    return msgspec.json.encode(event | {"data": data})
 
 
 def _no_store() -> ExpectedErrors:
@@ -85,21 +86,24 @@ class WebhookEndpoint:
     async def send(self, attempt: DeliveryAttempt, trace: str = "") -> tuple[int, str]:
         """Make one attempt. Returns the answer's status (0: none) and the problem ("": delivered). No redirects.
         `trace`: the `traceparent` that it carries; "": none."""
+        url = attempt.url or self.settings.url
+        if attempt.url and not allows_url(self.settings, url):
+            return 0, "`urls` of its endpoint no longer allow the URL that the request names"
         body = body_of(attempt)
         headers = signed_headers(self.settings.secret, attempt.id, attempt.now_ms // 1000, body)
         headers |= {"content-type": "application/json", "user-agent": "penstock"}
         headers |= {TRACEPARENT: trace} if trace else {}
         try:
             async with asyncio.timeout(self.settings.timeout_s):
-                status = await self._post(list(headers.items()), body)
+                status = await self._post(url, list(headers.items()), body)
         except Forbidden as error:
             return 0, str(error)
         except DELIVERY_ERRORS as error:
             return 0, f"{type(error).__name__}: {error}".rstrip(": ")
         return status, "" if 200 <= status < 300 else f"the endpoint answered {status}"
 
-    async def _post(self, headers: list[tuple[str, str]], body: bytes) -> int:
-        async with self._pool.stream("POST", self.settings.url, headers=headers, content=body) as response:
+    async def _post(self, url: str, headers: list[tuple[str, str]], body: bytes) -> int:
+        async with self._pool.stream("POST", url, headers=headers, content=body) as response:
             size = 0
             async for chunk in response.aiter_stream():
                 size += len(chunk)
@@ -148,9 +152,9 @@ class WebhookDispatcher:
 
     async def _fan_out(self) -> None:
         """Raises Unavailable."""
-        for event in await self._outbox.collect(self._name, MAX_EVENTS):
-            told = await as_told(event, self._job_reader)
-            await self._webhooks.dispatch(told, endpoints_for(told, self._rows))
+        events = await self._outbox.collect(self._name, MAX_EVENTS)
+        for event, data in await with_data(events, self._job_reader, self._batches):
+            await self._webhooks.dispatch(event, endpoints_for(event, self._rows), data)
 
     async def _keep_delivering(self, endpoint: WebhookEndpoint) -> None:
         under_way: set[asyncio.Task[None]] = set()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from streaming.events.settings import EventSettings, WebhookSettings
+from streaming.events.settings import EventSettings, WebhookSettings, allows_url
 from streaming.redis.client import RedisClient
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,10 @@ class Event:
     partition: int
     entry: str
     """Id of its entry in the outbox."""
+    recipients: str = ""
+    """The letters of the job's record (see Job.events)."""
+    webhook: str = ""
+    """The webhook that its request names, as the job's record holds it; "": none."""
 
     @property
     def id(self) -> str:
@@ -45,10 +49,11 @@ class Event:
 
 
 class EventSubscriptions:
-    """Recipients of each tenant's events, as the letters that records hold: b the broker, w webhooks."""
+    """Recipients of each tenant's events, as the letters that records hold (see Job.events)."""
 
     def __init__(self, events: EventSettings, webhooks: Mapping[str, WebhookSettings]) -> None:
         self._broker = "b" if events.publish_url else ""
+        self._rows = webhooks
         self._webhooks = {(row.tenant, each.partition(".")[0]) for row in webhooks.values() for each in row.events}
 
     def of_jobs(self, tenant: str) -> str:
@@ -62,6 +67,31 @@ class EventSubscriptions:
     def of_batches(self, tenant: str) -> str:
         """Recipients for a batch; its lines have no events of their own."""
         return self._broker + ("w" if (tenant, "batch") in self._webhooks else "")
+
+    def webhook(self, tenant: str, named: str) -> str:
+        """Return the webhook that a request of the tenant names in `queue.webhook`, as records hold it: the name of an
+        endpoint, after the URL and a line break if the request names a URL. Raises ValueError, whose text never has
+        the URL."""
+        own = {name: row for name, row in self._rows.items() if row.tenant == tenant}
+        if named in own:
+            return named
+        for name, row in own.items():
+            if named == row.url:
+                return name
+            if allows_url(row, named):
+                return f"{named}\n{name}"
+        if "://" in named:
+            raise ValueError("is a URL that this server does not allow. Its operator may add it to `urls` of a webhook "
+                             "of your tenant, in [webhooks.NAME]")  # fmt: skip
+        known = f"Yours are {', '.join(own)}" if own else "There is none; the server's operator adds [webhooks.NAME]"
+        raise ValueError(f"names no webhook of your tenant. {known}")
+
+
+def with_webhook(letters: str, *, response: bool) -> str:
+    """Add to the recipients of a job the webhook that its request names."""
+    if "w" in letters:
+        return letters + "h"
+    return letters + ("wro" if response else "wo")
 
 
 class Outbox:
@@ -79,13 +109,13 @@ class Outbox:
         for partition, answer in zip(self._client.partitions, answers, strict=True):
             for entry, *words in answer:
                 try:
-                    subject, tenant, kind = (word.decode() for word in words)
+                    subject, tenant, kind, recipients, webhook = (word.decode() for word in words)
                 except UnicodeDecodeError as error:
                     log.error("an event cannot be read and is dropped: %s", error)
                     await self._client.call("posted", partition, self._box, entry)
                 else:
                     at_ms = int(entry.split(b"-")[0])
-                    events.append(Event(subject, tenant, kind, at_ms, partition, entry.decode()))
+                    events.append(Event(subject, tenant, kind, at_ms, partition, entry.decode(), recipients, webhook))
         return events
 
     async def posted(self, events: Iterable[Event]) -> None:
@@ -97,5 +127,13 @@ class Outbox:
 
 
 def endpoints_for(event: Event, webhooks: Mapping[str, WebhookSettings]) -> Sequence[str]:
-    """The names of the webhooks that subscribe to the event."""
-    return [name for name, row in webhooks.items() if row.tenant == event.tenant and event.type in row.events]
+    """The webhooks that receive the event: those that subscribe to it, and the one that its request names, even if
+    that is configured no more (its message waits for it)."""
+    rows = {} if "o" in event.recipients else webhooks
+    found = [name for name, row in rows.items() if row.tenant == event.tenant and event.type in row.events]
+    row = webhooks.get(event.webhook.rpartition("\n")[2])
+    if row is not None and row.tenant != event.tenant:
+        log.error("an event is not sent to the webhook of another tenant", extra={"subject": event.subject})
+    elif event.webhook and event.webhook not in found:
+        found.append(event.webhook)
+    return found

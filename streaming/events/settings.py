@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ipaddress
+import re
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
@@ -32,6 +33,10 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = "local"
     """The tenant; `local` is every caller of a server without keys."""
     events: tuple[End, ...] = ENDS
+    """Events that it receives without being named; empty: only those of requests that name it in `queue.webhook`."""
+    urls: tuple[str, ...] = ()
+    """URLs that `queue.webhook` may be instead of this row's name: each of these, and every URL below its path. All
+    get this row's secret, networks and limits."""
     networks: tuple[str, ...] = ()
     """Private networks in which the endpoint may be, such as 10.1.0.0/16; without any its address must be public."""
     allow_http: bool = False
@@ -50,15 +55,51 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
 def check_endpoint(endpoint: WebhookSettings) -> None:
     """Validate an endpoint. Raises ValueError, whose text never has the secret."""
     check_tenant("tenant", endpoint.tenant)
-    url = urlsplit(endpoint.url)
-    if url.scheme not in ("https", "http") or not url.hostname or url.username is not None:
-        raise ValueError("url must be https://host/path, without a user")
-    if url.scheme == "http" and not endpoint.allow_http:
-        raise ValueError("url must begin with https:// (allow_http = true lifts that)")
-    assert url.port is None or url.port > 0  # reading it raises ValueError for what is no port
+    for field, text in (("url", endpoint.url), *(("urls", each) for each in endpoint.urls)):
+        url = urlsplit(text)
+        if url.scheme not in ("https", "http") or not url.hostname or url.username is not None:
+            raise ValueError(f"{field} must be https://host/path, without a user")
+        if url.scheme == "http" and not endpoint.allow_http:
+            raise ValueError(f"{field} must begin with https:// (allow_http = true lifts that)")
+        assert url.port is None or url.port > 0  # reading it raises ValueError for what is no port
+        if field == "urls" and (_origin_and_path(text) is None or url.query):
+            raise ValueError("urls must be plain ASCII without spaces, '#', '?' and segments such as '..'")
     for network in endpoint.networks:
         ipaddress.ip_network(network)
     signing_key(endpoint.secret)
+
+
+_PRINTABLE = re.compile(r"""[!"$-\[\]-~]{1,2048}""")
+"""Visible ASCII without the backslash and '#', which parsers of URLs read differently."""
+_CLIMBS = re.compile(r"(^|/)\.{1,2}(;[^/]*)?(/|$)|%(25)*(2e|2f|5c)", re.IGNORECASE)
+"""A path that a server may resolve to one outside its beginning."""
+
+
+def _origin_and_path(text: str) -> tuple[tuple[str, str, int], str] | None:
+    """Split a URL into its origin (scheme, host, port) and its path; None if it is not one that may be compared."""
+    try:
+        url = urlsplit(text)
+        port = url.port or {"https": 443, "http": 80}.get(url.scheme, 0)
+    except ValueError:
+        return None
+    if not _PRINTABLE.fullmatch(text) or not url.hostname or url.username is not None or _CLIMBS.search(url.path):
+        return None
+    return (url.scheme, url.hostname, port), url.path or "/"
+
+
+def allows_url(endpoint: WebhookSettings, text: str) -> bool:
+    """Whether a request may name this URL: `urls` has its origin and, up to a whole segment, the beginning of its
+    path."""
+    asked = _origin_and_path(text)
+    if asked is None:
+        return False
+    for each in endpoint.urls:
+        allowed = _origin_and_path(each)
+        if allowed is not None and asked[0] == allowed[0]:
+            prefix, path = allowed[1], asked[1]
+            if path == prefix or path.startswith(prefix.rstrip("/") + "/"):
+                return True
+    return False
 
 
 def signing_key(secret: str) -> bytes:

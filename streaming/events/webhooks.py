@@ -25,6 +25,7 @@ State: TypeAlias = Literal["pending", "delivered", "failed"]
 
 FIELDS = (
     "event", "type", "subject", "tenant", "endpoint", "at", "state", "attempt", "tried", "due", "status", "problem",
+    "url",
 )  # fmt: skip
 
 
@@ -43,6 +44,10 @@ class DeliveryAttempt:
     type: str
     subject: str
     at_ms: int
+    data: str = ""
+    """The JSON object that the message says of its subject; "": its id alone."""
+    url: str = ""
+    """Where the request wants it to go; "": to the URL of the endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +68,18 @@ class WebhookMessage:
     status: int
     """The HTTP status of the last answer; 0: there was none."""
     problem: str
+    url: str = ""
+    """See DeliveryAttempt."""
 
 
 class Webhooks(ClientUser):
     """Messages in the store. Every method raises Unavailable."""
 
-    async def dispatch(self, event: Event, endpoints: Sequence[str]) -> None:
-        """Create a message for each endpoint, and remove the event from the outbox."""
+    async def dispatch(self, event: Event, endpoints: Sequence[str], data: str = "") -> None:
+        """Create a message with this data for each endpoint (of a request's own one with its URL, as in Event.webhook),
+        and remove the event from the outbox."""
         args: list[str | int] = [event.entry, event.id, event.type, event.subject, event.tenant, event.at_ms]
-        args.append(2000 * self._client.settings.retention_s)
+        args += [2000 * self._client.settings.retention_s, data]
         for endpoint in endpoints:
             args += [message_id(event.partition, event.id, endpoint), endpoint]
         await self._client.call("dispatch", event.partition, *args)
@@ -141,12 +149,23 @@ class Webhooks(ClientUser):
 
 
 def _attempt(
-    now: int, name: bytes, attempt: int, before: int, began: int, event: bytes, kind: bytes, subject: bytes, at: int
+    now: int,
+    name: bytes,
+    attempt: int,
+    before: int,
+    began: int,
+    event: bytes,
+    kind: bytes,
+    subject: bytes,
+    at: int,
+    data: bytes,
+    url: bytes,
 ) -> DeliveryAttempt:
     """Raises TypeError, ValueError, AttributeError for a malformed record."""
     return DeliveryAttempt(
-        name.decode(), attempt, attempt - before, now - began, now, event.decode(), kind.decode(), subject.decode(), at
-    )
+        name.decode(), attempt, attempt - before, now - began, now, event.decode(), kind.decode(), subject.decode(), at,
+        data.decode(), url.decode(),
+    )  # fmt: skip
 
 
 def _message(name: str, values: Sequence[bytes | None]) -> WebhookMessage | None:

@@ -177,7 +177,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     clock_us: int = 0
     events: str = ""
     """Recipients of its events, as letters: "b" the broker, "w" webhooks, "wr" webhooks that are told the end of a
-    response and not of a job; "": none."""
+    response and not of a job; "wh" also its own webhook, "wo" only that one; "": none."""
+    webhook: str = ""
+    """The webhook that the request names: the name of an endpoint, after a URL and a line break if it names a URL."""
     past: tuple[PastAttempt, ...] = ()
     """Attempts at the job of which this one is a replay, oldest first."""
     response: ResponseForm | None = None

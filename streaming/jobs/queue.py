@@ -231,6 +231,7 @@ class Queue:
             "1" if part else "", job.events, encode_metadata(job.metadata), may_write, _or_empty(reserved.max_reserved),
             cost.prompt, cost.output, str(self._weights.get(job.tenant, DEFAULT_WEIGHT)), cost.patience_ms,
             "1" if job.response is not None else "", job.endpoint, conversation, _or_empty(version),
+            job.webhook,
         )  # fmt: skip
         return ("put", partition, args), reserved
 

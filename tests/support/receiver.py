@@ -27,6 +27,7 @@ class Receiver:
     answer: Callable[[int], tuple[int, dict[str, str]]] = lambda _: (204, {})
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     """Headers (lower case) and body of each request."""
+    paths: list[str] = field(default_factory=list)
     url: str = ""
     port: int = 0
 
@@ -49,6 +50,7 @@ def receiving(receiver: Receiver, tls: ssl.SSLContext | None = None) -> Iterator
             if len(body) < size:
                 return  # the sender was killed in the middle
             with lock:
+                receiver.paths.append(self.path)
                 receiver.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
                 number = len(receiver.got)
             status, headers = receiver.answer(number)

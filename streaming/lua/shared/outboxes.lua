@@ -1,13 +1,14 @@
 -- Events of jobs for brokers and webhooks, until they are delivered.
 
 -- Append a lifecycle event to the outboxes that the job's record names: b the broker, w webhooks (final events only).
+-- The entry carries the webhook that the request names (h, o), because the record may be deleted before it is read.
 -- `what` is the event type, such as job.completed. Undelivered events are dropped after a week, so that they do not fill
 -- the store of a deployment without an offline process.
 local OUTBOX_RETENTION_S = 7 * 86400
 
-local function append_to_outbox(box, id, tenant, what)
+local function append_to_outbox(box, id, tenant, what, ...)
   local oldest = string.format('%d-0', now_ms() - 1000 * OUTBOX_RETENTION_S)
-  redis.call('XADD', box, 'MINID', '~', oldest, '*', 'id', id, 'tenant', tenant, 'type', what)
+  redis.call('XADD', box, 'MINID', '~', oldest, '*', 'id', id, 'tenant', tenant, 'type', what, ...)
   redis.call('EXPIRE', box, OUTBOX_RETENTION_S)
 end
 
@@ -15,7 +16,8 @@ local function emit_event(for_whom, id, tenant, what, final)
   if string.find(for_whom, 'b', 1, true) then append_to_outbox(outbox_key('broker'), id, tenant, what) end
   if not final or not string.find(for_whom, 'w', 1, true) then return end
   if string.find(for_whom, 'r', 1, true) then what = string.gsub(what, '^job', 'response') end
-  append_to_outbox(outbox_key('webhooks'), id, tenant, what)
+  local webhook = string.find(for_whom, '[ho]') and redis.call('HGET', job_key(id), 'webhook') or ''
+  append_to_outbox(outbox_key('webhooks'), id, tenant, what, 'for', for_whom, 'webhook', webhook)
 end
 
 -- Schedule the next attempt of a webhook message. Its record and its endpoint's queue expire after 31 days, longer than

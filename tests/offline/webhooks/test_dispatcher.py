@@ -27,12 +27,18 @@ from redis import Redis
 from cli.__main__ import main
 from offline.webhooks.backoff import after_failure
 from offline.webhooks.dispatcher import MAX_IN_FLIGHT, WebhookDispatcher, WebhookEndpoint, signed_headers
+from offline.webhooks.event_data import with_data
 from offline.webhooks.guard import networks_of, refusal
 from runtime.config import ConfigError, build
-from streaming.events.outbox import Event
-from streaming.events.settings import ENDS, WebhookSettings, signing_key
+from streaming.batches.store import Batches
+from streaming.events.outbox import Event, EventSubscriptions, Outbox, endpoints_for
+from streaming.events.settings import ENDS, EventSettings, WebhookSettings, allows_url, signing_key
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
+from streaming.jobs.job import Chat, Job
+from streaming.jobs.queue import Queue
+from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
+from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 
@@ -263,6 +269,47 @@ async def test_a_message_is_nobody_elses_for_as_long_as_its_attempt_may_last(wir
         metrics.close()
 
 
+ALLOWED = ("https://hooks.example.com/penstock/", "https://other.example.com:8443/a", "https://all.example.com")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://hooks.example.com/penstock/", "https://hooks.example.com/penstock/job?token=x", "https://all.example.com",
+     "https://HOOKS.example.com:443/penstock/a", "https://other.example.com:8443/a", "https://all.example.com/x//y",
+     "https://other.example.com:8443/a/b", "https://other.example.com:8443/a?b=..", "https://all.example.com:443/?x"],
+)  # fmt: skip
+def test_urls_below_an_allowed_one_are_allowed(url: str) -> None:
+    assert allows_url(settings_of(urls=ALLOWED), url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://hooks.example.com/penstock/", "https://hooks.example.com/", "https://hooks.example.com/penstock",
+     "https://hooks.example.com:444/penstock/", "https://hooks.example.com.evil.test/penstock/",
+     "https://hooks.example.com@evil.test/penstock/", "https://user@hooks.example.com/penstock/", "https://evil.test",
+     "https://hooks.example.com/penstock/../admin", "https://hooks.example.com/penstock/%2e%2E/admin",
+     "https://hooks.example.com/penstock/..", "https://hooks.example.com/penstock/..;/admin",
+     "https://hooks.example.com/penstock/%252e%252e/admin", "https://hooks.example.com/penstock/..%2fadmin",
+     "https://hooks.example.com/penstock\\..\\admin", "https://evil.test\\@hooks.example.com/penstock/",
+     "https://hooks.example.com/penstock/ a", "https://hooks.example.com/penstock/\r\nx: y",
+     "//hooks.example.com/penstock/",
+     "https://hooks.example.com./penstock/", "https://all.example.com#@evil.test", "https://all.example.com:x/",
+     "https://other.example.com:8443/ab", "https://other.example.com/a", "https://example.com/hook/more",
+     "https://[::1", "ftp://all.example.com/", "https://all.example.com/\u00e4", "https:all.example.com", ""],
+)  # fmt: skip
+def test_other_urls_are_not(url: str) -> None:
+    """Scheme, host and port are equal, the path begins with whole segments, and nothing in it climbs."""
+    assert not allows_url(settings_of(urls=ALLOWED), url)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://a.test/x/../y", "https://a.test/?q=1", "http://a.test/", "https://\u00e4.test/"]
+)
+def test_a_url_that_cannot_be_compared_is_no_allowed_one(url: str) -> None:
+    with pytest.raises(ConfigError, match="urls"):
+        settings_of(urls=[url])
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [("http://example.com", "https://"), ("ftp://example.com", "https://"),
@@ -303,6 +350,20 @@ def configure(house: House, receiver: Receiver, **more: Any) -> None:
     row = {"url": receiver.url, "secret": SECRET, "allow_http": True, "networks": ["127.0.0.0/8"], "timeout_s": 1.0}
     lines = [f"{key} = {json.dumps(value)}" for key, value in (row | more).items()]
     (house.folder / "penstock.toml").write_text("\n".join(["[webhooks.test]", *lines, ""]))
+
+
+def start(house: House, receiver: Receiver, **more: Any) -> None:
+    """All roles, with `test` for this tenant, which gets only what names it, and `others` for another one."""
+    configure(house, receiver, **{"events": [], **more})
+    others = {"url": receiver.url, "secret": SECRET, "tenant": "others", "allow_http": True}
+    with (house.folder / "penstock.toml").open("a") as settings:
+        settings.write(
+            "\n[webhooks.others]\n" + "".join(f"{key} = {json.dumps(each)}\n" for key, each in others.items())
+        )
+    house.start_api()
+    for role in ("workers", "offline"):
+        house.start(role)
+    house.wait_ready()
 
 
 def messages(house: House) -> list[dict[str, Any]]:
@@ -479,3 +540,158 @@ def test_the_end_of_a_turn_is_told_when_its_conversation_has_it(empty_house: Hou
 
 def test_every_end_can_be_asked_for() -> None:
     assert len(ENDS) == 12 and settings_of(events=["batch.failed"]).events == ("batch.failed",)
+
+
+# --- a webhook for one request ---------------------------------------------------------------------------------------
+
+NAMED = {"webhook": "test"}
+
+
+def test_whoever_names_a_webhook_is_told_once_whatever_it_asks(empty_house: House, receiver: Receiver) -> None:
+    """Chats whole and streamed, several choices, completions, responses, embeddings and jobs, and what is asked without
+    naming it stays unheard."""
+    start(empty_house, receiver)
+    prompt, named = {"model": "sim", "prompt": ["a", "b"], "max_tokens": 3}, {"queue": NAMED}
+    wanted: dict[str, dict[str, Any]] = {}
+
+    def ask(path: str, body: dict[str, Any]) -> None:
+        labels = {"order": f"{path} {len(wanted)}"}
+        status, headers, answer = empty_house.post(path, body | named | {"metadata": labels})
+        assert status in (200, 202), answer
+        is_response = path == "/v1/responses"
+        name = json.loads(answer)["id"] if is_response else headers["x-job-id"]
+        wanted[name] = labels
+        empty_house.post(path, body)
+
+    ask("/v1/chat/completions", JOB)
+    ask("/v1/chat/completions", JOB | {"stream": True, "n": 3})
+    ask("/v1/completions", prompt | {"n": 2})
+    ask("/v1/jobs", JOB)
+    ask("/v1/responses", {"model": "sim", "input": "x"})
+    ask("/v1/responses", {"model": "sim", "input": "x", "background": True, "max_output_tokens": 1})
+    ask("/v1/embeddings", {"model": "sim", "input": ["x", "y"]})
+    eventually(lambda: len(receiver.got) == len(wanted))
+    bodies = {body["data"]["id"]: body for body in receiver.bodies()}
+    assert {name: body["data"]["metadata"] for name, body in bodies.items()} == wanted
+    for name, body in bodies.items():
+        kind, _, status = body["type"].partition(".")
+        assert (kind, status) == ("response" if name.startswith("resp_") else "job", body["data"]["status"])
+        assert body["data"]["usage"]["prompt_tokens"] > 0 and body["data"]["model"] == "sim"
+        assert empty_house.get(body["data"]["result_url"])[0] == 200
+    assert sorted(body["data"]["status"] for body in bodies.values()) == ["completed"] * 6 + ["incomplete"]
+    assert all(message["status"] == "delivered" for message in messages(empty_house))
+    assert len(messages(empty_house)) == len(wanted) == len(receiver.got)
+    hooks = OpenAI(api_key="none", webhook_secret=SECRET).webhooks
+    for headers, sent in receiver.got:
+        hooks.unwrap(sent, headers)
+
+
+def test_every_end_is_told_to_the_webhook_that_is_named(empty_house: House, receiver: Receiver) -> None:
+    """Also those to which it does not subscribe, and a subscriber that is named too is told once."""
+    start(empty_house, receiver, events=["job.completed", "response.completed"])
+    done = submit(empty_house, queue=NAMED)
+    failed = submit(empty_house, queue=NAMED, max_tokens=1_000_000)
+    slow = {"max_tokens": 8000, "queue": NAMED}
+    running = submit(empty_house, **slow)
+    late = submit(empty_house, max_tokens=8000, queue=NAMED | {"deadline_ms": 300})
+    eventually(lambda: json.loads(empty_house.get(f"/v1/jobs/{running}")[1])["status"] == "in_progress")
+    empty_house.post(f"/v1/jobs/{running}/cancel", {})
+    eventually(lambda: len(receiver.got) == 4)
+    told = {body["data"]["id"]: body for body in receiver.bodies()}
+    ends = {done: "completed", failed: "failed", running: "cancelled", late: "expired"}
+    assert {name: body["type"] for name, body in told.items()} == {name: f"job.{end}" for name, end in ends.items()}
+    assert {name: body["data"]["status"] for name, body in told.items()} == ends
+    for name in ends:
+        job = json.loads(empty_house.get(f"/v1/jobs/{name}")[1])
+        assert told[name]["data"]["error"] == job["error"]
+        assert told[name]["data"]["usage"] == job["usage"]
+
+
+def test_a_url_of_the_settings_may_be_named(empty_house: House, receiver: Receiver) -> None:
+    """Signed with the secret of its row, and retried; a secret in its query is in no log and no list."""
+    receiver.answer = lambda number: (500 if number == 1 else 200, {})
+    base = receiver.url.removesuffix("/hook")
+    start(empty_house, receiver, urls=[f"{base}/more"], url=f"{base}/hook")
+    url = f"{base}/more/here?token=hush"
+    job = submit(empty_house, queue={"webhook": url})
+    eventually(lambda: [bool(m["last_status_code"]) for m in messages(empty_house)] == [True])
+    (message,) = messages(empty_house)
+    assert message["url"] == f"{base}/more/here"
+    due_now(empty_house, message)
+    eventually(lambda: messages(empty_house)[0]["status"] == "delivered")
+    assert [body["data"]["id"] for body in receiver.bodies()] == [job, job] and len(set(receiver.ids())) == 1
+    assert receiver.bodies()[0] == receiver.bodies()[1] and receiver.paths == ["/more/here?token=hush"] * 2
+    assert "hush" not in "".join(empty_house.log(role) for role in ("api", "offline", "workers"))
+    assert b"hush" not in empty_house.get("/admin/webhooks")[1]
+
+
+def test_a_webhook_that_nobody_may_name_is_refused(empty_house: House, receiver: Receiver) -> None:
+    """At every door, with the field's name, before anything is queued; nothing tells what other tenants have."""
+    start(empty_house, receiver, urls=[receiver.url + "/more"])
+    doors: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", JOB),
+        ("/v1/chat/completions", JOB | {"stream": True}),
+        ("/v1/completions", {"model": "sim", "prompt": "x"}),
+        ("/v1/responses", {"model": "sim", "input": "x"}),
+        ("/v1/embeddings", {"model": "sim", "input": "x"}),
+    ]
+    refused: list[Any] = ["others", "nobody", "", "x" * 3000, 1, receiver.url + "/more/../x", "https://evil.test/?hush"]
+    for path, body in [*doors, *[("/v1/jobs", JOB | {"queue": {"webhook": each}}) for each in refused]]:
+        status, _, answer = empty_house.post(path, {"queue": {"webhook": "others"}} | body)
+        assert status == 400 and json.loads(answer)["error"]["param"] == "queue.webhook"
+        assert b"hush" not in answer
+    unknown, foreign = (
+        json.loads(empty_house.post("/v1/jobs", JOB | {"queue": {"webhook": each}})[2]) for each in ("nobody", "others")
+    )
+    assert unknown == foreign and "test" in unknown["error"]["message"]
+    assert json.loads(empty_house.get("/v1/jobs")[1])["data"] == []
+    openai = client(empty_house)
+    batch = ended(openai, begin(openai, [line(0, queue=NAMED), line(1)]))
+    errors = openai.files.content(batch.error_file_id or "").text
+    assert "queue.webhook" in errors and batch.request_counts is not None and batch.request_counts.completed == 1
+    assert receiver.got == []
+
+
+def test_a_repeated_request_is_told_once_and_may_not_name_another(empty_house: House, receiver: Receiver) -> None:
+    start(empty_house, receiver)
+    key = {"Idempotency-Key": "order-17"}
+    first, again = (empty_house.post("/v1/jobs", JOB | {"queue": NAMED}, key) for _ in range(2))
+    assert json.loads(first[2])["id"] == json.loads(again[2])["id"]
+    status, _, answer = empty_house.post("/v1/jobs", JOB | {"queue": {"webhook": receiver.url}}, key)
+    assert (status, json.loads(answer)["error"]["code"]) == (422, "idempotency_key_reused")
+    last = submit(empty_house, queue={"webhook": receiver.url})  # the URL of `test`: the same endpoint
+    eventually(lambda: len(messages(empty_house)) == 2 and len(receiver.got) == 2)
+    assert {body["data"]["id"] for body in receiver.bodies()} == {json.loads(first[2])["id"], last}
+
+
+async def test_an_end_that_an_older_version_wrote_is_told_to_the_webhook_of_the_record(wire: RedisClient) -> None:
+    """Its entry in the outbox says nothing of it. That of this version says it, also once the record is gone."""
+    rows = {"own": settings_of(tenant="t", events=[]), "all": settings_of(tenant="t")}
+    rows["foreign"] = settings_of(tenant="x")
+    queue, reader, box = Queue(wire), JobReader(wire), Outbox(wire, "webhooks")
+    wanted = EventSubscriptions(EventSettings(), rows)
+
+    async def end(webhook: str) -> str:
+        job = Job(
+            id=queue.new_id("t"), model="sim", tenant="t", priority=Priority.BATCH, prompt=Chat(()), events="wo",
+            webhook=wanted.webhook("t", webhook), metadata={"a": "b"},
+        )  # fmt: skip
+        await queue.put(job)
+        await queue.cancel(job.id)
+        return job.id
+
+    async def told() -> list[tuple[list[str], dict[str, Any]]]:
+        found = await with_data(await box.collect("p", 10), reader, Batches(wire))
+        return [(list(endpoints_for(event, rows)), json.loads(data)) for event, data in found]
+
+    job = await end("own")
+    ((whom, data),) = await told()
+    assert whom == ["own"] and (data["id"], data["status"], data["metadata"]) == (job, "cancelled", {"a": "b"})
+    entry = {"id": job, "tenant": "t", "type": "job.cancelled"}
+    await wire.redis.xadd(partition_key(int(job[4:6], 16), "outbox", "webhooks"), entry)  # type: ignore[arg-type]
+    assert [whom for whom, _ in await told()] == [["own"]]
+    deleted = await end("own")
+    await wire.redis.delete(partition_key(int(deleted[4:6], 16), "job", deleted))
+    assert await told() == [(["own"], {"id": deleted, "status": "cancelled"})]
+    with pytest.raises(ValueError, match="Yours are own, all"):
+        wanted.webhook("t", "foreign")
