@@ -91,7 +91,12 @@ async def _discard_input(services: Services, batch: Batch) -> None:
 
 
 def _asked(body: bytes) -> BatchRequest:
-    return validated(BatchRequest, read_object(body))
+    fields = read_object(body)
+    queue = fields.get("queue")
+    if fields.get("webhook") or (isinstance(queue, dict) and queue.get("webhook")):
+        name = "webhook" if fields.get("webhook") else "queue.webhook"
+        raise errors.invalid_request(f"{name} has no place in a batch: subscribe to batch.completed instead.", name)
+    return validated(BatchRequest, fields)
 
 
 def _batch(services: Services, caller: Caller, asked: BatchRequest, batch_id: str, trace: dict[str, str]) -> Batch:

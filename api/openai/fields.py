@@ -260,8 +260,8 @@ class QueueOptions(ClosedBody):
     )
     webhook: Annotated[str, Field(min_length=1, max_length=2048)] | None = Field(
         default=None,
-        description="Who is told how the job ends: the name of a [webhooks] entry of your tenant, or a URL that its `urls` "
-        "allow.",
+        description="Who is told how the job ends: the name of a [webhooks] entry of your tenant, or a URL that its "
+        "`urls` allow.",
     )
 
     @field_validator("on_disconnect")

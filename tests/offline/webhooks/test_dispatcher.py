@@ -646,6 +646,9 @@ def test_a_webhook_that_nobody_may_name_is_refused(empty_house: House, receiver:
     assert unknown == foreign and "test" in unknown["error"]["message"]
     assert json.loads(empty_house.get("/v1/jobs")[1])["data"] == []
     openai = client(empty_house)
+    for extra in ({"webhook": "test"}, {"queue": NAMED}):
+        status, _, answer = empty_house.post("/v1/batches", {"input_file_id": "file-1", "endpoint": "x"} | extra)
+        assert status == 400 and "webhook" in json.loads(answer)["error"]["param"]
     batch = ended(openai, begin(openai, [line(0, queue=NAMED), line(1)]))
     errors = openai.files.content(batch.error_file_id or "").text
     assert "queue.webhook" in errors and batch.request_counts is not None and batch.request_counts.completed == 1
