@@ -117,7 +117,10 @@ def test_the_extras_are_the_projects() -> None:
     assert {"otlp", "llamacpp", "kubernetes"} <= extras <= set(PROJECT["project"]["optional-dependencies"])
 
 
-@pytest.mark.parametrize(("target", "extra"), [("api", "otlp"), ("scheduler", "kubernetes"), ("worker", "llamacpp")])
+@pytest.mark.parametrize(
+    ("target", "extra"),
+    [("api", "otlp"), ("offline", "otlp"), ("worker", "otlp"), ("scheduler", "kubernetes"), ("worker", "llamacpp")],
+)
 def test_each_role_gets_what_it_may_be_set_to(target: str, extra: str) -> None:
     """Traces, pods as a pool, an engine: without its extra a role would refuse the setting."""
     here = stages("Dockerfile")

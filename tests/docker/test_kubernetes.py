@@ -9,6 +9,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from docker_files import (
@@ -41,13 +42,14 @@ from streaming.fleet.settings import ModelSettings
 from streaming.redis.settings import RedisSettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.trtllm.settings import TrtllmSettings
+from workers.engines.upstream.settings import UpstreamSettings
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow
 
-OVERLAYS = ["cpu", "tensorrt-llm"]
+OVERLAYS = ["cpu", "tensorrt-llm", "upstream"]
 IMAGES = images()
-ENGINES = {"llamacpp": LlamacppSettings, "trtllm": TrtllmSettings}
+ENGINES = {"llamacpp": LlamacppSettings, "trtllm": TrtllmSettings, "upstream": UpstreamSettings}
 COMPONENT = "app.kubernetes.io/component"
 DRAINS = {"api": ApiSettings, "worker": WorkerSettings, "offline": OfflineSettings}
 """Roles that take time to end, and the settings that say how long, in the section of the role's name."""
@@ -94,6 +96,12 @@ def template(owner: Object) -> Object:
 def container(owner: Object) -> Object:
     (only,) = template(owner)["spec"]["containers"]
     return dict(only)
+
+
+def logins_of(owner: Object) -> set[str]:
+    """Secrets that become its variables, without one that the cluster's owner may leave out."""
+    given = [each["secretRef"] for each in container(owner).get("envFrom", ())]
+    return {each["name"] for each in given if not each.get("optional")}
 
 
 def environ_of(owner: Object) -> dict[str, str]:
@@ -220,7 +228,7 @@ def test_api_and_offline_have_the_same_files(overlay: str) -> None:
     text = (KUBERNETES / "overlays" / overlay / "files.yaml").read_text(encoding="utf-8")
     comment = " ".join(line.removeprefix("# ") for line in text.splitlines() if line.startswith("#"))
     (mode,) = claim["spec"]["accessModes"]
-    assert mode == {"cpu": "ReadWriteOnce", "tensorrt-llm": "ReadWriteMany"}[overlay]
+    assert mode == ("ReadWriteOnce" if overlay == "cpu" else "ReadWriteMany")
     assert "ReadWriteMany" in comment and (mode == "ReadWriteMany" or "on one node" in comment)
 
 
@@ -253,7 +261,7 @@ def test_each_role_has_a_login_of_its_own(made: tuple[str, Path, str]) -> None:
     for owner in pods(overlay):
         role, spec = role_of(owner), template(owner)["spec"]
         secrets = {each["secret"]["secretName"] for each in spec.get("volumes", ()) if "secret" in each}
-        secrets |= {each["secretRef"]["name"] for each in container(owner).get("envFrom", ())}
+        secrets |= logins_of(owner)
         if role == "redis":
             assert secrets == {"penstock-redis-users"}
             (mount,) = [each for each in container(owner)["volumeMounts"] if each["name"] == "users"]
@@ -335,6 +343,38 @@ def test_redis_and_its_workers_reach_nothing_else() -> None:
         container(owner_of("cpu", "penstock-redis"))["ports"][0]["containerPort"]
     ]
     assert {port["port"] for port in names["ports"]} == {53}
+
+
+def may_reach(overlay: str, name: str, namespace: str, port: int) -> bool:
+    """Whether policies let these pods connect to pods of another namespace, or to addresses outside ("")."""
+    labels = template(owner_of(overlay, name))["metadata"]["labels"]
+    rules: list[Object] | None = None
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        chosen = policy["spec"]["podSelector"].get("matchLabels", {}).items() <= labels.items()
+        if chosen and "Egress" in policy["spec"].get("policyTypes", ()):
+            rules = [*(rules or ()), *policy["spec"]["egress"]]
+    named = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    return rules is None or any(
+        port in [each["port"] for each in rule["ports"]] and ("to" not in rule or named in rule["to"]) for rule in rules
+    )
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_everyone_reaches_what_its_features_need(overlay: str) -> None:
+    """Webhooks and brokers, the cluster's own API, names, collectors of traces, a Redis that is not in the overlay, and
+    the servers of an upstream model."""
+    for role, ports in {"offline": (443, 5671, 5672, 9092), "scheduler": (443, 6443)}.items():
+        assert all(may_reach(overlay, f"penstock-{role}", "", port) for port in ports)
+    (worker,) = [owner["metadata"]["name"] for owner in pods(overlay) if role_of(owner) == "worker"]
+    for name in ("penstock-api", "penstock-scheduler", "penstock-offline", worker):
+        assert may_reach(overlay, name, "kube-system", 53) and may_reach(overlay, name, "monitoring", 4318)
+        assert overlay == "cpu" or all(may_reach(overlay, name, "", port) for port in (6379, 6380, 26379))
+    settings = load(SECTIONS["worker"], path=KUBERNETES / "overlays" / overlay / "penstock.example.toml", environ={})
+    for row in settings.table("models", ModelSettings).values():
+        for url in map(urlsplit, row.options.get("urls", ())):
+            _, namespace, _ = (url.hostname or "").split(".")
+            assert may_reach(overlay, worker, namespace, url.port or 0)
+    assert overlay == "tensorrt-llm" or not may_reach(overlay, worker, "default", 443)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -497,6 +537,5 @@ def test_kubectl_builds_the_same(made: tuple[str, Path, str], tmp_path: Path) ->
         if owner["kind"] in ("Deployment", "StatefulSet"):
             name, _, digest = container(owner)["image"].partition("@")
             assert digest == f"sha256:{ONES}" and ":" not in name
-            used = [each["secretRef"]["name"] for each in container(owner).get("envFrom", ())]
             role = role_of(owner)
-            assert used == ([] if role == "redis" else [generated[f"penstock-redis-{role}"]])
+            assert logins_of(owner) == (set() if role == "redis" else {generated[f"penstock-redis-{role}"]})
