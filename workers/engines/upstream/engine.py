@@ -102,6 +102,8 @@ class UpstreamEngine:
         self._on_step = on_step
         began = time.monotonic()
         failures = await self._own.probe(on_phase)
+        if not self._own.ready:
+            log.warning("%s", _waiting(failures))
         while not self._own.ready:
             if len(failures) == len(self._own.endpoints) and all(each.lasting for each in failures.values()):
                 raise EngineDead(_waiting(failures))
