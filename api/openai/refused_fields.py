@@ -17,6 +17,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "moderation": (),
     "suffix": ("",),
     "best_of": (),
+    "webhook": (),
 }
 """Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
 
@@ -41,6 +42,7 @@ REMEDIES: Mapping[str, str] = {
     "suffix": "Put it into the prompt, between the fill-in-the-middle tokens of the model, if it has any.",
     "echo": "Put the last message in front of the answer yourself; completions have it.",
     "best_of": "Ask for n answers and choose among them.",
+    "webhook": "Use queue.webhook, which names a webhook of the settings.",
 }
 """What to do instead of using a field; for all others, leave it out."""
 
