@@ -96,11 +96,6 @@ def _asked(body: bytes) -> BatchRequest:
     if fields.get("webhook") or (isinstance(queue, dict) and queue.get("webhook")):
         name = "webhook" if fields.get("webhook") else "queue.webhook"
         raise errors.invalid_request(f"{name} has no place in a batch: subscribe to batch.completed instead.", name)
-    fields = read_object(body)
-    queue = fields.get("queue")
-    if fields.get("webhook") or (isinstance(queue, dict) and queue.get("webhook")):
-        name = "webhook" if fields.get("webhook") else "queue.webhook"
-        raise errors.invalid_request(f"{name} has no place in a batch: subscribe to batch.completed instead.", name)
     return validated(BatchRequest, fields)
 
 
