@@ -14,7 +14,9 @@ from streaming.jobs.records import JobRecord, with_delivery
 from telemetry.latency import (
     EGRESS_FIRST,
     GROUPS,
+    STAMPS,
     Stamps,
+    first_seen,
     split,
     time_per_output_token,
     time_to_first_token,
@@ -54,7 +56,7 @@ def timing_object(record: JobRecord, delivered: Delivered | None) -> dict[str, A
             "api": _ms(max(record.job.clock_us, delivered.clock_us if delivered else 0)),
             "worker": _ms(generated.clock_us if generated else 0),
         },
-        "stamps": {name: _seconds(getattr(stamps, name)) for name in Stamps.__dataclass_fields__},
+        "stamps": {name: _seconds(getattr(stamps, name)) for name in STAMPS},
     }
 
 
@@ -68,13 +70,15 @@ def _unsent(record: JobRecord, delivered: Delivered | None) -> str:
 
 
 def _latencies(record: JobRecord, stamps: Stamps, delivered: Delivered | None) -> dict[str, float | None]:
-    """Return the latencies at this server, without the network to the client."""
+    """Return the latencies at this server, without the network to the client; in the engine, if no request waited."""
     whole, tokens = bool(delivered and delivered.whole), record.terminal.usage.completion if record.terminal else 0
     sent, first, last = stamps.received, stamps.first_sent, stamps.last_sent
     if sent is None:
         return dict.fromkeys(("time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_per_output_token_ms"))
+    if delivered is None:
+        first, last = stamps.first_token, stamps.last_token
     got = stamps.last_got if whole else stamps.first_got
-    shown = last if whole else first
+    shown = first_seen(stamps, whole=whole)
     per_token = time_per_output_token(first, last, tokens) if first is not None and last is not None else None
     return {
         "time_to_first_token_ms": None if shown is None else _ms(time_to_first_token(sent, shown)),

@@ -9,6 +9,7 @@ answer, the lease lapses as it would without this.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -16,6 +17,7 @@ from typing import TypeAlias
 from cli.child import Child, Status
 from runtime.plurals import counted
 from streaming.errors import Unavailable
+from streaming.fleet.processes import Fleet
 from streaming.jobs.reaper import Lapse, Reaper
 
 log = logging.getLogger(__name__)
@@ -26,10 +28,11 @@ OnReleased: TypeAlias = Callable[[Child, Sequence[Lapse]], None]
 class LeaseRelease:
     """Watches the workers of one supervisor."""
 
-    def __init__(self, reaper: Reaper, on_released: OnReleased = lambda *_: None) -> None:
+    def __init__(self, reaper: Reaper, on_released: OnReleased = lambda *_: None, fleet: Fleet | None = None) -> None:
         """`on_released`: told what became of the jobs of an exited worker, by partition; nothing if Redis does not
-        answer or the lease had lapsed."""
-        self._reaper, self._on_released = reaper, on_released
+        answer or the lease had lapsed. `fleet`: an exited worker is removed from it, so that its slots and tokens count
+        no longer."""
+        self._reaper, self._on_released, self._fleet = reaper, on_released, fleet
         self._leases: dict[str, str] = {}
         """Lease of each running worker process, by the worker's id."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -70,3 +73,6 @@ class LeaseRelease:
             back, jobs = counted(swept.requeued, "job"), {"jobs": held} if held else {}
             log.info("%s: lease %s ends, %s back in the queue", said, lease, back, extra=jobs)
         self._on_released(child, lapses)
+        if self._fleet is not None:
+            with contextlib.suppress(Unavailable):  # its entry expires a little later
+                await self._fleet.remove(lease)

@@ -35,6 +35,7 @@ from runtime.plurals import counted
 from streaming.errors import Loading, Unavailable
 from streaming.fleet.console_sessions import ConsoleSessions
 from streaming.fleet.plans import Plans
+from streaming.fleet.processes import Fleet
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Lapse, Reaper
@@ -124,7 +125,8 @@ class Machine:
             return
         self._store_client = self._open(redis_url)
         self._metrics = Metrics.start(str(self._home.metrics), "up")
-        self._lease_release = LeaseRelease(Reaper(self._store_client, self._metrics), self._released)
+        reaper, fleet = Reaper(self._store_client, self._metrics), Fleet(self._store_client)
+        self._lease_release = LeaseRelease(reaper, self._released, fleet)
         await self._enter(self._store_client, redis_url)
         if self._interrupts:
             return

@@ -20,7 +20,7 @@ from telemetry.report.requests import GROUP_OF
 from telemetry.report.words import duration, percent, shared, three
 
 BAR = 30
-COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta"}
+COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta", "recovery": "red"}
 
 
 def shown(report: RequestReport) -> list[RenderableType]:

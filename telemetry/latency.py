@@ -10,7 +10,7 @@ with its last token, not with its first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 # --- one request, as its client sees it ------------------------------------------------------------------------------
@@ -51,13 +51,16 @@ class Stamps:
     started: int | None = None
     """Its first claim by a worker."""
     claimed: int | None = None
-    """t1d: its last claim; later than the first if a worker was lost or handed the job back."""
+    """t1d: the claim of the attempt that generated the first token; later than the first claim if the attempts before
+    it were lost, or were handed back."""
     released: int | None = None
-    """t1g: the worker has submitted it to the engine."""
+    """t1g: the worker has submitted it to the engine. Unknown of an attempt that did not end the job, as t2."""
     scheduled: int | None = None
     """t2: the engine has begun to run it."""
     first_token: int | None = None
-    """t2f: the engine has generated its first token, in the attempt that ended the job."""
+    """t2f: the engine has generated its first token, whichever attempt that was: a reader could see it from then on."""
+    resumed: int | None = None
+    """The first token of the attempt that ended the job, if an earlier one had generated the job's first."""
     last_token: int | None = None
     """t3: the engine has generated its last token."""
     first_got: int | None = None
@@ -70,6 +73,19 @@ class Stamps:
     """t6: the last token, as t5."""
     ended: int | None = None
     """Its terminal record was written."""
+    kept: int | None = None
+    """No timestamp, but for how long earlier attempts generated the text that the last one continued; None: the
+    first token is that of the attempt that ended the job."""
+
+    def continued(self, shown: int, claimed: int, kept: int) -> Stamps:
+        """These stamps, if an attempt that was `claimed` earlier generated the first token that was `shown`; 0: not."""
+        if not shown:
+            return self
+        later = {"claimed": claimed or self.started, "released": None, "scheduled": None}
+        return replace(self, **later, first_token=shown, resumed=self.first_token, kept=kept)
+
+
+STAMPS = tuple(name for name in Stamps.__dataclass_fields__ if name != "kept")
 
 
 class LatencyPart(NamedTuple):
@@ -84,14 +100,15 @@ class LatencyPart(NamedTuple):
 PARTS = (
     LatencyPart("ingress", "received", "accepted", "reading the request, and putting the job on its lane"),
     LatencyPart("queue", "accepted", "started", "waiting for a worker"),
-    LatencyPart("retries", "started", "claimed", "earlier attempts, whose workers were lost or handed it back"),
+    LatencyPart("retries", "started", "claimed", "lost to retries: by attempts that did not end it, and after them"),
     LatencyPart("gate", "claimed", "released", "from the claim to the engine"),
     LatencyPart("engine_wait", "released", "scheduled", "waiting inside the engine"),
     LatencyPart("prefill", "scheduled", "first_token", "the engine, up to the first token"),
     LatencyPart("decode", "first_token", "last_token", "the engine, from the first token to the last"),
     LatencyPart("egress_tail", "last_token", "last_sent", "from the engine's last token to the client"),
 )
-"""Consecutive intervals, whose sum is the end-to-end time."""
+"""Consecutive intervals, whose sum is the end-to-end time. What retries cost after the first token is moved from decode
+to retries."""
 
 NOT_REACHED = "no worker got so far"
 """The reason of a part that a job did not come to."""
@@ -101,23 +118,42 @@ EGRESS_FIRST = LatencyPart("egress_first", "first_token", "first_sent", "from th
 
 GROUPS = {
     "gateway": ("ingress", "gate", "egress_tail"),
-    "queue": ("queue", "retries", "engine_wait"),
+    "queue": ("queue", "engine_wait"),
+    "recovery": ("retries",),
     "engine": ("prefill", "decode"),
 }
-"""Parts by cause: the overhead of the path, waiting for a slot, generation."""
+"""Parts by cause: the overhead of the path, waiting for a slot, what lost attempts cost, generation."""
 
 
-def engine_parts(times: Sequence[int]) -> Iterator[tuple[str, int]]:
+def lost_between(first: int, resumed: int, kept: int) -> int:
+    """The time lost to retries between a job's first token and that of its last attempt (or its end, if that gave
+    none), in which earlier attempts generated for `kept`."""
+    return max(0, resumed - first - kept)
+
+
+def engine_parts(times: Sequence[int], lost: int = 0) -> Iterator[tuple[str, int]]:
     """Names and lengths of the parts up to the engine's last token, as `split` has them; a cheaper form for counting.
 
     Args:
         times: when the request was received and when each of these parts ended, in one unit; 0: not known.
+        lost: the time in decode that was lost to retries.
     """
     since = times[0]
     for part, end in zip(PARTS, times[1:], strict=False):
         if end and since:
-            yield part.name, max(0, end - since)
+            moved = lost if part.name == "retries" else -lost if part.name == "decode" else 0
+            yield part.name, max(0, end - since + moved)
         since = end or since
+
+
+def first_seen(stamps: Stamps, *, whole: bool) -> int | None:
+    """When the reader of an answer saw its first token, the one meaning of "first token" in all figures.
+
+    A streamed answer: when the token was written to the connection. One in one piece (`whole`): when that was written.
+    Of a job that no request waited for: when it was generated, from when on it could be read. It may be of an attempt
+    that was lost, and of a text that was given up: the reader has seen it.
+    """
+    return stamps.last_sent if whole else stamps.first_sent or stamps.first_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +209,11 @@ def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> 
     reasons |= dict.fromkeys(unknown, unsent if over else "not yet")
     if cut:  # the answer alone can be unsent: the parts before it did not happen
         reasons |= {name: NOT_REACHED for name in unknown if name != PARTS[-1].name}
+    first, end = stamps.first_token, ends["decode"]
+    if stamps.kept is not None and first is not None and end is not None:
+        lost = lost_between(first, stamps.resumed or end, stamps.kept)
+        parts["retries"], parts["decode"] = (parts["retries"] or 0) + lost, (parts["decode"] or 0) - lost
+        reasons.pop("retries", None)
     parts[EGRESS_FIRST.name], reason = _egress_first(stamps, unsent if over else "not yet")
     if reason:
         reasons[EGRESS_FIRST.name] = reason

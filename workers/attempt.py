@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.engine import NEUTRAL_PRIORITY, Failure, Piece, Request
+from streaming.jobs.attempts import claimed_ms, kept_ms
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
 from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
 from streaming.jobs.history import NOTHING, History
@@ -42,7 +43,18 @@ class Attempt:
     __slots__ = (
         *("claim", "number", "job", "partition", "past_tokens", "opening", "seq", "first_frame", "check"),
         *("checkpointing", "stamps", "trace", "deadline", "addresses", "unnamed", "share", "ahead", "last_start"),
-        *("_history", "_sections", "_first_ms", "_record", "_counts", "_begun", "_choices", "_finishes", "_prompts"),
+        *(
+            "_history",
+            "_sections",
+            "_first_ms",
+            "_kept_ms",
+            "_record",
+            "_counts",
+            "_begun",
+            "_choices",
+            "_finishes",
+            "_prompts",
+        ),
         *("_unlogged_prompts", "servers", "_stopped", "_open", "_waiting", "_echoes"),
     )
     """With 30 attributes or more an instance has a dict of its own: each token then cost the worker 10 % more."""
@@ -53,8 +65,14 @@ class Attempt:
         """The run's number, which identifies the job in this worker's frames."""
         self.job, self.partition = claim.job, claim.partition
         self._history, self._sections, self.past_tokens = history.rows, history.sections, history.tokens
-        self._first_ms = history.first_ms
-        self.opening = Opening(claim.job.id, len(history.rows) + 1, history.last_run)
+        self._first_ms, self._kept_ms = history.first_ms, kept_ms(history, claim.earlier)
+        self.opening = Opening(
+            claim.job.id,
+            len(history.rows) + 1,
+            history.last_run,
+            begun_ms=self._first_ms,
+            kept_ms=self._kept_ms,
+        )
         self._record = bytearray(b"".join([encode_delta(replace(row, stream=claim.number)) for row in history.rows]))
         """All deltas of the job as they are logged, concatenated. One buffer instead of an object per delta keeps the
         hot data of the token path in the processor's cache."""
@@ -130,6 +148,11 @@ class Attempt:
     def is_continued(self) -> bool:
         """Whether other runs of the job came before this one."""
         return bool(self.claim.past)
+
+    @property
+    def shown_ms(self) -> int:
+        """Redis time of the job's first token, if an earlier run generated it; else 0."""
+        return self._first_ms
 
     @property
     def is_checked(self) -> bool:
@@ -356,6 +379,10 @@ class Attempt:
     def terminal(self, worker: str, generated: Generated) -> Terminal:
         """Build the terminal record, with everything a reader may still ask for. `generated`: stamps in Redis time."""
         state, failure, cancelled_by = self._stopped or (JobState.COMPLETED, None, "")
+        if self._first_ms:
+            shown_claimed = 1000 * claimed_ms(self._first_ms, self.claim.earlier) or self.claim.started_us
+            kept_us = 1000 * self._kept_ms
+            generated = replace(generated, shown=1000 * self._first_ms, shown_claimed=shown_claimed, kept=kept_us)
         return Terminal(
             self.job.id,
             state,

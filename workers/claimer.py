@@ -333,7 +333,7 @@ class Claimer:
         return newer
 
     async def _continuable(self, claim: Claim, history: History) -> History:
-        """The history to continue from; NOTHING after restarting a job whose history cannot be continued."""
+        """The history to continue from; one without deltas after restarting a job that cannot be continued."""
         reason = "" if history.whole else "the store has lost a part of what was logged"
         reason = reason or restart_reason(claim.job, self._starter.card.capabilities, history.rows)
         reason = reason or self._starter.restart_reason(Attempt(claim, history))
@@ -341,7 +341,7 @@ class Claimer:
             return history
         log.warning("a job begins anew: %s", reason, extra={"job": claim.job.id})
         await self._lease.restart(claim.job.id, claim.number, draft_of(claim.job, history))
-        return NOTHING
+        return History(first_ms=history.first_ms)  # what its readers saw first
 
     def _wanted(self, partition: int) -> tuple[int, int]:
         """How many jobs to claim, and how many of them find a place without a preemption. When suspects wait in a

@@ -11,7 +11,7 @@ from streaming.fleet.process import Served
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import HANDED_BACK
 from streaming.jobs.terminal import Terminal
-from telemetry.latency import PARTS, engine_parts
+from telemetry.latency import PARTS, engine_parts, lost_between
 from telemetry.logs import EventLog
 from telemetry.metrics import Metrics
 from telemetry.records.gpus import GpuReading
@@ -143,8 +143,12 @@ class Recorder:
         """Count how long the job took by part, up to the engine's last token; the API counts the rest."""
         claim, made = attempt.claim, end.generated
         started_us = claim.started_us or claim.claimed_us
-        times = (attempt.job.received_us, claim.accepted_us, started_us, claim.claimed_us)
-        for part, spent_us in engine_parts((*times, made.released, made.scheduled, made.first, made.last)):
+        times = (attempt.job.received_us, claim.accepted_us, started_us)
+        here, lost_us = (claim.claimed_us, made.released, made.scheduled, made.first), 0
+        if made.shown:
+            here = (made.shown_claimed, 0, 0, made.shown)
+            lost_us = lost_between(made.shown, made.first or made.last, made.kept)
+        for part, spent_us in engine_parts((*times, *here, made.last), lost_us):
             self._parts[part].observe(spent_us / 1_000_000)
 
     def logged(self, step: StepWrite) -> None:

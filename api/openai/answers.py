@@ -9,7 +9,7 @@ from streaming.fleet.plans import ActionKind, PoolKind
 from streaming.jobs.job import CancelledBy, Endpoint, JobState
 from streaming.jobs.settings import QuotaSettings
 from streaming.priority import Priority
-from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, Stamps
+from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, STAMPS
 
 Schema = dict[str, Any]
 
@@ -392,5 +392,5 @@ def _timing() -> Schema:
         time_per_output_token_ms=maybe(NUMBER),
         clock_error_ms=object_of(api=NUMBER, worker=NUMBER)
         | {"description": "Clock error bound of each process; a part that spans both may be wrong by the sum."},
-        stamps=object_of(**dict.fromkeys(Stamps.__dataclass_fields__, stamp)),
+        stamps=object_of(**dict.fromkeys(STAMPS, stamp)),
     )

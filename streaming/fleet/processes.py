@@ -51,6 +51,12 @@ class Fleet(ClientUser):
             pipeline.zrem(fleet_key("procs"), name)
             await pipeline.execute()
 
+    async def remove(self, lease: str) -> None:
+        """Remove the worker that held this lease, whose process has exited without a word."""
+        for process in await self.processes("worker"):
+            if process.lease == lease:
+                await self.leave(process)
+
     async def processes(self, role: Role | None = None) -> list[Process]:
         """List the processes with a heartbeat in the last HEARTBEAT_TIMEOUT_S seconds, by role, name and host."""
         with translated():

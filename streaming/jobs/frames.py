@@ -59,6 +59,10 @@ class Opening(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Not empty: deltas under this run number, negated, are copies of these runs' deltas, logged again after a loss."""
     at_ms: int = 0
     """Redis time of the run's first token; 0: not known."""
+    begun_ms: int = 0
+    """Redis time of the job's first token, if an earlier run generated it, also in a text that was given up."""
+    kept_ms: int = 0
+    """For how long earlier runs generated the text that this run continues."""
 
 
 def openings_of(job: str, sections: Sequence[Section]) -> list[tuple[Run, Opening]]:

@@ -19,7 +19,7 @@ from runtime.rounds import Rounds
 from streaming.errors import DecodeError, NewerMessage
 from streaming.ids import partition_of
 from streaming.jobs.codec import decode_reply
-from streaming.jobs.frames import Delta, Frame, Run, Section, author
+from streaming.jobs.frames import Delta, Frame, Opening, Run, Section, author
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.failures import translated
@@ -62,7 +62,11 @@ class History:
     rows: Sequence[Delta] = ()
     sections: tuple[Section, ...] = ()
     first_ms: int = 0
-    """Redis time of the job's first token; 0: not known."""
+    """Redis time of the job's first token, also in a text that was given up; 0: not known."""
+    at_ms: int = 0
+    """The same of the last run that has generated any; 0: none since `kept_ms`."""
+    kept_ms: int = 0
+    """For how long the runs before that one generated this text."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -76,7 +80,8 @@ class History:
         """The deltas before the first that is missing."""
         count = next((place for place, row in enumerate(self.rows) if row.seq != place + 1), len(self.rows))
         sections = [replace(each, first=min(each.first, count + 1)) for each in self.sections]
-        return History(self.rows[:count], tuple(sections), self.first_ms if count else 0)
+        times = (self.first_ms, self.at_ms, self.kept_ms) if count else ()
+        return History(self.rows[:count], tuple(sections), *times)
 
     @property
     def whole(self) -> bool:
@@ -105,8 +110,8 @@ class Logged:
 
     own: dict[int, Delta] = field(default_factory=dict)
     copies: dict[int, Delta] = field(default_factory=dict)
-    at_ms: int = 0
-    """When its first token came, as its opening says; 0: not known."""
+    opening: Opening | None = None
+    """Says when its first token came."""
     copied: tuple[Section, ...] = ()
     """Which runs wrote the deltas in `copies`."""
 
@@ -159,7 +164,9 @@ def deal(frame: Frame, logged: Mapping[Run, Logged]) -> None:
     for number, opening in frame.openings.items():
         found = logged.get(Run(frame.worker, abs(number)))
         if found is not None:
-            found.at_ms, found.copied = opening.at_ms or found.at_ms, opening.copied or found.copied
+            found.copied = opening.copied or found.copied
+            if opening.at_ms or opening.begun_ms:
+                found.opening = opening
     for row in frame.rows:
         found = logged.get(Run(frame.worker, abs(row.stream)))
         if found is not None:
@@ -176,8 +183,12 @@ def history_of(runs: Sequence[LoggedRun], logged: Mapping[Run, Logged]) -> Histo
         if copies and logged[run].copied:
             sections = list(logged[run].copied)  # the runs before it, some of whose own deltas may be trimmed
         sections.append(Section(min(own, default=max(rows, default=0) + 1), run))
-    first_ms = next((at_ms for each in runs if (at_ms := logged[each.run].at_ms)), 0)
-    return History([rows[seq] for seq in sorted(rows)], tuple(sections), first_ms)
+    openings = [opening for each in runs if (opening := logged[each.run].opening) is not None]
+    if not openings:
+        return History([rows[seq] for seq in sorted(rows)], tuple(sections))
+    first, last = openings[0], openings[-1]
+    times = first.begun_ms or first.at_ms, last.at_ms, last.kept_ms
+    return History([rows[seq] for seq in sorted(rows)], tuple(sections), *times)
 
 
 async def read_log(client: RedisClient, partition: int, name: LogName, first: int) -> AsyncGenerator[Frame, None]:

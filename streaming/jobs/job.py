@@ -148,6 +148,12 @@ class PastAttempt(msgspec.Struct, frozen=True, array_like=True):
     outcome: str = ""
     """"lost" with its worker, "handed_back" by one that drained, "preempted" for a job of a higher lane, or the state
     in which it ended the job; "" while it runs."""
+    seen_ms: int = 0
+    """The last write of a worker that was lost, which is before it was found lost."""
+
+    def holds(self, at_ms: int) -> bool:
+        """Whether the attempt was under way then."""
+        return self.started_ms <= at_ms <= self.ended_ms
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="v", tag=PLAIN_VERSION):

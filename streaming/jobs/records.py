@@ -296,18 +296,24 @@ def stamps_of(job: Job, state: JobState, raw: Mapping[str, bytes], terminal: Ter
     def exact(name: str) -> int | None:
         return round(float(raw.get(name) or 0) * 1000) or None
 
-    generated = terminal.generated if terminal else Generated()
-    return Stamps(
+    generated, started = terminal.generated if terminal else Generated(), exact("started") or exact("claimed")
+    claimed = exact("claimed")
+    if not state.final and (state is JobState.QUEUED or claimed != started):
+        claimed = None  # a lost worker's; or how long earlier attempts were of use is not known before the end
+    elif claimed and "reason" in raw:
+        claimed = exact("done")  # a script ended it: no attempt did
+    known = Stamps(
         received=job.received_us or None,
         accepted=exact("created"),
-        started=exact("started") or exact("claimed"),
-        claimed=None if state is JobState.QUEUED else exact("claimed"),  # a queued job's is of a lost worker
+        started=started,
+        claimed=claimed,
         released=generated.released or None,
         scheduled=generated.scheduled or None,
         first_token=generated.first or None,
         last_token=generated.last or None,
         ended=exact("done"),
     )
+    return known.continued(generated.shown, generated.shown_claimed, generated.kept)
 
 
 def with_delivery(stamps: Stamps, delivered: Delivered) -> Stamps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from streaming.jobs.records import JobRecord
+from streaming.jobs.terminal import Generated
 from telemetry.records.schema import RequestRecord
 
 
@@ -15,7 +16,7 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
     """
     stamps, job, end = record.stamps, record.job, record.terminal
     outcomes = Counter([attempt.outcome for attempt in record.attempts])
-    generated, failure = (end.generated, end.failure) if end else (None, None)
+    generated, failure = (end.generated, end.failure) if end else (Generated(), None)
     return RequestRecord(
         id=job.id,
         ended_us=stamps.ended or record.done_ms * 1000,
@@ -28,11 +29,14 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
         accepted_us=stamps.accepted or 0,
         started_us=stamps.started or 0,
         claimed_us=stamps.claimed or 0,
-        released_us=stamps.released or 0,
-        scheduled_us=stamps.scheduled or 0,
-        first_us=stamps.first_token or 0,
-        last_us=stamps.last_token or 0,
-        clock_us=generated.clock_us if generated else 0,
+        released_us=generated.released,
+        scheduled_us=generated.scheduled,
+        first_us=generated.first,
+        last_us=generated.last,
+        clock_us=generated.clock_us,
+        shown_us=generated.shown,
+        shown_claimed_us=generated.shown_claimed,
+        kept_us=generated.kept,
         prompt_tokens=end.usage.prompt if end else 0,
         completion_tokens=end.usage.completion if end else 0,
         cached_tokens=end.usage.cached if end else 0,

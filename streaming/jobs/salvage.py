@@ -6,10 +6,11 @@ in its record at first. Any process that reads the record, or sweeps, stores the
 
 from __future__ import annotations
 
+from streaming.jobs.attempts import claimed_ms, kept_ms
 from streaming.jobs.history import History
 from streaming.jobs.job import Job
 from streaming.jobs.records import MALFORMED, JobRecord
-from streaming.jobs.terminal import Terminal, served_by, total_usage
+from streaming.jobs.terminal import Generated, Terminal, served_by, total_usage
 
 MAX_CHOICES = 1024
 """The most that a request may ask for."""
@@ -39,6 +40,12 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         if row.served_by:
             servers[row.index] = row.served_by
     completion = sum([row.n for row in history.rows])
+    generated = Generated()
+    if history.first_ms:
+        claimed = 1000 * claimed_ms(history.first_ms, record.attempts) or record.stamps.started or 0
+        generated = Generated(
+            shown=1000 * history.first_ms, shown_claimed=claimed, kept=1000 * kept_ms(history, record.attempts)
+        )
     return Terminal(
         job.id,
         record.state,
@@ -50,6 +57,7 @@ def salvaged(record: JobRecord, history: History) -> Terminal:
         history.first_ms,
         history.sections,
         tuple(history.rows),
+        generated,
         tokens=history.tokens if len(history.sections) > 1 else (),
         served_by=served_by(len(finishes), servers, job.model),
         cancelled_by=record.terminal.cancelled_by,

@@ -50,6 +50,12 @@ class Generated(msgspec.Struct, frozen=True, array_like=True):
     last: int = 0
     """The engine's first and last token."""
     clock_us: int = 0
+    shown: int = 0
+    """The job's first token, if an earlier attempt generated it, also in a text that was given up."""
+    shown_claimed: int = 0
+    """The claim of that attempt."""
+    kept: int = 0
+    """For how many microseconds earlier attempts generated the text that the last one continued."""
 
 
 class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):

@@ -30,7 +30,7 @@ local function recover_job(id, worker)
   end
   if not holds_job(id, worker, s[5], s[1], s[2], s[5]) then return end
   local losses = redis.call('HINCRBY', job_key(id), 'losses', 1)
-  close_attempt(id, 'lost', now)
+  close_attempt(id, 'lost', now, lost.seen)
   if s[3] then
     end_job(id, 'cancelled', 'cancelled', now)
     lost.cancelled[#lost.cancelled + 1] = id
@@ -72,12 +72,12 @@ local lapses = {}
 for _, worker in ipairs(lapsed) do
   redis.call('HSET', worker_key(worker), 'state', 'dead') -- the fence: from here on every write of this worker is refused
   redis.call('EXPIRE', worker_key(worker), 3600)
-  local known = redis.call('HMGET', worker_key(worker), 'model', 'name')
+  local known = redis.call('HMGET', worker_key(worker), 'model', 'name', 'at')
   local model = known[1]
   for _, key in ipairs(model and {idle_key(model), yielding_key(model), prefetching_key(model)} or {}) do
     redis.call('ZREM', key, worker) -- first: its jobs must wake a worker that lives
   end
-  lost = {requeued = {}, given_up = {}, cancelled = {}, heirs = {}}
+  lost = {requeued = {}, given_up = {}, cancelled = {}, heirs = {}, seen = known[3]}
   for _, id in ipairs(redis.call('SMEMBERS', claims_key(worker))) do run_or_fail(id, worker, recover_job) end
   redis.call('ZREM', leases_key(), worker) -- after its jobs: if the server refuses one, the next sweep continues
   redis.call('DEL', claims_key(worker))

@@ -57,6 +57,12 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     first_us: int = 0
     last_us: int = 0
     """The engine's first and last token, of the attempt that ended the job."""
+    shown_us: int = 0
+    """The job's first token, if an earlier attempt generated it."""
+    shown_claimed_us: int = 0
+    """The claim of that attempt."""
+    kept_us: int = 0
+    """For how long earlier attempts generated the text that the last one continued."""
     clock_us: int = 0
     """By how much the worker's stamps may be off."""
     prompt_tokens: int = 0
@@ -87,7 +93,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             first_token=self.first_us or None,
             last_token=self.last_us or None,
             ended=self.ended_us or None,
-        )
+        ).continued(self.shown_us, self.shown_claimed_us, self.kept_us)
 
 
 class DeliveryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=KIND, tag="delivery"):

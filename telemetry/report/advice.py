@@ -62,11 +62,13 @@ def verdict(figures: Figures) -> str:
         "engine": "generating",
         "queue": "waiting for a place in an engine",
         "gateway": "on the path around the engine",
+        "recovery": "lost to retries",
     }
-    ordered = sorted(shares.items(), key=lambda each: -each[1])
+    shown = [each for each in shares.items() if each[1] or each[0] != "recovery"]
+    ordered = sorted(shown, key=lambda each: -each[1])
     parts = [f"{100 * share:.0f} % {words[name]}" for name, share in ordered]
     parts[0] = parts[0].replace(" % ", " % of their time ", 1)
-    return f"Requests spent {parts[0]}, {parts[1]} and {parts[2]}."
+    return f"Requests spent {', '.join(parts[:-1])} and {parts[-1]}."
 
 
 def _all_lanes_wait(model: str, evidence: Evidence, limits: Thresholds) -> bool:
@@ -280,8 +282,8 @@ def unhealthy(figures: Figures, requests: Sequence[ReportedRequest], limits: Thr
                 saves_s=sum(each.wait_ms or 0.0 for each in own) / 1000,
             )
     if whole.lost >= max(limits.unhealthy_share * total, 1):
-        records = [each.record for each in requests if each.record.lost]
-        lost_s = sum(max(0, each.claimed_us - each.started_us) for each in records if each.started_us) / 1e6
+        records = [each for each in requests if each.record.lost]
+        lost_s = sum(max(0, each.split.parts["retries"] or 0) for each in records) / 1e6
         yield Advice(
             kind="lost_workers",
             title=f"Workers died under {counted(len(records), 'request')}",

@@ -14,7 +14,12 @@ from telemetry.report.report import RequestReport
 from telemetry.report.requests import GROUP_OF
 from telemetry.report.words import duration, percent, shared, three
 
-GROUP_WORDS = {"engine": "generating", "queue": "waiting", "gateway": "path around the engine"}
+GROUP_WORDS = {
+    "engine": "generating",
+    "queue": "waiting",
+    "gateway": "path around the engine",
+    "recovery": "lost to retries",
+}
 
 
 def page(report: RequestReport) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from telemetry.latency import GROUPS, PARTS, Split, Stamps, split
+from telemetry.latency import GROUPS, PARTS, Split, Stamps, first_seen, split
 from telemetry.records.schema import REFUSED, DeliveryRecord, Record, RequestRecord, SampleRecord
 
 PART_NAMES = tuple(part.name for part in PARTS)
 GROUP_OF = {part: group for group, parts in GROUPS.items() for part in parts}
-"""The group of each part: gateway, queue or engine."""
+"""The group of each part."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class ReportedRequest:
 
     @property
     def ttft_ms(self) -> float | None:
-        """From receipt to the first token at the connection; at the engine, if it was not streamed to a client."""
+        """From receipt to the first token, as `first_seen` defines that."""
         stamps = self.stamps
-        first = stamps.first_sent or stamps.first_token
+        first = first_seen(stamps, whole=self.delivery is not None and self.delivery.whole)
         return None if first is None or stamps.received is None else max(0, first - stamps.received) / 1000
 
     @property

@@ -38,7 +38,9 @@ def unnamed(
     total = sum(sum(group.parts.values()) for group in models)
     if not done or not total:
         return
-    waited = {part: sum(parts.get(part, 0.0) for parts in left.values()) for part in GROUPS["queue"]}
+    waited = {
+        part: sum(parts.get(part, 0.0) for parts in left.values()) for part in (*GROUPS["queue"], *GROUPS["recovery"])
+    }
     if sum(waited.values()) >= limits.waiting_share * total:
         own = [each for each in done if any(left[each.record.model].get(part) for part in waited)]
         yield _waiting(waited, total, own, limits)
@@ -71,7 +73,8 @@ def _waiting(waited: Mapping[str, float], total: float, done: Sequence[ReportedR
         return Advice(
             kind="retries",
             title="Requests began again",
-            reason=f"{share}, {mean} of each, most of it after an attempt that did not end its job: {_ends(done)}.",
+            reason=f"{share} or lost to retries, {mean} of each, most of it to attempts that did not end their jobs: "
+            f"{_ends(done)}.",
             change=_RETRIES[_most_frequent_end(done)],
             saves_s=saves_s,
         )

@@ -7,10 +7,12 @@ import logging
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from cli.child import Child, Program, Status
 from cli.lease_release import LeaseRelease
 from streaming.errors import Unavailable
+from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.reaper import Lapse, Reaper, Swept
 from streaming.redis.client import RedisClient
 
@@ -56,6 +58,18 @@ async def test_an_exit_ends_the_lease_once(wire: RedisClient, before: tuple[Stat
     goes_through(release, child, after, Status("starting"), Status("starting", pid=8))
     await release.close(60)
     assert reaper.ended == ["lease-1"]
+
+
+async def test_an_exited_worker_is_listed_no_longer(wire: RedisClient) -> None:
+    """Its slots and its tokens would count until its last report expires. Its successor stays."""
+    fleet = Fleet(wire)
+    for lease in ("lease-1", "lease-2"):
+        entry = replace(this_process("worker", "worker-1"), lease=lease, running=3, tokens_per_s=90.0)
+        await fleet.report(entry)
+    release = LeaseRelease(Ends(wire), fleet=fleet)
+    goes_through(release, a_worker(), READY, Status("restarting", "killed by SIGKILL"))
+    await release.close(60)
+    assert [each.lease for each in await fleet.processes("worker")] == ["lease-2"]
 
 
 async def test_the_log_of_a_job_has_the_last_words_of_its_worker(

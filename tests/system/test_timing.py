@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.latency import PARTS
 from telemetry.metrics import Metrics
+from telemetry.report.report import Scope, report_of
 from telemetry.tracing import Tracing
 from workers.record import Recorder
 
@@ -141,6 +143,10 @@ async def test_a_job_that_was_handed_on_tells_of_its_earlier_attempt(empty_house
     assert timing["parts_ms"]["retries"] > 0 and timing["sum_ms"] == pytest.approx(timing["end_to_end_ms"], abs=1.0)
 
 
+def overview_of(house: House) -> Any:
+    return json.loads(house.get("/admin/overview")[1])
+
+
 def test_tokens_are_counted_as_they_are_written(empty_house: House) -> None:
     """The rate and the counter grow while a job of two texts runs that nobody reads; at its end each token was counted
     once. The lane counts one running job, the worker two slots in use."""
@@ -151,16 +157,13 @@ def test_tokens_are_counted_as_they_are_written(empty_house: House) -> None:
     body = chat("long", max_tokens=4_000, n=2, queue={"priority": "batch"})
     job = json.loads(house.post("/v1/jobs", body)[2])
 
-    def overview() -> Any:
-        return json.loads(house.get("/admin/overview")[1])
-
     def counted() -> float:
         lines = house.get("/metrics")[1].decode().splitlines()
         found = [line for line in lines if line.startswith("penstock_tokens_total") and "completion" in line]
         return sum(float(line.split()[-1]) for line in found)
 
-    eventually(lambda: overview()["rates"]["tokens_per_s"] > 20)
-    now = eventually(lambda: (found := overview())["history"][-1]["tokens_per_s"] and found)
+    eventually(lambda: overview_of(house)["rates"]["tokens_per_s"] > 20)
+    now = eventually(lambda: (found := overview_of(house))["history"][-1]["tokens_per_s"] and found)
     assert now["history"][-1]["tokens_per_s"] == now["rates"]["tokens_per_s"]
     assert [pool["lanes"]["batch"]["running"] for pool in now["pools"]] == [1]
     (worker,) = [process for process in now["processes"] if process["role"] == "worker"]
@@ -170,7 +173,53 @@ def test_tokens_are_counted_as_they_are_written(empty_house: House) -> None:
     house.post(f"/v1/jobs/{job['id']}/cancel", b"")
     usage = eventually(lambda: json.loads(house.get(f"/v1/jobs/{job['id']}")[1])["usage"])
     assert eventually(lambda: counted() == usage["completion_tokens"])
-    assert eventually(lambda: overview()["rates"]["tokens_per_s"] == 0)
+    assert eventually(lambda: overview_of(house)["rates"]["tokens_per_s"] == 0)
+
+
+@pytest.mark.parametrize("way", ["stream", "whole", "job", "two texts"])
+def test_the_first_token_after_a_lost_worker_is_what_the_reader_saw(empty_house: House, way: str) -> None:
+    """The worker dies after it has shown tokens: the timing, the job, the request's record and the report mean the same
+    first token, that of the first attempt (of an answer in one piece, its end); the pause is lost to retries."""
+    house = empty_house
+    house.environ |= {"PENSTOCK_RECORDS_DIR": str(house.folder / "records"), "PENSTOCK_REDIS_LEASE_MS": "1500"}
+    house.start_api()
+    first = house.start("workers", "--id", "worker-1", PENSTOCK_SIM_STEP_MS="10")
+    body = chat("killed", max_tokens=700, n=2 if way == "two texts" else 1)
+    with ThreadPoolExecutor() as pool:
+        path = "/v1/jobs" if way in ("job", "two texts") else "/v1/chat/completions"
+        asked = pool.submit(house.post, path, {**body, "stream": True} if way == "stream" else body)
+        eventually(lambda: overview_of(house)["rates"]["tokens_per_s"] > 0)
+        first.kill()
+        first.wait()
+        house.start("workers", "--id", "worker-2", PENSTOCK_SIM_STEP_MS="10")
+        job_id = asked.result()[1]["x-job-id"]
+    eventually(lambda: shown(house, job_id)["status"] == "completed")
+    timing = timing_of(house, job_id) if way in ("stream", "whole") else shown(house, job_id)
+    job = json.loads(house.get(f"/v1/jobs/{job_id}")[1])
+    lost, last = job["attempt_log"]
+    assert lost["outcome"] == "lost" and lost["started_at"] <= job["first_token_at"] <= lost["ended_at"]
+    parts, ttft_ms = timing["parts_ms"], timing["time_to_first_token_ms"]
+    assert timing["sum_ms"] == pytest.approx(timing["end_to_end_ms"], abs=1.0)
+    assert sum(timing["groups_ms"].values()) == pytest.approx(timing["sum_ms"], abs=0.01)
+    logged_ms = 1000 * (job["first_token_at"] - timing["stamps"]["received"])
+    if way == "whole":
+        assert ttft_ms == timing["end_to_end_ms"]
+    else:
+        assert logged_ms - 5 <= ttft_ms <= 1000 * (last["started_at"] - timing["stamps"]["received"])
+    assert timing["stamps"]["first_token"] == pytest.approx(job["first_token_at"], abs=0.002)
+    pause_ms = 1000 * (last["started_at"] - lost["ended_at"])
+    assert pause_ms <= parts["retries"] <= timing["sum_ms"] - parts["decode"]
+    queued_ms = 1000 * (lost["started_at"] - job["created_at"])
+    assert parts["decode"] >= 6000 and timing["groups_ms"]["queue"] <= queued_ms + 5
+
+    same = ("retries", "decode")
+    expected = pytest.approx([ttft_ms, *(parts[name] for name in same)], abs=2)
+
+    def reported() -> bool:
+        whole = report_of(house.folder / "records", Scope(0, 2e9), {}).figures.whole
+        return bool(whole.ttft) and [whole.ttft.max, *(whole.parts[name] for name in same)] == expected
+
+    assert eventually(reported), "once its records are written"
 
 
 def test_timings_are_their_owners(house: House) -> None:

@@ -14,7 +14,9 @@ from telemetry.latency import (
     PARTS,
     Stamps,
     engine_parts,
+    first_seen,
     inter_token_latency,
+    lost_between,
     split,
     time_per_output_token,
 )
@@ -53,7 +55,9 @@ def test_a_whole_request() -> None:
         "decode": 100_000, "egress_tail": 2_000, "egress_first": 1_500,
     }  # fmt: skip
     assert found.total == found.end_to_end == 157_000 and found.until == "last_sent" and not found.reasons
-    assert {name: found.group(name) for name in GROUPS} == {"gateway": 5_000, "queue": 27_000, "engine": 125_000}
+    assert {name: found.group(name) for name in GROUPS} == {
+        "gateway": 5_000, "queue": 27_000, "recovery": 0, "engine": 125_000
+    }  # fmt: skip
 
 
 @given(st.lists(st.integers(0, 10**7), min_size=13, max_size=13), st.sets(st.sampled_from(range(1, 8))))
@@ -126,6 +130,37 @@ def test_a_resumed_job() -> None:
     assert found.parts["queue"] == 1_000 and found.parts["retries"] == 6_000
     assert found.parts["egress_first"] is None and "earlier attempt" in found.reasons["egress_first"]
     assert found.total == found.end_to_end
+
+
+SHOWN_EARLY = WHOLE.continued(shown=14_000, claimed=11_000, kept=6_000)
+"""Its first attempt, claimed at 10,000, showed nothing; the second generated from 14,000 to 20,000; the last one from
+56,000 on."""
+
+
+def test_a_first_token_of_an_earlier_attempt_stays_the_first() -> None:
+    """What the reader saw. The pause after it is lost to retries, like the attempt that showed nothing; decode is what
+    the attempts generated of the text."""
+    stamps = replace(SHOWN_EARLY, first_got=14_400, first_sent=14_600)
+    found = split(stamps, over=True)
+    assert found.parts == {
+        "ingress": 2_000, "queue": 7_000, "retries": 1_000 + 36_000, "gate": None, "engine_wait": None,
+        "prefill": 3_000, "decode": 6_000 + 100_000, "egress_tail": 2_000, "egress_first": 600,
+    }  # fmt: skip
+    assert found.total == found.end_to_end == 157_000 and found.group("recovery") == 37_000
+    assert first_seen(stamps, whole=False) == 14_600 and first_seen(stamps, whole=True) == 158_000
+    assert first_seen(replace(stamps, first_sent=None), whole=False) == 14_000
+    times = (1_000, 3_000, 10_000, 11_000, 0, 0, 14_000, 156_000)
+    counted = dict(engine_parts(times, lost_between(14_000, 56_000, 6_000)))
+    assert counted == {name: spent for name, spent in found.parts.items() if spent and not name.startswith("egress")}
+
+
+@pytest.mark.parametrize(("kept", "retries", "decode"), [(6_000, 1_000 + 136_800, 6_000), (0, 1_000 + 142_800, 0)])
+def test_a_job_that_ended_without_another_token_lost_the_rest(kept: int, retries: int, decode: int) -> None:
+    """Its last attempt gave none, or it was given up; of a text that begins again nothing was kept."""
+    ended = replace(WHOLE, first_token=None, last_token=None, last_sent=None).continued(14_000, 11_000, kept)
+    found = split(ended, over=True)
+    assert (found.parts["retries"], found.parts["decode"]) == (retries, decode)
+    assert found.total == found.end_to_end == 155_800 and found.until == "ended"
 
 
 def test_the_engine_parts_of_a_job_that_died_did_not_happen() -> None:

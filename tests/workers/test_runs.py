@@ -318,6 +318,10 @@ async def test_the_first_token_of_a_job_stays_that_of_the_attempt_that_gave_it(w
     first, second, _ = record.attempts
     assert {*firsts, record.first_ms} == {record.first_ms}
     assert first.started_ms <= record.first_ms <= first.ended_ms <= second.started_ms
+    made, third = record.terminal.generated, record.attempts[2]
+    assert made.shown == 1000 * record.first_ms and abs(made.shown_claimed // 1000 - first.started_ms) <= 1
+    written_ms = [each.seen_ms - each.started_ms for each in (first, second)]
+    assert 0 < made.kept // 1000 <= sum(written_ms) and made.first // 1000 >= third.started_ms
     tokens = [each.tokens or 0 for each in record.attempts]
     assert sum(tokens) == 120 and all(tokens) and record.terminal.tokens == tuple(tokens)
     assert [each.outcome for each in record.attempts] == ["lost", "lost", "completed"]

@@ -64,7 +64,7 @@ export function chat({ root, signal, title, who }) {
     kept.turns.push({ role: "user", text }, { role: "assistant", job: made.id, sent, text: "", state: "" });
     keep();
     asked(kept.turns.at(-2));
-    answer(kept.turns.at(-1));
+    answer(kept.turns.at(-1), true);
     showEnd();
   }
 
@@ -72,11 +72,12 @@ export function chat({ root, signal, title, who }) {
     turns.append(h("div", { class: "turn user" }, h("p", { class: "label" }, "You"), h("div", { class: "text" }, turn.text)));
   }
 
-  /** Shows an answer and follows it from its first event, whether it has begun, or ended. */
-  function answer(turn) {
+  /** Shows an answer and follows it from its first event, whether it has begun, or ended. Its times are taken here only
+   *  if it was sent from this page: after a reload all events come at once. At its end the server's times replace them. */
+  function answer(turn, sent = false) {
     const text = h("div", { class: "text", "aria-busy": "true" }), line = h("p", { class: "meta" });
     turns.append(h("div", { class: "turn assistant" }, h("p", { class: "label" }, kept.model || "Answer"), text, line));
-    const growing = new Growing(text), run = { tokens: 0, first: 0, last: 0, worker: "", wait: "", link: "", silent: 0, live: !turn.state };
+    const growing = new Growing(text), run = { tokens: 0, first: 0, last: 0, worker: "", wait: "", link: "", silent: 0, live: !turn.state, sent };
     const cut = follow(turn.job, {
       event: (name, data) => { take(name, data, turn, growing, run); tell(); },
       lost: () => { run.link = "connection lost, reading on…"; tell(); },
@@ -92,10 +93,11 @@ export function chat({ root, signal, title, who }) {
         clearInterval(clock);
         text.removeAttribute("aria-busy");
         if (busy?.turn === turn) { busy = null; keep(); show(); say("Answer complete."); }
+        if (!turn.timed) { turn.timed = true; time(turn).then(tell, () => null); }
       }
       draw(line, turn.state ? badge(turn.state) : badge(run.worker ? "in_progress" : "queued"),
         run.worker ? h("span", {}, run.worker) : h("span", {}, run.wait),
-        h("span", { title: "From Send to the first token in this browser" }, `first token ${milliseconds(turn.ttft ?? null)}`),
+        h("span", { title: "From the request to the first token that a reader could see, whichever worker gave it" }, `first token ${milliseconds(turn.ttft ?? null)}`),
         h("span", {}, `${rate(turn.pace ?? null)} tokens/s`), h("span", {}, plural(run.tokens, "token")),
         !turn.state && run.silent >= SILENT_S && h("span", { class: "warn-text" }, `no token for ${seconds(Math.floor(run.silent))}`),
         run.link && h("span", { class: "warn-text" }, run.link), turn.error && h("span", { class: "bad-text" }, turn.error),
@@ -119,8 +121,8 @@ export function chat({ root, signal, title, who }) {
       run.tokens += data.tokens;
       run.last = performance.now();
       run.first ||= run.last;
-      turn.ttft ??= Date.now() - turn.sent;
-      if (run.live && run.last - run.first > 200) turn.pace = (1000 * (run.tokens - 1)) / (run.last - run.first);
+      if (run.sent && turn.ttft === undefined) { turn.ttft = Date.now() - turn.sent; keep(); }
+      if (run.sent && run.last - run.first > 200) turn.pace = (1000 * (run.tokens - 1)) / (run.last - run.first);
     } else if (name === "stream.reset") {
       growing.clear();
       growing.mark("the answer begins again here", { pending: true });
@@ -141,6 +143,13 @@ export function chat({ root, signal, title, who }) {
       select("lane", "Lane", LANES.slice(LANES.indexOf(who.highest_lane)).map((name) => [name, name]), kept.lane, change("lane")),
       select("deadline", "Deadline", [["", "none"], ["5", "5 s"], ["30", "30 s"], ["300", "5 min"]], kept.deadline, change("deadline")),
       select("most", "At most", [["64", "64 tokens"], ["256", "256 tokens"], ["1024", "1,024 tokens"]], kept.most, change("most")));
+  }
+
+  async function time(turn) {
+    const found = await api.get(`/v1/jobs/${turn.job}/timing`, { signal });
+    turn.ttft = found.time_to_first_token_ms;
+    turn.pace = found.time_per_output_token_ms ? 1000 / found.time_per_output_token_ms : null;
+    keep();
   }
 
   function form() {

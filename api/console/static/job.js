@@ -6,7 +6,7 @@ import { watch } from "./live.js";
 import { act, badge, bar, confirmed, copyButton, draw, empty, failed, fromCode, h, heading, loading, modelLink, section, table, tenantLink, when, workerLink } from "./parts.js";
 import { Growing, follow, keepEndInView, markAttempt } from "./stream.js";
 
-const GROUPS = { queue: "wait", retries: "wait", engine_wait: "wait", prefill: "engine", decode: "engine" };
+const GROUPS = { queue: "wait", retries: "path", engine_wait: "wait", prefill: "engine", decode: "engine" };
 const BURIED = new Set(["poison", "attempts_exhausted", "malformed_job"]);
 const ENDED = new Set(["completed", "failed", "cancelled", "expired"]);
 
@@ -104,7 +104,7 @@ function fault(found) {
 function facts(found) {
   const rows = [["Model", modelLink(found.model)], ["Endpoint", found.endpoint], ["Lane", found.priority], ["Tenant", tenantLink(found.tenant)], ["Attempts", found.attempts],
     ["Tokens", found.usage ? `${count(found.usage.prompt_tokens)} in, ${count(found.usage.completion_tokens)} out` : null],
-    ["First token after", found.first_token_at && milliseconds(1000 * (found.first_token_at - found.created_at))],
+    ["First token after", found.timing.time_to_first_token_ms && milliseconds(found.timing.time_to_first_token_ms)],
     ...Object.entries(found.metadata ?? {})];
   return h("dl", { class: "facts" }, rows.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 }

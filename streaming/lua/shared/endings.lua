@@ -5,11 +5,11 @@
 -- 'name:worker:run:claimed:ended:outcome;', and the newest are kept.
 local MAX_PAST_ATTEMPTS = 20
 
-local function close_attempt(id, outcome, now)
+local function close_attempt(id, outcome, now, seen)
   local s = redis.call('HMGET', job_key(id), 'runs', 'name', 'claimed', 'past')
   local worker, run = string.match(s[1] or '', '([^:;]+):%d+:(%d+);$')
   if not worker then return end
-  local entry = table.concat({s[2] or '', worker, run, s[3] or 0, now, outcome}, ':')
+  local entry = table.concat({s[2] or '', worker, run, s[3] or 0, now, outcome, seen or nil}, ':')
   local past = (s[4] or '') .. entry .. ';'
   local _, count = string.gsub(past, ';', ';')
   for _ = MAX_PAST_ATTEMPTS + 1, count do past = string.gsub(past, '^[^;]*;', '') end

@@ -117,7 +117,8 @@ def test_counts_tokens_and_percentiles_equal_the_raw_lines(found: list[bytes]) -
     firsts, wholes, gaps, ways = [], [], [], []
     for row in done:
         sent = deliveries.get(row["id"], {})
-        firsts.append(ms((sent.get("first_sent_us") or row["first_us"]) - row["received_us"]))
+        first = sent["last_sent_us"] if sent.get("whole") else sent.get("first_sent_us") or row["first_us"]
+        firsts.append(ms(first - row["received_us"]))
         wholes.append(ms((sent.get("last_sent_us") or row["last_us"]) - row["received_us"]))
         if sent.get("first_sent_us"):
             ways.append(ms(sent["first_sent_us"] - row["first_us"]))
