@@ -141,7 +141,7 @@ async def _serve(services: Services, listeners: list[socket.socket], launch: Lau
     guard = _guard(services)
     services.spawn(supervise(guard.keep_sweeping, SWEEP_INTERVAL_S))
     sample_s = launch.config.section("records", RecordSettings).sample_s
-    sampler = Sampler(services.records, "api", services.name, interval_s=sample_s)
+    sampler = Sampler(services.records, "api", me.name, interval_s=sample_s)
     services.spawn(supervise(sampler.keep_sampling, SWEEP_INTERVAL_S))
     server = DrainingServer(
         uvicorn.Config(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -66,7 +67,8 @@ class LeaseRelease:
         except Unavailable as error:
             log.warning("%s: its jobs wait until lease %s lapses: %s", worker, lease, error)
         else:
-            lapses = [lapse for lapse in swept.lapses if lapse.worker == worker]
+            own = f"{worker}@{socket.gethostname()}"  # other machines have workers of the same id
+            lapses = [lapse for lapse in swept.lapses if lapse.worker == own]
             words = status.cause.partition(", running only ")[0]
             said = f"{worker} has exited{f' ({words})' if words else ''}"
             held = [job_id for lapse in lapses for job_id in lapse.jobs]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import os
+import socket
 import sys
 import time
 from collections import deque
@@ -137,7 +138,7 @@ def logs(
         raise click.UsageError("--pretty and --json exclude each other")
     folder = Where(data_dir).home().logs
     files: dict[Path, LogFile] = {}
-    filters = Filters(job, trace.lower(), role or "", process)
+    filters = Filters(job, trace.lower(), role or "", process.removesuffix(f"@{socket.gethostname()}"))
     as_json = as_json or not (for_people or sys.stdout.isatty())
     filters.polls = polls or as_json
     if not any(folder.glob("*.log*")):

@@ -124,7 +124,7 @@ class OfflineProcess:
         check_broker("events.take_url", self._events.take_url)
         self._me, self._metrics, self._lifeline, self._tracing = me, metrics, lifeline, tracing
         sample_s = config.section("records", RecordSettings).sample_s
-        self._sampler = Sampler(records, "offline", me.id, facts=self._facts, interval_s=sample_s)
+        self._sampler = Sampler(records, "offline", me.name, facts=self._facts, interval_s=sample_s)
         self._file_store = FileStore(files.dir)
         self._file_store.prepare()
         self._keep_s, self._quarantine_s = files.retention_s, files.quarantine_s

@@ -131,7 +131,7 @@ async def run(
         )
         expected = ExpectedErrors(Unavailable, lifeline.wait, "waiting for Redis: %s")
         if await retry_until(stop, partial(enter_store, client), expected, ENTER_RETRY_DELAY_S):
-            sampler = Sampler(records, "scheduler", me.id, facts=loop.facts, interval_s=settings.sample_s)
+            sampler = Sampler(records, "scheduler", me.name, facts=loop.facts, interval_s=settings.sample_s)
             sampling = asyncio.create_task(supervise(sampler.keep_sampling, ENTER_RETRY_DELAY_S))
             await loop.run(stop)
             sampling.cancel()

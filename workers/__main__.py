@@ -177,7 +177,7 @@ class WorkerProcess:
         self._store = StoreMonitor(client)
         try:
             await self._store.try_to_enter()  # before the model is loaded: that takes minutes
-            records = RequestRecords(self._me.model, self._records, self._me.id)
+            records = RequestRecords(self._me.model, self._records, self._me.name)
             note = self._lifeline.note_completed
             self._recorder = recorder = Recorder(
                 self._me.model, self._metrics, self._tracing, self._tally, note, records, self._me.id
@@ -220,7 +220,7 @@ class WorkerProcess:
         settings = self._config.section("worker", WorkerSettings)
         collect_rarely()
         self._worker = Worker(
-            client, self._engine, card, settings, recorder, self._on_cordon, self._me.id, self._targets, self._weights
+            client, self._engine, card, settings, recorder, self._on_cordon, self._me.name, self._targets, self._weights
         )
         run = asyncio.ensure_future(_guard(asyncio.ensure_future(self._worker.run(self._stop))))
         watching = asyncio.ensure_future(supervise(self._store.keep_looking, RESTART_DELAY_S))
@@ -298,7 +298,7 @@ class WorkerProcess:
     def _sampler(self) -> Sampler:
         interval_s = self._config.section("records", RecordSettings).sample_s
         me = self._me
-        return Sampler(self._records, "worker", me.id, model=me.model, facts=self._facts, interval_s=interval_s)
+        return Sampler(self._records, "worker", me.name, model=me.model, facts=self._facts, interval_s=interval_s)
 
     def _facts(self) -> Facts:
         """What a sample says of this worker."""

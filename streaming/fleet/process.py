@@ -6,6 +6,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+HEARTBEAT_TIMEOUT_S = 10
+"""A process without a heartbeat for so long counts as gone."""
+
 Role: TypeAlias = Literal["redis", "api", "worker", "scheduler", "offline"]
 
 
@@ -31,7 +34,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     role: Role
     id: str
-    """Name for people; processes of several machines may have the same one."""
+    """Name on its machine; processes of several machines may have the same one."""
     life: str
     """Random id, new at each start, which distinguishes processes of the same name."""
     pid: int
@@ -70,6 +73,11 @@ class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For how long they have been away."""
     shape: str = ""
     """Which of its model's pools a worker belongs to."""
+
+    @property
+    def name(self) -> str:
+        """Name for people, everywhere: `worker-1@host`."""
+        return f"{self.id}@{self.host}"
 
     @property
     def worker_id(self) -> str:

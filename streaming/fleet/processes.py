@@ -20,7 +20,7 @@ from penstock.engine import ModelCard
 from runtime.loops import ExpectedErrors, wait
 from streaming.errors import Unavailable
 from streaming.fleet.entries import entry, read_hash
-from streaming.fleet.process import Process, Role
+from streaming.fleet.process import HEARTBEAT_TIMEOUT_S, Process, Role
 from streaming.ids import new_life
 from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.redis.client import ClientUser
@@ -29,8 +29,6 @@ from streaming.redis.failures import translated
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 2.0
-HEARTBEAT_TIMEOUT_S = 10
-"""A process without a heartbeat for so long counts as gone."""
 
 
 class Fleet(ClientUser):

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from cli_instance import Instance
+from house import eventually
+from redis import Redis
 
 from cli.ps import _found
+from streaming.fleet.process import Process
+from streaming.keys import fleet_key
 
 NAMES = ("id", "state", "model")
 WORKER: dict[str, Any] = {"id": "worker-1", "state": "ready", "model": "m", "shape": "", "away": ""}
@@ -30,3 +40,41 @@ def test_a_worker_that_starts_is_said_to_start(capsys: pytest.CaptureFixture[str
 
 def test_shapes_have_a_column_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
     assert "SHAPE" not in shown(capsys) and "SHAPE" in shown(capsys, shape="long")
+
+
+@pytest.mark.slow
+def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path) -> None:
+    """A worker that hangs, a process of another machine with the same name, and a store that is killed."""
+    running = Instance(tmp_path, "--engine", "sim")
+    try:
+
+        def states() -> dict[str, str]:
+            lines = running.run("ps", "--json", "--data-dir", "data").stdout.splitlines()
+            return {f"{row['id']}@{row.get('host') or ''}": row["state"] for row in map(json.loads, lines)}
+
+        assert set(states().values()) == {"ready"}
+        lines = running.run("ps", "--json", "--data-dir", "data").stdout.splitlines()
+        pids = {row["id"]: row["pid"] for row in map(json.loads, lines)}
+        url = json.loads((tmp_path / "data" / "run" / "state.json").read_text())["redis_url"]
+        with Redis.from_url(url) as store:
+            other = Process(
+                role="worker", id="worker-1", life="f" * 16, pid=1, host="elsewhere", state="ready", since=1
+            )
+            store.set(fleet_key("proc", "worker:" + "f" * 16), msgspec.json.encode(other), ex=60)
+            store.zadd(fleet_key("procs"), {"worker:" + "f" * 16: 1})
+            assert states() | {"worker-1@elsewhere": "ready"} == states()
+            os.kill(pids["worker-1"], signal.SIGSTOP)
+            try:
+                eventually(lambda: states()["worker-1@"] == "silent", seconds=60)
+                assert states()["worker-1@elsewhere"] == "ready"
+            finally:
+                os.kill(pids["worker-1"], signal.SIGCONT)
+        os.kill(pids["redis-1"], signal.SIGSTOP)  # one that is killed is started again at once
+        try:
+            found = states()
+            assert found.pop("redis-1@") == "no answer" and set(found.values()) == {"no store"}
+            assert "the store does not answer" in running.run("ps", "--data-dir", "data").stderr
+        finally:
+            os.kill(pids["redis-1"], signal.SIGCONT)
+    finally:
+        running.close()
