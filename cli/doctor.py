@@ -46,6 +46,7 @@ from streaming.errors import MalformedJob, Unavailable
 from streaming.fleet.leader import Leadership
 from streaming.fleet.overrides import Overrides
 from streaming.fleet.plans import Plans, pool_name
+from streaming.fleet.process import without_host
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.fleet.stalls import stall_of
@@ -448,5 +449,7 @@ async def _given_up(store_client: RedisClient) -> list[GivenUp]:
         fields, epoch = await store_client.call("record", partition_of(job_id) or 0, job_id, "1", 0, "")
         with contextlib.suppress(MalformedJob):
             if record := parse_record(job_id, fields, epoch, bodies=False):
-                found.append(GivenUp(job_id, [each.worker for each in record.attempts if each.outcome == "lost"]))
+                found.append(
+                    GivenUp(job_id, [without_host(each.worker) for each in record.attempts if each.outcome == "lost"])
+                )
     return found

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import click
@@ -101,9 +102,12 @@ def judged(found: dict[str, Any], fleet: Sequence[Process] | None, now: float) -
 
 
 def others_of(instance: Instance, fleet: Sequence[Process]) -> list[Process]:
-    """Those of the fleet that this instance does not supervise."""
-    ours = {(socket.gethostname(), entry.pid) for entry in instance.processes}
-    return [each for each in fleet if (each.host, each.pid) not in ours]
+    """Those of the fleet that this instance does not supervise, without those of this machine that have exited: their
+    reports expire a little later."""
+    here, ours = socket.gethostname(), {entry.pid for entry in instance.processes}
+    return [
+        each for each in fleet if each.host != here or (each.pid not in ours and Path(f"/proc/{each.pid}").exists())
+    ]
 
 
 def row(entry: ProcessEntry) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from api.openai.rendering import Facts, JobView, job_object, to_json
 from api.openai.tool_calls import event_data
 from api.openai.wait import wait_fields
 from penstock.tools import AnswerPart
+from streaming.fleet.process import without_host
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import PastAttempt
 from streaming.jobs.records import JobRecord
@@ -46,16 +47,16 @@ def started_event(event_id: Cursor, place: int, record: JobRecord) -> JobEvent:
     """Render the beginning of a run: its attempt, and which attempt it goes on from, after how long a pause."""
     run = record.runs[place - 1].run
     now, before = record.attempts_by_run.get(run), record.attempt_before(run)
-    data: dict[str, Any] = {"worker": now.worker if now else run.worker, "attempt": place}
+    data: dict[str, Any] = {"worker": without_host(now.worker if now else run.worker), "attempt": place}
     if now and before:
         pause_ms = max(0, now.started_ms - before.ended_ms)
-        data["previous"] = {"worker": before.worker, "outcome": before.outcome, "pause_ms": pause_ms}
+        data["previous"] = {"worker": without_host(before.worker), "outcome": before.outcome, "pause_ms": pause_ms}
     return JobEvent("started", event_id, data)
 
 
 def interrupted_event(attempt: PastAttempt) -> JobEvent:
     """Render the end of an attempt after which the job waits for another worker."""
-    return JobEvent("interrupted", None, {"worker": attempt.worker, "outcome": attempt.outcome})
+    return JobEvent("interrupted", None, {"worker": without_host(attempt.worker), "outcome": attempt.outcome})
 
 
 def delta_event(facts: Facts, event_id: Cursor, delta: Delta, parts: Iterable[AnswerPart] | None = None) -> JobEvent:

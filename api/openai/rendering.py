@@ -23,6 +23,7 @@ from api.openai.wait import Wait, wait_fields
 from penstock.engine import Logprob, ModelCard
 from penstock.extras import Extras, merged
 from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
+from streaming.fleet.process import without_host
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Endpoint, Job, JobState, PastAttempt
 from streaming.jobs.places import QueuePlace
@@ -396,7 +397,7 @@ def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str,
 
 def _attempt(attempt: PastAttempt) -> dict[str, Any]:
     return {
-        "worker": attempt.worker,
+        "worker": without_host(attempt.worker),
         "started_at": _seconds(attempt.started_ms),
         "ended_at": _seconds(attempt.ended_ms),
         "tokens": attempt.tokens,

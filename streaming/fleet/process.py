@@ -12,6 +12,11 @@ HEARTBEAT_TIMEOUT_S = 10
 Role: TypeAlias = Literal["redis", "api", "worker", "scheduler", "offline"]
 
 
+def without_host(name: str) -> str:
+    """The part of a process's name that a tenant may see: `worker-1` of `worker-1@host`."""
+    return name.partition("@")[0]
+
+
 class Served(msgspec.Struct, frozen=True, array_like=True):
     """Counts of one lane's jobs that a worker has ended since its start."""
 

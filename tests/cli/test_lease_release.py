@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.reaper import Lapse, Reaper, Swept
 from streaming.redis.client import RedisClient
+
+HERE = f"worker-1@{socket.gethostname()}"
 
 
 class Ends(Reaper):
@@ -28,7 +31,10 @@ class Ends(Reaper):
         self.ended.append(ended)
         if self.away:
             raise Unavailable("Redis does not answer")
-        mine, other = Lapse("worker-1", ("job_1",), (("job_2", "poison"),)), Lapse("worker-2", ("job_3",))
+        mine, other = (
+            Lapse(f"worker-1@{socket.gethostname()}", ("job_1",), (("job_2", "poison"),)),
+            Lapse("worker-1@elsewhere", ("job_3",)),
+        )
         return Swept(lapsed_workers=2, requeued=2, lapses=(mine, other))
 
 
@@ -96,7 +102,7 @@ async def test_what_became_of_the_jobs_is_told_once(wire: RedisClient, *, away: 
     child.status = Status("restarting")
     assert release.noticed(child) and not release.noticed(child)
     await release.close(60)
-    lapses = () if away else (Lapse("worker-1", ("job_1",), (("job_2", "poison"),)),)
+    lapses = () if away else (Lapse(HERE, ("job_1",), (("job_2", "poison"),)),)
     assert told == [("worker-1", *lapses)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path)
             lines = running.run("ps", "--json", "--data-dir", "data").stdout.splitlines()
             return {f"{row['id']}@{row.get('host') or ''}": row["state"] for row in map(json.loads, lines)}
 
-        assert set(states().values()) == {"ready"}
+        eventually(lambda: set(states().values()) == {"ready"}, seconds=60)
         lines = running.run("ps", "--json", "--data-dir", "data").stdout.splitlines()
         pids = {row["id"]: row["pid"] for row in map(json.loads, lines)}
         url = json.loads((tmp_path / "data" / "run" / "state.json").read_text())["redis_url"]
@@ -61,7 +62,7 @@ def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path)
                 role="worker", id="worker-1", life="f" * 16, pid=1, host="elsewhere", state="ready", since=1
             )
             store.set(fleet_key("proc", "worker:" + "f" * 16), msgspec.json.encode(other), ex=60)
-            store.zadd(fleet_key("procs"), {"worker:" + "f" * 16: 1})
+            store.zadd(fleet_key("procs"), {"worker:" + "f" * 16: time.time() * 1000 + 60_000})
             assert states() | {"worker-1@elsewhere": "ready"} == states()
             os.kill(pids["worker-1"], signal.SIGSTOP)
             try:

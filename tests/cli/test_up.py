@@ -20,6 +20,7 @@ import termios
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,10 @@ class Up:
         return listed("--data-dir", str(self.data_dir))
 
     def pids(self) -> dict[str, int]:
-        """Process ids by name, once every process is ready."""
-        found = eventually(lambda: (rows := self.ps()) and all(row["state"] == "ready" for row in rows) and rows)
+        """Process ids by name, once every process is ready; one that a test has stopped is silent."""
+        found = eventually(
+            lambda: (rows := self.ps()) and all(row["state"] in ("ready", "silent") for row in rows) and rows
+        )
         assert isinstance(found, list)
         return {row["id"]: row["pid"] for row in found}
 
@@ -125,9 +128,10 @@ def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def listed(*where: str) -> list[dict[str, Any]]:
-    """What `penstock ps --json` says; in this process, for it is asked again and again."""
-    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()):
-        main(["ps", "--json", *where])
+    """What `penstock ps --json` says; in this process, for it is asked again and again, and in a thread without an
+    event loop."""
+    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()), ThreadPoolExecutor(1) as thread:
+        thread.submit(main, ["ps", "--json", *where]).result()
     return [json.loads(line) for line in said.getvalue().splitlines()]
 
 
@@ -727,7 +731,9 @@ def test_a_crash_loop_names_the_job_and_its_dead_letter(tmp_path: Path) -> None:
         for role, messages in kinds.items():
             said = [line["message"] for line in lines if line["service"] == role]
             assert all(any(each.startswith(message) for each in said) for message in messages), (role, said)
-        assert [line["worker"] for line in lines if "is given up" in line["message"]] == ["worker-1"]
+        assert [line["worker"] for line in lines if "is given up" in line["message"]] == [
+            f"worker-1@{socket.gethostname()}"
+        ]
         assert "crash@3" not in "".join(path.read_text() for path in (up.data_dir / "logs").iterdir())
     finally:
         up.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -137,7 +138,12 @@ def test_a_job_whose_worker_is_killed_has_one_record_of_all_attempts(house: Hous
     worker.wait()
     house.start("workers", "--id", "worker-2")
     record = check(house, [job_id])[job_id]
-    assert (record.by, record.attempts, record.lost, record.completion_tokens) == ("worker-2", 2, 1, 800)
+    assert (record.by, record.attempts, record.lost, record.completion_tokens) == (
+        f"worker-2@{socket.gethostname()}",
+        2,
+        1,
+        800,
+    )
     assert 0 < record.continued_tokens < 800
     assert record.started_us < record.claimed_us
 
