@@ -94,10 +94,10 @@ class Screen:
         """Report that something which processes wait for is away, and that it is back (`why`: "")."""
         if why and what not in self._lost_at:
             self._lost_at[what] = time.monotonic()
-            log.warning("%s does not answer: %s", what, why)
-            self.say_when(f"{what} does not answer ({why}); accepted jobs wait")
+            log.warning("%s is away: %s", what, why)
+            self.say_when(f"{what} is away ({why}); accepted jobs wait")
         elif not why and what in self._lost_at:
-            words = f"{what} answers again after {self._away_s(what)}"
+            words = f"{what} is back after {self._away_s(what)}"
             log.info("%s", words)
             self.say_when(words)
 

@@ -200,6 +200,27 @@ async def test_the_place_where_a_worker_was_lost_is_told(door: House, door_wire:
     assert later == [whole[1].data, begun], "after its end the same"
 
 
+async def test_a_text_that_begins_again_names_the_attempt_before(door: House, door_wire: RedisClient) -> None:
+    """Behind the reset; the new text has its first attempt."""
+    job_id = await put(door)
+    live = Listener(door, job_id)
+    first = await Hand.claiming(door_wire, "worker-1")
+    await first.write("abc")
+    await live.until("delta", 3)
+    await lapse(door_wire, first.lease)
+    second = await Hand.claiming(door_wire, "worker-2")
+    await second.lease.restart(job_id, second.claim.number)
+    again = Hand(second.lease, second.claim)
+    await again.write("AB")
+    await again.finish()
+    whole = await live.ended()
+    behind = whole[[event.name for event in whole].index("stream.reset") + 1 :]
+    assert text_of(behind) == "AB"
+    (started,) = [event.data for event in behind if event.name == "started"]
+    assert (started["worker"], started["attempt"]) == ("worker-2", 1)
+    assert (started["previous"]["worker"], started["previous"]["outcome"]) == ("worker-1", "lost")
+
+
 async def test_a_reader_that_reconnects_by_itself_goes_on_where_it_was(door: House, door_wire: RedisClient) -> None:
     """A browser asks for the address it began with again, ?after= and all, and says in the header what it had last."""
     job_id = await put(door)

@@ -114,4 +114,4 @@ def test_what_is_waited_for_is_told_when_it_goes_and_when_it_is_back(tmp_path: P
         child.status = Status(state="ready", away=away)
         assert screen.noticed(child, starting=False) == ""
     gone, back = stream.getvalue().splitlines()
-    assert "worker-1 does not answer (http://a refuses)" in gone and "worker-1 answers again after 0." in back
+    assert "worker-1 is away (http://a refuses)" in gone and "worker-1 is back after 0." in back
