@@ -154,8 +154,6 @@ def _interrupted_chat(instance: PicturedInstance, page: BrowserPage, base: str, 
     """Kill the worker that answers a chat, and take a picture once another went on. Returns the path of its job."""
     page.goto(f"{base}/chat")
     page.wait("document.querySelector('select[name=model]').value === 'sim'")
-    most = "document.querySelector('select[name=most]')"
-    page.run(f"{most}.value = '64', {most}.dispatchEvent(new Event('change'))")
     page.type("textarea", "Tell me a story about a river.")
     page.click(".ask .primary")
     page.wait(f"document.querySelector('.assistant .text')?.textContent.length > {KILL_AFTER_CHARACTERS}")
