@@ -104,7 +104,7 @@ def own_name(name: str) -> str:
 
 
 async def _names(url: str, settings: UpstreamSettings, key: str) -> list[str]:
-    client = UpstreamClient(ServerAddress.of(url), settings.connect_s)
+    client = UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)
     try:
         return await ServerProbe(client, settings, "", key).names()
     finally:
@@ -129,7 +129,7 @@ async def _look(model: str, pool: str, settings: UpstreamSettings) -> list[Serve
 
 
 async def _look_at(model: str, pool: str, url: str, settings: UpstreamSettings, key: str) -> ServerLook:
-    client = UpstreamClient(ServerAddress.of(url), settings.connect_s)
+    client = UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)
     try:
         return ServerLook(pool, url, await ServerProbe(client, settings, model, key).facts())
     except ProbeFailed as error:

@@ -57,7 +57,8 @@ class Place:
         settings = UpstreamSettings(**FAST, urls=(self.upstream.url,), name=MODEL, **more)  # type: ignore[arg-type]
         running, services = await self._start(settings, model=model), self.api.services
         services.models = {**services.models, model: ModelSettings(engine="upstream")}
-        services.cards = {**services.cards, model: running.worker._card}
+        await services.fleet.publish_card(running.worker._card)
+        services.cards = await services.fleet.cards()
 
     async def whole(self, **more: Any) -> Any:
         reply = await self.api.post("/v1/chat/completions", {"model": "sim", "messages": HELLO} | more)
@@ -305,18 +306,26 @@ async def test_a_stored_response_gives_its_calls_back_to_the_server(place: Place
     """With their own ids and signatures; so does one that is sent as items."""
     flat = {"type": "function", "name": "get_time", "parameters": {"type": "object", "properties": {}}}
     place.upstream.says(
-        {"delta": {"tool_calls": [CALL | {"extra_content": SIGNED}]}}, {"delta": {}, "finish_reason": "tool_calls"}
+        {"delta": {"reasoning_content": "Hm"}},
+        {"delta": {"tool_calls": [CALL | {"extra_content": SIGNED}]}},
+        {"delta": {}, "finish_reason": "tool_calls"},
     )
-    first = (await place.api.post("/v1/responses", {"model": "sim", "input": "hi", "tools": [flat]})).json()
-    output = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "noon"}
+    talk = (await place.api.post("/v1/conversations", {})).json()["id"]
+    asked = {"model": "sim", "input": "hi", "tools": [flat], "reasoning": {"effort": "low"}}
+    first = (await place.api.post("/v1/responses", asked)).json()
+    await place.api.post("/v1/responses", asked | {"conversation": talk})
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "noon"}
     later = [
         {"previous_response_id": first["id"], "input": [output]},
+        {"conversation": talk, "input": [output]},
         {"input": [{"role": "user", "content": "hi"}, *first["output"], output]},
     ]
     for more in later:
         await place.api.post("/v1/responses", {"model": "sim", "tools": [flat]} | more)
-        (called,) = place.upstream.sent[-1].body["messages"][-2]["tool_calls"]
+        message = place.upstream.sent[-1].body["messages"][-2]
+        (called,) = message["tool_calls"]
         assert (called["id"], called["extra_content"]) == ("call_of_theirs", SIGNED)
+        assert message.get("reasoning_content") == ("Hm" if len(more["input"]) == 1 else None)
 
 
 async def test_embeddings_pass_fields_too(place: Place) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from api.openai.responses.ids import CALL, REASONING, output_item_id
-from api.openai.responses.items import call_item, output_item, output_text, refusal_part
+from api.openai.responses.items import call_item, output_item, output_text, reasoned_turn, refusal_part
 from api.openai.tool_calls import CallParts, call_id, further
 from penstock.engine import ChatTurn
 from penstock.extras import Extras, joined_fields
@@ -53,9 +53,9 @@ class AnswerItem:
         return refusal_part(text) if self.number == REFUSED else output_text(text)
 
     def turn(self, job_id: str) -> ChatTurn:
-        """As a turn of a conversation, in which models do not see earlier reasoning."""
+        """As a turn of a conversation."""
         if self.number == REASONED:
-            return ChatTurn("assistant", "")
+            return reasoned_turn(self.text)
         if self.number < 0:
             return ChatTurn("assistant", self.text)
         own_id = call_id(job_id, 0, self.number, self.extras)
@@ -113,7 +113,8 @@ def answer_turn(job_id: str, rows: Iterable[Delta]) -> ChatTurn:
     """Return a whole answer as one turn of a conversation."""
     turns = [item.turn(job_id) for item in items_of(rows)]
     calls = tuple([call for turn in turns for call in turn.calls])
-    return ChatTurn("assistant", "".join([turn.content for turn in turns]), calls)
+    extras = {name: value for turn in turns for name, value in turn.extras.items()}
+    return ChatTurn("assistant", "".join([turn.content for turn in turns]), calls, extras=extras)
 
 
 def given_up(job: Job, drafts: Sequence[bytes]) -> int:

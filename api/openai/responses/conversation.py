@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 
 from api.openai.fields import Metadata, StrictBody, refusal
 from api.openai.rendering import to_json
-from api.openai.responses.items import Item, ItemReference, Message, kind_of, shown_turn
+from api.openai.responses.items import Item, ItemReference, Message, kind_of, reasoned_turn, shown_turn
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
 from runtime.turns import Sliced
@@ -44,10 +44,13 @@ class _KeptOutput(msgspec.Struct, tag="function_call_output"):
 
 
 class _KeptReasoning(msgspec.Struct, tag="reasoning"):
-    pass
+    content: list[_KeptPart] = []
 
 
 _KEPT = msgspec.json.Decoder(_KeptMessage | _KeptCall | _KeptOutput | _KeptReasoning)
+
+OF_CALLS = frozenset({"id", "type", "status", "call_id", "name", "arguments"})
+"""Fields of a call's item that are no extras."""
 
 NewItems: TypeAlias = Annotated[list[Item], Field(max_length=MAX_ADDED, fail_fast=True)]
 
@@ -118,7 +121,9 @@ def turns_of(items: Sequence[ConversationItem]) -> Sliced[tuple[ChatTurn, ...]]:
     for number, item in enumerate(items, 1):
         turn = _turn(item)
         if item.answer and item.answer == answer:
-            turn = ChatTurn("assistant", found[-1].content + turn.content, found.pop().calls + turn.calls)
+            before = found.pop()
+            turn = ChatTurn("assistant", before.content + turn.content, before.calls + turn.calls,
+                            extras=before.extras | turn.extras)  # fmt: skip
         found.append(turn)
         answer = item.answer
         if not number % ITEMS_PER_SLICE:
@@ -131,12 +136,14 @@ def _turn(item: ConversationItem) -> ChatTurn:
     try:
         match _KEPT.decode(item.shown):
             case _KeptCall(call_id, name, arguments):
-                return ChatTurn("assistant", "", (ToolCall(call_id, name, arguments),))
+                fields = msgspec.json.decode(item.shown)
+                extras = {field: value for field, value in fields.items() if field not in OF_CALLS}
+                return ChatTurn("assistant", "", (ToolCall(call_id, name, arguments, extras),))
             case _KeptOutput(call_id, output):
                 return ChatTurn("tool", output, call_id=call_id)
             case _KeptMessage(role, content):
                 return ChatTurn("system" if role == "developer" else role, "".join([part.text for part in content]))
-            case _:  # models do not see earlier reasoning
-                return ChatTurn("assistant", "")
+            case kept:
+                return reasoned_turn("".join([part.text for part in kept.content]))
     except msgspec.DecodeError as error:
         raise DecodeError(bytes(item.shown), error) from error

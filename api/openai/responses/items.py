@@ -175,13 +175,18 @@ def shown_turn(item_id: str, turn: ChatTurn, *, developer: bool = False) -> dict
     """Render a turn that a client sent as an item. `developer`: it was sent with that role."""
     if turn.calls:
         call = turn.calls[0]
-        return call_item(item_id, call.id, call.name, call.arguments, "completed")
+        return {**call.extras, **call_item(item_id, call.id, call.name, call.arguments, "completed")}
     if turn.call_id:
         made = {"id": item_id, "type": "function_call_output", "status": "completed"}
         return made | {"call_id": turn.call_id, "output": turn.content}
     part = output_text(turn.content) if turn.role == "assistant" else {"type": "input_text", "text": turn.content}
     role = "developer" if developer else turn.role
     return {"id": item_id, "type": "message", "status": "completed", "role": role, "content": [part]}
+
+
+def reasoned_turn(text: str) -> ChatTurn:
+    """Earlier reasoning as a turn: engines do not see it, and a model's server gets it as a field of the message."""
+    return ChatTurn("assistant", "", extras={"reasoning_content": text} if text else {})
 
 
 def call_item(item_id: str, call_id: str, name: str, arguments: Any, status: str) -> dict[str, Any]:

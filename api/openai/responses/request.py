@@ -58,7 +58,9 @@ class Format(ClosedBody):
     type: Literal["text", "json_object", "json_schema"] = Field(
         description="Anything but `text` needs an engine for it."
     )
-    name: Annotated[str, Field(max_length=128)] | None = Field(None, description="Of a schema; without effect.")
+    name: Annotated[str, Field(max_length=128)] | None = Field(
+        None, description="Of a schema; for models of upstream servers."
+    )
     schema_: Annotated[
         SchemaObject | None,
         Field(
@@ -67,8 +69,10 @@ class Format(ClosedBody):
             description="Required with type `json_schema`: at most 512 KiB, and 16 levels deep. The answer is checked.",
         ),
     ] = None
-    description: Annotated[str, Field(max_length=4096)] | None = Field(None, description="Without effect.")
-    strict: bool | None = Field(None, description="Without effect: every schema is strict.")
+    description: Annotated[str, Field(max_length=4096)] | None = Field(
+        None, description="For models of upstream servers."
+    )
+    strict: bool | None = Field(None, description="For models of upstream servers: every schema is strict here.")
 
     @field_validator("schema_")
     @classmethod

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from runtime.config import ConfigError
+from workers.engines.upstream.http.address import ServerAddress
+from workers.engines.upstream.http.proxy import proxy_for
 from workers.engines.upstream.places.limits import UpstreamKey
 from workers.engines.upstream.settings import UpstreamSettings
 
@@ -29,6 +31,7 @@ def checked_models(model: str, settings: UpstreamSettings, others: OtherModels) 
     where = f"models.{model}.options"
     if not settings.urls:
         raise ConfigError(f"{where}.urls", "no server is named", 'e.g. options.urls = ["http://gpu-1:8000/v1"]')
+    _check_proxies(settings, where)
     yield UpstreamModel(model, settings, keys_of(settings, where))
     for name in settings.fallback:
         other = others(name)
@@ -40,7 +43,17 @@ def checked_models(model: str, settings: UpstreamSettings, others: OtherModels) 
         if model == name or model in _reached(name, others):
             hint = "leave it out: a fallback must not lead back"
             raise ConfigError(f"{where}.fallback", f"{name} is {model}, or falls back to it", hint)
+        _check_proxies(other, f"models.{name}.options")
         yield UpstreamModel(name, other, keys_of(other, f"models.{name}.options"))
+
+
+def _check_proxies(settings: UpstreamSettings, where: str) -> None:
+    """Raises ConfigError if the environment names no proxy that can be used."""
+    for address in map(ServerAddress.of, settings.urls):
+        try:
+            proxy_for(settings.proxy, address.host, address.port, os.environ, secure=address.secure)
+        except ValueError as error:
+            raise ConfigError(f"{where}.proxy", str(error), "correct the variable, or name a proxy here") from None
 
 
 def _reached(model: str, others: OtherModels) -> set[str]:

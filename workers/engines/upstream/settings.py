@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from runtime.config import Positive
+from workers.engines.upstream.http.proxy import proxy_problem
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Kind = Literal[
@@ -76,6 +77,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
     refused_s: Seconds = 600.0
     """A request that servers refuse for so long because of a limit (429), without a token between, fails with what they
     said; its own deadline may end it before."""
+    proxy: str = ""
+    """HTTP proxy to the servers, probes included: its address, such as "http://proxy:3128", or "environment" for
+    HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY as they are where a worker starts; "": none, whatever the
+    environment says, which is often meant for other programs. Put an address with a password into HTTPS_PROXY."""
     connect_s: Seconds = 5.0
     """Time limit for a connection."""
     first_token_s: Seconds = 300.0
@@ -89,6 +94,10 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True):
         for url in self.urls:
             if problem := url_problem(url):
                 raise ValueError(f"urls: {problem}")
+        if problem := proxy_problem(self.proxy):
+            raise ValueError(f"proxy: {problem}")
+        if "@" in self.proxy:
+            raise ValueError("proxy: the address holds a user; put it into HTTPS_PROXY, and set environment here")
         for name in self.key_env:
             if not VARIABLE.fullmatch(name):
                 raise ValueError("key_env: expected names of environment variables, not the keys themselves")

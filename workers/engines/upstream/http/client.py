@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import ssl
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import msgspec
 
 from workers.engines.upstream.http.address import ServerAddress
 from workers.engines.upstream.http.connection import MAX_REPLY_BYTES, Sink, UpstreamConnection
+from workers.engines.upstream.http.proxy import Proxy, ProxyError, proxy_for
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 KEEP_IDLE_S = 4.0
@@ -77,8 +79,10 @@ class _ReplyBuffer:
 class UpstreamClient:
     """HTTP client of one server."""
 
-    def __init__(self, address: ServerAddress, connect_s: float) -> None:
+    def __init__(self, address: ServerAddress, connect_s: float, proxy: str = "") -> None:
+        """`proxy`: the setting of that name; one of the environment is read now. Raises ValueError if it is none."""
         self.address, self._connect_s = address, connect_s
+        self._proxy = proxy_for(proxy, address.host, address.port, os.environ, secure=address.secure)
         self._ssl = ssl.create_default_context() if address.secure else None
         self._idle: list[UpstreamConnection] = []
         self._closed = False
@@ -93,13 +97,36 @@ class UpstreamClient:
         loop, address = asyncio.get_running_loop(), self.address
         try:
             async with asyncio.timeout(self._connect_s):
+                if self._proxy is not None:
+                    return await self._through(self._proxy)
                 _, connection = await loop.create_connection(
                     UpstreamConnection, address.host, address.port, ssl=self._ssl
                 )
         except TimeoutError:
-            raise ConnectError(f"no connection within {self._connect_s:g} s") from None
+            by = f" through the proxy {self._proxy.name}" if self._proxy is not None else ""
+            raise ConnectError(f"no connection{by} within {self._connect_s:g} s") from None
         except (OSError, ssl.SSLError) as error:
             raise ConnectError(_words_of(error)) from None
+        return connection
+
+    async def _through(self, proxy: Proxy) -> UpstreamConnection:
+        """A connection to the server through a proxy. Raises OSError, TimeoutError."""
+        address, loop = self.address, asyncio.get_running_loop()
+        transport = await proxy.connect(address.host, address.port)
+        try:
+            if self._ssl is not None:
+                found = await loop.start_tls(
+                    transport, transport.get_protocol(), self._ssl, server_hostname=address.host
+                )
+                if found is None:
+                    raise ProxyError(f"the proxy {proxy.name} closed the tunnel")
+                transport = found
+        except BaseException:
+            transport.abort()
+            raise
+        connection = UpstreamConnection()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
         return connection
 
     def send(

@@ -41,7 +41,7 @@ class ServerEndpoint:
 
     def __init__(self, url: str, model: str, settings: UpstreamSettings, keys: Sequence[UpstreamKey]) -> None:
         self.url, self._model, self._settings = url, model, settings
-        self.client = UpstreamClient(ServerAddress.of(url), settings.connect_s)
+        self.client = UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)
         self.keys = KeyPool(keys)
         self.breaker, self.budget = Breaker(), InFlightBudget(settings.max_in_flight)
         self.facts: ServerFacts | None = None
