@@ -39,7 +39,7 @@ def deaths_of(deaths: Mapping[str, int]) -> str:
 
 
 def fates_of(records: Iterable[JobRecord | None], worker: str) -> Counter[str]:
-    """Count what became of jobs that a worker left when it was lost."""
+    """Count what became of jobs that a worker (`worker-1@host`) left when it was lost."""
     return Counter(_fate(record, worker) for record in records if record is not None)
 
 
@@ -58,9 +58,9 @@ def _fate(record: JobRecord, worker: str) -> str:
 def in_words(fates: Mapping[str, int]) -> str:
     """The counts of jobs, the most wanted first; "" for none."""
     order = ("continued", "begun again", "waiting", "cancelled", "expired", "failed")
-    first, *more = [(fates[fate], fate) for fate in order if fates.get(fate)] or [(0, "")]
-    return (
-        ", ".join([f"{counted(first[0], 'job')} {first[1]}", *(f"{n} {fate}" for n, fate in more)]) if first[0] else ""
+    found = [fate for fate in order if fates.get(fate)]
+    return ", ".join(
+        f"{f'{fates[fate]}' if at else counted(fates[fate], 'job')} {fate}" for at, fate in enumerate(found)
     )
 
 

@@ -257,11 +257,12 @@ class Machine:
         jobs = self._lost_jobs.pop(child.program.id, [])
         if jobs and self._store_client is not None:
             reader, deadline = JobReader(self._store_client), time.monotonic() + SETTLE_TIMEOUT_S
+            worker = f"{child.program.id}@{socket.gethostname()}"
             with contextlib.suppress(Unavailable):
-                fates = fates_of(await reader.records(jobs, bodies=False), child.program.id)
+                fates = fates_of(await reader.records(jobs, bodies=False), worker)
                 while fates["waiting"] and time.monotonic() < deadline:
                     await asyncio.sleep(POLL_INTERVAL_S)
-                    fates = fates_of(await reader.records(jobs, bodies=False), child.program.id)
+                    fates = fates_of(await reader.records(jobs, bodies=False), worker)
                 words = "; ".join([words, in_words(fates)]).removesuffix("; ")
         self._screen.say_when(words)
 
