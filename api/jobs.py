@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import re
 import time
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,8 +29,11 @@ from streaming.ids import partition_of
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
+from streaming.jobs.summaries import JobFilter
+from streaming.priority import Priority
 
 MAX_WAIT_S = 600.0
+MAX_UNIX_S = 1e11
 CURSOR = re.compile(r"([0-9]{1,15})-(job_[0-9a-f]{32})")
 
 
@@ -131,16 +136,16 @@ async def cancel(request: Request) -> Response:
 
 
 async def listing(request: Request) -> Response:
-    """GET /v1/jobs[?status=&cursor=&limit=]: list the caller's jobs, newest first, without their results.
+    """GET /v1/jobs[?status=&model=&lane=&since=&until=&cursor=&limit=]: list the caller's jobs, newest first, with the
+    first words of their prompts, without their results.
 
     A page reads a bounded number of jobs: filtered by status, it may be short or empty and still have `has_more`.
     """
     services, caller = services_of(request), caller_of(request)
-    status = status_of(request.query_params.get("status"))
-    limit = page_limit(request.query_params, 20, MAX_PER_PAGE)
+    wanted, limit = filter_of(request.query_params), page_limit(request.query_params, 20, MAX_PER_PAGE)
     before = cursor_of(request.query_params.get("cursor"))
-    page = await services.summaries.recent(caller.tenant, before, limit, status)
-    data = [job_object(listed_view(services, record)) for record in page.jobs]
+    page = await services.summaries.recent(caller.tenant, before, limit, wanted)
+    data = [job_object(listed_view(services, record)) | {"preview": record.preview or None} for record in page.jobs]
     cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
     return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
 
@@ -245,10 +250,32 @@ def _includes_input(text: str | None) -> bool:
     return text == "input"
 
 
-def status_of(text: str | None) -> JobState | None:
-    if text is None or text in set(JobState):
-        return JobState(text) if text else None
-    raise errors.invalid_request(f"status must be one of {', '.join(JobState)}.", "status")
+def filter_of(query: QueryParams) -> JobFilter:
+    """Parse the filters of a list of jobs. Raises ApiError (400)."""
+    status, lane = query.get("status") or None, query.get("lane") or None
+    if status is not None and status not in set(JobState):
+        raise errors.invalid_request(f"status must be one of {', '.join(JobState)}.", "status")
+    if lane is not None and lane not in set(Priority):
+        raise errors.invalid_request(f"lane must be one of {', '.join(Priority)}.", "lane")
+    return JobFilter(
+        state=None if status is None else JobState(status),
+        model=query.get("model", ""),
+        lane=None if lane is None else Priority(lane),
+        since_ms=_moment_ms(query, "since"),
+        until_ms=_moment_ms(query, "until"),
+    )
+
+
+def _moment_ms(query: QueryParams, name: str) -> int | None:
+    try:
+        seconds = float(query.get(name) or "nan")
+    except ValueError:
+        seconds = -1.0
+    if math.isnan(seconds):
+        return None
+    if not 0 <= seconds <= MAX_UNIX_S:
+        raise errors.invalid_request(f"{name} must be a time in Unix seconds.", name)
+    return round(1000 * seconds)
 
 
 def cursor_of(text: str | None) -> tuple[int, str] | None:

@@ -265,7 +265,17 @@ def _parameters() -> dict[str, Any]:
     job_tenant = param(
         "tenant", "query", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."
     )
-    jobs = {"job_model": job_model, "lane": lane, "search": search, "job_tenant": job_tenant}
+    moment = NUMBER | {"minimum": 0}
+    since = param("since", "query", moment, "Only jobs accepted at this time or later, in Unix seconds.")
+    until = param("until", "query", moment, "Only jobs accepted at this time or earlier, in Unix seconds.")
+    jobs = {
+        "since": since,
+        "until": until,
+        "job_model": job_model,
+        "lane": lane,
+        "search": search,
+        "job_tenant": job_tenant,
+    }
     others = {"file_limit": file_limit, "response_include": include, "stream_cursor": stream_cursor} | jobs
     return {each["name"]: each for each in params} | others
 

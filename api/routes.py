@@ -61,6 +61,7 @@ JOB_HEADERS = ("X-Job-Id", "X-Queue-Position", "X-Queue-ETA-Ms", "X-Ignored-Fiel
 STREAM_HEADERS = ("Stream-Next-Offset", "Stream-Up-To-Date", "Stream-Closed", "Stream-Cursor", "ETag")
 _KEY = ("Idempotency-Key",)
 _PAGE = ("limit",)
+_JOBS = ("status", "job_model", "lane", "since", "until")
 _ACCEPT = (404, 408, 409)
 _COMPLETION: dict[str, Any] = {
     "params": (*_KEY, "Prefer"), "errors": (*_ACCEPT, 500, 504), "headers": (*JOB_HEADERS, "Stream-Url"),
@@ -126,7 +127,7 @@ ROUTES = (
     Route("POST", "/v1/jobs", jobs.create, CALLER, "Queue a job", "Job", 202, params=_KEY, errors=_ACCEPT,
           bodies=("ChatJobRequest", "CompletionJobRequest", "EmbeddingJobRequest", "RerankJobRequest"),
           headers=(*JOB_HEADERS, "Location")),
-    Route("GET", "/v1/jobs", jobs.listing, CALLER, "List your jobs", "JobList", params=("status", "cursor", "limit")),
+    Route("GET", "/v1/jobs", jobs.listing, CALLER, "List your jobs", "JobList", params=(*_JOBS, "cursor", "limit")),
     Route("GET", "/v1/jobs/{job_id}", jobs.show, CALLER, "Show a job", "Job", params=("wait", "include"),
           errors=(410,)),
     Route("GET", "/v1/jobs/{job_id}/result", jobs.result, CALLER, "Get a job's answer", "Answer",
@@ -167,7 +168,7 @@ ROUTES = (
           "dead_letter.replay", errors=(400, 410, 429), headers=("Location", "X-Job-Id")),
     Route("GET", "/admin/overview", overview.show, ADMIN, "See whether jobs flow, and what is wrong", "Overview"),
     Route("GET", "/admin/jobs", all_jobs.listing, ADMIN, "List the jobs of one tenant or of all", "AdminJobList",
-          params=("job_tenant", "status", "job_model", "lane", "search", "cursor", "limit")),
+          params=("job_tenant", *_JOBS, "search", "cursor", "limit")),
     Route("GET", "/admin/jobs/{job_id}", all_jobs.show, ADMIN, "Show any job, without its request and answer",
           "AdminJob", errors=(410,)),
     Route("POST", "/admin/jobs/{job_id}/cancel", all_jobs.cancel, ADMIN, "Cancel any job", "AdminJob",

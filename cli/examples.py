@@ -48,6 +48,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "penstock jobs ls": (
         "penstock jobs ls",
         "penstock jobs ls --status failed --limit 100",
+        "penstock jobs ls --lane batch --since 2h",
         "penstock jobs ls --json",
     ),
     "penstock jobs show": (

@@ -31,6 +31,8 @@ INTERRUPTIONS = {
 }
 """The same, of a worker; any other outcome is its loss."""
 TIMES = ("created_at", "started_at", "first_token_at", "completed_at", "expires_at")
+MAX_SHOWN_CHARS, MAX_SHOWN_ITEMS = 400, 6
+"""Of each text and of each list of a request, unless all of it is shown."""
 ATTEMPT_TIMES = ("started_at", "ended_at")
 
 
@@ -67,12 +69,29 @@ def _attempt_row(attempt: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def print_input(job: dict[str, Any]) -> None:
-    """Print the request of a job as JSON, if it was asked for."""
-    if job.get("input"):
-        emit(f"\n{json.dumps(job['input'], ensure_ascii=False, indent=2)}\n")
+def print_input(job: dict[str, Any], *, whole: bool = True) -> None:
+    """Print the request of a job as JSON, if it was asked for; without `whole`, of long texts and lists only a part."""
+    if asked := job.get("input"):
+        part = asked if whole else _shortened(asked)
+        emit(f"\n{json.dumps(part, ensure_ascii=False, indent=2)}\n")
+        if part != asked:
+            note(completed(f"all of the request: penstock jobs show {job['id']} --input"))
     elif "input" in job:
         note("the request cannot be read any more")
+
+
+def _shortened(value: Any) -> Any:
+    """A part of a JSON value: of a text its beginning, of a list its end, where the newest messages are."""
+    match value:
+        case str() if len(value) > MAX_SHOWN_CHARS:
+            return f"{value[:MAX_SHOWN_CHARS]}… ({len(value):,} characters)"
+        case list():
+            left = len(value) - MAX_SHOWN_ITEMS
+            return [*([f"… {left:,} before these"] if left > 0 else []), *map(_shortened, value[-MAX_SHOWN_ITEMS:])]
+        case dict():
+            return {name: _shortened(each) for name, each in value.items()}
+        case _:
+            return value
 
 
 def answer_of(result: dict[str, Any]) -> str:

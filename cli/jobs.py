@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,13 @@ from cli.errors import STILL_RUNNING, Problem
 from cli.help_text import Group
 from cli.ids import whole_id
 from cli.job import answer_of, attempts_in_words, ended_badly, follow, job_timed, print_attempts, print_input
-from cli.options import Command, Where, json_option, where_options
+from cli.options import Command, Where, json_option, moment, where_options
 from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table, terminal_width
+from streaming.priority import Priority
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.report.words import duration
 
-COLUMNS = ("id", "status", "priority", "model", "created_at", "took", "tokens")
+COLUMNS = ("id", "status", "lane", "model", "created_at", "took", "tokens", "prompt")
 STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"]
 WIDTH, NARROW = 40, 20
 """Length of the longest bar in characters; NARROW where the terminal has no room for it."""
@@ -41,10 +43,20 @@ def jobs() -> None:
 
 @api_command("ls", jobs)
 @click.option("--status", type=click.Choice(STATES), help="Only jobs in this state.")
+@click.option("--model", help="Only jobs of this model.")
+@click.option("--lane", type=click.Choice([lane.value for lane in Priority]), help="Only jobs of this lane.")
+@click.option("--tenant", help="Jobs of this tenant, or of all: '*'. Needs an admin key, and hides their prompts.")
+@click.option("--since", help="Only jobs accepted since then: 15m, 2h, 7d (ago), or a time (UTC).")
+@click.option("--until", help="Only jobs accepted until then.")
 @limit_option()
-def ls(client: Client, status: str | None, limit: int) -> CommandResult:
-    """List jobs, newest first."""
-    found = client.pages("/v1/jobs", limit, "cursor", "next_cursor", status=status)
+def ls(
+    client: Client, limit: int, tenant: str | None, since: str | None, until: str | None, **equal: str | None
+) -> CommandResult:
+    """List jobs, newest first, with the first words of their prompts."""
+    now = time.time()
+    times = {name: moment(text, now) for name, text in (("since", since), ("until", until)) if text}
+    path = "/admin/jobs" if tenant else "/v1/jobs"
+    found = client.pages(path, limit, "cursor", "next_cursor", tenant=tenant, **equal, **times)
 
     def shown() -> None:
         all_found = list(found)
@@ -54,25 +66,26 @@ def ls(client: Client, status: str | None, limit: int) -> CommandResult:
 
 
 def columns_of(found: Iterable[Mapping[str, Any]]) -> Sequence[str]:
-    """The columns of a table of jobs; that of endpoints only where they came by several."""
-    if len({job.get("endpoint") for job in found}) < 2:
-        return COLUMNS
-    place = COLUMNS.index("model") + 1
-    return (*COLUMNS[:place], "endpoint", *COLUMNS[place:])
+    """The columns of a table of jobs; that of endpoints only where there are several, tenants and prompts if known."""
+    place, jobs_found = COLUMNS.index("model") + 1, list(found)
+    further = ["endpoint"] if len({job.get("endpoint") for job in jobs_found}) > 1 else []
+    further += ["tenant"] if any("tenant" in job for job in jobs_found) else []
+    last = COLUMNS[place:] if any(job.get("preview") for job in jobs_found) else COLUMNS[place:-1]
+    return (*COLUMNS[:place], *further, *last)
 
 
 @api_command("show", jobs)
 @click.argument("job_id")
-@click.option("--input", "with_input", is_flag=True, help="Show its request, too, while its record is kept.")
-def show(client: Client, job_id: str, with_input: bool) -> CommandResult:
-    """Show one job: its state, times, place in the lane, how it ended, and what became of each attempt."""
-    found = client.get(f"/v1/jobs/{job_id}", include="input" if with_input else None)
+@click.option("--input", "whole", is_flag=True, help="Show all of its request; without it, long texts are cut.")
+def show(client: Client, job_id: str, whole: bool) -> CommandResult:
+    """Show one job: its state, times, place in the lane, how it ended, what became of each attempt, and its request."""
+    found = client.get(f"/v1/jobs/{job_id}", include="input")
     job = job_timed(found)
 
     def shown() -> None:
         fields_result(job, _fields(job)).show()
         print_attempts(found)
-        print_input(job)
+        print_input(job, whole=whole)
 
     return CommandResult(job, shown)
 
@@ -147,7 +160,11 @@ def cancel(client: Client, job_id: str) -> CommandResult:
 def _row(job: dict[str, Any]) -> dict[str, Any]:
     began, ended = job["started_at"], job["completed_at"]
     usage = job.get("usage") or {}
+    by = job.get("cancelled_by")
     return job_timed(job) | {
+        "status": f"{job['status']} ({by.replace('_', ' ')})" if by else job["status"],
+        "lane": job["priority"],
+        "prompt": job.get("preview"),
         "took": f"{ended - began:.1f}s" if began and ended else "",
         "tokens": usage.get("completion_tokens", ""),
     }

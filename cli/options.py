@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -13,7 +15,7 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
-from cli.errors import Problem
+from cli.errors import USAGE, Problem
 from cli.help_text import CommandWithExamples
 from cli.instance import DataDir
 from cli.output import note
@@ -24,6 +26,10 @@ from streaming.batches.settings import FilesSettings
 from streaming.redis.settings import RedisSettings
 
 JSON_HELP = "JSON on stdout, nothing else: one object, or one object per line for a list."
+
+AGO = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d)")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+TIME_HINT = "write 90s, 15m, 2h or 7d (ago), or a time such as 2026-11-24T18:30 (UTC)"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -135,3 +141,14 @@ def _warn_of_password(_context: click.Context, _option: click.Parameter, value: 
 def json_option(command: F) -> F:
     """Add --json, as the argument `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help=JSON_HELP)(command)
+
+
+def moment(text: str, now: float) -> float:
+    """Unix seconds of a time as people write it. Raises Problem."""
+    if match := AGO.fullmatch(text.strip()):
+        return now - float(match[1]) * SECONDS[match[2]]
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise Problem(f"{text!r} is no time", next_step=TIME_HINT, exit_code=USAGE) from None
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

@@ -12,10 +12,10 @@ import click
 
 from cli.errors import DONE, FAILED, Problem
 from cli.help_text import Group
-from cli.options import Command, Where, config_option, json_option, where_options
+from cli.options import Command, Where, config_option, json_option, moment, where_options
 from cli.output import line_result
 from cli.progress import ProgressLine
-from cli.report import moment, source
+from cli.report import source
 from telemetry.records.parquet import MissingParquetError, export
 
 

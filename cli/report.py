@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import msgspec
 from cli.deployment import load_deployment
 from cli.errors import DONE, FAILED, USAGE, Problem
 from cli.instance import DataDir
-from cli.options import Command, Where, config_option, json_option, where_options
+from cli.options import TIME_HINT, Command, Where, config_option, json_option, moment, where_options
 from cli.output import emit_styled, note, print_json
 from cli.progress import ProgressLine
 from cli.report_view import compared, shown
@@ -27,9 +25,6 @@ from telemetry.records.settings import RecordSettings
 from telemetry.report.page import page
 from telemetry.report.report import RequestReport, Scope, report_of
 
-AGO = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d)")
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-TIME_HINT = "write 90s, 15m, 2h or 7d (ago), or a time such as 2026-11-24T18:30 (UTC)"
 WHOLE = "FROM..TO, or a folder of records"
 READING = "reading records"
 
@@ -111,17 +106,6 @@ def window(text: str, folder: Path, now: float, only: Mapping[str, str]) -> tupl
         raise Problem(f"--compare {text}: no folder and no window", next_step=f"write {WHOLE}; {TIME_HINT}",
                       exit_code=USAGE)  # fmt: skip
     return folder, Scope(moment(first, now), moment(last, now) if last else now, **only)
-
-
-def moment(text: str, now: float) -> float:
-    """Unix seconds of a time as people write it. Raises Problem."""
-    if match := AGO.fullmatch(text.strip()):
-        return now - float(match[1]) * SECONDS[match[2]]
-    try:
-        at = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise Problem(f"{text!r} is no time", next_step=TIME_HINT, exit_code=USAGE) from None
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
 def _made(folder: Path, scope: Scope, prices: Mapping[str, float]) -> RequestReport:

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
-TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at")
+TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "prompt")
 """Columns of free text, which wrap at words; if there is no room for them, they stand below their row."""
 NAMES = ("model", "shape", "endpoint", "type", "host", "tenant", "custom_id", "worker", "lane")
 """Columns that are cut, but not below their header, if the table is too wide. No other column is ever cut or broken."""
@@ -19,7 +19,8 @@ STATES = ("status", "state")
 COLOURS = {
     **dict.fromkeys(("completed", "ready", "delivered"), 32),
     **dict.fromkeys(("failed", "expired", "incomplete", "gave_up"), 31),
-    **dict.fromkeys(("starting", "restarting", "draining", "cancelling", "cancelled", "paused", "pending"), 33),
+    **dict.fromkeys(("starting", "restarting", "draining", "cancelling", "paused", "pending"), 33),
+    "cancelled": 90,
     **dict.fromkeys(("in_progress", "validating", "finalizing", "queued"), 36),
 }
 """ANSI colour of each state; other words have none."""
@@ -61,7 +62,10 @@ def table_lines(
         for place in below:
             if row[place] != "-":
                 indent = f"  {titles[place].lower()}: "
-                lines += textwrap.wrap(row[place], width, initial_indent=indent, subsequent_indent="    ")
+                if names[place] == "prompt":
+                    lines.append(cut(f"{indent}{row[place]}", width))
+                else:
+                    lines += textwrap.wrap(row[place], width, initial_indent=indent, subsequent_indent="    ")
     return lines
 
 
@@ -197,11 +201,13 @@ def _row_lines(
 def painted(name: str, text: str, first: str) -> str:
     """A cell of the column `name`, in the colour of its state if it is one; `first` is the first cell of its row."""
     is_state = name in STATES or (name == "value" and first in STATES)
-    paint = COLOURS.get(text, 0) if is_state else 0
+    paint = COLOURS.get(text.partition(" (")[0], 0) if is_state else 0
     return f"\x1b[{paint}m{text}\x1b[0m" if paint else text
 
 
 def _cell_lines(name: str, cell: str, width: int) -> list[str]:
+    if name == "prompt":
+        return [cut(cell, width)]
     if name in TEXTS:
         return [part for line in cell.split("\n") for part in _wrapped(line, width)]
     return [cut(line, width) if name in NAMES else line for line in cell.split("\n")]

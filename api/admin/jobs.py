@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from api.admission import caller_of, services_of
 from api.auth import audit
-from api.jobs import as_json, cursor_of, listed_view, status_of, view_of, wait_for_end
+from api.jobs import as_json, cursor_of, filter_of, listed_view, view_of, wait_for_end
 from api.openai import errors
 from api.openai.rendering import job_object
 from api.query import page_limit
@@ -26,8 +26,7 @@ from streaming.errors import UnknownJob
 from streaming.ids import TENANT_NAME, partition_of
 from streaming.jobs.job import CancelledBy, JobState
 from streaming.jobs.records import JobRecord
-from streaming.jobs.summaries import JobPage, PagePart, Place, merged
-from streaming.priority import Priority
+from streaming.jobs.summaries import JobFilter, JobPage, PagePart, Place, merged
 
 MAX_PER_PAGE = 100
 MAX_TENANTS = 20
@@ -40,33 +39,36 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs to list; a field that is None or "" lets all pass."""
+    """Which jobs to list."""
 
     tenants: Sequence[str]
-    state: JobState | None = None
-    model: str = ""
-    lane: Priority | None = None
+    stored: JobFilter
+    """What the store filters by."""
     search: str = ""
     """Beginning of an id, or part of a value of the metadata."""
 
     def passes(self, record: JobRecord) -> bool:
-        """Whether a job is wanted; its state and tenant are filtered by the store."""
+        """Whether a job that the store has found is wanted."""
         job = record.job
-        if (self.model and job.model != self.model) or (self.lane is not None and job.priority is not self.lane):
-            return False
         found = self.search in ("", job.id) or job.id.startswith(self.search)
         return found or any(self.search in value for value in job.metadata.values())
 
 
 async def listing(request: Request) -> Response:
-    """GET /admin/jobs[?tenant=&status=&model=&lane=&search=&cursor=&limit=]: list jobs, newest first.
+    """GET /admin/jobs[?tenant=&status=&model=&lane=&since=&until=&search=&cursor=&limit=]: list jobs, newest first.
 
-    A page reads a bounded number of jobs: it may be short or empty and still have `has_more`.
+    It shows the first words of a prompt only of jobs of the key's own tenant. A page reads a bounded number of jobs: it
+    may be short or empty and still have `has_more`.
     """
     services, query = services_of(request), request.query_params
     wanted, limit = _filter(request), page_limit(query, 50, MAX_PER_PAGE)
     page = await _page(services, wanted, cursor_of(query.get("cursor")), limit)
-    data = [_object(record, job_object(listed_view(services, record))) for record in page.jobs]
+    own = caller_of(request).tenant
+    data = [
+        _object(record, job_object(listed_view(services, record)))
+        | {"preview": (record.preview or None) if record.job.tenant == own else None}
+        for record in page.jobs
+    ]
     cursor = f"{page.behind[0]}-{page.behind[1]}" if page.behind else None
     return as_json({"object": "list", "data": data, "has_more": page.behind is not None, "next_cursor": cursor})
 
@@ -133,7 +135,7 @@ async def _page(services: Services, wanted: Filter, before: Place | None, limit:
 
 async def _merged(services: Services, wanted: Filter, before: Place | None, limit: int) -> JobPage:
     """Read one page of all tenants. Raises Unavailable."""
-    read: Callable[[str], Any] = lambda tenant: services.summaries.recent(tenant, before, limit, wanted.state)  # noqa: E731
+    read: Callable[[str], Any] = lambda tenant: services.summaries.recent(tenant, before, limit, wanted.stored)  # noqa: E731
     pages: list[JobPage] = await asyncio.gather(*map(read, wanted.tenants))
     if len(pages) == 1:
         return pages[0]
@@ -145,16 +147,12 @@ async def _merged(services: Services, wanted: Filter, before: Place | None, limi
 def _filter(request: Request) -> Filter:
     """Parse the query. Raises ApiError (400)."""
     services, query = services_of(request), request.query_params
-    search, lane = query.get("search", ""), query.get("lane") or None
+    search = query.get("search", "")
     if len(search) > MAX_SEARCH_CHARS:
         raise errors.invalid_request(f"search may have at most {MAX_SEARCH_CHARS} characters.", "search")
-    if lane is not None and lane not in set(Priority):
-        raise errors.invalid_request(f"lane must be one of {', '.join(Priority)}.", "lane")
     return Filter(
         tenants=_tenants(services, query.get("tenant") or caller_of(request).tenant),
-        state=status_of(query.get("status") or None),
-        model=query.get("model", ""),
-        lane=None if lane is None else Priority(lane),
+        stored=filter_of(query),
         search=search,
     )
 

@@ -350,7 +350,8 @@ def job_schema() -> Schema:
     )
     asked = {"type": "object", "description": "The request, with `include=input`; null if it cannot be read."}
     ended = {"description": "In the answer to a cancel: whether the job had ended before."}
-    job["properties"] |= {"input": maybe(asked), "already_ended": BOOLEAN | ended}
+    words = {"description": "In a list: the first words of its prompt, if your key may read it."}
+    job["properties"] |= {"input": maybe(asked), "already_ended": BOOLEAN | ended, "preview": maybe(STRING | words)}
     return job
 
 

@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 
 from cli.errors import Problem
-from cli.options import Where
-from cli.report import moment, source
+from cli.options import Where, moment
+from cli.report import source
 from planner.facts.catalogue import PlanError
 from planner.fit import ServedLimits, ServedText
 from planner.simulator.trace import TraceRow

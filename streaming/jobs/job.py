@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection
 from enum import StrEnum
 from operator import attrgetter
@@ -122,6 +123,42 @@ def prompt_count(prompt: Prompt) -> int:
             return len(ids)
         case Inputs(groups):
             return len(groups)
+
+
+MAX_PREVIEW_CHARS = 80
+_JOINERS = "\u200c\u200d"
+"""Invisible characters that Persian, Indic scripts and emoji need."""
+
+
+def preview_of(prompt: Prompt) -> str:
+    """The first words of a prompt, in one line without control characters, for lists: of a chat, its last user turn."""
+    mark = ""
+    match prompt:
+        case Chat(turns):
+            last = turns[-1] if turns else None
+            asked = next((turn for turn in reversed(turns) if turn.role == "user" and turn.content), last)
+            text = asked.content if asked is not None else ""
+            mark = f"[{last.role}] " if last is not None and last.role != "user" else ""
+        case Text(texts):
+            text, mark = texts[0], f"[{len(texts)} prompts] " if len(texts) > 1 else ""
+        case Tokens(ids):
+            text = f"[{len(ids)} prompts of token ids]" if len(ids) > 1 else f"[{len(ids[0])} token ids]"
+        case Inputs(groups):
+            count, first = sum(map(len, groups)), groups[0][0]
+            mark = f"[{count} inputs] " if count > 1 else ""
+            text = first if isinstance(first, str) else f"[{len(first)} token ids]"
+    if text[: 4 * MAX_PREVIEW_CHARS].isspace():
+        text = text.lstrip()
+    start = mark + text[: 4 * MAX_PREVIEW_CHARS]
+    if not start.isprintable():
+        start = "".join([char if char.isprintable() or char in _JOINERS else " " for char in start])
+    words = " ".join(start.split())
+    if len(words) <= MAX_PREVIEW_CHARS and len(text) <= 4 * MAX_PREVIEW_CHARS:
+        return words
+    end = min(len(words), MAX_PREVIEW_CHARS - 1)
+    while 0 < end < len(words) and (unicodedata.combining(words[end]) or _JOINERS.find(words[end]) >= 0):
+        end -= 1
+    return words[:end].rstrip(_JOINERS + " ") + "…"
 
 
 PLAIN_VERSION, TOOL_VERSION, EXTENDED_VERSION, TASK_VERSION, ECHO_VERSION, JOB_VERSION = 1, 2, 3, 4, 5, 6

@@ -29,7 +29,7 @@ from streaming.errors import (
 )
 from streaming.ids import conversation_partition, digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
-from streaming.jobs.job import CancelledBy, Job, JobState
+from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
 from streaming.jobs.places import FIRST, QueuePlace
 from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
@@ -232,6 +232,7 @@ class Queue:
             cost.prompt, cost.output, str(self._weights.get(job.tenant, DEFAULT_WEIGHT)), cost.patience_ms,
             "1" if job.response is not None else "", job.endpoint, conversation, _or_empty(version),
             job.webhook,
+            "" if part else preview_of(job.prompt),
         )  # fmt: skip
         return ("put", partition, args), reserved
 

@@ -104,6 +104,8 @@ class JobRecord:
     """Microseconds of Redis time; without those in `delivered`."""
     delivered: Delivered | None = None
     """When its answer was sent, if a client waited for it."""
+    preview: str = ""
+    """The first words of its prompt; "" of a batch's line, and of a job that an older version put."""
     drafts: tuple[bytes, ...] = ()
     """The texts of a response that were given up before the present one, oldest first, each an encoded Draft."""
     fault: str = ""
@@ -213,6 +215,7 @@ def _parsed(
         unrecorded=state.final and end is None and not (raw.get("record") or raw.get("summary")),
         stamps=stamps_of(job, state, raw, terminal),
         delivered=_delivered(raw.get("delivered")),
+        preview=raw.get("preview", b"").decode(errors="replace"),
         drafts=_drafts(raw),
         fault="" if fault is None else str(fault),
         is_newer_body=isinstance(fault, NewerMessage),

@@ -14,11 +14,12 @@ from streaming.errors import MalformedJob
 from streaming.jobs.job import JobState
 from streaming.jobs.reader import fail_malformed
 from streaming.jobs.records import JobRecord, malformed_record, parse_record
+from streaming.priority import Priority
 from streaming.redis.client import ClientUser
 
 FIELDS = (
     *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"summary"),
-    *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel"),
+    *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview"),
 )
 """Fields of a job, in the order in which `recent.lua` returns them."""
 
@@ -30,6 +31,20 @@ MAX_ROUNDS = 4
 
 Place: TypeAlias = tuple[int, str]
 """A job's place in the list: the time (ms) of its acceptance, and its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs of a tenant to list; what is None or "" lets all pass. Times are Redis ms of the acceptance."""
+
+    state: JobState | None = None
+    model: str = ""
+    lane: Priority | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+ANY = JobFilter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +67,33 @@ class PagePart:
 class Summaries(ClientUser):
     """Reads job lists."""
 
-    async def recent(self, tenant: str, before: Place | None, limit: int, state: JobState | None = None) -> JobPage:
-        """Read a page of a tenant's jobs behind `before`, newest first, in any state or in one. Raises Unavailable."""
+    async def recent(self, tenant: str, before: Place | None, limit: int, wanted: JobFilter = ANY) -> JobPage:
+        """Read a page of a tenant's jobs behind `before`, newest first. Raises Unavailable."""
         found: list[JobRecord] = []
         for _ in range(MAX_ROUNDS):
-            page = await self._round(tenant, before, limit - len(found), state)
+            page = await self._round(tenant, before, limit - len(found), wanted)
             found, before = found + page.jobs, page.behind
             if before is None or len(found) >= limit:
                 break
         return JobPage(found, before)
 
-    async def _round(self, tenant: str, before: Place | None, limit: int, state: JobState | None) -> JobPage:
+    async def _round(self, tenant: str, before: Place | None, limit: int, wanted: JobFilter) -> JobPage:
         horizon = await self._client.now_ms() - 2000 * self._client.settings.retention_s
         time, job_id = before or ("", "")
         looked = max(limit, MAX_LOOKED // len(self._client.partitions))
-        args = (tenant, horizon, time, job_id, looked, limit, state or "")
+        times = ["" if ms is None else ms for ms in (wanted.since_ms, wanted.until_ms)]
+        args = (
+            tenant,
+            horizon,
+            time,
+            job_id,
+            looked,
+            limit,
+            wanted.state or "",
+            wanted.model,
+            wanted.lane or "",
+            *times,
+        )
         answers = await self._client.calls([("recent", partition, args) for partition in self._client.partitions])
         return merged([await self._part(answer, tenant) for answer in answers], limit)
 

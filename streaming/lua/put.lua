@@ -6,8 +6,8 @@
 --       write, the most that may be reserved | '', what the job costs: units of its prompt, tokens of its output; the
 --       weight of its tenant, its patience in ms, '1' if its record keeps the epoch in which it was accepted, the
 --       letter of its endpoint, the conversation whose turn it is and the version that this must have | '', '', the
---       webhook that its request names | '', the tenant's quotas: jobs | '', bytes of their requests | '', bytes of
---       their results | ''
+--       webhook that its request names | '', the first words of its prompt | '', the tenant's quotas: jobs | '', bytes of
+--       their requests | '', bytes of their results | ''
 -- Returns: {'queued', accepted at, its place ({}: not read), epoch} |
 --          {'joined', id, state, accepted at, attempt, epoch} | {'reused'} | {'full', waiting, its tenant's} | {'busy'} |
 --          {'crowded'}
@@ -22,8 +22,8 @@ local limit, must_run, keep, part = tonumber(ARGV[11]), ARGV[12] == '1', ARGV[13
 local events, metadata, reserved, max_reserved = ARGV[15], ARGV[16], tonumber(ARGV[17]), tonumber(ARGV[18])
 local order = ARGV[19] .. ':' .. ARGV[20] .. ':' .. ARGV[21] .. ':' .. ARGV[22]
 local dated, endpoint, conversation, version = ARGV[23] == '1', ARGV[24], ARGV[25], ARGV[26]
-local webhook = ARGV[27]
-local quotas = {jobs = tonumber(ARGV[28]), requests = tonumber(ARGV[29]), results = tonumber(ARGV[30])}
+local webhook, preview = ARGV[27], ARGV[28]
+local quotas = {jobs = tonumber(ARGV[29]), requests = tonumber(ARGV[30]), results = tonumber(ARGV[31])}
 local exact = exact_ms()
 local now = math.floor(exact)
 local job, lane = job_key(id), lane_key(model, priority)
@@ -90,6 +90,7 @@ if metadata ~= '' then redis.call('HSET', job, 'metadata', metadata) end
 if webhook ~= '' then redis.call('HSET', job, 'webhook', webhook) end
 if dated then redis.call('HSET', job, 'born', redis.call('GET', epoch_key()) or 0) end
 if not part then
+  redis.call('HSET', job, 'preview', preview)
   listing_keep_s = 2 * keep
   buffer_write(buffered_listings, tenant, now, id)
   buffer_write(buffered_usage, tenant, tostring(ends), size)

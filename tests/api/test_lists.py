@@ -85,7 +85,7 @@ def test_a_list_reads_summaries(empty_house: House, store: Redis) -> None:
     for job in (done, refused):
         shown = json.loads(house.get(f"/v1/jobs/{job}")[1])
         (row,) = [each for each in listed if each["id"] == job]
-        assert row == shown | {"result": None, "attempt_log": None}
+        assert row == shown | {"result": None, "attempt_log": None, "preview": "hello"}
 
 
 def test_a_status_that_no_job_has_is_looked_for_in_bounds(empty_house: House, store: Redis) -> None:

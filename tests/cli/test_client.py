@@ -675,8 +675,52 @@ def test_jobs_ls_as_a_table(door: Door, capsys: pytest.CaptureFixture[str]) -> N
     door.answers["/v1/jobs"] = (200, {"object": "list", "data": [JOB], "has_more": False, "next_cursor": None})
     assert main(["jobs", "ls"]) == 0
     head, row = capsys.readouterr().out.strip().split("\n")
-    assert head.split() == ["ID", "STATUS", "PRIORITY", "MODEL", "CREATED", "AT", "TOOK", "TOKENS"]
+    assert head.split() == ["ID", "STATUS", "LANE", "MODEL", "CREATED", "AT", "TOOK", "TOKENS"]
     assert row.split() == ["job_x", "completed", "standard", "sim", "1970-01-01T00:00:01Z", "1.0s", "2"]
+
+
+def test_jobs_ls_filters(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a tenant come from /admin; times are sent as Unix seconds."""
+    rows = [JOB | {"preview": "Name a river.", "tenant": "a"}, JOB | {"status": "cancelled", "cancelled_by": "reader"}]
+    for path in ("/v1/jobs", "/admin/jobs"):
+        door.answers[path] = (200, {"object": "list", "data": rows, "has_more": False, "next_cursor": None})
+    wanted = ["--model", "sim", "--lane", "batch", "--since", "1970-01-01T00:01", "--until", "1970-01-01T00:02"]
+    assert main(["jobs", "ls", *wanted]) == 0
+    out = capsys.readouterr().out
+    assert "Name a river." in out and "cancelled (reader)" in out
+    assert main(["jobs", "ls", "--tenant", "*"]) == 0
+    assert main(["jobs", "ls", "--since", "soon"]) == 2
+    assert [path for path, _, _ in door.requests] == [
+        "/v1/jobs?model=sim&lane=batch&since=60.0&until=120.0&limit=20",
+        "/admin/jobs?tenant=%2A&limit=20",
+    ]
+
+
+def test_jobs_show_shows_a_part_of_a_long_request(door: Door, capsys: pytest.CaptureFixture[str]) -> None:
+    """And with --input, or as JSON, all of it."""
+    turns = [{"role": "user", "content": f"turn {number} " + "x" * 5000} for number in range(50)]
+    door.answers["/v1/jobs/job_x"] = (200, JOB | {"input": {"model": "sim", "messages": turns, "temperature": 0.5}})
+    assert main(["jobs", "show", "job_x"]) == 0
+    part = capsys.readouterr()
+    assert "turn 49 x" in part.out and '"temperature": 0.5' in part.out and len(part.out) < 6000
+    assert "jobs show job_x --input" in part.err
+    assert main(["jobs", "show", "job_x", "--input"]) == 0
+    assert capsys.readouterr().out.count("x" * 5000) == 50
+    assert main(["jobs", "show", "job_x", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["input"]["messages"] == turns
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "out"),
+    [("completed", 1, ""), ("failed", 1, ""), ("expired", 1, ""), ("cancelled", 0, "job_x was cancelled before\n")],
+)
+def test_a_cancel_that_comes_too_late_says_so(
+    door: Door, capsys: pytest.CaptureFixture[str], state: str, code: int, out: str
+) -> None:
+    door.answers["/v1/jobs/job_x/cancel"] = (200, JOB | {"status": state, "already_ended": True})
+    assert main(["jobs", "cancel", "job_x"]) == code
+    printed = capsys.readouterr()
+    assert printed.out == out and (not code or f"already ended as {state}" in printed.err)
 
 
 def test_empty_list_is_no_error(door: Door, capsys: pytest.CaptureFixture[str]) -> None:

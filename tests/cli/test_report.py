@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from recorded import delivery, request, sample
 
 from cli.errors import Problem
+from cli.options import moment
 from cli.output import emit_styled
-from cli.report import moment
 from cli.report_view import changed_findings, shown
 from telemetry.records.folder import create
 from telemetry.records.schema import ENCODER

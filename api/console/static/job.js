@@ -97,7 +97,7 @@ function sentence(words) {
 }
 
 function fault(found) {
-  return found.error && h("div", { class: found.status === "cancelled" ? "notice" : "notice bad" }, h("p", { class: "strong" }, found.error.code), h("p", {}, found.error.message),
+  return found.error && h("div", { class: found.status === "cancelled" ? "notice ended" : "notice bad" }, h("p", { class: "strong" }, found.error.code), h("p", {}, found.error.message),
     BURIED.has(found.error.code) && h("a", { href: "/console/dead-letters" }, "Open the dead letters"));
 }
 
@@ -120,7 +120,7 @@ function timeline(found) {
     if (end) steps.push({ at: one.ended_at, what: end[0], note: tokens, tone: end[1] });
   });
   if (found.first_token_at) steps.push({ at: found.first_token_at, what: "First token", note: "", tone: "run" });
-  if (found.completed_at) steps.push({ at: found.completed_at, what: found.status[0].toUpperCase() + found.status.slice(1), note: found.cancelled_by ? `by ${found.cancelled_by.replaceAll("_", " ")}` : found.error?.code ?? "", tone: { completed: "good", cancelled: "" }[found.status] ?? "bad" });
+  if (found.completed_at) steps.push({ at: found.completed_at, what: found.status[0].toUpperCase() + found.status.slice(1), note: found.cancelled_by ? `${found.cancelled_by.replaceAll("_", " ")}` : found.error?.code ?? "", tone: { completed: "good", cancelled: "" }[found.status] ?? "bad" });
   steps.sort((one, other) => one.at - other.at);
   return h("ol", { class: "timeline" }, steps.map((step, number) => h("li", { class: step.tone, key: `${number} ${step.what}` },
     h("div", { class: "what" }, step.what, step.worker && workerLink(step.worker), step.note && h("span", { class: "dim" }, ` ${step.note}`)),

@@ -6,7 +6,8 @@ import { watch } from "./live.js";
 import { act, badge, confirmed, draw, empty, failed, fromCode, h, heading, jobLink, loading, modelLink, select, table, tenantLink, when } from "./parts.js";
 
 const STATES = ["queued", "in_progress", "completed", "failed", "cancelled", "expired"];
-const FILTERS = ["status", "lane", "model", "tenant", "search"];
+const FILTERS = ["status", "lane", "model", "tenant", "since", "search"];
+const TIMES = [["", "Any"], ["900", "Last 15 minutes"], ["3600", "Last hour"], ["86400", "Last day"], ["604800", "Last 7 days"]];
 const OPEN = ["queued", "in_progress"];
 const PAGE = 100, EVERY_MS = 3000, AT_ONCE = 8;
 
@@ -14,6 +15,7 @@ export function jobs({ root, signal, params, go, title, who }) {
   title("Jobs");
   const wanted = Object.fromEntries(FILTERS.map((name) => [name, params.get(name) ?? ""]));
   const cursor = params.get("cursor") ?? "";
+  const asked = () => ({ ...wanted, since: wanted.since && String(Math.round(Date.now() / 1000 - Number(wanted.since))) });
   let choices = { models: [], tenants: [who.tenant] };
   const open = (change) => go(`/console/jobs${query({ ...wanted, ...change })}`);
   function search(event) {
@@ -27,11 +29,12 @@ export function jobs({ root, signal, params, go, title, who }) {
     select("status", "State", [["", "Any"], ...STATES.map((state) => [state, state.replace("_", " ")])], wanted.status, (status) => open({ status })),
     select("lane", "Lane", [["", "Any"], ["interactive", "interactive"], ["standard", "standard"], ["batch", "batch"]], wanted.lane, (lane) => open({ lane })),
     select("model", "Model", [["", "Any"], ...choices.models.map((name) => [name, name])], wanted.model, (model) => open({ model })),
+    select("since", "Accepted", TIMES, wanted.since, (since) => open({ since })),
     (choices.tenants.length > 1 || wanted.tenant) && select("tenant", "Tenant", [["", `${who.tenant} (yours)`], ["*", "All"], ...choices.tenants.filter((name) => name !== who.tenant).map((name) => [name, name])], wanted.tenant, (tenant) => open({ tenant })));
   draw(root, heading("Jobs"), form(), loading());
   const round = watch({
     signal, everyMs: cursor ? 0 : EVERY_MS,
-    read: () => api.get(`/admin/jobs${query({ ...wanted, cursor, limit: String(PAGE) })}`, { signal }),
+    read: () => api.get(`/admin/jobs${query({ ...asked(), cursor, limit: String(PAGE) })}`, { signal }),
     show: (page, error) => draw(root, heading("Jobs"), form(), error && failed(error, round), page && list(page)),
   });
   Promise.all([api.get("/v1/models", { signal }), api.get("/admin/keys", { signal })]).then(([models, keys]) => {
@@ -46,7 +49,7 @@ export function jobs({ root, signal, params, go, title, who }) {
       page.has_more && h("a", { href: `/console/jobs${query({ ...wanted, cursor: page.next_cursor })}` }, "Older"));
     if (!page.data.length) return [nothing(page), pager];
     const withTenant = wanted.tenant !== "";
-    const columns = [["State"], ["Job"], ["Model", "wide"], ["Lane", "wide"], ...(withTenant ? [["Tenant"]] : []), ["Created"], ["Waited", "num"], ["Took", "num"], ["Tokens", "num"], ["Attempts", "num"]];
+    const columns = [["State"], ["Job"], ["Model", "wide"], ["Lane", "wide"], ...(withTenant ? [["Tenant"]] : []), ["Created"], ["Waited", "num wide"], ["Took", "num wide"], ["Tokens", "num wide"], ["Attempts", "num wide"]];
     const under = page.data.filter(({ status }) => OPEN.includes(status));
     const all = OPEN.includes(wanted.status) && under.length > 1 && h("div", { class: "actions" },
       h("button", { type: "button", class: "danger", onclick: () => cancelAll(under) }, `Cancel these ${under.length}`));
@@ -70,8 +73,8 @@ export function jobs({ root, signal, params, go, title, who }) {
   }
 
   function code() {
-    return fromCode(["Terminal", `penstock jobs ls${wanted.status ? ` --status ${wanted.status}` : ""}`],
-      ["curl", `curl -H "Authorization: Bearer $KEY" '${ADDRESS}/admin/jobs${query(wanted)}'`]);
+    return fromCode(["Terminal", `penstock jobs ls${["status", "lane", "model", "tenant"].map((name) => wanted[name] && ` --${name} '${wanted[name]}'`).join("")}${wanted.since && ` --since ${wanted.since}s`}`],
+      ["curl", `curl -H "Authorization: Bearer $KEY" '${ADDRESS}/admin/jobs${query(asked())}'`]);
   }
 }
 
@@ -80,11 +83,11 @@ function row(job, withTenant) {
   link.setAttribute("data-row", "");
   const started = job.started_at, ended = job.completed_at, now = Date.now() / 1000;
   return h("tr", { key: job.id },
-    h("td", {}, badge(job.status), job.cancelled_by && h("span", { class: "dim" }, ` by ${job.cancelled_by.replaceAll("_", " ")}`)), h("td", {}, link), h("td", { class: "wide" }, modelLink(job.model)), h("td", { class: "wide" }, job.priority),
+    h("td", {}, badge(job.status), job.cancelled_by && h("span", { class: "dim" }, ` ${job.cancelled_by.replaceAll("_", " ")}`)), h("td", { class: "job" }, link, job.preview && h("div", { class: "dim", title: job.preview }, job.preview)), h("td", { class: "wide" }, modelLink(job.model)), h("td", { class: "wide" }, job.priority),
     withTenant && h("td", {}, tenantLink(job.tenant)),
     h("td", {}, when(job.created_at)),
-    h("td", { class: "num" }, seconds(Math.max(0, (started ?? ended ?? now) - job.created_at))),
-    h("td", { class: "num" }, started ? seconds(Math.max(0, (ended ?? now) - started)) : "–"),
-    h("td", { class: "num" }, count(job.usage?.completion_tokens)),
-    h("td", { class: "num" }, job.attempts > 1 ? h("span", { class: "warn-text" }, job.attempts) : job.attempts));
+    h("td", { class: "num wide" }, seconds(Math.max(0, (started ?? ended ?? now) - job.created_at))),
+    h("td", { class: "num wide" }, started ? seconds(Math.max(0, (ended ?? now) - started)) : "–"),
+    h("td", { class: "num wide" }, count(job.usage?.completion_tokens)),
+    h("td", { class: "num wide" }, job.attempts > 1 ? h("span", { class: "warn-text" }, job.attempts) : job.attempts));
 }

@@ -47,7 +47,9 @@ async def listed(api: LocalApi, **params: str | int) -> dict[str, Any]:
     answer = await api.client.get("/admin/jobs", params=params, headers=ADMIN)
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
-    assert conforms(found, SCHEMAS["AdminJobList"]) and SECRET not in answer.text
+    assert conforms(found, SCHEMAS["AdminJobList"])
+    assert {job["tenant"] for job in found["data"] if job["preview"] is not None} <= {"ops"}  # the key's own tenant
+    assert answer.text.count(SECRET) == sum(job["preview"] == SECRET for job in found["data"])
     return found
 
 
@@ -67,6 +69,31 @@ async def test_an_admin_lists_the_jobs_of_any_tenant(api: LocalApi) -> None:
         assert ids(await listed(api, tenant="*", **params)) == [one], params
     for params in ({"status": "failed"}, {"model": "other"}, {"lane": "interactive"}, {"search": "zz"}):
         assert ids(await listed(api, tenant="*", **params)) == [], params
+
+
+async def test_a_tenant_filters_its_jobs_and_sees_what_they_asked(api: LocalApi) -> None:
+    """By each filter alone and by all; never those of another tenant."""
+    made = [await put(api, "a", lane) for lane in ("batch", "standard", "batch")]
+    await put(api, "b", "batch")
+    own = {"Authorization": "Bearer sk-a"}
+
+    async def found(**params: str) -> list[dict[str, Any]]:
+        answer = (await api.client.get("/v1/jobs", params=params, headers=own)).json()
+        assert conforms(answer, SCHEMAS["JobList"])
+        return list(answer["data"])
+
+    rows = await found()
+    assert [row["id"] for row in rows] == made[::-1] and {row["preview"] for row in rows} == {SECRET}
+    first = next(row["created_at"] for row in rows if row["id"] == made[0])
+    for wanted, params in (
+        ([made[2], made[0]], {"lane": "batch"}), ([made[1]], {"lane": "standard", "model": "sim", "status": "queued"}),
+        ([], {"model": "other"}), (made[::-1], {"since": str(first)}), ([], {"since": str(first + 3600)}),
+        ([], {"until": str(first - 1)}), (made[::-1], {"until": str(first + 3600)}), (made[::-1], {"tenant": "b"}),
+    ):  # fmt: skip
+        assert [row["id"] for row in await found(**params)] == wanted, params
+    for name, value in (("lane", "fast"), ("since", "now"), ("until", "-1"), ("since", "inf")):
+        refused = await api.client.get("/v1/jobs", params={name: value}, headers=own)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
 
 
 WRONG = {"lane": "fast", "status": "lost", "tenant": "a b", "search": "x" * 65, "cursor": "now", "limit": "101"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -11,13 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from penstock.engine import ChatTurn
 from streaming.ids import partition_of
-from streaming.jobs.job import Job, JobState, Text
+from streaming.jobs.job import (
+    MAX_PREVIEW_CHARS,
+    Chat,
+    Inputs,
+    Job,
+    JobState,
+    Prompt,
+    Text,
+    Tokens,
+    preview_of,
+)
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.jobs.summaries import JobPage, PagePart, Place, Summaries, merged
+from streaming.jobs.summaries import ANY, JobFilter, JobPage, PagePart, Place, Summaries, merged
 from streaming.jobs.terminal import Terminal, Usage
 from streaming.keys import partition_key
 from streaming.priority import Priority
@@ -77,11 +89,11 @@ async def wide(redis_url: str) -> AsyncIterator[RedisClient]:
     await wire.close()
 
 
-async def pages(wire: RedisClient, limit: int, state: JobState | None = None) -> list[str]:
+async def pages(wire: RedisClient, limit: int, wanted: JobFilter = ANY) -> list[str]:
     found: list[str] = []
     before = None
     while True:
-        page = await Summaries(wire).recent("t", before, limit, state)
+        page = await Summaries(wire).recent("t", before, limit, wanted)
         found += [each.job.id for each in page.jobs]
         if (before := page.behind) is None:
             return found
@@ -117,7 +129,83 @@ async def test_a_page_says_what_was_put_and_how_it_ended(wire: RedisClient) -> N
     cancelled = shown[jobs[2].id].terminal
     assert cancelled is not None and cancelled.failure is not None and cancelled.failure.code == "job_cancelled"
     assert shown[jobs[1].id].terminal is None and page.behind is None
-    assert [each.job.id for each in (await Summaries(wire).recent("t", None, 10, JobState.QUEUED)).jobs] == [jobs[3].id]
+    assert await pages(wire, 10, JobFilter(JobState.QUEUED)) == [jobs[3].id]
+
+
+async def test_pages_under_a_filter_have_each_job_that_passes_once(wide: RedisClient) -> None:
+    """In any partition, with any page size; a job that was put back to a lane still has its model and its lane."""
+    queue, made = Queue(wide), dict[str, tuple[str, Priority, int]]()
+    for number in range(60):
+        model, lane = ("m", "other:model")[number % 2], list(Priority)[number % 3]
+        job = replace(a_job(queue), model=model, priority=lane)
+        await queue.put(job)
+        at = await wide.now_ms() // 10**7 * 10**7 + number // 4
+        await wide.redis.zadd(partition_key(partition_of(job.id) or 0, "jobs", "t"), {job.id: at})
+        made[job.id] = model, lane, at
+    times = sorted(at for _, _, at in made.values())
+    for wanted in (
+        JobFilter(model="m"), JobFilter(model="other:model", lane=Priority.BATCH), JobFilter(lane=Priority.STANDARD),
+        JobFilter(since_ms=times[20]), JobFilter(until_ms=times[20]), JobFilter(since_ms=times[10], until_ms=times[40]),
+        JobFilter(JobState.QUEUED, "m", Priority.BATCH, times[5], times[50]), JobFilter(JobState.FAILED),
+        JobFilter(since_ms=times[-1] + 1), JobFilter(until_ms=times[0] - 1), JobFilter(model="none"),
+    ):  # fmt: skip
+        passing = [
+            job
+            for job, (model, lane, at) in made.items()
+            if wanted.state in (None, JobState.QUEUED) and wanted.model in ("", model) and wanted.lane in (None, lane)
+            and (wanted.since_ms or 0) <= at <= (wanted.until_ms or at)
+        ]  # fmt: skip
+        for limit in (3, 100):
+            assert sorted(await pages(wide, limit, wanted)) == sorted(passing), (wanted, limit)
+
+
+async def test_a_list_has_the_first_words_of_each_prompt(wire: RedisClient) -> None:
+    """Of a job that an older version put, none."""
+    queue = Queue(wire)
+    jobs = [replace(a_job(queue), prompt=Chat((ChatTurn("user", text),))) for text in ("Name\n a river.", "x" * 10**6)]
+    for job in jobs:
+        await queue.put(job)
+    found = {each.job.id: each.preview for each in (await Summaries(wire).recent("t", None, 10)).jobs}
+    assert [found[job.id] for job in jobs] == ["Name a river.", "x" * 79 + "…"]
+    await wire.redis.hdel(partition_key(0, "job", jobs[0].id), "preview")  # type: ignore[misc]
+    assert "" in {each.preview for each in (await Summaries(wire).recent("t", None, 10)).jobs}
+
+
+TURNS = {
+    "Name a river.": (("system", "Be brief."), ("user", "Name a river.")),
+    "[tool] What is the weather?": (("user", "What is the weather?"), ("assistant", ""), ("tool", "22 degrees")),
+    "[system] Be brief.": (("system", "Be brief."),),
+    "a b [31m c": (("user", "  a\r\n\tb \x1b[31m\x07\u202ec\ud800 "),),
+    "": (("user", ""),),
+    "late": (("user", " " * 10**5 + "late"),),
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "prompt"),
+    [
+        *((words, Chat(tuple(ChatTurn(*turn) for turn in turns))) for words, turns in TURNS.items()),
+        ("one", Text(("one",))),
+        ("[2 prompts] one", Text(("one", "two"))),
+        ("[3 token ids]", Tokens(((1, 2, 3),))),
+        ("[2 prompts of token ids]", Tokens(((1,), (2,)))),
+        ("[3 inputs] query", Inputs((("query", "a"), ("b",)))),
+        ("[2 token ids]", Inputs((((1, 2),),))),
+        ("", Chat(())),
+    ],
+)
+def test_the_first_words_of_a_prompt_are_one_line_without_control_characters(words: str, prompt: Prompt) -> None:
+    assert preview_of(prompt) == words
+
+
+LONG_TEXTS = ("x" * 81, "word " * 10**5, "e\u0301" * 200, "\U0001f468\u200d\U0001f469" * 90, "\u6c34" * 500)
+
+
+@pytest.mark.parametrize("text", LONG_TEXTS)
+def test_the_first_words_of_a_long_prompt_are_bounded_and_end_between_characters(text: str) -> None:
+    found = preview_of(Text((text,)))
+    assert len(found) <= MAX_PREVIEW_CHARS and found.endswith("…")
+    assert text.startswith(found[:-1].rstrip()) and not unicodedata.combining(text[len(found) - 1])
 
 
 async def test_jobs_of_one_moment_are_told_apart(wide: RedisClient) -> None:
