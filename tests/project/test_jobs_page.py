@@ -101,6 +101,8 @@ def test_the_commands_work_as_typed(house: House) -> None:
             code, body = curl(house, line)
             assert code == 202 and json.loads(body)["status"] == "queued"
             continue
+        if "jobs cancel" in line:  # that job has ended
+            job_id = penstock(house, "penstock submit 'Another one.' --max-tokens 5000").strip()
         said = penstock(house, line.replace("JOB_ID", job_id))
         if not job_id:
             job_id = said.strip()
