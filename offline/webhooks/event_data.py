@@ -20,7 +20,7 @@ BY_STATE = {"expired": "failed"}
 """How a response ended whose record is gone, where the state of its job is no status of a response."""
 SHOWN = (
     *("id", "status", "endpoint", "model", "priority", "created_at", "completed_at", "attempts", "usage", "error"),
-    "metadata",
+    *("cancelled_by", "metadata"),
 )
 """Fields of the job object that messages have."""
 MAX_ERROR_CHARS = 1_000

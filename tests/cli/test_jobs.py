@@ -55,9 +55,9 @@ def test_an_answer_shows_its_texts_and_its_calls(result: dict[str, Any], shown: 
 
 def test_endpoints_have_a_column_where_jobs_came_by_several() -> None:
     chats, vectors = [{"endpoint": "/v1/chat/completions"}] * 3, {"endpoint": "/v1/embeddings"}
-    assert columns_of([]) == columns_of(chats) == COLUMNS
-    assert columns_of([*chats, vectors]) == (
-        "id", "status", "priority", "model", "endpoint", "created_at", "took", "tokens",
+    assert columns_of([]) == columns_of(chats) == COLUMNS[:-1]
+    assert columns_of([*chats, vectors, {"tenant": "a", "preview": "Name a river."}]) == (
+        "id", "status", "lane", "model", "endpoint", "tenant", "created_at", "took", "tokens", "prompt",
     )  # fmt: skip
 
 
