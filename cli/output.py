@@ -17,15 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, TextIO
-
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.padding import Padding
-from rich.segment import Segment
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from cli.errors import Problem
 from cli.tables import plain_lines, table_lines
 from cli.wrapping import wrapped
+
+if TYPE_CHECKING:  # `penstock probe` also runs in an image that has no rich
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 WIDTH = 80
 """Columns of a terminal that does not say how many it has."""
@@ -59,6 +58,8 @@ class Visible:
         self._parts = parts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment  # noqa: PLC0415 - as above
+
         for part in self._parts:
             for segment in console.render(part, options):
                 yield segment if segment.control else Segment(visible(segment.text), segment.style)
@@ -66,6 +67,9 @@ class Visible:
 
 def emit_styled(*blocks: RenderableType) -> None:
     """Write blocks of rich to stdout, an empty line between them, in at most 80 columns."""
+    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.padding import Padding  # noqa: PLC0415
+
     width = min(WIDTH, terminal_width(sys.stdout)) if sys.stdout.isatty() else WIDTH
     colour = styled(sys.stdout, os.environ)
     console = Console(
