@@ -550,6 +550,7 @@ NAMED = {"webhook": "test"}
 def test_whoever_names_a_webhook_is_told_once_whatever_it_asks(empty_house: House, receiver: Receiver) -> None:
     """Chats whole and streamed, several choices, completions, responses, embeddings and jobs, and what is asked without
     naming it stays unheard."""
+    empty_house.environ["PENSTOCK_REDIS_PARTITIONS"] = "3"
     start(empty_house, receiver)
     prompt, named = {"model": "sim", "prompt": ["a", "b"], "max_tokens": 3}, {"queue": NAMED}
     wanted: dict[str, dict[str, Any]] = {}
