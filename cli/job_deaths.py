@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from runtime.plurals import counted
-from streaming.jobs.job import JobState
-from streaming.jobs.records import JobRecord
+
+if TYPE_CHECKING:
+    from streaming.jobs.records import JobRecord
 
 MIN_DEATHS = 3
 """From this death on, the job is named."""
@@ -47,9 +49,9 @@ def _fate(record: JobRecord, worker: str) -> str:
     lost = [
         run for run, attempt in record.attempts_by_run.items() if (attempt.worker, attempt.outcome) == (worker, "lost")
     ]
-    if record.state is JobState.QUEUED:
+    if record.state == "queued":
         return "waiting"
-    if record.state.final and record.state is not JobState.COMPLETED:
+    if record.state.final and record.state != "completed":
         return str(record.state)
     went_on = not lost or lost[-1] in {logged.run for logged in record.runs}
     return "continued" if went_on else "begun again"

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from cli.errors import Problem
 from cli.tables import plain_lines, table_lines
@@ -48,37 +48,6 @@ def terminal_width(stream: TextIO) -> int:
 def emit(text: str) -> None:
     """Write untrusted text without styles to stdout, with control characters escaped."""
     sys.stdout.write(visible(text))
-
-
-class Visible:
-    """A renderable of rich whose text is escaped before it gets its styles. So text from others cannot style the
-    terminal, and a style is never escaped."""
-
-    def __init__(self, *parts: RenderableType) -> None:
-        self._parts = parts
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.segment import Segment  # noqa: PLC0415 - as above
-
-        for part in self._parts:
-            for segment in console.render(part, options):
-                yield segment if segment.control else Segment(visible(segment.text), segment.style)
-
-
-def emit_styled(*blocks: RenderableType) -> None:
-    """Write blocks of rich to stdout, an empty line between them, in at most 80 columns."""
-    from rich.console import Console  # noqa: PLC0415 - as above
-    from rich.padding import Padding  # noqa: PLC0415
-
-    width = min(WIDTH, terminal_width(sys.stdout)) if sys.stdout.isatty() else WIDTH
-    colour = styled(sys.stdout, os.environ)
-    console = Console(
-        width=width, color_system="standard" if colour else None, no_color=not colour, force_terminal=colour,
-        highlight=False, emoji=False, markup=False,
-    )  # fmt: skip
-    with console.capture() as capture:
-        console.print(Visible(*(Padding(block, (0, 0, 1, 0)) for block in blocks)))
-    sys.stdout.write("\n".join(line.rstrip() for line in capture.get().rstrip().split("\n")) + "\n")
 
 
 def print_json(value: Any) -> None:

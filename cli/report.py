@@ -17,9 +17,9 @@ from cli.deployment import load_deployment
 from cli.errors import DONE, FAILED, USAGE, Problem
 from cli.instance import DataDir
 from cli.options import TIME_HINT, Command, Where, config_option, json_option, moment, where_options
-from cli.output import emit_styled, note, print_json
+from cli.output import note, print_json
 from cli.progress import ProgressLine
-from cli.report_view import compared, shown
+from cli.report_view import compared, emit_styled, shown
 from runtime.files import write_file
 from telemetry.records.settings import RecordSettings
 from telemetry.report.page import page

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from cli.output import WIDTH, styled, terminal_width, visible
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.report.energy import EnergyFigures
 from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
@@ -21,6 +26,32 @@ from telemetry.report.words import duration, percent, shared, three
 
 BAR = 30
 COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta", "recovery": "red"}
+
+
+class Visible:
+    """A renderable of rich whose text is escaped before it gets its styles. So text from others cannot style the
+    terminal, and a style is never escaped."""
+
+    def __init__(self, *parts: RenderableType) -> None:
+        self._parts = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for part in self._parts:
+            for segment in console.render(part, options):
+                yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def emit_styled(*blocks: RenderableType) -> None:
+    """Write blocks of rich to stdout, an empty line between them, in at most 80 columns."""
+    width = min(WIDTH, terminal_width(sys.stdout)) if sys.stdout.isatty() else WIDTH
+    colour = styled(sys.stdout, os.environ)
+    console = Console(
+        width=width, color_system="standard" if colour else None, no_color=not colour, force_terminal=colour,
+        highlight=False, emoji=False, markup=False,
+    )  # fmt: skip
+    with console.capture() as capture:
+        console.print(Visible(*(Padding(block, (0, 0, 1, 0)) for block in blocks)))
+    sys.stdout.write("\n".join(line.rstrip() for line in capture.get().rstrip().split("\n")) + "\n")
 
 
 def shown(report: RequestReport) -> list[RenderableType]:

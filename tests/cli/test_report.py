@@ -17,8 +17,7 @@ from recorded import delivery, request, sample
 
 from cli.errors import Problem
 from cli.options import moment
-from cli.output import emit_styled
-from cli.report_view import changed_findings, shown
+from cli.report_view import changed_findings, emit_styled, shown
 from telemetry.records.folder import create
 from telemetry.records.schema import ENCODER
 from telemetry.report.finding import Advice

@@ -356,7 +356,7 @@ def test_a_client_is_told_no_command_of_the_operators(empty_house: House) -> Non
 
     eventually(answers)
     *refused, ready = answers()
-    assert json.loads(ready).keys() == {"status", "reason"}
+    assert json.loads(ready).keys() == {"status", "reason", "stalled"}
     for answer in (*refused, ready):
         assert b"the store is not one that this server may use" in answer
         assert b"reset" not in answer and b"redis." not in answer

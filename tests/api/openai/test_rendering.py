@@ -24,7 +24,6 @@ from api.openai.job_events import (
     position_event,
     queued_event,
     reset_event,
-    started_event,
     terminal_event,
 )
 from api.openai.rendering import DONE, ChunkRenderer, Facts, JobView, completion, fingerprint, job_object
@@ -358,8 +357,6 @@ def test_a_jobs_events_tell_its_life() -> None:
     assert queued_event(waiting) == ("queued", Cursor(4, 1), place)
     assert position_event(waiting) == ("queue.position", None, place)
     assert b"id:" not in position_event(waiting).encode()
-    begun = started_event(Cursor(4, 2, "w-1"), "w", 1)
-    assert begun == ("started", Cursor(4, 2, "w-1"), {"worker": "w", "attempt": 1})
     shown = delta_event(facts(), Cursor(4, 3, "w-1"), delta("hi"))
     assert shown == ("delta", Cursor(4, 3, "w-1"), {"index": 0, "text": "hi", "tokens": 1})
     end = terminal_event(over)

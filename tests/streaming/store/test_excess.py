@@ -14,7 +14,7 @@ import pytest
 from guarded import GuardedHouse, as_user, guarded
 from redis import Redis
 
-from streaming.batches.files import Files, StoredFile
+from streaming.batches.files import Files
 from streaming.batches.store import Batches
 from streaming.catalogue import CATALOGUE, FLEET
 from streaming.errors import UnknownConversation, UnknownFile, UnknownJob
@@ -32,6 +32,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import FLEET_SLOT, fleet_key, partition_key, prefix
 from streaming.redis.client import RedisClient
+from streaming.redis.paging import cursor_after
 from streaming.redis.settings import RedisSettings
 from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS
 from streaming.store.identity import enter_store, read_identity
@@ -40,14 +41,14 @@ from streaming.store.memory import Headroom
 JOB, FILE, BATCH, MESSAGE, CONVERSATION = (name + "0" * 32 for name in ("job_", "file-", "batch_", "msg_", "conv_"))
 TENANT, LETTER = "t", "0-1-0"
 LOG = LogName("log", "w")
-AFTER = StoredFile(id=FILE, tenant=TENANT, name="n", size=1, purpose="batch", created_ms=1, expires_ms=2)
 LIBRARY = {"hello", "auth", "client"}
 """What the client library sends to be let in; `client` with a subcommand is in CONNECTION."""
 
 Calls = Callable[[RedisClient], list[Awaitable[Any]]]
 SENT: Mapping[str, Calls] = {
     "api": lambda wire: [
-        Files(wire).recent(TENANT, AFTER, 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
+        *(cursor_after(wire, 0, partition_key(0, kind, TENANT), FILE, TENANT) for kind in ("files", "batches")),
+        Files(wire).recent(TENANT, None, 5), Files(wire).recent(TENANT, None, 5, newest_first=False),
         Files(wire).get(FILE, TENANT), Batches(wire).recent(TENANT, None, 5), Batches(wire).totals([TENANT]),
         Webhooks(wire).recent(5), JobReader(wire).was_known(TENANT, JOB), drained(JobReader(wire).frames(0, LOG, 1)),
         DeadLetters(wire).recent(5), DeadLetters(wire).get(LETTER), DeadLetters(wire).drop(LETTER),
