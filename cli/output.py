@@ -23,9 +23,6 @@ from cli.errors import Problem
 from cli.tables import plain_lines, table_lines
 from cli.wrapping import wrapped
 
-if TYPE_CHECKING:  # `penstock probe` also runs in an image that has no rich
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-
 WIDTH = 80
 """Columns of a terminal that does not say how many it has."""
 ERROR_INDENT = len("error: ")
