@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -139,13 +140,18 @@ CACHE = Option("--cache", type=Path, default=Path(_cache), help="where the defau
 PLOTS = Option("--plots", type=Path, default=plots.PLOTS, help="folder of the plots")
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Keeps the lines of a description, and wraps those that the terminal has no room for."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(textwrap.fill(line, width, initial_indent=indent) for line in text.splitlines())
+
+
 class BenchProgram:
     """A measuring program, to be called with its arguments; `errors` are told in one line."""
 
     def __init__(self, prog: str, doc: str | None, work: Callable[[ProgramRun], int], *errors: type[Exception]) -> None:
-        self.parser = argparse.ArgumentParser(
-            prog=prog, description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        self.parser = argparse.ArgumentParser(prog=prog, description=doc, formatter_class=_HelpFormatter)
         self._work, self._errors = work, errors
 
     def taking(self, *options: Option) -> BenchProgram:
@@ -242,6 +248,7 @@ class Testbed:
 
     def __enter__(self) -> Testbed:
         self._bar.start()
+        self.say(self._bar.tasks[0].description)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -258,8 +265,11 @@ class Testbed:
         return folder
 
     def say(self, what: str) -> None:
-        """What is being done now."""
+        """What is being done now; a line on stderr where no terminal shows the bar."""
         self._bar.update(self._task, description=what)
+        if not self._console.is_terminal:
+            sys.stderr.write(f"{self._bar.tasks[0].completed:.0f}/{self._bar.tasks[0].total:.0f} {what}\n")
+            sys.stderr.flush()
 
     def done(self) -> None:
         """One measurement is over."""

@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import cache
@@ -313,8 +314,8 @@ def load(path: Path) -> Report:
 
 
 def console() -> Console:
-    """Wide enough for the tables."""
-    return Console(width=max(Console().width, WIDTH), highlight=False)
+    """As wide as the terminal; elsewhere wide enough for the tables."""
+    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
 def table(report: Report) -> RenderableType:

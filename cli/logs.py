@@ -196,9 +196,9 @@ def _nothing(filters: Filters, folder: Path, files: Iterable[Path]) -> Problem:
 
 
 def _for_people(line: LogLine, *, ids: bool) -> str:
-    """A line for a terminal, with short ids or none. Its traceback, if it has one, is not wrapped."""
-    said, *trace = visible(pretty(line, ids=ids)).split("\n")
-    return "\n".join([*fitted(sys.stdout, shorten_ids(said), INDENT), *trace])
+    """A line for a terminal, with short ids or none, and its traceback, if it has one."""
+    lines = shorten_ids(visible(pretty(line, ids=ids))).split("\n")
+    return "\n".join(part for each in lines for part in fitted(sys.stdout, each, INDENT))
 
 
 def _show(found: Iterable[LogLine], *, as_json: bool, ids: bool) -> int:

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TextIO
 
 from cli.errors import Problem
+from cli.stream_wrapping import StreamWrapper
 from cli.tables import plain_lines, table_lines
 from cli.wrapping import wrapped
 
@@ -43,13 +44,20 @@ def terminal_width(stream: TextIO) -> int:
 
 
 def emit(text: str) -> None:
-    """Write untrusted text without styles to stdout, with control characters escaped."""
-    sys.stdout.write(visible(text))
+    """Write untrusted text without styles to stdout: control characters escaped, and on a terminal its lines wrapped
+    between words."""
+    text = visible(text)
+    if sys.stdout.isatty():
+        wrapper = StreamWrapper(sys.stdout.write, lambda: terminal_width(sys.stdout))
+        wrapper.feed(text)
+        wrapper.flush()
+    else:
+        sys.stdout.write(text)
 
 
 def print_json(value: Any) -> None:
     """Print one object as one line."""
-    emit(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.write(visible(json.dumps(value, ensure_ascii=False)) + "\n")
 
 
 def print_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> None:

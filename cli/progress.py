@@ -26,10 +26,13 @@ MIN_MEASURED_S = 2.0
 class ProgressLine:
     """A context manager that shows the line while it is entered. Thread-safe."""
 
-    def __init__(self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False) -> None:
+    def __init__(
+        self, stream: TextIO, environ: Mapping[str, str], *, quiet: bool = False, delay_s: float = 0.0
+    ) -> None:
+        """`delay_s`: where there is no terminal, phases that are over sooner are not mentioned."""
         self._stream = stream
         self._live = stream.isatty() and environ.get("TERM") != "dumb"
-        self._quiet = quiet
+        self._quiet, self._delay_s = quiet, delay_s
         self._lock = threading.RLock()
         self._text, self._bar, self._amount, self._since = "", "", "", 0.0
         self._share, self._first_share = 0.0, 0.0
@@ -113,10 +116,12 @@ class ProgressLine:
             self._clear()
             if self._text:
                 self._draw(self._fitted())
-        elif self._text and (changed or time.monotonic() - self._printed >= REPEAT_INTERVAL_S):
+            return
+        now, due = time.monotonic(), max(self._since + self._delay_s, self._printed + REPEAT_INTERVAL_S)
+        if self._text and (now >= due or (changed and not self._delay_s)):
             self._stream.write((self._text if changed else self._line()) + "\n")
             self._stream.flush()
-            self._printed = time.monotonic()
+            self._printed = now
 
     def _line(self) -> str:
         measured = " ".join(filter(None, (self._bar, self._amount)))

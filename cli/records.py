@@ -35,7 +35,7 @@ def export_command(parquet: Path, since: str, config: Path | None, where: Where,
     folder, _ = source(where, config)
     now = time.time()
     try:
-        with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+        with ProgressLine(sys.stderr, os.environ, quiet=as_json, delay_s=1.0) as progress:
             counts = export(folder, parquet, moment(since, now), now, partial(progress.amount, "exporting records"))
     except MissingParquetError as error:
         raise Problem(str(error), next_step='pip install "penstock[parquet]"', exit_code=FAILED) from error

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from cli.deployment import load_deployment
-from cli.errors import DONE, FAILED, USAGE, Problem
+from cli.errors import DONE, FAILED, INTERRUPTED, USAGE, Problem
 from cli.instance import DataDir
 from cli.options import TIME_HINT, Command, Where, config_option, json_option, moment, where_options
 from cli.output import note, print_json
@@ -65,16 +65,16 @@ def report(
         if since or start or end or html:
             raise Problem("--compare has its own windows", next_step="leave out --since, --from, --to and --html",
                           exit_code=USAGE)  # fmt: skip
-        pair = [_made(*window(each, folder, now, only), prices) for each in compare]
+        pair = [_made(*window(each, folder, now, only), prices, quiet=as_json) for each in compare]
         if as_json:
             print_json({name: msgspec.to_builtins(each) for name, each in zip("ab", pair, strict=True)})
         else:
             emit_styled(*compared(pair[0], pair[1], compare))
-        return DONE
+        return _exit_code(*pair)
     if since and start:
         raise Problem("--since and --from both say when to begin", next_step="leave one out", exit_code=USAGE)
     scope = Scope(moment(start or since or "1h", now), moment(end, now) if end else now, **only)
-    found = _made(folder, scope, prices)
+    found = _made(folder, scope, prices, quiet=as_json)
     if html is not None:
         _save(html, found)
     if as_json:
@@ -83,7 +83,11 @@ def report(
         emit_styled(*shown(found))
     if not found.figures.whole.requests and not as_json:
         note(f"no request ended in this window, by the records in {folder}")
-    return DONE
+    return _exit_code(found)
+
+
+def _exit_code(*found: RequestReport) -> int:
+    return INTERRUPTED if any(each.interrupted for each in found) else DONE
 
 
 def source(where: Where, config: Path | None) -> tuple[Path, Mapping[str, float]]:
@@ -108,11 +112,11 @@ def window(text: str, folder: Path, now: float, only: Mapping[str, str]) -> tupl
     return folder, Scope(moment(first, now), moment(last, now) if last else now, **only)
 
 
-def _made(folder: Path, scope: Scope, prices: Mapping[str, float]) -> RequestReport:
+def _made(folder: Path, scope: Scope, prices: Mapping[str, float], *, quiet: bool) -> RequestReport:
     if scope.until <= scope.since:
         raise Problem("the window ends before it begins", next_step=TIME_HINT, exit_code=USAGE)
     try:
-        with ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
+        with ProgressLine(sys.stderr, os.environ, quiet=quiet, delay_s=1.0) as progress:
             progress.phase(READING)
             return report_of(folder, scope, prices, partial(progress.amount, READING))
     except OSError as error:

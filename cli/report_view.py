@@ -25,6 +25,7 @@ from telemetry.report.requests import GROUP_OF
 from telemetry.report.words import duration, percent, shared, three
 
 BAR = 30
+INTERRUPTED = "Interrupted: this is of the records that were read."
 COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta", "recovery": "red"}
 
 
@@ -57,7 +58,8 @@ def emit_styled(*blocks: RenderableType) -> None:
 def shown(report: RequestReport) -> list[RenderableType]:
     """The report for people, in blocks."""
     whole = report.figures.whole
-    blocks: list[RenderableType] = [_headline(report)]
+    blocks: list[RenderableType] = [Text(INTERRUPTED, "bold yellow")] if report.interrupted else []
+    blocks.append(_headline(report))
     if report.advice:
         blocks.append(_advice(report))
     elif whole.requests:
@@ -239,7 +241,8 @@ def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) 
     table = _table("", names[0], names[1], "B / A")
     for row in comparison_rows(before, after):
         table.add_row(*row)
-    verdicts = Group(Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
+    partial = [Text(INTERRUPTED, "bold yellow")] if before.interrupted or after.interrupted else []
+    verdicts = Group(*partial, Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
     changes = changed_findings(before.advice, after.advice)
     return [verdicts, table, *([Text("\n".join(changes))] if changes else [])]
 

@@ -17,6 +17,7 @@ class StreamWrapper:
         self._write, self._width = write, width
         self._word, self._gap = "", ""
         self._column = 0
+        self._after_wide = False
 
     def feed(self, text: str) -> None:
         """Take a piece, and write what is complete."""
@@ -49,7 +50,9 @@ class StreamWrapper:
         if not self._word:
             return
         width, gap, word = self._width(), self._gap, self._word
-        may_break = gap or cells(word[0]) > 1  # else it is the rest of a word that has no room in any line
+        # Else it is the rest of a word that has no room in any line. Beside a wide character a line may end.
+        may_break = gap or cells(word[0]) > 1 or self._after_wide
+        self._after_wide = cells(word[-1]) > 1
         if may_break and self._column and self._column + cells(gap.expandtabs() + word) > width:
             gap = ""
             self._put("\n")

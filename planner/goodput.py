@@ -27,6 +27,7 @@ from planner.search import (
     ParallelPlan,
     ReplicaModel,
     SearchInput,
+    SearchWatch,
     attainment,
     enough,
     is_valid,
@@ -239,8 +240,8 @@ def promising(given: SearchInput, found: Sequence[ServingSetup]) -> list[Serving
     return [each for each in found if attainment(served(given, each, 1e-3, 1), given.slo).both == 1.0]
 
 
-def best_goodput(given: SearchInput, top: int = 8) -> list[GoodputRow]:
-    """Deployments by goodput. Raises PlanError if none keeps the objectives."""
+def best_goodput(given: SearchInput, top: int = 8, watch: SearchWatch | None = None) -> list[GoodputRow]:
+    """Deployments by goodput; after Ctrl-C, of those tried. Raises PlanError if none keeps the objectives."""
     given.lengths.check(given.model)
     found = deployments(given)
     if not found:
@@ -250,9 +251,19 @@ def best_goodput(given: SearchInput, top: int = 8) -> list[GoodputRow]:
     able = promising(given, found)
     if not able:
         raise PlanError(_unkept(given, [served(given, each, 1e-3, 1)[0] for each in found]))
-    rates = {each: goodput(given, each) for each in _likeliest(given, able)}
+    watch, rates, likeliest = watch or SearchWatch(), dict[ServingSetup, float](), _likeliest(given, able)
+    apart = None
+    try:
+        for number, each in enumerate(likeliest):
+            watch.told(number, len(likeliest))
+            rates[each] = goodput(given, each)
+        first = max(rates, key=lambda each: (rates[each], -each.gpus))
+        apart = goodput(given, first, jointly=False)
+    except KeyboardInterrupt:
+        if not rates:
+            raise
+        watch.interrupted = True
     rows = sorted(rates.items(), key=lambda each: (-each[1], each[0].gpus))[:top]
-    apart = goodput(given, rows[0][0], jointly=False)
     return [GoodputRow(each, rate, apart if number == 0 else None) for number, (each, rate) in enumerate(rows)]
 
 

@@ -7,7 +7,7 @@ energy); with a rate, also requests at that rate (its latencies and the share th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias
@@ -463,12 +463,31 @@ class PlanOutcome:
     """At the rate."""
 
 
-def search(given: SearchInput) -> list[PlanOutcome]:
-    """Every plan that fits, by throughput. Raises PlanError if none does."""
+@dataclass(slots=True)
+class SearchWatch:
+    """Follows a search from outside."""
+
+    told: Callable[[int, int], object] = lambda _done, _total: None
+    """Is called with the candidates that were tried, and their number."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended the search early; its result then is the best of what was tried."""
+
+
+def search(given: SearchInput, watch: SearchWatch | None = None) -> list[PlanOutcome]:
+    """Every plan that fits, by throughput; after Ctrl-C, of those tried. Raises PlanError if none does."""
     if given.gpus < 1:
         raise PlanError(f"{given.gpus} GPUs: give --gpus from 1")
     given.lengths.check(given.model)
-    found = [outcome for plan in plans(given.model, given.gpus) if (outcome := tried(given, plan)) is not None]
+    watch, found, candidates = watch or SearchWatch(), [], list(plans(given.model, given.gpus))
+    try:
+        for number, plan in enumerate(candidates):
+            watch.told(number, len(candidates))
+            if (outcome := tried(given, plan)) is not None:
+                found.append(outcome)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        watch.interrupted = True
     if not found:
         raise PlanError(
             f"{given.model.name} does not fit on {given.gpus} x {given.device.name} with any parallelism; "

@@ -42,7 +42,7 @@ def _run(run: ProgramRun) -> int:
 
 
 main = BenchProgram("penstock bench order", __doc__, _run).taking(
-    Option("--part", choices=tuple(PARTS), help="one part alone"),
+    Option("--part", choices=tuple(PARTS), metavar="PART", help=f"one part alone: {', '.join(PARTS)}"),
     Option("--quick", action="store_true", help="few texts; nothing is judged"),
     Option("--jobs", type=int, default=report.cores(), help="processes (default: one for each core)"),
     OUT,

@@ -8,14 +8,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import click
 
-from cli.errors import DONE, USAGE, Problem
+from cli.errors import DONE, INTERRUPTED, USAGE, Problem
 from cli.options import Command, json_option
-from cli.output import emit, fitted, print_json, print_table
+from cli.output import emit, fitted, note, print_json, print_table
 from cli.plan.inputs import device_named, model_named
 from cli.progress import ProgressLine
 from planner.facts.catalogue import PlanError
@@ -23,6 +24,7 @@ from planner.facts.model import ModelShape
 from planner.goodput import Workload, mix_of, workloads
 from planner.goodput import workload as workload_named
 from planner.load import KvReads, Precision, RequestLengths
+from planner.search import SearchWatch
 
 Rows: TypeAlias = Sequence[Sequence[str]]
 NEEDS = "needs"
@@ -72,11 +74,14 @@ class PlanAnswer:
             emit("\n".join(fitted(sys.stdout, line)) + "\n")
 
 
-def plan_command(name: str, *, shown: str = "") -> Callable[[Callable[..., PlanAnswer]], click.Command]:
+def plan_command(
+    name: str, *, shown: str = "", watched: bool = False
+) -> Callable[[Callable[..., PlanAnswer]], click.Command]:
     """Make a command of a function that returns a PlanAnswer. A PlanError becomes one line and exit code 2.
 
     Args:
-        shown: what a terminal shows while the function computes; "": it is quick, or shows its own progress.
+        shown: what stderr shows while the function computes; "": it is quick, or shows its own progress.
+        watched: the function takes a SearchWatch, so that Ctrl-C shows what it has found.
     """
 
     def decorate(function: Callable[..., PlanAnswer]) -> click.Command:
@@ -86,10 +91,14 @@ def plan_command(name: str, *, shown: str = "") -> Callable[[Callable[..., PlanA
             try:
                 check_given(needs, arguments)
                 check_numbers(command, arguments)
-                with ProgressLine(sys.stderr, os.environ, quiet=as_json or not sys.stderr.isatty()) as progress:
+                with ProgressLine(sys.stderr, os.environ, quiet=as_json, delay_s=1.0) as progress:
                     progress.phase(shown)
-                    answer = function(**arguments)
+                    watch = SearchWatch(partial(progress.amount, shown))
+                    answer = function(**arguments, **({"watch": watch} if watched else {}))
                 answer.print(as_json=as_json)
+                if watch.interrupted:
+                    note("interrupted: these are the best of those that were tried")
+                    return INTERRUPTED
             except PlanError as error:
                 raise Problem(str(error), exit_code=USAGE, code="plan") from None
             return answer.exit_code

@@ -8,16 +8,16 @@ from cli.plan.command import PlanAnswer, PlanTable, plan_command
 from cli.plan.figures import three
 from cli.plan.slo import inputs_of, search_options, slo_options
 from planner.goodput import best_goodput, goodput_advice, work_note
-from planner.search import LatencySlo, SearchInput
+from planner.search import LatencySlo, SearchInput, SearchWatch
 
 
-@plan_command("goodput", shown="searching")
+@plan_command("goodput", shown="searching", watched=True)
 @search_options()
 @slo_options
-def goodput(given: SearchInput, slo: LatencySlo) -> PlanAnswer:
+def goodput(given: SearchInput, slo: LatencySlo, watch: SearchWatch) -> PlanAnswer:
     """Find the highest rate of requests that keep both latency objectives, with prefill beside decode or apart."""
     given = replace(given, slo=slo)
-    rows = best_goodput(given)
+    rows = best_goodput(given, watch=watch)
     value = {
         **inputs_of(given),
         "ttft_ms": 1e3 * slo.ttft_s,

@@ -14,19 +14,21 @@ from cli.plan.plot import plot
 from cli.plan.slo import inputs_of, search_options, slo_options
 from planner.cost import pareto, per_million
 from planner.facts.catalogue import PlanError
-from planner.search import LatencySlo, PlanOutcome, SearchInput, best, quantile, search_advice
+from planner.search import LatencySlo, PlanOutcome, SearchInput, SearchWatch, best, quantile, search_advice
 from planner.search import search as tried
 
 SHOWN = 12
 """Rows of the table; --json has all."""
 
 
-@plan_command("search", shown="searching")
+@plan_command("search", shown="searching", watched=True)
 @search_options()
 @click.option("--rate", type=float, help="Requests a second of all GPUs; then latencies are those at this rate.")
 @click.option("--price", type=float, help="Of an hour of one such GPU.")
 @slo_options
-def search(given: SearchInput, rate: float | None, price: float | None, slo: LatencySlo) -> PlanAnswer:
+def search(
+    given: SearchInput, rate: float | None, price: float | None, slo: LatencySlo, watch: SearchWatch
+) -> PlanAnswer:
     """Try every parallelism (dp, pp, tp, experts, attention-dp) on several GPUs, and name the best."""
     if rate is not None and rate <= 0:
         raise PlanError(f"--rate {rate:g}: requests a second are above 0")
@@ -35,7 +37,7 @@ def search(given: SearchInput, rate: float | None, price: float | None, slo: Lat
     given, gpus = replace(given, rate=rate, slo=slo), given.gpus
     assumed = [given.device] if price is None else []
     price = given.device.price_per_hour if price is None else price
-    found = tried(given)
+    found = tried(given, watch)
     top = best(found)
     value = {
         **inputs_of(given),

@@ -67,6 +67,8 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     torn_lines: int = 0
     newer_lines: int = 0
     unreadable_files: Sequence[str] = ()
+    interrupted: bool = False
+    """Whether Ctrl-C ended the reading, so that records are missing."""
 
 
 def report_of(
@@ -74,7 +76,7 @@ def report_of(
 ) -> RequestReport:
     """Compute a report. `prices`: cost of one worker in an hour, by model. Raises OSError."""
     skipped = Skipped()
-    found = evidence_of(read_records(folder, scope.since, scope.until, skipped, on_read))
+    found = evidence_of(read_records(folder, scope.since, scope.until, skipped, on_read), keep_partial=True)
     evidence = Evidence([each for each in found.requests if scope.holds(each)], found.samples)
     shared = len(evidence.requests) < len(found.requests)
     figures = figures_of(evidence, prices, energy_of(found), shared=shared)
@@ -94,6 +96,7 @@ def report_of(
         torn_lines=skipped.torn,
         newer_lines=skipped.newer,
         unreadable_files=skipped.unreadable,
+        interrupted=found.interrupted,
     )
 
 

@@ -88,20 +88,31 @@ class Evidence:
     requests: list[ReportedRequest] = field(default_factory=list)
     samples: dict[tuple[str, int], list[SampleRecord]] = field(default_factory=dict)
     """By name and pid of the process."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended the reading, so that records are missing."""
 
 
-def evidence_of(records: Iterable[Record]) -> Evidence:
-    """Join the records of a window. A delivery whose request is not in the window is left out."""
+def evidence_of(records: Iterable[Record], *, keep_partial: bool = False) -> Evidence:
+    """Join the records of a window. A delivery whose request is not in the window is left out.
+
+    Args:
+        keep_partial: Ctrl-C ends the reading, and what was read is returned, if there is a request in it.
+    """
     deliveries: dict[str, DeliveryRecord] = {}
     requests: list[RequestRecord] = []
     found = Evidence()
-    for record in records:
-        if isinstance(record, RequestRecord):
-            requests.append(record)
-        elif isinstance(record, DeliveryRecord):
-            deliveries.setdefault(record.id, record)
-        else:
-            found.samples.setdefault((record.process, record.pid), []).append(record)
+    try:
+        for record in records:
+            if isinstance(record, RequestRecord):
+                requests.append(record)
+            elif isinstance(record, DeliveryRecord):
+                deliveries.setdefault(record.id, record)
+            else:
+                found.samples.setdefault((record.process, record.pid), []).append(record)
+    except KeyboardInterrupt:
+        if not (keep_partial and requests):
+            raise
+        found.interrupted = True
     requests.sort(key=lambda each: (each.ended_us, each.id))
     found.requests = [ReportedRequest(record, deliveries.get(record.id)) for record in requests]
     for samples in found.samples.values():

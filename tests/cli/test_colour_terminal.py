@@ -1,12 +1,13 @@
-"""Every command that prints, in a terminal of 80 columns with colour: styles reach it, and data cannot style it."""
+"""Every command that prints, in a terminal of 80 columns with colour: styles reach it, data cannot style it, and lines
+fit."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
 import select
-import shlex
 import signal
 import subprocess
 import sys
@@ -17,110 +18,179 @@ from pathlib import Path
 
 import pytest
 from cli_instance import ROOT, Instance
+from house import eventually
+from recorded import BEGIN_S, request, sample
 from rich.cells import cell_len
+
+from cli.examples import EXAMPLES
+from telemetry.records.folder import create
+from telemetry.records.schema import ENCODER
 
 pytestmark = pytest.mark.slow
 
 COLUMNS = 80
-HOSTILE = "\x1b]0;title\x07\x1b[31mred \x9b2J 王王"
-"""Sets the title, colours, clears; wide characters."""
-ALLOWED = re.compile(r"\x1b\[[0-9;]*[mKHJ]|\x1b\[\?(?:25|1049)[hl]|\x1b\[[0-9]*[ABCD]|\r")
-"""Styles, and what a live screen needs: cursor, erasing, the other screen."""
-
+HOSTILE = "\x1b]0;title\x07\x1b[2J \x1b[8m\x9b31m \u202e水路閘門\u200b "
+"""Sets the title, clears, hides what follows, reverses it; and characters of two columns."""
+STYLE = re.compile(r"\x1b\[(?!2J|8m)[0-9;]*[mKHJABCD]|\x1b\[\?(?:25|1049)[hl]")
+"""Styles, and what a live screen needs: cursor, erasing, the other screen; nothing that the data has."""
+STYLE_AS_TEXT = re.compile(r"\\u001b\[(?!2J|8m)")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202e\u200b]")
+SETTINGS = """
+[models.sim]
+engine = "sim"
+min_workers = 2
+max_workers = 2
+[sim]
+step_ms = 5
+[webhooks.hook]
+url = "http://127.0.0.1:1/"
+secret = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
+allow_http = true
+networks = ["127.0.0.0/8"]
+"""
+HELP_PAGES = "from cli.__main__ import main\n" + "".join(
+    f"main({[*path.split()[1:], '--help']!r})\n" for path in EXAMPLES
+)
 LOCAL = [
-    "", "--help", "version", "help exit-codes", "help environment", "doctor -v", "no-such-command", "jobs --flag",
+    "", "--help", "version", "help exit-codes", "help environment", "no-such-command", "jobs --flag", "jobs show",
     "plan memory --model qwen3-8b --gpu h200", "plan memory --model deepseek-v3 --gpu l4",
     "plan roofline --model llama-3.1-8b --gpu h100", "plan cost --model llama-3.3-70b --gpu h200 --gpu b200 --tp 2",
-    "plan search --model gemma-3-27b --gpu h100 --gpus 4", "plan place --help", "tune frontier --help",
-    "store acl", "completion bash",
+    "plan search --model gemma-3-27b --gpu h100 --gpus 4",
 ]  # fmt: skip
-"""Commands that ask no server."""
+"""Commands that ask no server. "--help": of all commands. Files for programs, such as `store acl`, have lines as long
+as they are."""
 SERVED = [
-    "ps", "jobs ls", "jobs show JOB", "jobs timing JOB", "jobs events JOB", "jobs result JOB", "jobs watch JOB",
-    "batch ls", "webhooks ls", "tenants", "scale status", "scale log", "dlq ls", "store show", "logs", "logs -v",
-    "report --since 1h", "report --compare 1h..0s 1h..0s", "keys", "records check", "jobs show no-such-job",
-    "chat hello --max-tokens 5", "submit hello --max-tokens 5 --wait", "plan fit",
+    "ps", "jobs ls", "jobs show JOB", "jobs show JOB --input", "jobs timing JOB", "jobs events JOB", "jobs result JOB",
+    "jobs watch JOB", "jobs cancel JOB", "jobs show no-such-job", "batch ls", "batch show BATCH", "batch errors BATCH",
+    "batch cancel BATCH", "webhooks ls", "webhooks show MESSAGE", "tenants", "scale status", "scale log", "dlq ls",
+    "dlq show none", "store show", "logs", "logs -v", "logs --job JOB", "report --since 1h",
+    "report --compare 1h.. slow", "report --compare slow slow", "doctor -v", "top --once", "console --no-browser",
+    "chat hello --max-tokens 40", "submit hello --max-tokens 40 --wait", "plan fit",
 ]  # fmt: skip
-LIVE = ["top", "logs -f"]
-"""Commands that end with Ctrl-C."""
+LIVE = {
+    "top": "PROCESS",
+    "logs -f": "leads now",
+    "plan goodput --model llama-3.1-8b --gpu h200 --gpus 4": r" [1-9]\d?/",
+}
+"""Commands that end with Ctrl-C, and what they show before."""
+PLAIN = ["ps", "report --compare slow slow", "top --once", "no-such-command", "logs"]
+
+
+def on_terminal(
+    folder: Path, command: list[str], width: int = COLUMNS, interrupt_at: str = "", **environ: str
+) -> tuple[str, int]:
+    """What Python writes to a terminal, and its exit code."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (40, width))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "NO_COLOR"))}
+    kept |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""} | environ
+    said, deadline = b"", time.monotonic() + 120
+    with subprocess.Popen(
+        [sys.executable, *command], cwd=folder, env=kept, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        while process.poll() is None or select.select([ours], [], [], 0)[0]:
+            if time.monotonic() > deadline:
+                process.kill()
+            if select.select([ours], [], [], 0.05)[0]:
+                said += os.read(ours, 65_536)
+            if interrupt_at and re.search(interrupt_at, said.decode(errors="replace")):
+                process.send_signal(signal.SIGINT)
+                interrupt_at = ""
+    for handle in (ours, theirs):
+        os.close(handle)
+    return said.decode(), process.returncode
+
+
+class Place:
+    """An instance whose jobs, batches, messages and logs hold hostile text, and a folder of records that do."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "penstock.toml").write_text(SETTINGS)
+        self.folder, self.instance = folder, Instance(folder)
+        body = {"model": "sim", "messages": [{"role": "user", "content": HOSTILE * 4}], "max_tokens": 8}
+        metadata = {"note": HOSTILE, "ticket": "水 " * 60}
+        jobs = [self._submit(body | {"metadata": metadata}), self._submit(body | {"queue": {"deadline_ms": 1}})]
+        lines = [{"prompt": HOSTILE, "custom_id": f"{number} {HOSTILE}"} for number in range(3)]
+        (folder / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self._run("batch", "run", "in.jsonl", "-o", "out.jsonl", "--max-tokens", "4")
+        eventually(lambda: all(self._state(job) not in ("queued", "in_progress") for job in jobs))
+        self.names = {
+            "JOB": jobs[0],
+            "BATCH": json.loads(self._run("batch", "ls", "--json").split("\n")[0])["id"],
+            "MESSAGE": json.loads(self._run("webhooks", "ls", "--json").split("\n")[0])["id"],
+        }
+        with (folder / "data" / "logs" / "worker-1.log").open("a") as log:
+            record = {"time": "2026-01-01T00:00:00.000Z", "level": "error", "message": HOSTILE}
+            log.write(json.dumps(record | {"exception": HOSTILE * 9}) + f"\n{HOSTILE * 9}\n")
+        for model in ("m", HOSTILE):
+            rows = [request(number, model=model, tenant=HOSTILE, by=HOSTILE) for number in range(20)]
+            _, file = create(folder / "slow", BEGIN_S, "worker", 1)
+            os.write(file, b"\n".join(map(ENCODER.encode, [*rows, sample("worker", HOSTILE, 0, 1)])) + b"\n")
+            os.close(file)
+
+    def _submit(self, body: object) -> str:
+        status, job = self.instance.ask("/v1/jobs", body)
+        assert status == 202, job
+        return str(job["id"])
+
+    def _state(self, job: str) -> str:
+        return str(self.instance.ask(f"/v1/jobs/{job}")[1]["status"])
+
+    def _run(self, *words: str) -> str:
+        done = self.instance.run(*words, "--data-dir", "data")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def words(self, line: str) -> list[str]:
+        if line == "--help":
+            return ["-c", HELP_PAGES]
+        words = [self.names.get(word, word) for word in line.split()]
+        is_local = line in LOCAL or line == "no-such-command" or words[0] == "plan"
+        return ["-m", "cli", *words, *([] if is_local else ["--data-dir", "data"])]
 
 
 @pytest.fixture(scope="module")
-def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
-    """With a job whose texts try to style the terminal."""
-    running = Instance(tmp_path_factory.mktemp("up"), "--engine", "sim", "--sim-step-ms", "1")
-    try:
-        body = {"model": "sim", "messages": [{"role": "user", "content": HOSTILE}], "max_tokens": 3}
-        status, job = running.ask("/v1/jobs", {**body, "metadata": {"note": HOSTILE}, "user": HOSTILE})
-        assert status == 202
-        assert running.ask(f"/v1/jobs/{job['id']}?wait=30")[1]["status"] == "completed"
-        running.job = job["id"]  # type: ignore[attr-defined]
-        yield running
-    finally:
-        running.close()
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    place = Place(tmp_path_factory.mktemp("place"))
+    yield place
+    place.instance.close()
 
 
-def on_terminal(folder: Path, line: str, *, interrupt_after_s: float | None = None) -> str:
-    """What a command writes to a terminal of 80 columns that has colours."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (40, COLUMNS))
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "NO_COLOR"))}
-    environ |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}
-    command = [sys.executable, "-m", "cli", *shlex.split(line)]
-    said, until = b"", time.monotonic() + (interrupt_after_s or 60)
-    with subprocess.Popen(command, cwd=folder, env=environ, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        while True:
-            if select.select([ours], [], [], 0.2)[0]:
-                try:
-                    data = os.read(ours, 65_536)
-                except OSError:  # the other end was closed
-                    break
-                said += data
-            elif process.poll() is not None:
-                break
-            if time.monotonic() > until:
-                process.send_signal(signal.SIGINT)
-                until += 30
-    os.close(ours)
-    return said.decode(errors="replace")
+def check(shown: str, width: int = COLUMNS) -> None:
+    """No style that is shown as text, nothing that data made the terminal do, no line that it would have to break. A
+    single word, such as a path, stays whole, so that it can be copied."""
+    said = STYLE.sub("", re.sub(r"\x1b\[[0-9;]*H", "\n", shown))
+    assert said.strip() and "Traceback" not in said
+    assert not STYLE_AS_TEXT.search(said) and not CONTROL.search(said)
+    lines = [line.rstrip() for line in re.split("[\r\n]+", said)]
+    assert not [line for line in lines if cell_len(line) > width and len(line.split()) > 1]
 
 
-def check(shown: str) -> None:
-    """No escape that was escaped, none that came from data, no line that the terminal would have to break."""
-    assert r"\u001b[" not in shown.replace(r"\u001b]0;title\u0007\u001b[31mred", "")
-    rest = ALLOWED.sub("", shown)
-    assert not re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", rest)
-    lines = re.split(r"\x1b\[[0-9;]*H|[\r\n]", shown)
-    lines = [ALLOWED.sub("", line) for line in lines]
-    wide = [line for line in lines if cell_len(line) > COLUMNS and " " in line.strip()]  # a path is never broken
-    assert wide == []
-
-
-@pytest.mark.parametrize("line", LOCAL)
-def test_commands_without_a_server(line: str, tmp_path: Path) -> None:
-    shown = on_terminal(tmp_path, line)
-    assert shown
-    if line not in ("store acl", "completion bash"):  # files for programs, whose lines are as long as they are
-        check(shown)
-
-
-@pytest.mark.parametrize("line", SERVED)
-def test_commands_that_ask_a_server(line: str, instance: Instance) -> None:
-    shown = on_terminal(instance.folder, f"{line.replace('JOB', instance.job)} --data-dir data")  # type: ignore[attr-defined]
-    assert shown
-    check(shown)
+@pytest.mark.parametrize("line", [*LOCAL, *SERVED])
+def test_what_a_command_prints_is_styled_safe_and_fits(place: Place, line: str) -> None:
+    check(on_terminal(place.folder, place.words(line))[0])
 
 
 @pytest.mark.parametrize("line", LIVE)
-def test_commands_that_go_on(line: str, instance: Instance) -> None:
-    shown = on_terminal(instance.folder, f"{line} --data-dir data", interrupt_after_s=3)
-    assert shown
+def test_commands_that_go_on(place: Place, line: str) -> None:
+    """Ctrl-C leaves what they have found."""
+    shown, code = on_terminal(place.folder, place.words(line), interrupt_at=LIVE[line])
     check(shown)
+    assert code == 130 and ("plan" not in line or "requests/s" in shown)
 
 
-def test_styles_reach_a_terminal_and_no_pipe(instance: Instance) -> None:
-    """A table's head is bold there."""
-    for line in ("report --since 1h", "ps"):
-        assert "\x1b[1m" in on_terminal(instance.folder, f"{line} --data-dir data")
-        assert "\x1b" not in instance.run(*line.split(), "--data-dir", "data").stdout
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+@pytest.mark.parametrize("line", PLAIN)
+def test_a_plain_narrow_terminal_gets_no_escape_sequence(place: Place, line: str, environ: dict[str, str]) -> None:
+    shown, _ = on_terminal(place.folder, place.words(line), 50, **environ)
+    assert shown.strip() and "\x1b" not in shown
+    if not line.startswith("report"):  # its tables of figures need more columns
+        check(shown, 50)
+
+
+@pytest.mark.parametrize("line", ["report --compare slow slow", "ps"])
+def test_styles_reach_a_terminal_and_a_pipe_only_if_asked(place: Place, line: str) -> None:
+    assert STYLE.search(on_terminal(place.folder, place.words(line))[0])
+    assert "\x1b" not in place.instance.run(*line.split(), "--data-dir", "data").stdout
+    forced = place.instance.run(*line.split(), "--data-dir", "data", "--color", "always").stdout
+    assert STYLE.search(forced) and not STYLE_AS_TEXT.search(forced)
