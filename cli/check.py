@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from cli.output import fitted
 from runtime.plurals import counted
@@ -13,14 +13,21 @@ from runtime.plurals import counted
 INDENT = len("warn  ")
 
 
+Status: TypeAlias = Literal["ok", "warn", "fail", "skip"]
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check. `hint` says how to fix it."""
+    """The result of one check. `hint` says how to fix it; `setting` is the key that it judged, if any."""
 
     name: str
-    status: Literal["ok", "warn", "fail", "skip"]
+    status: Status
     detail: str
     hint: str = ""
+    setting: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {"name": self.name, "status": self.status, "detail": self.detail, "hint": self.hint}
 
 
 def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:

@@ -21,6 +21,7 @@ from cli.instance import ProcessEntry
 from cli.log_lines import message_of, ran_alone, record_of
 from runtime import lifeline
 from runtime.loops import wait
+from streaming.ids import new_life
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class Child:
         self._stopping = asyncio.Event()
         self._killer: asyncio.TimerHandle | None = None
         self._log_start = 0
+        self._lives: tuple[str, ...] = ()
         self._was_ready = False
         """Whether the process that runs has been ready."""
 
@@ -119,6 +121,7 @@ class Child:
             detail=now.detail,
             away=now.away,
             away_since=now.away_since,
+            lives=self._lives,
         )
 
     async def run(self) -> None:
@@ -150,7 +153,7 @@ class Child:
 
     async def _run_once(self) -> str:
         """Run one process until it exits. Returns why it exited."""
-        self._was_ready = False
+        self._was_ready, self._lives = False, (new_life(), *self._lives[:1])
         ours, theirs = socket.socketpair()
         with theirs:
             self._set(state="starting", detail="", since=time.time())
@@ -184,7 +187,7 @@ class Child:
                 stdout=log,
                 stderr=STDOUT,
                 cwd=program.cwd,
-                env={**program.env, lifeline.ENV: str(line)},
+                env={**program.env, lifeline.ENV: str(line), lifeline.LIFE: self._lives[0]},
                 pass_fds=(line, *program.fds),
                 process_group=0,  # so that Ctrl-C at the terminal reaches only the supervisor
             )

@@ -30,6 +30,7 @@ from penstock.client import (
 )
 from penstock.client_messages import lines_of, refusal_of
 from penstock.client_protocol import EMPTY
+from runtime.config import Config
 from runtime.text import read_text
 from streaming.redis.settings import RedisSettings
 
@@ -119,7 +120,7 @@ class Client:
         if named or _kept_key(home.api_key):
             raise _no_trusted_address(home, by_redis=by_redis)
         if by_redis:
-            return cls(_registered(config.section("redis", RedisSettings)), "", without_token=NOT_TO_REDIS)
+            return cls(_registered(config), "", without_token=NOT_TO_REDIS)
         api = config.section("api", ApiSettings)
         return cls(f"http://{api.host}:{api.port}", "", without_token=f"nothing is running in {home.path}")
 
@@ -333,11 +334,13 @@ def _not_running(home: DataDir) -> Problem:
     )
 
 
-def _registered(settings: RedisSettings) -> str:
+def _registered(config: Config) -> str:
     """The address of an API process that is registered in Redis."""
-    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, rarely needed
+    from cli.registry import naming_source, processes  # noqa: PLC0415 - imports a Redis client, rarely needed
 
-    for process in processes(settings):
+    with naming_source(config.source("redis.url")):
+        found = processes(config.section("redis", RedisSettings))
+    for process in found:
         if process.role == "api" and process.url and process.state == "ready":
             return process.url
     raise Problem("no API process is registered in this Redis", next_step="penstock up", exit_code=UNREACHABLE)

@@ -24,7 +24,7 @@ import click
 
 from api.open_files import RESERVED_FILES, allowed_by
 from cli import ports, upstream
-from cli.check import Check, lines_of, summary
+from cli.check import Check, Status, lines_of, summary
 from cli.deployment import Deployment, is_gguf, load_deployment, saved_deployment
 from cli.embedded import find_server
 from cli.engine_check import check_plugins
@@ -34,12 +34,13 @@ from cli.job_deaths import Suspicion, deaths_of
 from cli.options import Command, Where, config_option, json_option, where_options
 from cli.output import emit, print_json
 from cli.progress import ProgressLine
+from cli.ps import SILENT, rows_of
 from cli.records_check import check_records
 from cli.registry import connected
 from cli.screen import place
 from cli.settings import remedy
 from cli.suggestions import completed
-from runtime.config import ConfigError
+from runtime.config import Config, ConfigError
 from runtime.plurals import counted
 from streaming.batches.file_store import FileStore
 from streaming.errors import MalformedJob, Unavailable
@@ -73,6 +74,13 @@ ENGINES = {
 }
 AMPLE_FREE_BYTES, MIN_FREE_BYTES = 2 * 10**9, 2 * 10**8
 """On the disk of the data folder: with less than the first doctor warns, with less than the second it fails."""
+NEAR_SHARE = 0.75
+"""Of a limit of the Redis server, from which on doctor warns: new jobs are refused from 80 % of maxmemory on."""
+SERVER_LIMITS = (
+    ("maxclients", "connected_clients", "CONFIG SET maxclients to more, or close what else is connected"),
+    ("maxmemory", "used_memory", "CONFIG SET maxmemory to more, or a shorter redis.retention_s"),
+)
+"""A limit of the Redis server, what is used of it, and the fix."""
 AMPLE_SHARE = 0.5
 """Of the configured connections: with fewer, doctor warns."""
 MAX_CLOCK_OFFSET_MS = 1000
@@ -108,7 +116,7 @@ def doctor(verbose: bool, config: Path | None, where: Where, as_json: bool) -> i
             progress.phase(f"checking this machine, after {check.name}")
     ok = not any(check.status == "fail" for check in found)
     if as_json:
-        print_json({"ok": ok, "checks": [dataclasses.asdict(check) for check in found]})
+        print_json({"ok": ok, "checks": [each.as_json() for each in found]})
     else:
         emit("\n".join([*lines_of(found, verbose=verbose), summary(found)]) + "\n")
     return DONE if ok else FAILED
@@ -122,11 +130,26 @@ def _checks(where: Where, file: Path | None) -> Iterator[Check]:
         yield Check("settings", "fail", f"{error.key}: {error.problem}{source}", remedy(error))
         return
     yield Check("settings", "ok", "file, variables and flags are understood")
-    home = DataDir(deployment.up.data_dir)
+    home, given = DataDir(deployment.up.data_dir), deployment.config
     instance = home.read()
     if instance is not None and file is None:
         deployment = _running(deployment, home)
-    yield from examine(deployment, home, instance, os.environ)
+    yield from examine(deployment, home, instance, os.environ, given)
+
+
+def _naming_source(check: Check, given: Config, running: Config) -> Check:
+    """The check with what set the key that it judged. `given`: the settings of now, which count if they say the same
+    as those with which the instance runs."""
+    if not check.setting or check.status not in ("warn", "fail"):
+        return check
+    section, _, name = check.setting.partition(".")
+    now, then = (each.raw.get(section, {}).get(name) for each in (given, running))
+    is_same = given is running or then is None or now == then
+    source = (given.source(check.setting) or "its default") if is_same else "set when the instance was started"
+    named = f"{check.setting} ({source})"
+    if check.setting in check.hint:
+        return dataclasses.replace(check, hint=check.hint.replace(check.setting, named, 1))
+    return dataclasses.replace(check, detail=f"{check.detail}; {named}")
 
 
 def _running(deployment: Deployment, home: DataDir) -> Deployment:
@@ -139,9 +162,25 @@ def _running(deployment: Deployment, home: DataDir) -> Deployment:
 
 
 def examine(
+    deployment: Deployment,
+    home: DataDir,
+    instance: Instance | None,
+    environ: Mapping[str, str],
+    given: Config | None = None,
+) -> Iterator[Check]:
+    """Run all checks, in the order in which `up` needs things.
+
+    Args:
+        instance: the one that runs in `home`, if any.
+        given: settings that know what set them, if those of the deployment were saved by the instance.
+    """
+    for check in _examined(deployment, home, instance, environ):
+        yield _naming_source(check, given or deployment.config, deployment.config)
+
+
+def _examined(
     deployment: Deployment, home: DataDir, instance: Instance | None, environ: Mapping[str, str]
 ) -> Iterator[Check]:
-    """Run all checks, in the order in which `up` needs things. `instance`: the one that runs in `home`, if any."""
     yield python()
     yield speed()
     yield from engines(deployment)
@@ -157,11 +196,12 @@ def examine(
         configured = deployment.config.raw.get("files", {}).get("dir")
         file_store = FileStore(Path(configured) if configured else home.files)
         settings = deployment.config.section("redis", RedisSettings, {"url": redis_url})
-        yield from redis(settings, file_store, deployment.models, deployment.config.source("redis.url"))
+        is_embedded = instance is not None and any(entry.role == "redis" for entry in instance.processes)
+        yield from redis(settings, file_store, deployment.models, is_embedded=is_embedded)
     else:
         yield embedded()
     if instance is not None:
-        yield from judge_processes(instance, home)
+        yield from judge_processes(instance, home, deployment.config.section("redis", RedisSettings))
         if instance.suspicion is not None:
             yield judge_suspicion(instance.suspicion)
     yield port(deployment, instance)
@@ -214,7 +254,7 @@ def plugins(deployment: Deployment) -> Iterator[Check]:
             if error is None:
                 yield Check(name, "ok", f"{found.pool}: can be built")
             else:
-                yield Check(name, "fail", f"{error.key}: {error.problem}", error.hint)
+                yield Check(name, "fail", f"{error.key}: {error.problem}", error.hint, error.key)
 
 
 def servers(deployment: Deployment) -> Iterator[Check]:
@@ -265,7 +305,7 @@ def folder(path: Path) -> Check:
     existing = next(place for place in (path, *path.parents) if place.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return Check("data folder", "ok", str(path))
-    return Check("data folder", "fail", f"{existing} cannot be written", "choose another --data-dir")
+    return Check("data folder", "fail", f"{existing} cannot be written", "choose another --data-dir", "up.data_dir")
 
 
 def disk(path: Path) -> Check:
@@ -273,9 +313,9 @@ def disk(path: Path) -> Check:
     free = shutil.disk_usage(existing).free
     words = f"{free / 1e9:.1f} GB free at {existing}"
     if free < MIN_FREE_BYTES:
-        return Check("disk", "fail", words, "make room, or choose another --data-dir")
+        return Check("disk", "fail", words, "make room, or choose another --data-dir", "up.data_dir")
     if free < AMPLE_FREE_BYTES:
-        return Check("disk", "warn", words, "make room")
+        return Check("disk", "warn", words, "make room", "up.data_dir")
     return Check("disk", "ok", words)
 
 
@@ -292,16 +332,17 @@ def redis(
     settings: RedisSettings,
     file_store: FileStore,
     models: Mapping[str, ModelSettings] = NO_MODELS,
-    source: str = "",
+    *,
+    is_embedded: bool = False,
 ) -> Iterator[Check]:
-    """Whether the configured or running Redis is reachable and belongs to the folder of files. `source`: what set its
-    URL; "" for the server that `up` started."""
+    """Whether the configured or running Redis is reachable and belongs to the folder of files. `is_embedded`: `up` has
+    started it."""
     where = place(settings.url)
     try:
         facts, identity, given_up, lanes = asyncio.run(_inspect(settings, models))
     except (Unavailable, ValueError) as error:
-        hint = f"start it, or correct redis.url ({source})" if source else "penstock logs --process redis-1"
-        yield Check("redis", "fail", f"{where}: {error}", hint)
+        hint = "penstock logs --process redis-1" if is_embedded else "start it, or correct redis.url"
+        yield Check("redis", "fail", f"{where}: {error}", hint, "" if is_embedded else "redis.url")
         return
     yield Check("redis", "ok", f"{facts['server']} {facts['version']} at {where}")
     yield from judge_redis(settings.durability, facts)
@@ -321,8 +362,12 @@ def judge_jobs(given_up: Sequence[GivenUp]) -> Iterator[Check]:
         yield Check("jobs", "warn", f"{more} given up", "penstock dlq ls")
 
 
-def judge_processes(instance: Instance, home: DataDir) -> Iterator[Check]:
-    """Name each process of the running instance that does not start, and the reason."""
+def judge_processes(instance: Instance, home: DataDir, settings: RedisSettings) -> Iterator[Check]:
+    """Name each process of the running instance that does not start, or that hangs, and the reason."""
+    for each in rows_of(instance, settings).own:
+        if each["state"] == SILENT:
+            detail = f"{each['id']} (pid {each['pid']}) has not reported itself to the store: it is stopped, or hangs"
+            yield Check("process", "fail", detail, f"penstock logs --process {each['id']}")
     for entry in instance.processes:
         if entry.trouble:
             times = f" ({counted(entry.failed_starts, 'time')} in a row)" if entry.failed_starts > 1 else ""
@@ -340,7 +385,7 @@ def judge_store(identity: Identity, settings: RedisSettings, file_store: FileSto
     try:
         check_identity(identity, settings)
     except ConfigError as error:
-        yield Check("store", "fail", f"{error.key}: {error.problem}", error.hint)
+        yield Check("store", "fail", f"{error.key}: {error.problem}", error.hint, error.key)
         return
     yield Check("store", "ok", f"format {identity.format}, partitions {identity.partitions}, {identity.deployment}")
     try:
@@ -353,17 +398,24 @@ def judge_store(identity: Identity, settings: RedisSettings, file_store: FileSto
         yield Check("files", "skip", f"{file_store.folder}: {error.strerror}")
         return
     if (owner or not empty) and (problem := disagreement(identity.deployment, owner, file_store.folder)):
-        yield Check("files", "warn", problem, "penstock store adopt --yes, if redis.url and files.dir are right")
+        hint = "penstock store adopt --yes, if redis.url and files.dir are right"
+        yield Check("files", "warn", problem, hint, "files.dir")
     elif aside:
         detail = f"{aside} in {file_store.folder / 'quarantine'}: the store has no record of them"
-        yield Check("files", "warn", detail, "see docs/operations.md, Files and the store")
+        yield Check("files", "warn", detail, "see docs/operations.md, Files and the store", "files.dir")
 
 
 def judge_redis(level: Durability, facts: Mapping[str, str]) -> Iterator[Check]:
     """Check the server's persistence and eviction settings."""
     for shortfall in shortfalls(level, facts):
         detail = f"{shortfall.found}, needed for {level}: {shortfall.needed}"
-        yield Check(f"redis {shortfall.key}", "fail" if shortfall.fatal else "warn", detail, shortfall.fix)
+        status: Status = "fail" if shortfall.fatal else "warn"
+        yield Check(f"redis {shortfall.key}", status, detail, shortfall.fix, "redis.durability")
+    for limit, used, fix in SERVER_LIMITS:
+        most, now = int(facts.get(limit, 0)), int(facts.get(used, 0))
+        if most and now > NEAR_SHARE * most:
+            detail = f"{100 * now / most:.0f} % of the limit {limit} ({most:,}) are used ({used}: {now:,})"
+            yield Check(f"redis {limit}", "warn", detail, fix)
     if abs(int(facts["offset_ms"])) > MAX_CLOCK_OFFSET_MS:
         yield Check("clock", "warn", f"{facts['offset_ms']} ms between this machine and Redis", "run a time service")
 
@@ -375,9 +427,8 @@ def port(deployment: Deployment, instance: Instance | None) -> Check:
     if number == 0 or ports.is_free(host, number):
         return Check("port", "ok", f"{number or 'any'} is free")
     owner = ports.holder(number) or "another process"
-    return Check(
-        "port", "fail", f"{owner} listens on {number}", f"penstock up --port {ports.next_free(host, number + 1)}"
-    )
+    hint = f"penstock up --port {ports.next_free(host, number + 1)}"
+    return Check("port", "fail", f"{owner} listens on {number}", hint, "api.port")
 
 
 def files(deployment: Deployment) -> Check:
@@ -389,7 +440,8 @@ def files(deployment: Deployment) -> Check:
     if allowed >= AMPLE_SHARE * wanted:
         return Check("open files", "ok", f"{allowed} connections of one API process (api.max_connections: {wanted})")
     detail = f"{hard} at most, so an API process takes {allowed} connections, not {wanted}"
-    return Check("open files", "warn", detail, f"ulimit -Hn {needed}, or a lower api.max_connections")
+    hint = f"ulimit -Hn {needed}, or a lower api.max_connections"
+    return Check("open files", "warn", detail, hint, "api.max_connections")
 
 
 def proxies(environ: Mapping[str, str]) -> Check:

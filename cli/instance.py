@@ -48,6 +48,8 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """The servers that it waits for, each with the reason; "" while one is there."""
     away_since: float = 0.0
     """Since when (Unix seconds)."""
+    lives: tuple[str, ...] = ()
+    """Under which it registers itself in the store, the newest first, and the one before."""
 
     @property
     def trouble(self) -> str:
@@ -120,6 +122,7 @@ class DataDir:
         """The token that /admin requires while no API key is configured; new in each run of `up`."""
         self._state = self.run / "state.json"
         self._lock = self.path / "lock"
+        self._name = self.path / "name"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -154,6 +157,14 @@ class DataDir:
     def clear(self) -> None:
         """Remove `run/`."""
         shutil.rmtree(self.run, ignore_errors=True)
+
+    def name(self) -> str:
+        """A random name of the folder, the same in each run, because two machines may have the same name and path."""
+        try:
+            return self._name.read_text()
+        except FileNotFoundError:
+            write_file(self._name, secrets.token_hex(4).encode(), 0o600)
+            return self._name.read_text()
 
     def new_admin_token(self) -> str:
         """Write a random token that only its owner may read. Returns its SHA-256, which other processes get."""
@@ -234,7 +245,9 @@ class DataDir:
 
     def _check_contents(self) -> None:
         """Check that the folder contains only Penstock's files before making it private. Raises Problem."""
-        ours = {path.name for path in (self.run, self.logs, self.redis, self.weights, self.files, self.api_key)}
+        ours = {
+            path.name for path in (self.run, self.logs, self.redis, self.weights, self.files, self.api_key, self._name)
+        }
         names = {path.name for path in self.path.iterdir()}
         if self._lock.name not in names and not names <= ours:
             raise Problem(

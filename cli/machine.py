@@ -195,7 +195,8 @@ class Machine:
         self._publish(state="ready", phase="", ready_s=ready_s, console_path=await self._console_path())
         self._screen.ready(self._instance, keyed=bool(self._deployment.keys))
         assert self._store_client is not None
-        by = f"up@{socket.gethostname()}:{self._home.path}"  # the same after a crash, to get the same share
+        # The same after a crash, to get the same share.
+        by = f"up@{socket.gethostname()}:{self._home.path}/{self._home.name()}"
         following = asyncio.create_task(follow(self._pools, Plans(self._store_client), by, self._note_store))
         self._supervisor.guard(following)
         try:
@@ -284,7 +285,8 @@ class Machine:
     def _publish(self, **changes: Any) -> None:
         """Write the state that other commands read, and show the phase."""
         children = list(self._supervisor.children.values())
-        entries, suspicion = tuple(child.entry for child in children), self._job_deaths.suspected
+        entries = tuple(child.entry for child in children if child.status.state != "stopped")
+        suspicion = self._job_deaths.suspected
         now = msgspec.structs.replace(self._instance, processes=entries, suspicion=suspicion, **changes)
         phase = phase_of(children) if now.state == "starting" and children else now.phase
         self._instance = msgspec.structs.replace(now, phase=phase)

@@ -49,7 +49,10 @@ def probe(role: str, name: str | None, alive: bool, data_dir: Path | None) -> in
     if instance:
         redis = msgspec.structs.replace(redis, url=instance.redis_url)
     host = socket.gethostname()
-    return _probe_fleet(redis, role, name or host, host if name else "", alive=alive)
+    from cli.registry import OF_INSTANCE, naming_source  # noqa: PLC0415 - imports a Redis client
+
+    with naming_source(OF_INSTANCE if instance else config.source("redis.url")):
+        return _probe_fleet(redis, role, name or host, host if name else "", alive=alive)
 
 
 def _probe_api(host: str, port: int, path: str) -> int:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from datetime import datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -17,7 +15,8 @@ from cli.instance import Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, note, print_rows, timed
 from cli.suggestions import completed
-from streaming.fleet.process import HEARTBEAT_TIMEOUT_S, Process
+from runtime.config import Config
+from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process
 from streaming.redis.settings import RedisSettings
 
 STORE_TIMEOUT_S = 2.0
@@ -43,20 +42,19 @@ def ps(where: Where, as_json: bool) -> int:
     """
     instance = None if where.redis_url else where.home().read()
     if instance is not None:
-        fleet, problem = _reported(where, instance)
-        rows = _in_order(judged(row(entry), fleet, time.time()) for entry in instance.processes)
-        _found(rows, COLUMNS).print(as_json=as_json)
-        if others := _in_order(map(fleet_row, others_of(instance, fleet or ()))):
+        found = rows_of(instance, where.config().section("redis", RedisSettings))
+        _found(found.own, COLUMNS).print(as_json=as_json)
+        if found.others:
             if not as_json:
                 note(f"on other machines, or in other data folders of {socket.gethostname()}:")
-            _found(others, FLEET_COLUMNS).print(as_json=as_json)
+            _found(found.others, FLEET_COLUMNS).print(as_json=as_json)
         if not as_json:
-            note(completed(problem or verdict(instance)))
+            note(completed(found.problem or verdict(instance)))
         return DONE
     config = where.config()
     if "url" not in config.raw.get("redis", {}):
         where.home().running()  # raises Problem
-    rows = _in_order(map(fleet_row, _fleet(config.section("redis", RedisSettings))))
+    rows = _in_order(map(fleet_row, _fleet(config)))
     _found(rows, FLEET_COLUMNS).print(as_json=as_json)
     return DONE
 
@@ -71,48 +69,66 @@ def _found(rows: list[dict[str, Any]], names: Sequence[str]) -> CommandResult:
     return CommandResult(rows, lambda: print_rows(used, names))
 
 
-def _reported(where: Where, instance: Instance) -> tuple[list[Process] | None, str]:
-    """The processes that report themselves in the instance's store; or None, and why the store does not answer."""
+class ProcessRows(NamedTuple):
+    """The processes of an instance, those of others that share its store, and why the store does not answer."""
+
+    own: list[dict[str, Any]]
+    others: list[dict[str, Any]]
+    problem: str = ""
+
+
+def rows_of(instance: Instance, settings: RedisSettings) -> ProcessRows:
+    """The rows of `penstock ps`. `settings`: of the store, but for its URL."""
     from cli.registry import processes  # noqa: PLC0415 - imports a Redis client
 
     if instance.state != "ready":
-        return [], ""
-    settings = where.config().section("redis", RedisSettings, {"url": instance.redis_url})
+        return ProcessRows(_in_order(map(row, instance.processes)), [])
+    timeout_s = min(STORE_TIMEOUT_S, settings.timeout_s)
+    settings = msgspec.structs.replace(settings, url=instance.redis_url, timeout_s=timeout_s)
     try:
-        return processes(msgspec.structs.replace(settings, timeout_s=min(STORE_TIMEOUT_S, settings.timeout_s))), ""
+        fleet = processes(settings)
+        own = _judged_rows(instance, fleet)
+        if any(each["state"] == SILENT for each in own):  # reports may have expired while the store was away
+            time.sleep(HEARTBEAT_INTERVAL_S + 0.5)
+            fleet = processes(settings)
+            own = _judged_rows(instance, fleet)
     except Problem as error:
-        return None, f"the store does not answer, so no request is accepted: {error.cause}"
+        problem = f"the store does not answer, so no request is accepted: {error.cause}"
+        return ProcessRows(_judged_rows(instance, None), [], problem)
+    return ProcessRows(own, _in_order(map(fleet_row, others_of(instance, fleet))))
 
 
-def judged(found: dict[str, Any], fleet: Sequence[Process] | None, now: float) -> dict[str, Any]:
-    """A row of a supervised process, whose state counts only as far as the store confirms it.
+def _judged_rows(instance: Instance, fleet: Sequence[Process] | None) -> list[dict[str, Any]]:
+    now = time.time()
+    return _in_order(row(entry) | {"state": judged_state(entry, fleet, now)} for entry in instance.processes)
+
+
+def judged_state(entry: ProcessEntry, fleet: Sequence[Process] | None, now: float) -> str:
+    """The state of a supervised process, which counts only as far as the store confirms it.
 
     Args:
         fleet: the processes that report themselves in the store; None: it does not answer.
     """
-    if found["state"] != "ready":
-        return found
-    if found["role"] == "redis":
-        return found | {"state": UNREACHABLE_STORE} if fleet is None else found
+    if entry.state != "ready" or not (entry.lives or fleet is None):  # no lives: of an older version
+        return entry.state
     if fleet is None:
-        return found | {"state": NO_STORE}
-    is_new = now - datetime.fromisoformat(found["since"]).timestamp() < HEARTBEAT_TIMEOUT_S
-    reports = any((each.host, each.pid) == (socket.gethostname(), found["pid"]) for each in fleet)
-    return found if reports or is_new or not fleet else found | {"state": SILENT}
+        return UNREACHABLE_STORE if entry.role == "redis" else NO_STORE
+    is_new = now - entry.since < HEARTBEAT_TIMEOUT_S
+    reports = entry.role == "redis" or any(each.life in entry.lives for each in fleet)
+    return entry.state if reports or is_new else SILENT
 
 
 def others_of(instance: Instance, fleet: Sequence[Process]) -> list[Process]:
-    """Those of the fleet that this instance does not supervise, without those of this machine that have exited: their
-    reports expire a little later."""
-    here, ours = socket.gethostname(), {entry.pid for entry in instance.processes}
-    return [
-        each for each in fleet if each.host != here or (each.pid not in ours and Path(f"/proc/{each.pid}").exists())
-    ]
+    """Those of the fleet that this instance does not supervise. The report of a process that has exited expires a
+    little later, so those of its former processes are left out."""
+    ours = {life for entry in instance.processes for life in entry.lives}
+    return [each for each in fleet if each.life not in ours]
 
 
 def row(entry: ProcessEntry) -> dict[str, Any]:
     """A supervised process as JSON."""
     found = msgspec.structs.asdict(entry) | {"away_since": entry.away_since or None}
+    del found["lives"]
     return timed(found, ("since", "away_since"))
 
 
@@ -135,10 +151,11 @@ def _in_order(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda one: ORDER.index(one["role"]))
 
 
-def _fleet(settings: RedisSettings) -> list[Process]:
-    from cli.registry import processes  # noqa: PLC0415 - imports a Redis client, not needed for a local instance
+def _fleet(config: Config) -> list[Process]:
+    from cli.registry import naming_source, processes  # noqa: PLC0415 - imports a Redis client
 
-    found = processes(settings)
+    with naming_source(config.source("redis.url")):
+        found = processes(config.section("redis", RedisSettings))
     if not found:
         raise Problem(
             "nothing is running on this Redis", next_step="penstock up", exit_code=UNREACHABLE, code="not_running"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from cli.errors import UNREACHABLE, Problem
 from streaming.errors import Unavailable
@@ -13,6 +13,10 @@ from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 
+UNREACHABLE_CODE = "redis_unreachable"
+OF_INSTANCE = "set by the instance that runs here"
+"""The source of a URL that an instance has published."""
+
 
 def processes(settings: RedisSettings) -> list[Process]:
     """The processes that reported themselves in the last seconds. Raises Problem if Redis is unavailable."""
@@ -20,6 +24,17 @@ def processes(settings: RedisSettings) -> list[Process]:
         return asyncio.run(_processes(settings))
     except (Unavailable, ValueError) as error:  # ValueError: not a Redis URL
         raise unreachable("the instance cannot be found through Redis", error) from None
+
+
+@contextmanager
+def naming_source(source: str) -> Iterator[None]:
+    """Within the block, the error for a store that does not answer names what set its URL, as `Config.source` does."""
+    try:
+        yield
+    except Problem as problem:
+        if problem.code == UNREACHABLE_CODE:
+            problem.next_step = f"start it, or correct redis.url ({source or 'its default'})"
+        raise
 
 
 async def _processes(settings: RedisSettings) -> list[Process]:
@@ -42,7 +57,7 @@ def unreachable(message: str, error: Exception) -> Problem:
     return Problem(
         message,
         cause=str(error),
-        next_step="check --redis-url or PENSTOCK_REDIS_URL",
+        next_step="start it, or correct redis.url",
         exit_code=UNREACHABLE,
-        code="redis_unreachable",
+        code=UNREACHABLE_CODE,
     )

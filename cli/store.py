@@ -17,7 +17,7 @@ from cli.help_text import Group
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, note, print_table
-from cli.registry import connected, unreachable
+from cli.registry import OF_INSTANCE, connected, naming_source, unreachable
 from cli.suggestions import completed
 from cli.supervisor import Supervisor
 from runtime.plurals import counted
@@ -176,10 +176,12 @@ def _file_store(where: Where) -> FileStore:
 
 def _with_store(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:
     """Run `work` with a connected client. Raises Problem if Redis is unavailable."""
-    try:
-        return asyncio.run(_run(where, work))
-    except Unavailable as error:
-        raise unreachable("the store cannot be reached", error) from None
+    instance = None if where.redis_url else where.home().read()
+    with naming_source(OF_INSTANCE if instance else where.config().source("redis.url")):
+        try:
+            return asyncio.run(_run(where, work))
+        except Unavailable as error:
+            raise unreachable("the store cannot be reached", error) from None
 
 
 async def _run(where: Where, work: Callable[[RedisClient], Awaitable[T]]) -> T:

@@ -73,7 +73,8 @@ def _print(overview: Overview, url: str, *, as_json: bool) -> None:
     if as_json:
         print_json(overview)
     else:
-        console = _console()
+        width = terminal_width(sys.stdout)
+        console = _console(width if sys.stdout.isatty() else max(100, width))
         console.print(frame(overview, url, live=False, width=console.width))
 
 
@@ -149,8 +150,8 @@ def _ended_by_term() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _console() -> Console:
+def _console(width: int | None = None) -> Console:
+    """`width`: None for that of the terminal, which may change."""
     colour = styled(sys.stdout, os.environ)
-    width = None if sys.stdout.isatty() else max(100, terminal_width(sys.stdout))
     return Console(width=width, color_system="standard" if colour else None, no_color=not colour, highlight=False,
                    emoji=False, markup=False)  # fmt: skip

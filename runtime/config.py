@@ -52,7 +52,7 @@ ALIASES = {
 }
 """Short names of the most used settings."""
 
-NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTOCK_BENCH_CACHE")
+NOT_SETTINGS = ("PENSTOCK_LIFELINE", "PENSTOCK_LIFE", "PENSTOCK_API_KEY", "PENSTOCK_URL", "PENSTOCK_BENCH_CACHE")
 """Variables with the prefix that are not settings."""
 
 UNKNOWN = "no such setting"

@@ -14,6 +14,9 @@ import socket
 import threading
 
 ENV = "PENSTOCK_LIFELINE"
+LIFE = "PENSTOCK_LIFE"
+"""Variable with the random id under which a process registers itself in the store: its supervisor chooses it, because
+machines may have the same name, and their processes the same pids."""
 
 
 class Lifeline:

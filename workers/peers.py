@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from runtime.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
-from streaming.fleet.process import Process
-from streaming.fleet.processes import HEARTBEAT_INTERVAL_S, Fleet
+from streaming.fleet.process import HEARTBEAT_INTERVAL_S, Process
+from streaming.fleet.processes import Fleet
 
 log = logging.getLogger(__name__)
 

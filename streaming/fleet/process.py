@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+HEARTBEAT_INTERVAL_S = 2.0
 HEARTBEAT_TIMEOUT_S = 10
 """A process without a heartbeat for so long counts as gone."""
 

@@ -17,18 +17,17 @@ from typing import cast
 import msgspec
 
 from penstock.engine import ModelCard
+from runtime.lifeline import LIFE
 from runtime.loops import ExpectedErrors, wait
 from streaming.errors import Unavailable
 from streaming.fleet.entries import entry, read_hash
-from streaming.fleet.process import HEARTBEAT_TIMEOUT_S, Process, Role
+from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process, Role
 from streaming.ids import new_life
 from streaming.keys import FLEET_SLOT, fleet_key
 from streaming.redis.client import ClientUser
 from streaming.redis.failures import translated
 
 log = logging.getLogger(__name__)
-
-HEARTBEAT_INTERVAL_S = 2.0
 
 
 class Fleet(ClientUser):
@@ -87,11 +86,11 @@ def _key_name(process: Process) -> str:
 
 
 def this_process(role: Role, process_id: str) -> Process:
-    """Entry of this process in the fleet while it starts, with a new life."""
+    """Entry of this process in the fleet while it starts, with the life that its supervisor chose, or a new one."""
     return Process(
         role=role,
         id=process_id,
-        life=new_life(),
+        life=os.environ.pop(LIFE, "") or new_life(),
         pid=os.getpid(),
         host=socket.gethostname(),
         state="starting",

@@ -27,6 +27,9 @@ SOUND = {
     "appendfsync": "everysec",
     "maxmemory-policy": "noeviction",
     "maxmemory": "1000000",
+    "used_memory": "700000",
+    "maxclients": "10000",
+    "connected_clients": "7000",
     "replicas": "0",
     "min-replicas-to-write": "0",
     "offset_ms": "3",
@@ -55,6 +58,8 @@ def test_sound_redis_has_no_findings() -> None:
         ("appendonly", "no", "redis appendonly", "fail"),
         ("appendfsync", "no", "redis appendfsync", "fail"),
         ("offset_ms", "-5000", "clock", "warn"),
+        ("connected_clients", "8000", "redis maxclients", "warn"),
+        ("used_memory", "800000", "redis maxmemory", "warn"),
     ],
 )
 def test_each_finding_has_its_remedy(fact: str, value: str, name: str, status: str) -> None:

@@ -44,6 +44,38 @@ def test_shapes_have_a_column_where_there_are_any(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
+def test_two_instances_of_a_host_show_the_others_processes_as_the_others(tmp_path: Path, redis_url: str) -> None:
+    """They share a store and a host name, and their processes have the same names. One that was killed is not taken
+    for another's, and a worker that the common plan has stopped is gone."""
+    shared = ("--engine", "sim", "--workers", "1", "--redis-url", redis_url)
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    one, two = (Instance(folder, *shared) for folder in folders)
+    try:
+
+        def listed(instance: Instance) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+            rows = [*map(json.loads, instance.run("ps", "--json", "--data-dir", "data").stdout.splitlines())]
+            return [row for row in rows if "host" not in row], [row for row in rows if "host" in row]
+
+        def agree() -> bool:
+            lists = [listed(each) for each in (one, two)]
+            pids = [[{row["pid"] for row in rows} for rows in each] for each in lists]
+            states = {row["state"] for each in lists for rows in each for row in rows}
+            assert "stopped" not in states and "silent" not in states
+            return states == {"ready"} and pids[0][0] == pids[1][1] and pids[0][1] == pids[1][0] and bool(pids[0][0])
+
+        eventually(agree, seconds=60)
+        (pid,) = [row["pid"] for row in listed(one)[0] if row["role"] == "api"]
+        os.kill(pid, signal.SIGKILL)
+        assert pid not in [row["pid"] for row in listed(one)[1]]
+        eventually(agree, seconds=60)
+    finally:
+        one.close()
+        two.close()
+
+
+@pytest.mark.slow
 def test_a_process_is_ready_only_as_far_as_the_store_confirms_it(tmp_path: Path) -> None:
     """A worker that hangs, a process of another machine with the same name, and a store that is killed."""
     running = Instance(tmp_path, "--engine", "sim")
