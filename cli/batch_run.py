@@ -22,6 +22,7 @@ from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, USAGE, Problem
 from cli.output import note
 from cli.progress import ProgressLine
 from runtime.files import replacing, write_file
+from runtime.plurals import counted
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 POLL_INTERVAL_S = 0.5
@@ -62,10 +63,16 @@ class BatchRun:
         """Run to the end and return the batch's final state. Ctrl-C stops watching, not the batch."""
         with ProgressLine(sys.stderr, os.environ) as progress:
             batch = self._batch(progress)
-            while batch["status"] not in FINAL:
-                show(progress, batch)
-                time.sleep(POLL_INTERVAL_S)
-                batch = self.client.get(f"/v1/batches/{batch['id']}")
+            try:
+                while batch["status"] not in FINAL:
+                    show(progress, batch)
+                    time.sleep(POLL_INTERVAL_S)
+                    batch = self.client.get(f"/v1/batches/{batch['id']}")
+            except KeyboardInterrupt:
+                counts = batch["request_counts"]
+                done = f"{counts['completed'] + counts['failed']} of {counted(counts['total'], 'line')} done"
+                progress.say(f"{batch['id']}: {done}, {counts['failed']} of them failed")
+                raise
             progress.phase("fetching the answers")
             self._fetch(batch["output_file_id"], self.target)
             self._fetch(batch["error_file_id"], self.errors)

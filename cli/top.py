@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -153,5 +154,6 @@ def _ended_by_term() -> Iterator[None]:
 def _console(width: int | None = None) -> Console:
     """`width`: None for that of the terminal, which may change."""
     colour = styled(sys.stdout, os.environ)
-    return Console(width=width, color_system="standard" if colour else None, no_color=not colour, highlight=False,
-                   emoji=False, markup=False)  # fmt: skip
+    height = None if width is None else shutil.get_terminal_size().lines  # rich ignores a width alone if TERM=dumb
+    return Console(width=width, height=height, color_system="standard" if colour else None, no_color=not colour,
+                   highlight=False, emoji=False, markup=False)  # fmt: skip

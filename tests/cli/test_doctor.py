@@ -236,3 +236,22 @@ def test_a_redis_that_is_away_is_said_to_be_set_where_it_was(
     deployment = load_deployment({}, environ, tmp_path)
     found = [each for each in examine(deployment, DataDir(tmp_path / "data"), None, {}) if each.name == "redis"]
     assert [(each.status, says in each.hint) for each in found] == [("fail", True)]
+
+
+@pytest.mark.parametrize("text", ["", '[redis]\nurl = "redis://127.0.0.1:1/0"\n'])
+def test_where_a_running_instance_got_its_redis(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the file, or from a flag of `up` that nobody knows any more."""
+    (tmp_path / "penstock.toml").write_text(text)
+    home = DataDir(tmp_path / "data")
+    instance = Instance(
+        version="1", pid=1, state="ready", phase="", url="http://127.0.0.1:1", redis_url="redis://127.0.0.1:1/0",
+        data_dir=str(home.path), engine="sim", models=("m",), started=1.0,
+    )  # fmt: skip
+    with home.lock():
+        home.prepare()
+        load_deployment({}, {}, tmp_path).save(home, redis_url=instance.redis_url, port=1, weights=None)
+        home.write(instance)
+        assert main(["doctor", "--data-dir", str(home.path), "--json"]) == 1
+    (found,) = [each for each in json.loads(capsys.readouterr().out)["checks"] if each["name"] == "redis"]
+    assert ("penstock.toml, line 2" if text else "when the instance was started") in found["hint"]
+    assert "PENSTOCK_REDIS_URL" not in found["hint"]

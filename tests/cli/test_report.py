@@ -15,8 +15,10 @@ import pytest
 from msgspec.structs import replace
 from recorded import delivery, request, sample
 
+from cli.__main__ import main
 from cli.errors import Problem
 from cli.options import moment
+from cli.progress import ProgressLine
 from cli.report_view import changed_findings, emit_styled, shown
 from telemetry.records.folder import create
 from telemetry.records.schema import ENCODER
@@ -172,3 +174,24 @@ def test_the_export_says_what_it_needs(tmp_path: Path) -> None:
     else:
         assert done.returncode == 0, done.stderr
         assert pq.read_table(tmp_path / "out" / "requests.parquet").num_rows in (0, 40)
+
+
+def test_an_interrupted_report_says_what_it_has_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after the first file of two."""
+    for _ in range(2):
+        recorded(tmp_path / "records")
+
+    def interrupted(_self: ProgressLine, _text: str, done: int, _total: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProgressLine, "amount", interrupted)
+    monkeypatch.setenv("PENSTOCK_RECORDS_DIR", str(tmp_path / "records"))
+    monkeypatch.chdir(tmp_path)
+    words = ["report", "--from", "2027-01-15T08:00", "--to", "2027-01-15T09:00"]
+    assert main(words) == 130
+    assert "40 requests" in (said := capsys.readouterr().out) and "Interrupted" in said
+    assert main([*words, "--json"]) == 130
+    assert json.loads(capsys.readouterr().out)["interrupted"] is True

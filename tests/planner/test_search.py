@@ -10,7 +10,7 @@ import pytest
 from planner.cost import best_by_concurrency, grid, grid_advice, layouts
 from planner.facts.catalogue import PlanError, device, model
 from planner.load import HALF, Precision, RequestLengths
-from planner.search import BatchLimits, ParallelPlan, SearchInput, best, search, search_advice
+from planner.search import BatchLimits, ParallelPlan, SearchInput, SearchWatch, best, search, search_advice
 
 pytestmark = pytest.mark.slow
 
@@ -89,3 +89,26 @@ def test_layouts_of_the_paper() -> None:
 def test_a_grid_that_does_not_fit_is_refused() -> None:
     with pytest.raises(PlanError, match="no layout of"):
         grid(SearchInput(model("llama-3.1-70b"), device("l4"), 2, RequestLengths(), HALF))
+
+
+def test_an_interrupted_search_keeps_what_it_has_tried() -> None:
+    """Of which it was told how much that is; nothing, if it is none."""
+    given = SearchInput(model("opt-1.3b"), device("h200"), 4, RequestLengths(64, 8), HALF, 0.7)
+    steps: list[tuple[int, int]] = []
+
+    def told(done: int, total: int) -> None:
+        steps.append((done, total))
+        if done == 2:
+            raise KeyboardInterrupt
+
+    whole, watch = {each.plan for each in search(given)}, SearchWatch(told)
+    assert not watch.interrupted and steps == []
+    found = {each.plan for each in search(given, watch)}
+    assert watch.interrupted and len(found) == 2 and found < whole
+    assert [done for done, _ in steps] == [0, 1, 2] and steps[-1][1] == len(whole)
+
+    def at_once(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(given, SearchWatch(at_once))
