@@ -232,8 +232,8 @@ def test_each_way_to_fail_has_an_error_of_its_own(house: House) -> None:
         with pytest.raises(ApiRefusal) as refused:
             client.submit({"model": "none", "messages": [{"role": "user", "content": "x"}]})
         assert (refused.value.status, refused.value.code, refused.value.param) == (404, "model_not_found", "model")
-        with pytest.raises(ApiRefusal, match="prediction"):
-            client.submit(chat("x", prediction={"type": "content"}))
+        with pytest.raises(ApiRefusal, match="max_tokens"):
+            client.submit(chat("x", -1))
         job = client.submit(chat("long", 4000), idempotency_key="same")
         assert client.submit(chat("long", 4000), idempotency_key="same")["id"] == job["id"]
         with pytest.raises(ApiRefusal, match="another body"):
