@@ -84,6 +84,11 @@ _CONTAINERS = (dict, list)
 _DISCONNECT = re.compile(r"cancel|continue|grace:([0-9]{1,3}|[12][0-9]{3}|3[0-5][0-9]{2}|3600)")
 
 
+PASSABLE = re.compile(r"[a-z][a-z0-9_]{0,63}")
+"""Names of fields that may be passed on to a model's server. Some servers read names whatever their case, so `Stream`
+would be `stream` there."""
+
+
 class StrictBody(BaseModel):
     """Base of request bodies: strict types; unknown fields are collected (for X-Ignored-Fields), not refused."""
 
@@ -95,7 +100,8 @@ class StrictBody(BaseModel):
     @property
     def further(self) -> dict[str, Any]:
         """Its unknown fields that say anything."""
-        return {name: value for name, value in (self.model_extra or {}).items() if value not in (None, "", [], {})}
+        found = (self.model_extra or {}).items()
+        return {name: value for name, value in found if value not in (None, "", [], {}) and PASSABLE.fullmatch(name)}
 
 
 class ClosedBody(StrictBody):

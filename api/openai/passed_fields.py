@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from api.openai.errors import invalid_request
+from api.openai.fields import PASSABLE
 from api.openai.queued_request import QueuedRequest
 from api.openai.refused_fields import CHAT_ONLY, COMPLETION_ONLY, CONSTRAINTS, FOR_SERVERS, UNSUPPORTED
 from penstock.engine import ModelCard
@@ -47,15 +48,27 @@ OURS = frozenset(
         *("cache_salt", "cache_prompt", "id_slot", "slot_id", "session_id", "session_params", "keep_alive"),
         *("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "data_parallel_rank"),
         *("custom_logit_processor", "lora_path", "api_key", "api_base", "api_version", "base_url", "headers"),
-        *("extra_headers", "user_config"),
+        *("extra_headers", "user_config", "extra_body", "extra_query", "extra_key", "routed_dp_rank"),
+        *("disaggregated_params", "ec_transfer_params", "logits_processors", "lora_request", "lora", "options"),
+        *("mm_processor_kwargs", "media_io_kwargs", "model_list", "custom_llm_provider", "deployment_id"),
+        *("organization", "data_sources", "cache", "guardrails", "num_retries", "timeout", "preset", "provider"),
+        *("plugins", "previous_response_id", "conversation_id", "use_beam_search"),
+        # what would mean something else where an answer is continued
+        *("truncate_prompt_tokens", "t_max_predict_ms"),
     }
 )
 """Fields that are never passed on."""
 
 
+OF_GATEWAYS = ("aws_", "azure_", "vertex_", "litellm_")
+"""How fields begin with which a gateway is told where to send a request, and as whom."""
+
+
 def passes(name: str, card: ModelCard | None) -> bool:
     """Whether a field of a request is passed on. `card`: of the model; None: not known."""
-    if card is None or not card.capabilities.passes_fields or name in OURS:
+    if card is None or not card.capabilities.passes_fields or not PASSABLE.fullmatch(name):
+        return False
+    if name in OURS or name.startswith(OF_GATEWAYS):
         return False
     return {name, ALL}.isdisjoint(card.withheld)
 

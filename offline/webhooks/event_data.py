@@ -23,7 +23,6 @@ SHOWN = (
     *("cancelled_by", "metadata"),
 )
 """Fields of the job object that messages have."""
-MAX_ERROR_CHARS = 1_000
 
 
 async def with_data(events: Sequence[Event], reader: JobReader, batches: Batches) -> list[tuple[Event, str]]:
@@ -51,7 +50,7 @@ def _of_job(event: Event, record: JobRecord | None) -> tuple[Event, str]:
         shown = job_object(JobView.of(record, Facts.of(record.job, record.created_ms)))
         data = {name: shown[name] for name in SHOWN}
         if data["error"]:
-            data["error"] |= {"message": data["error"]["message"][:MAX_ERROR_CHARS]}
+            del data["error"]["message"]  # a server may quote the prompt in it
         data["result_url"] = f"/v1/jobs/{event.subject}/result" if record.completed else None
     if record is not None and not event.recipients:  # written by a process of an older version
         event = replace(event, recipients=record.job.events, webhook=record.job.webhook)

@@ -247,7 +247,12 @@ KNOWN_TO_SERVERS: dict[str, Any] = {
     "audio": {"voice": "x"}, "prediction": {"type": "content", "content": "x"}, "web_search_options": {}, "top_a": 0.5,
     "stop_token_ids": [3], "reasoning_effort": "none",
 }  # fmt: skip
-OURS = {"cache_salt": "x", "rid": "x", "api_base": "http://127.0.0.1:1", "priority": 0}
+OURS = {
+    "cache_salt": "x", "rid": "x", "api_base": "http://127.0.0.1:1", "priority": 0,
+    "Stream": False, "N": 3, "API_KEY": "x", "\u017ftream": False, "extra_body": {"n": 3}, "aws_session_token": "x",
+    "truncate_prompt_tokens": 5, "disaggregated_params": {"x": 1},
+}  # fmt: skip
+"""What Penstock decides, and what leads a server elsewhere; also in letters that some servers read as the same."""
 
 
 async def test_fields_reach_a_server_that_may_know_them(place: Place) -> None:
@@ -259,12 +264,7 @@ async def test_fields_reach_a_server_that_may_know_them(place: Place) -> None:
     assert {name: body.get(name) for name in KNOWN_TO_SERVERS} == KNOWN_TO_SERVERS
     assert body["max_completion_tokens"] == 9 and "max_tokens" not in body
     assert OURS.keys().isdisjoint(body)
-    assert set(reply.headers["x-ignored-fields"].split(", ")) == {
-        "cache_salt",
-        "rid",
-        "api_base",
-        "priority",
-    }
+    assert set(reply.headers["x-ignored-fields"].split(", ")) >= {name for name in OURS if name.isascii()}
     job = (await place.api.client.get(f"/v1/jobs/{reply.headers['x-job-id']}?include=input")).json()["input"]
     assert job["max_completion_tokens"] == 9 and job["chat_template_kwargs"] == {"enable_thinking": False}
 

@@ -328,7 +328,14 @@ def test_clean_end(start: Any, number: signal.Signals) -> None:
     assert up.end() == 0
     assert "draining, Ctrl-C again to stop now" in up.said()
     assert not any(map(alive, pids.values()))
-    assert sorted(entry.name for entry in up.data_dir.iterdir()) == ["files", "lock", "logs", "name", "records", "redis"]
+    assert sorted(entry.name for entry in up.data_dir.iterdir()) == [
+        "files",
+        "lock",
+        "logs",
+        "name",
+        "records",
+        "redis",
+    ]
     assert up.run("ps").returncode == 3
 
 

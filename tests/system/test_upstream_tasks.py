@@ -152,7 +152,7 @@ def test_calls_come_through_whole_and_streamed(openai: OpenAI, choice: str) -> N
     (call,) = answer.message.tool_calls
     assert call.type == "function" and call.function.name == "get_weather"
     assert json.loads(call.function.arguments) == {"city": "Bern"}
-    assert call.id.startswith("call_") and whole.usage and whole.usage.completion_tokens > 5
+    assert call.id and whole.usage and whole.usage.completion_tokens > 5
     arguments, ids, names, finish = "", list[str](), list[str](), ""
     for chunk in openai.chat.completions.create(**asked, stream=True):
         for part in chunk.choices[0].delta.tool_calls or ():

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, ModelCard, Request
+from streaming.jobs.job import HINTS
 
 MAX_BREAKS_BEFORE = 2
 """A request that a model's servers break so often before its first token goes to the next model."""
@@ -86,7 +87,7 @@ def unsuited(card: ModelCard, request: Request) -> str:
         "it knows no repetition_penalty": sampling.repetition_penalty not in (None, 1) and not can.repetition_penalty,
         "it knows no tools": (called or (tools is not None and not tools.forced)) and not can.tools,
         "it cannot force a call": tools is not None and tools.forced and not can.forced_tools,
-        "it gets no further fields": bool(request.passed) and not can.passes_fields,
+        "it gets no further fields": bool(request.passed.keys() - HINTS) and not can.passes_fields,
         "its context may be too short": size + (sampling.max_tokens or 1) > card.context,
         "its longest answer is shorter": (sampling.max_tokens or 0) > card.max_output,
     }

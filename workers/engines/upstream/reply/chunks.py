@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -50,6 +50,8 @@ class ChatDelta(msgspec.Struct, gc=False):
 
 
 class Choice(msgspec.Struct, gc=False):
+    index: Any = 0
+    """Requests ask for one choice: another one belongs to an answer that nobody asked for."""
     text: str | None = None
     delta: ChatDelta | None = None
     message: ChatDelta | None = None
@@ -100,7 +102,7 @@ class _KnownDelta(ChatDelta, gc=False, forbid_unknown_fields=True):
 
 class _KnownChoice(Choice, gc=False, forbid_unknown_fields=True):
     delta: _KnownDelta | None = None
-    index: msgspec.Raw = msgspec.Raw()
+    index: Literal[0] = 0
     stop_reason: None = None
     matched_stop: None = None
     native_finish_reason: None = None

@@ -267,6 +267,8 @@ class UpstreamGeneration:
 
     def _piece(self, chunk: Chunk, now: float, extras: Extras) -> Piece | None:
         choice = chunk.choices[0] if chunk.choices else None
+        if choice is not None and (choice.index or len(chunk.choices or ()) > 1):
+            raise ValueError("a choice that nobody asked for")
         if choice is not None and choice.delta is None and choice.message is not None:
             choice.delta = choice.message
         self._note_prompt(chunk, choice)
