@@ -221,7 +221,7 @@ def test_every_look_at_a_long_result_tells_the_same(empty_house: House) -> None:
     shown = json.loads(house.get(path)[1])
     assert shown["result"]["choices"][0]["message"]["content"] == "".join(row.text for row in end.rows)
     assert json.loads(house.get(f"{path}/result")[1]) == shown["result"]
-    assert cancelled == shown | {"result": None}
+    assert cancelled == shown | {"result": None, "already_ended": True}
     assert shown | {"result": None, "last_event_id": ""} == short | {"result": None, "last_event_id": ""}
     assert json.loads(house.get(f"{path}/timing")[1])["parts_ms"] == timing["parts_ms"]
     log = house.get(f"{path}/events")[1].decode()

@@ -67,7 +67,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 @pytest.mark.parametrize(
     ("command", "given", "path"),
     [
-        (["jobs", "show"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}"),  # on the third page
+        (["jobs", "show"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}?include=input"),  # on the third page
         (["jobs", "timing"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}/timing"),
         (["jobs", "events"], "job_00ffff", f"/v1/jobs/{JOBS[-1]}/events"),
         (["batch", "show"], "batch_001111", f"/v1/batches/{BATCHES[0]}"),
@@ -78,12 +78,12 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["dlq", "show"], "job_00ffff", f"/admin/dlq/{JOBS[-1]}"),  # a letter by its job
         (["dlq", "show"], "job_00eeee", "/admin/dlq/job_00eeee"),
         (["webhooks", "show"], "job_00ffff", "/admin/webhooks/job_00ffff"),
-        (["jobs", "show"], f"job_00{'e' * 30}", f"/v1/jobs/job_00{'e' * 30}"),  # whole: not looked up
-        (["jobs", "show"], "job_00eeee", "/v1/jobs/job_00eeee"),  # nothing begins so: the server says it
-        (["jobs", "show"], "00ffff", f"/v1/jobs/{JOBS[-1]}"),  # without the word at its front
+        (["jobs", "show"], f"job_00{'e' * 30}", f"/v1/jobs/job_00{'e' * 30}?include=input"),  # whole: not looked up
+        (["jobs", "show"], "job_00eeee", "/v1/jobs/job_00eeee?include=input"),  # nothing begins so: the server says it
+        (["jobs", "show"], "00ffff", f"/v1/jobs/{JOBS[-1]}?include=input"),  # without the word at its front
         (["batch", "show"], "002222", f"/v1/batches/{BATCHES[1]}"),
         (["webhooks", "show"], "0044", f"/admin/webhooks/{MESSAGES[1]}"),
-        (["jobs", "show"], "none", "/v1/jobs/none"),
+        (["jobs", "show"], "none", "/v1/jobs/none?include=input"),
     ],
 )
 def test_a_beginning_stands_for_the_one_id(
