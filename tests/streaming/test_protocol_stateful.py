@@ -480,7 +480,11 @@ class QueueMachine(RuleBasedStateMachine):
         """A worker hears what the store counts as its own, and hands back what it does not know."""
         worker = data.draw(st.sampled_from(self.live()))
         claims = worker.held | worker.unheard
-        mine = {job_id: HeldJob(claim.number, self.jobs[job_id].cancelled) for job_id, claim in claims.items()}
+        mine = {
+            job_id: HeldJob(claim.number, cancelled, "owner" if cancelled else "")
+            for job_id, claim in claims.items()
+            for cancelled in (self.jobs[job_id].cancelled,)
+        }
         assert self.run(worker.lease.beat(0)) == mine
         assert mine.keys() == {job_id for job_id, job in self.jobs.items() if job.holder is worker}
         for job_id in list(worker.unheard):
