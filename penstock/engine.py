@@ -10,7 +10,9 @@ rules for changing a message (streaming/jobs) hold for their fields.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -105,11 +107,32 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One token's log-probability and its best alternatives as (token text, log-probability)."""
+    """One token's log-probability and its best alternatives as (token text, log-probability). A token that is only part
+    of a character is written as `token_text` does."""
 
     token: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
+
+
+_BYTES = re.compile(r"bytes:(?:[^\\]|\\x[0-9a-f]{2})*\\x[0-9a-f]{2}(?:[^\\]|\\x[0-9a-f]{2})*", re.DOTALL)
+
+
+def token_text(data: bytes) -> str:
+    """The text of a token; one that is only part of a character is written with its bytes, as OpenAI does:
+    `bytes:\\xf0\\x9f`."""
+    with suppress(UnicodeDecodeError):
+        text = data.decode()
+        if "\ufffd" not in text and _BYTES.fullmatch(text) is None:
+            return text
+    return "bytes:" + "".join([chr(each) if 32 <= each < 127 and each != 92 else f"\\x{each:02x}" for each in data])
+
+
+def token_bytes(text: str) -> bytes:
+    """The bytes of a token as `token_text` writes it."""
+    if not text.startswith("bytes:") or _BYTES.fullmatch(text) is None:
+        return text.encode()
+    return text.removeprefix("bytes:").encode().decode("unicode_escape").encode("latin-1")
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True):

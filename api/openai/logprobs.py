@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.engine import Logprob
+from penstock.engine import Logprob, token_bytes
 
 LOWEST_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON cannot express; OpenAI uses the same value."""
@@ -24,9 +24,18 @@ def token_logprobs(logprobs: Iterable[Logprob]) -> list[dict[str, Any]]:
 
 
 def _token(token: str, logprob: float) -> dict[str, Any]:
-    """Render a token. If it is only part of a character, its bytes cannot be derived from its text and are null."""
-    data = None if "\ufffd" in token else list(token.encode())
+    """Render a token. Its bytes are null if the engine gave only U+FFFD for a part of a character."""
+    data = None if "\ufffd" in token else list(token_bytes(token))
     return {"token": token, "logprob": max(logprob, LOWEST_LOGPROB), "bytes": data}
+
+
+def characters(logprobs: Iterable[Logprob]) -> int:
+    """Characters that begin in these tokens."""
+    return sum([_begun(each.token) for each in logprobs])
+
+
+def _begun(token: str) -> int:
+    return sum([each & 0xC0 != 0x80 for each in token_bytes(token)]) if token.startswith("bytes:") else len(token)
 
 
 def text_logprobs(logprobs: Iterable[Logprob], offset: int) -> dict[str, Any]:
@@ -37,5 +46,5 @@ def text_logprobs(logprobs: Iterable[Logprob], offset: int) -> dict[str, Any]:
         columns["token_logprobs"].append(max(each.logprob, LOWEST_LOGPROB))
         columns["top_logprobs"].append({token: max(value, LOWEST_LOGPROB) for token, value in each.top})
         columns["text_offset"].append(offset)
-        offset += len(each.token)
+        offset += _begun(each.token)
     return columns

@@ -17,7 +17,7 @@ import msgspec
 from api.openai import cursor
 from api.openai.cursor import Cursor
 from api.openai.job_errors import from_terminal
-from api.openai.logprobs import chat_logprobs, text_logprobs
+from api.openai.logprobs import characters, chat_logprobs, text_logprobs
 from api.openai.tool_calls import message_of, plain_message
 from api.openai.wait import Wait, wait_fields
 from penstock.engine import Logprob, ModelCard
@@ -190,7 +190,7 @@ def _logprobs(facts: Facts, logprobs: Sequence[Logprob]) -> Sliced[dict[str, Any
         for name, value in facts.logprobs_object(part, offset).items():
             if name in lists:
                 lists[name].append(to_json(value)[1:-1])
-        offset += sum(len(each.token) for each in part)
+        offset += characters(part)
     return found | {name: msgspec.Raw(b"[" + b",".join(parts) + b"]") for name, parts in lists.items()}
 
 
@@ -286,7 +286,7 @@ class ChunkRenderer:
 
     def _end_with_logprobs(self, delta: Delta) -> bytes:
         detail = self._facts.logprobs_object(delta.logprobs, self._offset[delta.index])
-        self._offset[delta.index] += sum(len(each.token) for each in delta.logprobs)
+        self._offset[delta.index] += characters(delta.logprobs)
         return self._text_end + b',"logprobs":' + to_json(detail) + b',"finish_reason":null}' + self._tail
 
     def _finish(self, index: int, reason: str) -> bytes:

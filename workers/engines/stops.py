@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from penstock.engine import Piece
+from penstock.engine import Logprob, Piece, token_bytes, token_text
 from penstock.extras import merged
 
 
@@ -109,8 +109,33 @@ class TokenGate:
         while self._waiting:
             piece = self._waiting.popleft()
             text, self._safe = self._safe[: len(piece.text)], self._safe[len(piece.text) :]
-            passed.append(replace(piece, text=text, logprobs=piece.logprobs if text else ()))
+            passed.append(replace(piece, text=text, logprobs=RowGate().feed(text, piece.logprobs, last=True)))
         return passed
+
+
+class RowGate:
+    """Holds back the log-probabilities of tokens whose text is not shown yet, so that both have the same bytes."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Logprob] = deque()
+        self._shown = 0
+        """Bytes of the shown text whose rows have not passed."""
+
+    def feed(self, text: str, rows: Iterable[Logprob], *, last: bool = False) -> tuple[Logprob, ...]:
+        """Return the rows that pass with `text`. `last`: no text follows; the row of a token that it cuts is cut."""
+        self._waiting += rows
+        self._shown += len(text.encode())
+        passed = list[Logprob]()
+        while self._waiting:
+            row = self._waiting[0]
+            data = token_bytes(row.token)
+            if len(data) > self._shown:
+                if last and self._shown > 0:
+                    passed.append(replace(row, token=token_text(data[: self._shown])))
+                break
+            self._shown -= len(data)
+            passed.append(self._waiting.popleft())
+        return tuple(passed)
 
 
 def joined(request_id: str, pieces: Iterable[Piece]) -> Piece:

@@ -232,6 +232,25 @@ def test_chat_logprobs_are_read_by_the_library() -> None:
     assert (second.logprob, second.bytes) == (-9999.0, None)
 
 
+TOKENS = ("bytes: \\xf0\\x9f", "bytes:\\x98", "bytes:\\x80", "!")
+PARTS = tuple(Logprob(token, -0.5, (("bytes:\\x98", -0.5),)) for token in TOKENS)
+
+
+def test_a_token_within_a_character_has_its_bytes() -> None:
+    """Chat: text as OpenAI shows it, and bytes, also of alternatives. Completion: offsets count characters."""
+    said = done("stop")
+    chunk = through_openai(render(facts(logprobs=True), [delta(" \U0001f600!", logprobs=PARTS)], said))[0]
+    rows = chunk.choices[0].logprobs.content
+    assert b"".join(bytes(row.bytes) for row in rows).decode() == " \U0001f600!"
+    assert [row.token for row in rows] == [each.token for each in PARTS] and rows[0].top_logprobs[0].bytes == [0x98]
+    about = facts(chat=False, logprobs=True)
+    deltas = [delta(" \U0001f600!", 0, 1, PARTS), delta("He", 0, 2, PAIR[:1])]
+    first, second = through_openai(render(about, deltas, said), chat=False)[:2]
+    assert (first.choices[0].logprobs.text_offset, second.choices[0].logprobs.text_offset) == ([0, 2, 2, 2], [3])
+    whole = completion(about, said, deltas)["choices"][0]["logprobs"]
+    assert whole["text_offset"] == [0, 2, 2, 2, 3] and whole["tokens"][1] == "bytes:\\x98"
+
+
 def test_completion_logprobs_count_their_offsets_on() -> None:
     """Four columns, and offsets that go on from one chunk to the next, per choice."""
     about = facts(chat=False, choices=2, logprobs=True)

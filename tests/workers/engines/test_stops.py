@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine import Logprob, Piece
+from penstock.engine import Logprob, Piece, token_bytes, token_text
 from workers.engines.stops import StopMatcher, TokenGate, joined
 
 TEXT = st.text("ab", max_size=14)
@@ -77,13 +78,28 @@ def test_the_gate_lets_only_whole_tokens_through(tokens: list[str], stops: list[
 
 
 def test_tokens_behind_the_cut_show_no_logprobs() -> None:
-    """Log-probabilities stand only for tokens of which something is shown."""
+    """Log-probabilities stand only for what is shown: the last token is cut as the text is."""
     gate = TokenGate(["END"])
     first = gate.feed(Piece("r", "a E", (1,), 1, logprobs=(Logprob("a E", -1.0),)))
     last = gate.feed(Piece("r", "ND b", (2,), 1, logprobs=(Logprob("ND b", -2.0),)))
     assert (first.text, first.n) == ("", 0)
     assert (last.text, last.n, last.ids) == ("a ", 2, (1, 2))
-    assert [row.token for row in last.logprobs] == ["a E"]
+    assert [row.token for row in last.logprobs] == ["a "]
+    gate = TokenGate(["é!"])
+    halves = (Logprob("bytes:\\xc3", -1.0), Logprob("bytes:\\xa9", -2.0))
+    rows = {"x": (Logprob("x", -1.0),), "é": halves, "!z": (Logprob("!z", -3.0),)}
+    parts = [Piece("r", text, (1,), 1, logprobs=each) for text, each in rows.items()]
+    whole = joined("r", [gate.feed(part) for part in parts])
+    assert (whole.text, whole.n, [row.token for row in whole.logprobs]) == ("x", 3, ["x"])
+
+
+HARD = (b"a", b" \xf0\x9f", b"\x98", "é".encode(), b"\xef\xbf\xbd", b"bytes:\\xf0", b"a\\\xff\n", b"")
+
+
+@pytest.mark.parametrize("data", HARD)
+def test_the_text_of_a_token_leads_back_to_its_bytes(data: bytes) -> None:
+    text = token_text(data)
+    assert token_bytes(text) == data and (text == data.decode(errors="replace") or text.startswith("bytes:"))
 
 
 def test_joined_pieces_keep_the_end_of_the_last() -> None:

@@ -7,13 +7,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
-from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Request
-from workers.engines.llamacpp.calls import forced_schema, writer_of
+from penstock.engine import ChatTurn, EngineTimes, Failure, Logprob, Piece, Request, token_text
+from workers.engines.llamacpp.calls import as_grammar, forced_schema, writer_of
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.reasoning import ReasoningMarker
 from workers.engines.stops import TokenGate, joined
+
+Row: TypeAlias = Mapping[str, Any]
+"""llama.cpp's log-probabilities of one token: `id`, `bytes`, `logprob` and `top_logprobs`, which are alike."""
+
+
+class Gap(NamedTuple):
+    """Tokens of which the last one completed a character: llama.cpp gives one row for all of them."""
+
+    text: str
+    tokens: int
+    row: Row
+    """Of the last token, with the bytes of all."""
+    ids: tuple[int, ...]
+    """Of the last token."""
 
 
 class Generation:
@@ -40,6 +54,13 @@ class Generation:
         self._writer = writer_of(request.tools)
         plain = request.tools is None and request.sampling.json_schema is None
         self._reasoning = ReasoningMarker(request.past_text, opened=opened) if request.reasoning and plain else None
+        self.gap: Gap | None = None
+        """Tokens that llama.cpp has generated without a row of log-probabilities for each: it is stopped until the
+        engine has found them (`fill`)."""
+        self._written: list[str | int] = []
+        """What this attempt has generated, if a gap may come: llama.cpp continues behind it."""
+        self._before_gap = 0
+        """Tokens that were generated before llama.cpp continued last."""
         self._cached = 0
         self._finish = "stop" if self._gate.hit else "length" if self.remaining == 0 else ""
         self._failure: Failure | None = None
@@ -61,12 +82,17 @@ class Generation:
         schema = self._request.sampling.json_schema
         if self._request.tools is not None:
             schema = forced_schema(self._request.tools)
-        return {"type": "object"} if schema == {} else schema
+        return None if schema is None else as_grammar(schema or {"type": "object"})
 
     @property
     def schema_field(self) -> str:
         """The field of the request that the schema is from."""
         return "response_format" if self._request.tools is None else "tools"
+
+    @property
+    def prompt_now(self) -> list[str | int]:
+        """The prompt, with what this attempt has generated so far if llama.cpp is to continue behind it."""
+        return [*self.prompt, *self._written]
 
     @property
     def held_tokens(self) -> int:
@@ -80,10 +106,10 @@ class Generation:
         """
         sampling, remaining = self._request.sampling, self.remaining
         body: dict[str, Any] = {
-            "prompt": self.prompt,
+            "prompt": self.prompt_now,
             "id_slot": slot,
             "cache_prompt": reuse,
-            "n_predict": -1 if remaining is None else remaining,
+            "n_predict": -1 if remaining is None else remaining - self._before_gap,
             "temperature": settings.temperature if sampling.temperature is None else sampling.temperature,
             "top_p": settings.top_p if sampling.top_p is None else sampling.top_p,
             "top_k": settings.top_k if sampling.top_k is None else sampling.top_k,
@@ -99,7 +125,9 @@ class Generation:
             "return_progress": True,  # a callback per prompt batch, to notice a cancel
         }
         if sampling.seed is not None:
-            body["seed"] = sampling.seed % 2**31  # llama.cpp takes 32 bits, and the largest value means "random"
+            body["seed"] = (
+                sampling.seed + self._before_gap
+            ) % 2**31  # llama.cpp takes 32 bits, and the largest value means "random"
         if sampling.logit_bias:
             body["logit_bias"] = [[token, bias] for token, bias in sampling.logit_bias.items()]
         if sampling.ignore_eos:
@@ -118,7 +146,8 @@ class Generation:
             self.fail(self._refusal(error))
             return Piece(self.id)
         if progress := chunk.get("prompt_progress"):
-            self._admit(progress["total"], progress["cache"])
+            if not self._before_gap:
+                self._admit(progress["total"], progress["cache"])
             return Piece(self.id)
         return self._tokens(chunk["choices"][0], chunk["__verbose"])
 
@@ -174,40 +203,66 @@ class Generation:
         return invalid(message) if error.get("code") == 400 else engine_error(message)
 
     def _tokens(self, choice: Mapping[str, Any], verbose: Mapping[str, Any]) -> Piece:
-        count = verbose["tokens_predicted"] - self.generated
+        count = verbose["tokens_predicted"] + self._before_gap - self.generated
+        text, finish = choice["text"], choice["finish_reason"] or ""
+        # A token without text ends the generation and is not part of the answer.
+        rows = self._rows(choice) if text else []
+        asked = self._request.sampling.logprobs is not None and self.schema is None
+        if asked and text and count > 1 and len(rows) == 1:
+            self.gap = Gap(text, count, rows[0], tuple(verbose["tokens"]))
+            return Piece(self.id)
+        if asked:
+            self._written += verbose["tokens"]
+        return self._passed(text, rows, tuple(verbose["tokens"]), count, finish)
+
+    def fill(self, held: Sequence[tuple[int, Row]]) -> Piece:
+        """The piece of the gap, with ids and rows of the tokens before its last one; none: they were not found."""
+        gap, self.gap = self.gap, None
+        assert gap is not None
+        rows, ids = [*(row for _, row in held), gap.row], (*(number for number, _ in held), *gap.ids)
+        if held:
+            before = sum(len(row["bytes"]) for row in rows[:-1])
+            rows[-1] = {**gap.row, "bytes": gap.row["bytes"][before:]}
+        self._written += ids if held else [gap.text]
+        piece = self._passed(gap.text, rows, ids, gap.tokens, "")
+        self._before_gap = self.generated
+        if not self.done and self.remaining is not None and self.generated >= self.remaining:
+            self._finish = "length"
+        return piece
+
+    def _passed(self, text: str, rows: Sequence[Row], ids: tuple[int, ...], count: int, finish: str) -> Piece:
         self.generated += count
         prompt, cached = (0, 0) if self._first else self._prompt_size()
         self._first = self._first or time.monotonic()
-        text = choice["text"]
-        # A token without text ends the generation and is not part of the answer.
-        logprobs = self._logprobs(choice) if text else ()
-        ids = tuple(verbose["tokens"])
         if self._writer is not None:
             text = self._writer.write(text)
-        piece = Piece(self.id, text, ids, count, "", prompt, cached, logprobs)
+        piece = Piece(self.id, text, ids, count, "", prompt, cached, self._logprobs(rows))
         if self._reasoning is not None:
             piece = self._reasoning.feed(piece)
         if piece.n or piece.text:
             piece = self._gate.feed(piece)
         if self._gate.hit:
             self._finish = "stop"
-        elif choice["finish_reason"]:
-            self._finish = choice["finish_reason"]
+        elif finish:
+            self._finish = finish
         elif self.held_tokens >= self._context:
             self._finish = "length"
         return piece
 
-    def _logprobs(self, choice: Mapping[str, Any]) -> tuple[Logprob, ...]:
+    def _rows(self, choice: Mapping[str, Any]) -> list[Row]:
+        if self._request.sampling.logprobs is None or not choice["logprobs"]:
+            return []
+        return list(choice["logprobs"]["content"])
+
+    def _logprobs(self, rows: Sequence[Row]) -> tuple[Logprob, ...]:
         asked = self._request.sampling.logprobs
-        if asked is None or not choice["logprobs"]:
-            return ()
         return tuple(
             Logprob(
-                row["token"],
+                token_text(bytes(row["bytes"])),
                 row["logprob"],
-                tuple((other["token"], other["logprob"]) for other in row["top_logprobs"][:asked]),
+                tuple((token_text(bytes(other["bytes"])), other["logprob"]) for other in row["top_logprobs"][:asked]),
             )
-            for row in choice["logprobs"]["content"]
+            for row in rows
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.engine import Failure, Piece, Request, Step
+from workers.engines.stops import RowGate
 from workers.engines.trtllm import sampling as trtllm_sampling
 from workers.engines.trtllm import stats as trtllm_stats
 from workers.engines.trtllm.text import Codec, TextStream
@@ -42,6 +43,7 @@ class Live:
     """Tokens already taken from the engine's list."""
     begun: bool = False
     """Whether a piece has carried the size of its prompt."""
+    rows: RowGate = field(default_factory=RowGate)
     ended: bool = False
     """Whether its last piece was sent; the engine may not have released it yet."""
     aborted_at: float | None = None
@@ -152,6 +154,8 @@ class InFlight:
         text = live.text.feed(ids) + (live.text.flush() if reason else "")
         wanted = live.request.sampling.logprobs
         found = () if wanted is None else trtllm_sampling.logprobs(ids, entries, wanted, self._codec.name)
+        if found or wanted is not None:
+            found = live.rows.feed(text, found, last=bool(reason) or live.text.stopped)
         piece = Piece(live.request.id, text, ids, len(ids), logprobs=found)
         if live.text.stopped:
             self.end(live, replace(piece, finish="stop"))

@@ -6,12 +6,13 @@ It works with any tokenizer that has encode, decode and apply_chat_template, and
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from penstock.engine import ChatTurn, Failure, Refused, Request
+from penstock.engine import ChatTurn, Failure, Refused, Request, token_text
 from workers.engines.control_tokens import ControlTokens
 from workers.engines.stops import StopMatcher
 
@@ -49,6 +50,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     return content if isinstance(content, dict) else {}
+
+
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+"""A byte in the vocabulary of a SentencePiece tokenizer."""
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_HIDDEN = [each for each in range(256) if each not in _VISIBLE]
+_BYTE_LETTERS = {chr(each): each for each in _VISIBLE} | {chr(256 + at): each for at, each in enumerate(_HIDDEN)}
+"""The bytes that the letters of a byte-level tokenizer's vocabulary stand for."""
 
 
 class Codec:
@@ -113,8 +122,15 @@ class Codec:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def name(self, token: int) -> str:
-        """The text of one token, special tokens included."""
-        return str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        """The text of one token, special tokens included, as `token_text` writes it."""
+        text = str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if INCOMPLETE not in text or not hasattr(self._inner, "convert_ids_to_tokens"):
+            return text
+        piece = str(self._inner.convert_ids_to_tokens(token))
+        if _BYTE.fullmatch(piece):
+            return token_text(bytes([int(piece[3:5], 16)]))
+        data = [_BYTE_LETTERS.get(letter, -1) for letter in piece]
+        return text if -1 in data else token_text(bytes(data))
 
 
 def _control_texts(tokenizer: Any) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from penstock.engine import Logprob
+from penstock.engine import Logprob, token_text
 from penstock.extras import Extras
 from workers.engines.upstream.http.errors import error_of
 from workers.engines.upstream.http.sse import PINGS
@@ -250,8 +250,14 @@ def logprobs_of(raw: msgspec.Raw, most: int) -> tuple[Logprob, ...]:
 
 
 def _of_chat(row: dict[str, Any], most: int) -> Logprob:
-    others = tuple((str(each["token"]), float(each["logprob"])) for each in (row.get("top_logprobs") or [])[:most])
-    return Logprob(str(row["token"])[:MAX_TEXT], float(row["logprob"]), others)
+    others = tuple((_token(each), float(each["logprob"])) for each in (row.get("top_logprobs") or [])[:most])
+    return Logprob(_token(row), float(row["logprob"]), others)
+
+
+def _token(row: dict[str, Any]) -> str:
+    """The text of a token, by its bytes if they are told: of a part of a character some servers tell no other."""
+    data = row.get("bytes")
+    return token_text(bytes(data[:MAX_TEXT])) if isinstance(data, list) and data else str(row["token"])[:MAX_TEXT]
 
 
 def _of_mapping(top: Any, most: int) -> tuple[tuple[str, float], ...]:

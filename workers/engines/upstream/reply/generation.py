@@ -381,7 +381,8 @@ class UpstreamGeneration:
 
     def _logprobs(self, choice: Choice, text: str) -> tuple[Logprob, ...]:
         wanted = self.request.sampling.logprobs
-        return () if wanted is None or not text else chunks.logprobs_of(choice.logprobs, wanted)
+        ends = not text and choice.finish_reason  # a token without text that ends the answer is no part of it
+        return () if wanted is None or ends else chunks.logprobs_of(choice.logprobs, wanted)
 
     def _emitted(
         self, text: str, ids: tuple[int, ...], count: int, logprobs: tuple[Logprob, ...], *, hidden: bool
