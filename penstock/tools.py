@@ -46,7 +46,8 @@ class Tool(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        return {"type": "object", **({"properties": {}} if self.parameters is None else self.parameters)}
+        parameters = {"properties": {}} if self.parameters is None else self.parameters
+        return {"type": "object", **parameters, **({"type": "object"} if "type" in parameters else {})}
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -54,7 +55,7 @@ class Tool(msgspec.Struct, frozen=True, array_like=True):
         function: dict[str, Any] = {"name": self.name}
         if self.description:
             function["description"] = self.description
-        function["parameters"] = self.schema
+        function["parameters"] = self.schema if self.parameters is None else self.parameters
         if self.strict:
             function["strict"] = True
         return shown_function(function, self.extras)

@@ -25,6 +25,8 @@ MAX_MEMORY_BYTES = 1 << 30
 MAX_REGEX_BYTES = 1 << 20
 """For one compiled pattern, and for the cache of its automaton. Matching takes linear time."""
 
+MAX_BACKTRACKS = 100_000
+
 MAX_QUOTED = 300
 """Characters of a validator's message that an answer quotes."""
 
@@ -46,15 +48,16 @@ def main() -> None:
 
 def check(schema: Any, texts: list[str]) -> dict[str, str]:
     """The answer to one request."""
+    if (circle := _circle(schema)) is not None:
+        return {"unusable": f"the reference {circle[:MAX_QUOTED]!r} leads back to itself"}
+    limits = {"size_limit": MAX_REGEX_BYTES, "dfa_size_limit": MAX_REGEX_BYTES}
     try:
-        validator = jsonschema_rs.validator_for(
-            schema,
-            validate_formats=False,  # annotations, as JSON Schema has it
-            offline=True,  # references to other documents are refused
-            pattern_options=jsonschema_rs.RegexOptions(size_limit=MAX_REGEX_BYTES, dfa_size_limit=MAX_REGEX_BYTES),
-        )
-    except ValueError as error:
-        return {"unusable": _short(error)}
+        validator = _validator(schema, jsonschema_rs.RegexOptions(**limits))
+    except ValueError:
+        try:  # with look-around and back-references, whose matching may take exponential time
+            validator = _validator(schema, jsonschema_rs.FancyRegexOptions(backtrack_limit=MAX_BACKTRACKS, **limits))
+        except ValueError as error:
+            return {"unusable": _short(error)}
     for text in texts:
         try:
             validator.validate(json.loads(text, parse_constant=_no_constant))
@@ -66,6 +69,35 @@ def check(schema: Any, texts: list[str]) -> dict[str, str]:
         except RecursionError:
             return {"violation": "it is nested too deeply"}
     return {"violation": ""}
+
+
+def _circle(schema: Any) -> str | None:
+    """A reference to a definition that is nothing but references back to it; None if there is none. The validator takes
+    it for a schema of any value."""
+    known = {
+        f"#/{section}/{name}": value
+        for section in ("$defs", "definitions")
+        if isinstance(schema, dict) and isinstance(named := schema.get(section), dict)
+        for name, value in named.items()
+    }
+    for first in known:
+        at, seen = first, set[str]()
+        while isinstance(value := known.get(at), dict) and isinstance(value.get("$ref"), str):
+            if at in seen:
+                return first
+            seen.add(at)
+            at = value["$ref"]
+    return None
+
+
+def _validator(schema: Any, patterns: Any) -> Any:
+    """Raises ValueError."""
+    return jsonschema_rs.validator_for(
+        schema,
+        validate_formats=False,  # annotations, as JSON Schema has it
+        offline=True,  # references to other documents are refused
+        pattern_options=patterns,
+    )
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -12,8 +12,8 @@ from api.openai.fields import depth
 from api.openai.json_weight import check_weight
 from runtime.text import fault_of, without_mark
 
-MAX_DEPTH = 32
-"""Levels of nested JSON."""
+MAX_DEPTH = 128
+"""Levels of nested JSON: a schema of ten levels of objects, in lists of alternatives, has some 60."""
 MAX_PATH = 128
 FINITE = "must be a finite number: JSON has no NaN and no Infinity"
 

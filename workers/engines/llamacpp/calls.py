@@ -7,10 +7,11 @@ arguments of one of several. A model that may choose marks its calls with tags, 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from penstock.tools import Tool, Tools
+from penstock.tools import Tools
 from workers.engines.call_writer import NamedWriter, ObjectWriter, TagWriter
 
 BEGIN_TAG = "<tool_call>"
@@ -44,42 +45,49 @@ def forced_schema(tools: Tools) -> dict[str, Any] | None:
         return None
     if len(tools.callable) == 1:
         return tools.callable[0].schema
-    definitions: dict[str, Any] = {}
-    calls = [_call_schema(tool, f"{number}_", definitions) for number, tool in enumerate(tools.callable)]
-    return {"anyOf": calls, "$defs": definitions} if definitions else {"anyOf": calls}
+    schemas = [tool.schema for tool in tools.callable]
+    documents = {str(number): _document(schemas[:number], schema) for number, schema in enumerate(schemas)}
+    calls = [
+        _call_schema(tool.name, each["$id"]) for tool, each in zip(tools.callable, documents.values(), strict=True)
+    ]
+    return {"anyOf": calls, "$defs": documents}
 
 
-def _call_schema(tool: Tool, prefix: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a call of this function. The function's own definitions move to the root, under other names."""
-    arguments = _moved(tool.schema, prefix)
-    for section in ("$defs", "definitions"):
-        if isinstance(found := arguments.pop(section, None), dict):
-            definitions |= {prefix + name: each for name, each in found.items()}
+def _document(before: Sequence[Mapping[str, Any]], schema: dict[str, Any]) -> dict[str, Any]:
+    """A function's schema as a document of its own within another one, by an `$id`: so its local references keep their
+    meaning. `before`: those of the functions before it, of which none may have the same."""
+    named = schema.get("$id")
+    if isinstance(named, str) and named not in [each.get("$id") for each in before]:
+        return schema
+    return schema | {"$id": f"https://penstock.invalid/{len(before)}"}
+
+
+def _call_schema(name: str, arguments: str) -> dict[str, Any]:
+    """The schema of a call of this function. `arguments`: the `$id` of their schema."""
     return {
         "type": "object",
-        "properties": {"name": {"const": tool.name}, "arguments": arguments},
+        "properties": {"name": {"const": name}, "arguments": {"$ref": arguments}},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _moved(value: Any, prefix: str) -> Any:
-    """A schema whose references are to definitions that got this prefix."""
-    if isinstance(value, list):
-        return [_moved(each, prefix) for each in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        key: _reference(each, prefix) if key == "$ref" and isinstance(each, str) else _moved(each, prefix)
-        for key, each in value.items()
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")
+
+
+def as_grammar(schema: Any, *, root: bool = True) -> Any:
+    """A schema as llama.cpp's grammar takes it: it holds what it knows of it, and the finished answer is checked
+    against all of it. Patterns with look-around or back-references are left out: no grammar can hold them."""
+    if isinstance(schema, list):
+        return [as_grammar(each, root=False) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {
+        name: value if name in ("const", "enum") else as_grammar(value, root=False)
+        for name, value in schema.items()
+        if not (name == "pattern" and isinstance(value, str) and _LOOK_AROUND.search(value))
     }
-
-
-def _reference(name: str, prefix: str) -> str:
-    for section in ("#/$defs/", "#/definitions/"):
-        if name.startswith(section):
-            return f"#/$defs/{prefix}{name.removeprefix(section)}"
-    return name
+    return kept | {"x-guidance": {"lenient": True}} if root else kept
 
 
 def instruction(tools: Tools) -> str:

@@ -98,17 +98,23 @@ def test_a_control_token_in_a_tool_or_a_call_is_plain_text(template: str) -> Non
 
 
 def test_one_function_s_call_is_its_arguments_and_several_have_names() -> None:
-    """References of each function lead to its own definitions."""
+    """The schema of each function is a document of its own, in which its references lead where they did."""
     assert forced_schema(Tools(offered=(F,))) is None
     assert forced_schema(Tools(offered=(F, G), choice="required", named="f")) == F.parameters
     other = Tool(
         "h", "", {"type": "object", "properties": {"x": {"$ref": "#/definitions/X"}}, "definitions": {"X": {}}}
     )
     schema: Any = forced_schema(Tools(offered=(F, other), choice="required"))
-    assert schema["$defs"] == {"0_X": {"enum": [1]}, "1_X": {}}
     assert [each["properties"]["name"]["const"] for each in schema["anyOf"]] == ["f", "h"]
-    refs = [each["properties"]["arguments"]["properties"]["x"]["$ref"] for each in schema["anyOf"]]
-    assert refs == ["#/$defs/0_X", "#/$defs/1_X"]
+    refs = [each["properties"]["arguments"]["$ref"] for each in schema["anyOf"]]
+    found = {each["$id"]: each for each in schema["$defs"].values()}
+    assert [found[ref] for ref in refs] == [
+        tool.schema | {"$id": ref} for tool, ref in zip((F, other), refs, strict=True)
+    ]
+    same = Tool("i", "", {"$id": "https://a.example/x"})
+    both: Any = forced_schema(Tools(offered=(same, same), choice="required"))
+    ids = [each["$id"] for each in both["$defs"].values()]
+    assert len(set(ids)) == 2 and ids[0] == "https://a.example/x"
 
 
 def test_each_choice_has_its_writer() -> None:

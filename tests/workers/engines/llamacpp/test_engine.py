@@ -13,13 +13,14 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from penstock.engine import ChatTurn, EngineDead, Failure, ModelCard, Piece, Refused, Request, Sampling
+from penstock.engine import ChatTurn, EngineDead, Failure, ModelCard, Piece, Refused, Request, Sampling, token_bytes
 from penstock.tools import Tool, Tools, read_answer
 from workers.engines.llamacpp import tokenizer as tokenizer_module
 from workers.engines.llamacpp.engine import LlamacppEngine
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.tokenizer import Tokenizer
 from workers.engines.stops import joined
+from workers.json_check import check
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -217,6 +218,29 @@ async def test_logprobs_come_with_each_token(desk: Desk, count: int) -> None:
     assert [len(row.top) for row in answer.logprobs] == [count] * 5
     assert "".join(row.token for row in answer.logprobs) == answer.text
     assert all(row.logprob <= 0 for row in answer.logprobs)
+
+
+EMOJI = "Repeat: 😀 日本 🎉🎉 é\nRepeat: 😀 日本 🎉🎉 é\nRepeat:"
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, {"temperature": 1.0, "seed": 3}, {**GREEDY, "stop": ["eat"]}])
+async def test_a_token_within_a_character_has_a_row(desk: Desk, sampling: dict[str, Any]) -> None:
+    """As many rows as tokens, with the bytes of the text, and the same text as without them."""
+    sampling = {**sampling, "repetition_penalty": 1.0}  # llama.cpp forgets a cached prompt in its penalty
+    answer = await desk.ask(EMOJI, max_tokens=24, logprobs=2, **sampling)
+    parts = [row for row in answer.logprobs if row.token.startswith("bytes:")]
+    assert parts and b"".join(token_bytes(row.token) for row in answer.logprobs) == answer.text.encode()
+    assert len(answer.ids) == len(answer.logprobs) and 0 <= answer.n - len(answer.logprobs) < 4, "a cut character"
+    assert all(len(row.top) == 2 and row.logprob <= 0 for row in answer.logprobs)
+    if "seed" not in sampling:
+        plain = await desk.ask(EMOJI, max_tokens=24, **sampling)
+        assert (answer.text, answer.finish, answer.n) == (plain.text, plain.finish, plain.n)
+        assert answer.prompt_tokens == plain.prompt_tokens
+    at = next(place for place, row in enumerate(answer.logprobs) if row in parts)
+    before = "".join(row.token for row in answer.logprobs[:at])
+    past = [(before, answer.ids[:at], at)] if at else []
+    again = await desk.ask(EMOJI, past, max_tokens=at + 3, logprobs=2, **sampling)
+    assert [token for token, _ in again.logprobs[0].top] == [token for token, _ in parts[0].top]
 
 
 async def test_a_seed_repeats_a_text(desk: Desk) -> None:
@@ -575,6 +599,30 @@ async def test_a_forced_call_is_held_to_its_function(desk: Desk, named: str) -> 
         assert arguments["place"] in ("weir", "dam") and 1 <= arguments["days"] <= 9 and len(arguments) == 2
     else:
         assert arguments["silent"] in (True, False)
+
+
+ANY = {"type": "object", "additionalProperties": False}
+PHONE = {"type": "string", "format": "phone", "maxLength": 3, "pattern": "^(?!b)"}
+POINTING: dict[str, dict[str, Any]] = {
+    "a place": ANY | {"properties": {"a": {"anyOf": [{"const": "x1"}]}, "b": {"$ref": "#/properties/a/anyOf/0"}}},
+    "the root": ANY | {"properties": {"a": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}},
+    "an anchor": ANY | {"properties": {"a": {"$ref": "#here"}}, "$defs": {"N": {"$anchor": "here", "const": "y"}}},
+    "escaped": ANY | {"properties": {"a": {"$ref": "#/$defs/a%20b~1c"}}, "$defs": {"a b/c": {"const": "z"}}},
+    "unknown words": ANY | {"properties": {"a": PHONE}, "not": {"required": ["b"]}, "if": True, "then": True},
+}
+
+
+@pytest.mark.parametrize("name", POINTING)
+async def test_one_tool_and_two_have_the_same_references(desk: Desk, name: str) -> None:
+    """Also beside a function whose definitions have the same names."""
+    tool = Tool("f", "", POINTING[name] | {"required": [*POINTING[name]["properties"]]})
+    other = Tool("g", "", ANY | {"properties": {"q": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"const": "q"}}})
+    for tools in (Tools(offered=(tool,), choice="required"), Tools(offered=(tool, other), choice="required")):
+        answer = await desk.result(desk.send(STORY, tools=tools, max_tokens=80, **GREEDY))
+        assert answer.failure is None
+        (call,) = read_answer((answer.text,)).calls
+        schema = next(each.schema for each in tools.offered if each.name == call.name)
+        assert answer.finish == "length" or check(schema, [call.arguments]) == {"violation": ""}
 
 
 async def test_a_schema_of_a_tool_that_cannot_be_held_is_refused(desk: Desk) -> None:

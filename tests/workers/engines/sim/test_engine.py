@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from penstock.engine import Piece, Refused, Request, Sampling, Task
+from penstock.engine import ChatTurn, Piece, Refused, Request, Sampling, Task
+from penstock.tools import Tool, Tools, read_answer
 from workers.engines.sim.card import card_of
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
 from workers.engines.sim.text import count_tokens, token_text
+from workers.json_check import check
 
 
 class Bench:
@@ -301,3 +305,35 @@ async def test_the_inputs_of_a_task_are_computed_one_after_another(start: Start,
     ended = await bench.until_ended("a", "b")
     assert [ended[each][-1].finish for each in "ab"] == ["stop", "stop"]
     assert (ended["a"][-1].prompt_tokens, ended["b"][-1].prompt_tokens) == (160, 80)
+
+
+OBJECT = {"type": "object", "additionalProperties": False}
+POINTING: dict[str, dict[str, Any]] = {
+    "a place": OBJECT | {"properties": {"a": {"anyOf": [{"const": 1}]}, "b": {"$ref": "#/properties/a/anyOf/0"}}},
+    "the root": OBJECT | {"properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
+    "a list of itself": OBJECT | {"properties": {"a": {"type": "array", "items": {"$ref": "#"}}}},
+    "a chain": OBJECT | {"properties": {"a": {"$ref": "#/definitions/N"}}, "definitions": {
+        "N": {"$ref": "#/definitions/M"}, "M": {"const": 2}}},
+    "an anchor": OBJECT | {"properties": {"a": {"$ref": "#here"}}, "$defs": {"N": {"$anchor": "here", "const": "y"}}},
+    "an id": OBJECT | {"$id": "https://a.example/x", "properties": {"a": {"$ref": "n.json#/$defs/M"}}, "$defs": {
+        "N": {"$id": "n.json", "$defs": {"M": {"const": 3}}}}},
+    "escaped": OBJECT | {"properties": {"a": {"$ref": "#/$defs/a%20b~1c~0d"}}, "$defs": {"a b/c~d": {"const": "z"}}},
+    "ten levels": functools.reduce(
+        lambda inner, _: OBJECT | {"properties": {"a": inner}, "required": ["a"]}, range(10), {"type": "string"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POINTING)
+async def test_one_tool_and_two_have_the_same_references(start: Start, name: str) -> None:
+    """The arguments follow the schema, also beside a function whose definitions have the same names."""
+    schema = POINTING[name] | {"required": [*POINTING[name]["properties"]]}
+    other = Tool("g", "", OBJECT | {"properties": {"q": {"$ref": "#/$defs/N"}}, "$defs": {"N": {"const": "q"}}})
+    bench, found = await start(), list[str]()
+    for number, offered in enumerate(((Tool("f", "", schema),), (Tool("f", "", schema), other))):
+        tools = Tools(offered=offered, choice="required")
+        bench.engine.submit(Request(f"r{number}", (ChatTurn("user", "hi"),), Sampling(), tools=tools))
+        ended = await bench.until_ended(f"r{number}")
+        (call,) = read_answer([piece.text for piece in ended[f"r{number}"]]).calls
+        assert call.name == "f" and check(schema, [call.arguments]) == {"violation": ""}
+        found.append(call.arguments)
+    assert found[0] == found[1]
