@@ -138,7 +138,7 @@ async def admit(services: Services, scope: Scope, receive: Receive, kind: Kind, 
 async def read_request(services: Services, scope: Scope, receive: Receive, kind: Kind) -> tuple[Request, bytes]:
     """Read and validate a request. Raises ApiError, ClientDisconnect."""
     body = await read_body(scope, receive, services.settings.body_limit)
-    asked = parse(kind, body, services.cards)
+    asked = parse(kind, body)
     check_choices(asked, services.settings.max_choices_per_request)
     services.model(asked.model)
     return asked, body

@@ -22,7 +22,7 @@ from api.openai.passed_fields import passed_fields, passed_parts
 from api.openai.rendering import to_json
 from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result
-from api.openai.schemas import NO_CARDS, Kind, Request, check_choices, parse
+from api.openai.schemas import Kind, Request, check_choices, parse
 from penstock.engine import ModelCard
 from runtime.text import fault_of
 from streaming.batches.batch import Batch
@@ -126,23 +126,17 @@ def _too_deep() -> BadLine:
     return BadLine("invalid_json_line", f"This line is nested more than {MAX_LINE_DEPTH} levels deep.")
 
 
-def request_of(
-    found: Envelope,
-    models: Collection[str] | None,
-    max_choices: int | None = None,
-    cards: Mapping[str, ModelCard] = NO_CARDS,
-) -> Request:
+def request_of(found: Envelope, models: Collection[str] | None, max_choices: int | None = None) -> Request:
     """Parse and check the request in a line.
 
     Args:
         models: the models that may be requested; None: any.
         max_choices: choices that one line may request; None: any number.
-        cards: as in `parse`.
 
     Raises:
         ApiError: the request is refused; this error becomes the line's answer.
     """
-    request = parse(ENDPOINTS[found.url], bytes(found.body), cards)
+    request = parse(ENDPOINTS[found.url], bytes(found.body))
     if isinstance(request, ResponseRequest):
         check_line(request)
     if request.queue.webhook:

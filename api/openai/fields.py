@@ -29,7 +29,6 @@ MAX_MESSAGES = 1024
 MAX_PROMPTS = 128
 MAX_SCHEMA_BYTES = 512 * 1024
 """OpenAI takes 5,000 properties and 120,000 characters of names and values, which is about 400 KiB of JSON."""
-MAX_SCHEMA_DEPTH = 16
 WEEK_MS = 7 * 24 * 3600 * 1000
 
 OTHERS_PRIORITY = 0
@@ -103,6 +102,11 @@ class StrictBody(BaseModel):
         found = (self.model_extra or {}).items()
         return {name: value for name, value in found if value not in (None, "", [], {}) and PASSABLE.fullmatch(name)}
 
+    @property
+    def ignored(self) -> list[str]:
+        """Known fields of it that have a valid value without effect."""
+        return []
+
 
 class ClosedBody(StrictBody):
     """Base of objects in which an unknown field is an error; only the first is reported: there may be 10,000."""
@@ -173,8 +177,6 @@ Prompt: TypeAlias = Annotated[
 
 
 def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
-    if depth(schema) > MAX_SCHEMA_DEPTH:
-        raise refusal(f"must be nested at most {MAX_SCHEMA_DEPTH} levels deep")
     try:
         size = len(msgspec.msgpack.encode(schema))
         json.dumps(schema, allow_nan=False)
@@ -194,9 +196,7 @@ class JsonSchema(StrictBody):
     PASSED = True
 
     name: str | None = Field(None, description="For models of upstream servers.")
-    schema_: SchemaObject = Field(
-        alias="schema", description="At most 512 KiB, and 16 levels deep. The answer is checked against it."
-    )
+    schema_: SchemaObject = Field(alias="schema", description="At most 512 KiB. The answer is checked against it.")
     description: str | None = Field(None, description="For models of upstream servers.")
     strict: bool | None = Field(None, description="For models of upstream servers: every schema is strict here.")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from api.openai.responses.items import sent_items
 from penstock.engine import Sampling, Task
 from penstock.tools import Tools
 from streaming.jobs.job import Chat, Inputs, Job, Text, Tokens
@@ -113,13 +114,17 @@ def _response_input(job: Job, form: ResponseForm) -> dict[str, Any]:
     found: dict[str, Any] = {"endpoint": "/v1/responses", "model": job.model}
     if form.instructed:
         found["instructions"] = turns[0].content
-    found["input"] = [{"role": turn.role, "content": turn.content} for turn in turns[1 if form.instructed else 0 :]]
+    found["input"] = [item for turn in turns[1 if form.instructed else 0 :] for item in sent_items(turn)]
     sampling = job.sampling
     names = {name: name for name in SAME if name != "max_tokens"} | {"max_tokens": "max_output_tokens"}
     found |= {shown: value for name, shown in names.items() if (value := getattr(sampling, name)) is not None}
     found |= _further_sampling(sampling)
     if job.reasoning not in ("", "default"):
         found["reasoning"] = {"effort": job.reasoning}
+    if form.tools:
+        found |= {"tools": form.tools, "tool_choice": form.tool_choice}
+    if form.tools and not form.parallel_tool_calls:
+        found["parallel_tool_calls"] = False
     if form.format:
         found["text"] = {"format": form.format}
     if sampling.logprobs is not None:

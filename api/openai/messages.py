@@ -7,24 +7,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, Tag, ValidationInfo, field_validator
 
 from api.openai.fields import MAX_MESSAGES, StrictBody, by_shape, refusal, shape
-from api.openai.other_parts import refuse_others
-from api.openai.tool_fields import MAX_TOOLS, MessageCall
+from api.openai.other_parts import TextPart, words_of
+from api.openai.tool_fields import MAX_TOOLS, CalledFunction, MessageCall
 from penstock.engine import ChatTurn
+from penstock.tools import ToolCall
 
-
-class TextPart(StrictBody):
-    """One part of a message's content."""
-
-    PASSED = True
-
-    type: Literal["text"] = Field(description="Images, files, audio and videos are refused.")
-    text: str = Field(description="Parts are joined without anything between them.")
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _only_text(cls, kind: Any) -> Any:
-        return refuse_others(kind, "text")
-
+_ROLES = {"developer": "system", "function": "tool"}
 
 Content: TypeAlias = Annotated[
     Annotated[str, Tag("<str>")]
@@ -38,8 +26,8 @@ class ChatMessage(StrictBody):
 
     PASSED = True
 
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
-        description="Who speaks; `developer` counts as `system`."
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = Field(
+        description="Who speaks; `developer` counts as `system`; `function` is the older name of `tool`."
     )
     content: Annotated[
         Content | None, Field(validate_default=True, description="Only `assistant` may leave it out.")
@@ -50,7 +38,7 @@ class ChatMessage(StrictBody):
     tool_call_id: Annotated[str, Field(max_length=128)] | None = Field(
         None, description="The call whose result a message of `tool` holds."
     )
-    function_call: None = Field(None, description="Refused: use `tool_calls`, its newer name.")
+    function_call: CalledFunction | None = Field(None, description="A call by its older name: use `tool_calls`.")
 
     @field_validator("content")
     @classmethod
@@ -66,23 +54,21 @@ class ChatMessage(StrictBody):
             raise refusal("has a place only in a message of 'assistant'")
         return calls
 
-    @field_validator("function_call", mode="before")
-    @classmethod
-    def _no_function_call(cls, value: Any) -> Any:
-        if value is not None:
-            raise refusal("is not supported here: use tool_calls, its newer name")
-        return value
-
     @property
     def turn(self) -> ChatTurn:
-        """Return the message as engines take it: text only, and `developer` as `system`, which chat templates know."""
-        content = self.content or ""
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        role = "system" if self.role == "developer" else self.role
+        """Return the message as engines take it: text only, and roles and calls by the names that chat templates know.
+        The id of a call by its older name is its function's name, by which the message with its result names it."""
+        text, role = words_of(self.content), _ROLES.get(self.role, self.role)
         extras = self.further if self.model_extra else {}
-        if not isinstance(content, str) and any(part.model_extra for part in content):
-            extras["content"] = [part.model_dump(exclude_none=True) for part in content]
-        if not self.tool_calls and not self.tool_call_id:
+        if isinstance(self.content, list) and any(part.model_extra or part.refusal for part in self.content):
+            extras["content"] = [part.model_dump(exclude_none=True) for part in self.content]
+        if not text and role == "assistant" and isinstance(refused := extras.get("refusal"), str):
+            text, extras["content"] = refused, None
+        if self.role == "function":
+            return ChatTurn(role, text, call_id=str(extras.pop("name", "")), extras=extras)
+        if not self.tool_calls and not self.tool_call_id and not self.function_call:
             return ChatTurn(role, text, extras=extras)
         calls = tuple([each.call for each in self.tool_calls or ()])
+        if role == "assistant" and not calls and (called := self.function_call) is not None:
+            calls = (ToolCall(called.name, called.name, called.arguments),)
         return ChatTurn(role, text, calls, (self.tool_call_id or "") if role == "tool" else "", extras)

@@ -14,7 +14,7 @@ import msgspec
 from api.openai.errors import invalid_request
 from api.openai.fields import PASSABLE
 from api.openai.queued_request import QueuedRequest
-from api.openai.refused_fields import CHAT_ONLY, COMPLETION_ONLY, CONSTRAINTS, FOR_SERVERS, UNSUPPORTED
+from api.openai.refused_fields import CHAT_ONLY, COMPLETION_ONLY, CONSTRAINTS, UNSUPPORTED
 from penstock.engine import ModelCard
 from penstock.tools import Tools
 from streaming.jobs.job import Prompt, has_extras, without_extras
@@ -23,7 +23,7 @@ ALL = "*"
 """In a card's `withheld`: every field."""
 OURS = frozenset(
     {
-        *(UNSUPPORTED.keys() - FOR_SERVERS),
+        *UNSUPPORTED,
         *(CHAT_ONLY.keys() - {"reasoning_effort"}),
         *COMPLETION_ONLY,
         *CONSTRAINTS,

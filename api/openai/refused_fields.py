@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from api.openai.errors import invalid_request
@@ -11,18 +11,11 @@ from api.openai.fields import OTHERS_PRIORITY, QueueOptions
 UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "moderation": (),
     "suffix": ("",),
     "best_of": (),
     "webhook": (),
 }
 """Known fields that are not supported, each with its neutral values, which are accepted (like null)."""
-
-FOR_SERVERS = frozenset({"modalities", "audio", "web_search_options", "moderation"})
-"""Those of them that a model's server may know: they are not refused if they are passed on."""
 
 CHAT_ONLY: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
@@ -37,8 +30,6 @@ COMPLETION_ONLY: Mapping[str, tuple[Any, ...]] = {"echo": (False,)}
 REMEDIES: Mapping[str, str] = {
     "functions": "Use tools, its newer name.",
     "function_call": "Use tool_choice, its newer name.",
-    "modalities": "Answers are text.",
-    "audio": "Answers are text.",
     "suffix": "Put it into the prompt, between the fill-in-the-middle tokens of the model, if it has any.",
     "echo": "Put the last message in front of the answer yourself; completions have it.",
     "best_of": "Ask for n answers and choose among them.",
@@ -67,11 +58,8 @@ _QUEUE_FIELDS = frozenset(QueueOptions.model_fields)
 _LOOKED_AT = frozenset({*UNSUPPORTED, *CHAT_ONLY, *COMPLETION_ONLY, *CONSTRAINTS, *_QUEUE_FIELDS})
 
 
-def refuse_fields(fields: Mapping[str, Any], *, chat: bool, passes: Callable[[str], bool] = lambda _: False) -> None:
-    """Refuse the known fields of a chat (`chat`) or completion that nothing here honours. Raises ApiError (400).
-
-    `passes`: whether a field is passed on to the model's server.
-    """
+def refuse_fields(fields: Mapping[str, Any], *, chat: bool) -> None:
+    """Refuse the known fields of a chat (`chat`) or completion that nothing here honours. Raises ApiError (400)."""
     if _LOOKED_AT.isdisjoint(fields):
         return
     unsupported = {**UNSUPPORTED, **(COMPLETION_ONLY if chat else CHAT_ONLY)}
@@ -82,7 +70,7 @@ def refuse_fields(fields: Mapping[str, Any], *, chat: bool, passes: Callable[[st
             raise invalid_request(f"{name} is not supported here. {CONSTRAINTS[name]}", name)
         if name in _QUEUE_FIELDS and value != OTHERS_PRIORITY:
             raise invalid_request(f"{name} has no effect there (did you mean queue.{name}?).", name)
-        if name not in unsupported or (name in FOR_SERVERS and passes(name)):
+        if name not in unsupported:
             continue
         neutral = (fields.get("n") or 1,) if name == "best_of" else unsupported[name]
         if value not in neutral:

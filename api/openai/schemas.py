@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import islice
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
@@ -34,6 +33,7 @@ from api.openai.messages import ChatMessage
 from api.openai.passed_fields import ALL, passed_fields, passed_parts, passes
 from api.openai.queued_request import TIERS, Effort
 from api.openai.refused_fields import COMPLETION_ONLY, CONSTRAINTS, UNSUPPORTED, refuse_fields
+from api.openai.responses.items import HostedItem
 from api.openai.responses.request import UNSUPPORTED as RESPONSE_UNSUPPORTED
 from api.openai.responses.request import CountRequest, InputFields, ResponseRequest, refuse_unsupported
 from api.openai.tasks.request import (
@@ -46,7 +46,7 @@ from api.openai.tasks.request import (
     TokenizeRequest,
     refuse_misplaced,
 )
-from api.openai.tool_fields import ToolFields
+from api.openai.tool_fields import HostedTool, ToolFields
 from api.openai.validation import validated
 from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens, job_class
@@ -69,8 +69,6 @@ MAX_EXTRAS = 1000
 
 _PLAIN = frozenset({type(None), bool, int, float, str, dict})
 """Types without fields of their own: most values, skipped because isinstance on a pydantic model is slow."""
-
-NO_CARDS: Mapping[str, ModelCard] = {}
 
 _ENDPOINT = "What the other fields describe: a chat (with `messages`) or a completion (with `prompt`)."
 
@@ -280,11 +278,8 @@ MODELS: Mapping[str, type[Request]] = {
 }
 
 
-def parse(kind: Kind, body: bytes, cards: Mapping[str, ModelCard] = NO_CARDS) -> Request:
-    """Parse and validate a body. Raises ApiError (400) that names the field, never its value.
-
-    `cards`: of the models, as far as they are known: some fields are refused unless a model's server gets them.
-    """
+def parse(kind: Kind, body: bytes) -> Request:
+    """Parse and validate a body. Raises ApiError (400) that names the field, never its value."""
     fields = read_object(body)
     model = _model(kind, fields)
     if issubclass(model, InputFields):
@@ -292,9 +287,7 @@ def parse(kind: Kind, body: bytes, cards: Mapping[str, ModelCard] = NO_CARDS) ->
     elif issubclass(model, TaskRequest):
         refuse_misplaced(fields)
     else:
-        card = cards.get(str(fields.get("model")))
-        is_passed = partial(passes, card=card) if card is not None else (lambda _: False)
-        refuse_fields(fields, chat=issubclass(model, ToolFields), passes=is_passed)
+        refuse_fields(fields, chat=issubclass(model, ToolFields))
     request = validated(model, fields)
     if isinstance(request, CompletionFields):
         request.check_end(request.token_limit, request.schema_asked)
@@ -393,7 +386,10 @@ def ignored_fields(request: Request, card: ModelCard | None = None) -> list[str]
     """
     passing = card if card is not None and card.capabilities.passes_fields else None
     names: dict[str, None] = {}  # an ordered set
-    known = RESPONSE_UNSUPPORTED if isinstance(request, InputFields) else {**UNSUPPORTED, **COMPLETION_ONLY}
+    known = {"messages[].refusal", *(RESPONSE_UNSUPPORTED if isinstance(request, InputFields) else UNSUPPORTED)}
+    known |= COMPLETION_ONLY.keys()
+    if (request.model_extra or {}).get("modalities") == ["text"]:
+        known.add("modalities")
     for name in islice(_extras(request, "", passing), MAX_EXTRAS):
         if name not in known and name not in CONSTRAINTS and _HEADER_WORD.fullmatch(name):
             names[name] = None
@@ -403,18 +399,23 @@ def ignored_fields(request: Request, card: ModelCard | None = None) -> list[str]
 
 
 def _extras(part: StrictBody, path: str, passing: ModelCard | None) -> Iterator[str]:
+    if isinstance(part, HostedTool | HostedItem):
+        yield f"{path}{part.type}"
+        return
     if part.model_extra and not (passing is not None and part.PASSED and ALL not in passing.withheld):
         top = passing if not path else None
         yield from (path + name for name in part.model_extra if top is None or not passes(name, top))
+    yield from (path + name for name in part.ignored if name != "verbosity" or not passes(name, passing))
     sent = part.model_fields_set
     for name, value in vars(part).items():  # in the order of the class
         if type(value) in _PLAIN or name not in sent:
             continue
         if isinstance(value, StrictBody):
             yield from _extras(value, f"{path}{name}.", passing)
-        elif isinstance(value, list) and value and isinstance(value[0], StrictBody):
+        elif isinstance(value, list):
             for item in value:
-                yield from _extras(item, f"{path}{name}[].", passing)
+                if isinstance(item, StrictBody):
+                    yield from _extras(item, f"{path}{name}[].", passing)
 
 
 def _model(kind: Kind, fields: Mapping[str, Any]) -> type[Request]:

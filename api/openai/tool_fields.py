@@ -17,7 +17,8 @@ _NAME = r"^[a-zA-Z0-9_.-]+$"
 
 
 def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
-    if schema.get("type", "object") != "object":
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise refusal("must be a schema of type 'object'")
     return schema
 
@@ -35,9 +36,7 @@ class Function(StrictBody):
     description: Annotated[str, Field(max_length=16_384)] | None = Field(
         None, description="What it does, for the model."
     )
-    parameters: Parameters | None = Field(
-        None, description="JSON schema of its arguments, an object; at most 512 KiB, and 16 levels deep."
-    )
+    parameters: Parameters | None = Field(None, description="JSON schema of its arguments, an object; at most 512 KiB.")
     strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
 
 
@@ -45,6 +44,27 @@ def _only_functions(kind: Any) -> Any:
     if kind != "function":
         raise refusal("must be 'function': other kinds of tools do not run here; offer a function and run it yourself")
     return kind
+
+
+class HostedTool(StrictBody):
+    """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
+
+    type: Annotated[str, Field(max_length=64)] = Field(description="Any kind but `function`.")
+
+
+def tool_shape(value: Any) -> str:
+    """Tell a function from a tool of another kind."""
+    kind = value.get("type", "function") if isinstance(value, Mapping) else "function"
+    return "<hosted>" if isinstance(kind, str) and kind != "function" else "<function>"
+
+
+def _functions(tools: Any) -> Any:
+    """The allowed functions among tools of all kinds; if there are none, the first tool's kind is refused."""
+    found = [each for each in tools if tool_shape(each) == "<function>"] if isinstance(tools, list) else tools
+    return found or tools
+
+
+OnlyFunctions = BeforeValidator(_functions)
 
 
 FunctionKind: TypeAlias = Annotated[Literal["function"], BeforeValidator(_only_functions)]
@@ -88,7 +108,7 @@ class AllowedTools(ClosedBody):
     """Some of the tools, and whether one must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), OnlyFunctions]
 
 
 class AllowedChoice(ClosedBody):
@@ -144,13 +164,19 @@ def check_different(names: Sequence[str]) -> None:
         raise refusal("must have different names")
 
 
-ChatTools: TypeAlias = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+AnyChatTool: TypeAlias = Annotated[
+    Annotated[ChatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
+]
+ChatTools: TypeAlias = Annotated[list[AnyChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class ToolFields(StrictBody):
     """The fields of a chat that offer tools."""
 
-    tools: ChatTools | None = Field(None, description="Functions that the model may call. Refused if it knows none.")
+    tools: ChatTools | None = Field(
+        None,
+        description="Functions that the model may call. Refused if it knows none. Other tools are ignored.",
+    )
     tool_choice: ToolChoice | None = Field(
         None,
         description="`auto` (the default with tools): the model chooses; `none`; `required`; or one function, or some.",
@@ -159,14 +185,14 @@ class ToolFields(StrictBody):
 
     @field_validator("tools")
     @classmethod
-    def _different(cls, tools: list[ChatTool] | None) -> list[ChatTool] | None:
-        check_different([tool.function.name for tool in tools or ()])
+    def _different(cls, tools: list[AnyChatTool] | None) -> list[AnyChatTool] | None:
+        check_different([tool.function.name for tool in tools or () if isinstance(tool, ChatTool)])
         return tools
 
     @property
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
-        offered = tuple([tool.tool for tool in self.tools or ()])
+        offered = tuple([tool.tool for tool in self.tools or () if isinstance(tool, ChatTool)])
         parallel = self.parallel_tool_calls is not False
         match self.tool_choice:
             case NamedChoice(function=NamedFunction(name=name)):
@@ -197,7 +223,8 @@ def chosen(
     if mode == "none" or (mode in (None, "auto") and not offered):
         return None
     if not offered:
-        raise invalid_request("tool_choice needs tools: give the functions to choose from.", "tool_choice")
+        message = "tool_choice needs tools: give the functions to choose from. Tools of other kinds do not run here."
+        raise invalid_request(message, "tool_choice")
     if not {tool.name for tool in offered}.issuperset(names):
         raise invalid_request("tool_choice names a function that is not in tools.", "tool_choice")
     if named:

@@ -32,7 +32,16 @@ _WORDS = {
     "string_too_short": "must not be empty",
     "string_pattern_mismatch": "must match the pattern {pattern}",
     "string_too_long": "may have at most {max_length} characters",
+    "string_unicode": "must be text without lone surrogates",
+    "model_attributes_type": "must be an object",
+    "none_required": "must be null",
+    "greater_than": "must be greater than {gt}",
+    "finite_number": "must be a finite number",
+    "union_tag_invalid": "has a form that is not known here",
+    "union_tag_not_found": "has a form that is not known here",
 }
+_OURS = ("refused", "shape")
+"""Kinds of errors whose text is ours. Any other kind without words above is said to be a value of the wrong kind."""
 
 
 _INTEGER_EXPECTED = ("int_type", "shape")
@@ -66,12 +75,13 @@ def explained(error: ValidationError) -> ApiError:
     """Return the first error as a 400 with the path of the field."""
     first = error.errors(include_input=False, include_url=False)[0]
     *above, last = loc = first["loc"]
-    pattern = _WORDS.get(first["type"])
-    words = first["msg"] if pattern is None else pattern.format_map(first.get("ctx", {}))
+    pattern = _WORDS.get(first["type"], "has a value of the wrong kind")
+    words = first["msg"] if first["type"] in _OURS else pattern.format_map(first.get("ctx", {}))
     if first["type"] == "extra_forbidden" and above == ["response_format"]:
         words = "is not supported here: use type 'json_schema' with the schema in json_schema.schema"
     elif first["type"] == "extra_forbidden":
-        words = f"is no known field ({nearest(str(last)[:64], QueueOptions.model_fields)})"
+        hint = f" ({nearest(str(last)[:64], QueueOptions.model_fields)})" if above == ["queue"] else ""
+        words = f"is no known field{hint}"
     elif last == "[key]" and len(above) > 1:  # pydantic's marker for an object's key, here of metadata
         param = _path(above[:-1])
         return invalid_request(f"{param}: a key {words}.", param)

@@ -18,7 +18,7 @@ from api.openai.responses.answer_items import given_up
 from api.openai.responses.events import START
 from api.openai.responses.ids import job_of, response_id
 from api.openai.responses.object import RUNNING, ended_response
-from api.openai.responses.request import INCLUDED, LOGPROBS, Context, InputFields, ResponseRequest
+from api.openai.responses.request import INCLUDED, Context, InputFields, ResponseRequest
 from api.openai.schemas import Kind
 from api.query import MAX_PER_PAGE, page_limit, whole_number
 from api.responses.facts import facts_of as stored_facts
@@ -169,7 +169,7 @@ def check_include(request: Request) -> None:
     query = request.query_params
     for value in (*query.getlist("include"), *query.getlist("include[]")):
         if value not in (*INCLUDED, ""):
-            raise errors.invalid_request(f"include must be {LOGPROBS}, or left out.", "include")
+            raise errors.invalid_request(f"include must be one of {', '.join(INCLUDED)}, or left out.", "include")
 
 
 def _flag(text: str | None, param: str) -> bool:

@@ -105,7 +105,7 @@ def _add(
     line: Envelope, place: int, terms: Terms, found: ValidatedInput, grouping: _PrefixOrder, segment: Segment
 ) -> None:
     try:
-        request = request_of(line, terms.models, terms.max_choices, terms.cards)
+        request = request_of(line, terms.models, terms.max_choices)
     except ApiError as error:
         segment.add(place, LineOutcome.FAILED, answer=refusal(error))
         found.refused += 1

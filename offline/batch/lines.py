@@ -309,7 +309,7 @@ class Lines:
         for line in lines:
             try:
                 found = envelope(self.plan.read(self._source, line), batch.endpoint)
-                request = request_of(found, None, cards=cards)
+                request = request_of(found, None)
                 number, card = self.plan.numbers[line], cards.get(request.model)
                 job_id, lane = self._job_id(line), self._lane
                 jobs.append(job_of(request, batch, job_id=job_id, number=number, lane=lane, left_ms=left_ms, card=card))

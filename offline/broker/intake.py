@@ -98,7 +98,7 @@ class Intake:
         tenant = self._settings.take_tenant
         try:
             cards = await self._fleet.cards()
-            asked = parse("job", await weighed(body), cards)
+            asked = parse("job", await weighed(body))
             check_choices(asked, self._max_choices)
             if asked.model not in self._models:
                 raise model_not_found(asked.model, self._models)

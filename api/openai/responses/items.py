@@ -1,52 +1,36 @@
 """Input items of the Responses API: validates those of a request, and renders those of a stored one.
 
 Each becomes one turn of the conversation: a message, a call of a function, or its output. Reasoning of
-earlier answers is taken and left out: models do not see it.
+earlier answers is taken and left out, and so are the calls of tools that do not run here: models do not see them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator
 
 from api.openai.fields import MAX_MESSAGES, ClosedBody, StrictBody, refusal
-from api.openai.other_parts import refuse_others
+from api.openai.other_parts import TextPart, words_of
 from api.openai.responses.ids import CALL, MESSAGE, OUTPUT, input_item_id
 from api.openai.tool_fields import FunctionName
 from penstock.engine import ChatTurn
 from penstock.tools import ToolCall
 
+HOSTED = r"^([a-z_]{1,56}_call(_output)?|mcp_[a-z_]{1,56}|tool_search_output|compaction(_trigger)?)$"
+"""Items of tools that OpenAI's servers run, and of kinds of tools that have no place here."""
+_HOSTED = re.compile(HOSTED)
+_KINDS = ("message", "item_reference", "function_call", "function_call_output", "reasoning")
+
 ItemId: TypeAlias = Annotated[str, Field(max_length=128)]
 
 
-class Part(StrictBody):
-    """One part of a message's content."""
+class Part(TextPart):
+    """One part of an item's content."""
 
-    type: Literal["input_text", "output_text", "text", "refusal"] = Field(
-        description="Images, files and audio are refused."
-    )
-    text: Annotated[
-        str | None, Field(validate_default=True, description="Required, except in a part of type `refusal`.")
-    ] = None
-    refusal: str | None = Field(None, description="The text of a part of type `refusal`.")
-
-    @field_validator("type", mode="before")
-    @classmethod
-    def _only_text(cls, kind: Any) -> Any:
-        return refuse_others(kind, "input_text")
-
-    @field_validator("text")
-    @classmethod
-    def _has_text(cls, text: str | None, info: ValidationInfo) -> str | None:
-        if text is None and info.data.get("type") != "refusal":
-            raise refusal("is required")
-        return text
-
-    @property
-    def words(self) -> str:
-        return (self.refusal if self.type == "refusal" else self.text) or ""
+    TEXT_KIND = "input_text"
 
 
 def _shape(value: Any) -> str:
@@ -59,10 +43,6 @@ PartList: TypeAlias = Annotated[list[Part], Field(max_length=MAX_MESSAGES, fail_
 Content: TypeAlias = Annotated[Annotated[str, Tag("<str>")] | Annotated[PartList, Tag("<list>")], TEXT_OR_LIST]
 
 
-def _joined(content: str | list[Part]) -> str:
-    return content if isinstance(content, str) else "".join(part.words for part in content)
-
-
 class Message(StrictBody):
     """An input item: one turn of a conversation, in the short or in the long form."""
 
@@ -70,9 +50,20 @@ class Message(StrictBody):
     role: Literal["system", "developer", "user", "assistant"] = Field(
         description="Who speaks; `developer` counts as `system`."
     )
-    content: Content = Field(description="A text, or a list of parts, which are joined.")
+    content: Annotated[
+        Content | None,
+        Field(validate_default=True, description="A text, or a list of parts, which are joined. Not null of others."),
+    ] = None
     id: ItemId | None = Field(None, description="Without effect: input items get ids of their own.")
     status: Literal["in_progress", "completed", "incomplete"] | None = Field(None, description="Without effect.")
+    refusal: str | None = Field(None, description="What an earlier answer said instead of `content`.")
+
+    @field_validator("content")
+    @classmethod
+    def _has_content(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and info.data.get("role", "assistant") != "assistant":
+            raise refusal("is required")
+        return content
 
     @property
     def of_developer(self) -> bool:
@@ -81,7 +72,8 @@ class Message(StrictBody):
     @property
     def turn(self) -> ChatTurn:
         """Return the message as engines take it: text only, and `developer` as `system`, which chat templates know."""
-        return ChatTurn("system" if self.role == "developer" else self.role, _joined(self.content))
+        text = words_of(self.content) or (self.role == "assistant" and self.refusal) or ""
+        return ChatTurn("system" if self.role == "developer" else self.role, text)
 
 
 class FunctionCall(StrictBody):
@@ -112,13 +104,23 @@ class FunctionCallOutput(StrictBody):
 
     @property
     def turn(self) -> ChatTurn:
-        return ChatTurn("tool", _joined(self.output), call_id=self.call_id)
+        return ChatTurn("tool", words_of(self.output), call_id=self.call_id)
 
 
 class ReasoningItem(StrictBody):
     """An input item: the reasoning of an earlier answer, which is left out."""
 
     type: Literal["reasoning"] = Field(description="Without effect: models do not see earlier reasoning.")
+
+    @property
+    def turn(self) -> None:
+        return None
+
+
+class HostedItem(StrictBody):
+    """An input item: the call of a tool that does not run here, or what it gave. It is left out."""
+
+    type: str = Field(pattern=HOSTED, description="Without effect: named in X-Ignored-Fields.")
 
     @property
     def turn(self) -> None:
@@ -134,7 +136,7 @@ class ItemReference(ClosedBody):
 
 def _check_kind(value: Any) -> Any:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind in (None, "message", "item_reference", "function_call", "function_call_output", "reasoning"):
+    if kind is None or (isinstance(kind, str) and (kind in _KINDS or _HOSTED.fullmatch(kind))):
         return value
     raise refusal("must have the type 'message', 'function_call', 'function_call_output' or 'item_reference'")
 
@@ -145,6 +147,8 @@ def _kind(value: Any) -> str:
     kind = value.get("type")
     if kind in ("function_call", "function_call_output", "reasoning"):
         return f"<{kind}>"
+    if kind not in _KINDS and kind is not None:
+        return "<hosted>"
     refers = kind == "item_reference" or (kind is None and "id" in value and "role" not in value)
     return "<reference>" if refers else "<message>"
 
@@ -154,6 +158,7 @@ Item: TypeAlias = Annotated[
     | Annotated[FunctionCall, Tag("<function_call>")]
     | Annotated[FunctionCallOutput, Tag("<function_call_output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[HostedItem, Tag("<hosted>")]
     | Annotated[ItemReference, Tag("<reference>")],
     Discriminator(_kind),
     BeforeValidator(_check_kind),
@@ -187,6 +192,16 @@ def shown_turn(item_id: str, turn: ChatTurn, *, developer: bool = False) -> dict
 def reasoned_turn(text: str) -> ChatTurn:
     """Earlier reasoning as a turn: engines do not see it, and a model's server gets it as a field of the message."""
     return ChatTurn("assistant", "", extras={"reasoning_content": text} if text else {})
+
+
+def sent_items(turn: ChatTurn) -> list[dict[str, Any]]:
+    """Render a turn as the items that a request would send for it."""
+    if turn.call_id:
+        return [{"type": "function_call_output", "call_id": turn.call_id, "output": turn.content}]
+    said = [{"role": turn.role, "content": turn.content}] if turn.content or not turn.calls else []
+    named = [{"type": "function_call", "call_id": call.id, "name": call.name} for call in turn.calls]
+    calls = zip(named, turn.calls, strict=True)
+    return said + [{**call.extras, **item, "arguments": call.arguments} for item, call in calls]
 
 
 def call_item(item_id: str, call_id: str, name: str, arguments: Any, status: str) -> dict[str, Any]:

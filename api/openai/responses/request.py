@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, ValidationInfo, field_validator
 
@@ -29,16 +29,23 @@ from streaming.jobs.response_form import ResponseForm
 from streaming.priority import Priority
 
 LOGPROBS = "message.output_text.logprobs"
-INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""What `include` may name; there is no reasoning yet that could be encrypted."""
+Included: TypeAlias = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+INCLUDED: tuple[str, ...] = get_args(Included)
+"""What `include` may name. Of these, answers have log-probabilities only; the others are ignored."""
 
 _OTHER_NAMES = "is no field of this endpoint. Use"
 
 UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "truncation": (("disabled",), "Shorten the input instead, and leave it out."),
     "prompt": ((), "Send the whole text in instructions and input."),
-    "context_management": ((), "Leave it out."),
-    "moderation": ((), "Leave it out."),
     "max_tokens": ((), f"It {_OTHER_NAMES} max_output_tokens."),
     "max_completion_tokens": ((), f"It {_OTHER_NAMES} max_output_tokens."),
     "messages": ((), f"It {_OTHER_NAMES} input."),
@@ -66,7 +73,7 @@ class Format(ClosedBody):
         Field(
             alias="schema",
             validate_default=True,
-            description="Required with type `json_schema`: at most 512 KiB, and 16 levels deep. The answer is checked.",
+            description="Required with type `json_schema`: at most 512 KiB. The answer is checked.",
         ),
     ] = None
     description: Annotated[str, Field(max_length=4096)] | None = Field(
@@ -102,7 +109,14 @@ class TextOptions(StrictBody):
     """Options of the text of a response."""
 
     format: Format | None = Field(None, description="Plain text, any JSON object, or JSON of a schema.")
-    verbosity: Literal["medium"] | None = Field(None, description="Only `medium`: no engine knows others.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Ignored: no engine knows it.")
+
+    @property
+    def ignored(self) -> list[str]:
+        return ["verbosity"] if self.verbosity in ("low", "high") else []
+
+
+Summary: TypeAlias = Literal["auto", "concise", "detailed"]
 
 
 class Reasoning(StrictBody):
@@ -111,8 +125,12 @@ class Reasoning(StrictBody):
     effort: Effort | None = Field(
         None, description="How much the model reasons before it answers. Refused if it cannot be told that."
     )
-    summary: None = Field(None, description="Only null: no engine summarizes.")
-    generate_summary: None = Field(None, description="Only null.")
+    summary: Summary | None = Field(None, description="Ignored: no engine summarizes.")
+    generate_summary: Summary | None = Field(None, description="Ignored, as its newer name.")
+
+    @property
+    def ignored(self) -> list[str]:
+        return [name for name in ("summary", "generate_summary") if getattr(self, name)]
 
 
 class ResponseStreamOptions(StrictBody):
@@ -219,13 +237,13 @@ class ResponseRequest(InputFields):
         False, description="Answer at once; the response goes on whoever disconnects. Needs `store`."
     )
     store: bool | None = Field(True, description="Whether it can be retrieved later, for as long as jobs are kept.")
-    include: (
-        Annotated[
-            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
-            Field(max_length=16, fail_fast=True),
-        ]
-        | None
-    ) = Field(None, description="What else the answer holds. Log-probabilities are refused if the engine has none.")
+    include: Annotated[list[Included], Field(max_length=16, fail_fast=True)] | None = Field(
+        None,
+        description="What else the answer holds. Log-probabilities are refused if the engine has none; others ignored.",
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="`auto` is ignored: too long an input is refused."
+    )
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None, description="Likeliest alternatives of each token; needs include with message.output_text.logprobs."
     )
@@ -236,6 +254,11 @@ class ResponseRequest(InputFields):
     )
     safety_identifier: Annotated[str, Field(max_length=128)] | None = Field(None, description="Shown in the response.")
     prompt_cache_key: Annotated[str, Field(max_length=256)] | None = Field(None, description="Shown in the response.")
+
+    @property
+    def ignored(self) -> list[str]:
+        included = [f"include[].{name}" for name in self.include or () if name != LOGPROBS]
+        return [*(["truncation"] if self.truncation == "auto" else []), *included]
 
     @field_validator("store")
     @classmethod
@@ -303,7 +326,7 @@ class ResponseRequest(InputFields):
             top_logprobs=self.top_logprobs or 0,
             max_tool_calls=self.max_tool_calls,
             parallel_tool_calls=self.parallel_tool_calls is not False,
-            tools=tuple([tool.shown for tool in self.tools or ()]),
+            tools=tuple([tool.shown for tool in self.functions]),
             tool_choice=self.choice_shown,
             safety_identifier=self.safety_identifier,
             prompt_cache_key=self.prompt_cache_key,

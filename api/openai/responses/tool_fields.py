@@ -11,10 +11,13 @@ from api.openai.tool_fields import (
     MAX_TOOLS,
     FunctionKind,
     FunctionName,
+    HostedTool,
+    OnlyFunctions,
     Parameters,
     check_different,
     choice_shape,
     chosen,
+    tool_shape,
 )
 from penstock.tools import Tool, Tools
 
@@ -27,9 +30,7 @@ class FlatTool(StrictBody):
     type: FunctionKind = Field(description="Only functions: the client runs them.")
     name: FunctionName = Field(description="Letters, digits, `_`, `-` and `.`; at most 128 characters.")
     description: Annotated[str, Field(max_length=16_384)] | None = Field(None, description="What it does.")
-    parameters: Parameters | None = Field(
-        None, description="JSON schema of its arguments, an object; at most 512 KiB, and 16 levels deep."
-    )
+    parameters: Parameters | None = Field(None, description="JSON schema of its arguments, an object; at most 512 KiB.")
     strict: bool | None = Field(None, description="Whether calls are checked against the schema.")
 
     @property
@@ -55,7 +56,7 @@ class FlatAllowed(ClosedBody):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FlatNamed], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+    tools: Annotated[list[FlatNamed], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True), OnlyFunctions]
 
 
 FlatChoice: TypeAlias = Annotated[
@@ -66,11 +67,17 @@ FlatChoice: TypeAlias = Annotated[
 ]
 
 
+AnyFlatTool: TypeAlias = Annotated[
+    Annotated[FlatTool, Tag("<function>")] | Annotated[HostedTool, Tag("<hosted>")], Discriminator(tool_shape)
+]
+
+
 class FlatToolFields(StrictBody):
     """The fields of a response that offer tools."""
 
-    tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description="Functions that the model may call. Refused if it knows none."
+    tools: Annotated[list[AnyFlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None,
+        description="Functions that the model may call. Refused if it knows none. Other tools are ignored.",
     )
     tool_choice: FlatChoice | None = Field(
         None,
@@ -80,14 +87,19 @@ class FlatToolFields(StrictBody):
 
     @field_validator("tools")
     @classmethod
-    def _different(cls, tools: list[FlatTool] | None) -> list[FlatTool] | None:
-        check_different([tool.name for tool in tools or ()])
+    def _different(cls, tools: list[AnyFlatTool] | None) -> list[AnyFlatTool] | None:
+        check_different([tool.name for tool in tools or () if isinstance(tool, FlatTool)])
         return tools
+
+    @property
+    def functions(self) -> list[FlatTool]:
+        """The tools without those that do not run here."""
+        return [tool for tool in self.tools or () if isinstance(tool, FlatTool)]
 
     @property
     def tools_asked(self) -> Tools | None:
         """The functions that the answer may call; None if it may call none. Raises ApiError (400)."""
-        offered = tuple([tool.tool for tool in self.tools or ()])
+        offered = tuple([tool.tool for tool in self.functions])
         match self.tool_choice:
             case FlatNamed(name=name):
                 return chosen(offered, "required", [name], named=True, parallel=self._parallel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgspec
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from api.openai.errors import ApiError
+from api.openai.fields import QueueOptions
 from api.openai.job_input import input_object
-from api.openai.schemas import Kind, Request, clamp, ignored_fields, parse, to_job
+from api.openai.schemas import MODELS, ChatJobRequest, Kind, Request, clamp, ignored_fields, parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.codec import decode_job, encode
@@ -233,7 +235,9 @@ WRONG_CHATS: list[tuple[dict[str, Any], str, str]] = [
      "must be a string"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].id", "is required"),
     ({"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "messages[0].tool_calls", "'assistant'"),
-    ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call", "use tool_calls"),
+    ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages[0].function_call.name", "is required"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text", "is required"),
+    ({"messages": [None]}, "messages[0]", "must be an object"),
     ({"tools": [TOOL | {"function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
     ({"tools": [TOOL | {"function": {"name": "f", "parameters": {"type": "string"}}}]}, "tools[0].function.parameters",
      "'object'"),
@@ -337,7 +341,7 @@ def test_what_is_missing_is_required() -> None:
         (b"[" * 8_000, "recursion limit"),
         (b"[]", "must be a JSON object"),
         (b'"hi"', "must be a JSON object"),
-        (b'{"a":' * 33 + b"1" + b"}" * 33, "more than 32 levels"),
+        (b'{"a":' * 129 + b"1" + b"}" * 129, "more than 128 levels"),
     ],
 )
 def test_a_body_that_is_no_json_object_is_refused(body: bytes, words: str) -> None:
@@ -346,17 +350,16 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes, words: str) -> No
 
 
 def test_the_deepest_json_that_is_allowed_passes() -> None:
-    """32 levels, where the 33rd is refused."""
+    """128 levels, where the next one is refused."""
     fields = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "x": '
-    assert parse("chat", fields + b"[" * 31 + b"]" * 31 + b"}")
-    assert "levels" in refused("chat", fields + b"[" * 32 + b"]" * 32 + b"}").message
+    assert parse("chat", fields + b"[" * 127 + b"]" * 127 + b"}")
+    assert "levels" in refused("chat", fields + b"[" * 128 + b"]" * 128 + b"}").message
 
 
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
         ('{"enum": ["' + "x" * 2**19 + '"]}', "at most 524288 bytes"),
-        ('{"a":' * 17 + "1" + "}" * 17, "nested at most 16"),
         ('{"maximum": 1e999}', "finite numbers of at most 64 bits"),
         (f'{{"maximum": {2**64}}}', "finite numbers of at most 64 bits"),
     ],
@@ -392,8 +395,8 @@ def large_schema(properties: int, characters: int, values: int, levels: int) -> 
 
 def test_the_largest_schema_that_openai_takes_is_taken() -> None:
     """5,000 properties, 120,000 characters of names and values, 1,000 values of enums, 10 levels: as output format and
-    as a tool's arguments, chat and response. Of the levels there are only 7, for each takes two here."""
-    schema = large_schema(5000, 120_000, 1000, 7)
+    as a tool's arguments, chat and response."""
+    schema = large_schema(5000, 120_000, 1000, 10)
     wrapped = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": schema}}
     assert chat(response_format=wrapped).sampling.json_schema == schema
     function = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
@@ -423,9 +426,7 @@ def test_what_excludes_tools_is_refused_with_what_to_do_instead() -> None:
     ("name", "value"),
     [
         ("functions", [{}]),
-        ("function_call", {"name": "f"}), ("modalities", ["text", "audio"]),
-        ("audio", {"voice": "a"}),
-        ("web_search_options", {}), ("moderation", {}), ("suffix", "end"), ("best_of", 4), ("webhook", "https://example.org"),
+        ("function_call", {"name": "f"}), ("suffix", "end"), ("best_of", 4), ("webhook", "https://example.org"),
     ],
 )  # fmt: skip
 def test_known_fields_nobody_honours_are_refused(name: str, value: Any) -> None:
@@ -444,7 +445,7 @@ def test_known_fields_nobody_honours_are_refused(name: str, value: Any) -> None:
     [
         ("tools", []), ("tools", None), ("tool_choice", "none"), ("tool_choice", "auto"), ("functions", []),
         ("parallel_tool_calls", False),
-        ("logit_bias", {}), ("modalities", ["text"]), ("audio", None), ("reasoning_effort", "none"), ("suffix", ""),
+        ("logit_bias", {}), ("modalities", ["text"]), ("reasoning_effort", "none"), ("suffix", ""),
         ("echo", False), ("best_of", 1), ("webhook", None),
     ],
 )  # fmt: skip
@@ -453,6 +454,162 @@ def test_their_neutral_values_pass(name: str, value: Any) -> None:
     request = chat(**{name: value})
     assert job_of(request) == job_of(chat())
     assert ignored_fields(request) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("modalities", ["text", "audio"]), ("audio", {"voice": "a", "format": "wav"}), ("web_search_options", {}),
+        ("moderation", {}), ("store", True), ("verbosity", "low"), ("prompt_cache_key", "a"),
+    ],
+)  # fmt: skip
+def test_what_nobody_honours_is_named_and_changes_nothing(name: str, value: Any) -> None:
+    request = chat(**{name: value})
+    assert job_of(request) == job_of(chat()) and ignored_fields(request) == [name]
+
+
+HOSTED = ("web_search", "web_search_preview_2025_03_11", "file_search", "code_interpreter", "computer_use_preview",
+          "image_generation", "mcp", "local_shell", "custom", "apply_patch")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTED)
+def test_a_tool_that_does_not_run_here_is_named_and_dropped(kind: str) -> None:
+    """It is refused where tool_choice needs it."""
+    hosted = {"type": kind, "name": "x", "server_label": "y", "container": {"type": "auto"}}
+    flat = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+    for of, tool, base in (("chat", TOOL, {"messages": MESSAGES}), ("response", flat, {"input": "hi"})):
+
+        def body(*tools: Any, of: Any = of, base: Any = base, **more: Any) -> Any:
+            return parse(of, json.dumps({"model": "m", "tools": tools, **base, **more}).encode())
+
+        alone, beside = body(hosted), body(hosted, tool)
+        assert alone.tools_asked is None and beside.tools_asked == body(tool).tools_asked
+        assert ignored_fields(alone) == ignored_fields(beside) == [f"tools[].{kind}"]
+        for choice in ({"type": kind}, "required"):
+            error = refused(of, {"model": "m", "tools": [hosted], "tool_choice": choice, **base})  # type: ignore[arg-type]
+            assert (error.param or "").startswith("tool_choice") and error.status == 400
+    chosen = {"type": "allowed_tools", "mode": "required", "tools": [{"type": kind}, {"type": "function", "name": "f"}]}
+    asked = {"model": "m", "input": "hi", "tools": [hosted, flat], "tool_choice": chosen}
+    tools = parse("response", json.dumps(asked).encode()).tools_asked
+    assert tools is not None and [tool.name for tool in tools.offered] == ["f"]
+
+
+def test_what_a_response_cannot_have_is_named() -> None:
+    items = [
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
+        {"type": "file_search_call", "id": "fs_1", "queries": [], "results": None},
+        {"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}},
+        {"type": "code_interpreter_call", "id": "ci_1"}, {"type": "image_generation_call", "id": "ig_1"},
+        {"type": "mcp_list_tools", "id": "mcpl_1"}, {"type": "mcp_approval_request", "id": "mcpr_1"},
+        {"type": "custom_tool_call", "call_id": "d"}, {"type": "local_shell_call_output", "id": "e"},
+        {"type": "compaction", "encrypted_content": "x"},
+    ]  # fmt: skip
+    said = {"role": "user", "content": "hi"}
+    fields = {
+        "input": [*items, said], "truncation": "auto", "text": {"verbosity": "low"}, "context_management": [],
+        "reasoning": {"summary": "auto", "generate_summary": "concise"}, "moderation": {},
+        "include": ["web_search_call.action.sources", "reasoning.encrypted_content"],
+    }  # fmt: skip
+    request = parse("response", json.dumps({"model": "m", **fields}).encode())
+    plain = parse("response", json.dumps({"model": "m", "input": [said]}).encode())
+    assert request.prompt_asked == plain.prompt_asked
+    named = ignored_fields(request)
+    assert {f"input[].{item['type']}" for item in items} <= {*named}
+    few = parse("response", json.dumps({"model": "m", **fields, "input": [items[0], said]}).encode())
+    assert set(ignored_fields(few)) == {
+        "context_management", "moderation", "truncation", "include[].web_search_call.action.sources",
+        "include[].reasoning.encrypted_content", "input[].web_search_call", "text.verbosity", "reasoning.summary",
+        "reasoning.generate_summary",
+    }  # fmt: skip
+
+
+REFUSAL = {"type": "refusal", "refusal": "No."}
+SAID_NO = (
+    {"content": [REFUSAL]}, {"content": None, "refusal": "No."}, {"refusal": "No."},
+    {"content": [{"type": "text", "text": "N"}, {"type": "refusal", "refusal": "o."}]},
+    {"content": "No.", "refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None},
+    {"content": "No.", "reasoning_content": "why", "audio": {"id": "audio_1"}, "name": "a"},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("message", SAID_NO)
+@pytest.mark.parametrize("kind", ["chat", "job", "tokenize"])
+def test_a_refusal_is_what_the_assistant_said(kind: Any, message: dict[str, Any]) -> None:
+    body = {"model": "m", "messages": [*MESSAGES, {"role": "assistant", **message}]}
+    turn = parse(kind, json.dumps(body).encode()).prompt_asked.turns[-1]  # type: ignore[union-attr]
+    assert (turn.role, turn.content) == ("assistant", "No.")
+    if message.get("refusal") or message.get("content") == [REFUSAL]:
+        assert turn.shown == {"role": "assistant", "content": None, **message}, "so a model's server gets it"
+
+
+@pytest.mark.parametrize("message", [{"content": [REFUSAL]}, {"content": None, "refusal": "No."}])
+@pytest.mark.parametrize("kind", ["response", "count"])
+def test_a_refusal_is_an_item_of_the_input(kind: Any, message: dict[str, Any]) -> None:
+    body = {"model": "m", "input": [{"type": "message", "role": "assistant", **message}]}
+    assert parse(kind, json.dumps(body).encode()).prompt_asked.turns[-1].content == "No."  # type: ignore[union-attr]
+
+
+WRONG: tuple[Any, ...] = (
+    5, -1, 2.5, 2**70, "x", "", True, [], [5], [None], ["x"], [[]], [{}], {}, {"x": 5}, {"type": "x"}, {"type": 5},
+    [{"type": 5}], {"id": 5}, {"type": "function"}, [{"type": "function"}], [{"role": "x"}],
+    {"format": {"type": 5}},
+)  # fmt: skip
+BASES: dict[Any, dict[str, Any]] = {
+    "chat": {"messages": MESSAGES}, "completion": {"prompt": "x"}, "response": {"input": "x"}, "count": {"input": "x"},
+    "job": {"messages": MESSAGES}, "embedding": {"input": "x"}, "rerank": {"query": "x", "documents": ["y"]},
+    "tokenize": {"prompt": "x"}, "detokenize": {"tokens": [1]},
+}  # fmt: skip
+RAW = re.compile(
+    r"Input|should|valid |validation|pydantic|instance|Value error|Field required|literal|union|tag|None\b"
+)
+"""Words of a validator, which no sentence of ours has."""
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_no_message_is_a_validators(kind: Any) -> None:
+    """Each field of a body, and each of what is in it, with values of every wrong type."""
+    fields = {
+        *(ChatJobRequest if kind == "job" else MODELS[kind]).model_fields,
+        "messages",
+        "tools",
+        "queue",
+        "metadata",
+    }
+    inner = {
+        "messages": "role content tool_calls tool_call_id function_call name refusal",
+        "tools": "type function name",
+        "input": "type role content id call_id output",
+        "queue": " ".join(QueueOptions.model_fields),
+        "text": "format verbosity",
+        "reasoning": "effort summary",
+        "response_format": "type json_schema",
+    }
+    seen = set[str]()
+    for name in fields:
+        bodies = [{name: value} for value in WRONG]
+        for part in inner.get(name, "").split():
+            for value in WRONG:
+                item = {"role": "user", "content": "x", part: value} if name in ("messages", "input") else {part: value}
+                bodies.append({name: [item] if name in ("messages", "tools", "input") else item})
+        for body in bodies:
+            try:
+                parse(kind, json.dumps({"model": "m", **BASES[kind], **body}).encode())
+            except ApiError as error:
+                words = f"{error.param}: {error.message}"
+                seen.add(words)
+                assert error.status == 400 and RAW.search(error.message) is None, words
+                assert error.param is None or error.param.split(".")[0].split("[")[0] in error.message, words
+    assert len(seen) > 20
+
+
+def test_a_call_by_its_older_name_is_a_call() -> None:
+    call = {"name": "f", "arguments": "{}"}
+    history = [
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "f", "content": "4"},
+    ]
+    called, told = chat(messages=[*MESSAGES, *history]).prompt_asked.turns[-2:]  # type: ignore[union-attr]
+    assert called.calls[0].name == "f" and told.role == "tool" and told.call_id == called.calls[0].id
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])

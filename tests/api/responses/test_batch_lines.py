@@ -34,7 +34,7 @@ def test_each_line_has_its_response(house: House) -> None:
         line(6, max_output_tokens=1_000_000),
         line(7, previous_response_id="resp_1"),
         line(8, background=True),
-        line(9, tools=[{"type": "web_search"}]),
+        line(9, tools=[{"type": "web_search"}], tool_choice="required"),
         line(10, tools=[{"type": "function", "name": "f", "parameters": {}}]),
         line(11, conversation={"id": openai.conversations.create().id}),
     ]
@@ -56,7 +56,7 @@ def test_each_line_has_its_response(house: House) -> None:
         ["c6", "c7", "c8", "c9", "c11"], 400
     )
     params = {name: row["body"]["error"]["param"] for name, row in errors.items()}
-    assert [params[name] for name in ("c7", "c8", "c9")] == ["previous_response_id", "background", "tools[0].type"]
+    assert [params[name] for name in ("c7", "c8", "c9")] == ["previous_response_id", "background", "tool_choice"]
     assert params["c11"] == "conversation" and "same time" in errors["c11"]["body"]["error"]["message"]
     assert found["c10"]["output"][0]["type"] == "function_call"
 
