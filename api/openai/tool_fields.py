@@ -49,7 +49,9 @@ def _only_functions(kind: Any) -> Any:
 class HostedTool(StrictBody):
     """A tool that OpenAI's servers run, such as `web_search`. It is dropped and named in X-Ignored-Fields."""
 
-    type: Annotated[str, Field(max_length=64)] = Field(description="Any kind but `function`.")
+    type: Annotated[str, Field(max_length=64)] = Field(
+        description="Any kind but `function`.", json_schema_extra={"not": {"const": "function"}}
+    )
 
 
 def tool_shape(value: Any) -> str:

@@ -107,6 +107,10 @@ class Place:
     def __init__(self, folder: Path) -> None:
         (folder / "penstock.toml").write_text(SETTINGS)
         self.folder, self.instance = folder, Instance(folder)
+        self.names: dict[str, str] = {}
+
+    def fill(self) -> None:
+        folder = self.folder
         body = {"model": "sim", "messages": [{"role": "user", "content": HOSTILE * 4}], "max_tokens": 8}
         metadata = {"note": HOSTILE, "ticket": "水 " * 60}
         jobs = [self._submit(body | {"metadata": metadata}), self._submit(body | {"queue": {"deadline_ms": 1}})]
@@ -152,8 +156,11 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     place = Place(tmp_path_factory.mktemp("place"))
-    yield place
-    place.instance.close()
+    try:
+        place.fill()
+        yield place
+    finally:
+        place.instance.close()
 
 
 def check(shown: str, width: int = COLUMNS) -> None:

@@ -196,7 +196,7 @@ def test_a_limit_cuts_the_arguments_visibly(openai: OpenAI) -> None:
     [
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "not in tools"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "must be 'function'"),
+        ({"tools": [{"type": "custom"}], "tool_choice": {"type": "custom"}}, "tool_choice.type", "must be 'function'"),
         ({"tools": [tool("a"), tool("a")]}, "tools", "different names"),
         ({"tools": [], "functions": [{"name": "a"}]}, "functions", "Use tools"),
         ({"tools": [], "function_call": {"name": "a"}}, "function_call", "Use tool_choice"),
@@ -332,7 +332,11 @@ def test_a_response_is_continued_with_the_output_of_its_call(openai: OpenAI) -> 
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}},
+            "tool_choice.type",
+            "must be 'function'",
+        ),
         ({"tool_choice": {"type": "function", "name": "other"}}, "tool_choice", "not in tools"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format", "force its call"),
     ],

@@ -120,7 +120,12 @@ class ReasoningItem(StrictBody):
 class HostedItem(StrictBody):
     """An input item: the call of a tool that does not run here, or what it gave. It is left out."""
 
-    type: str = Field(pattern=HOSTED, description="Without effect: named in X-Ignored-Fields.")
+    type: str = Field(
+        pattern=HOSTED,
+        max_length=80,
+        description="Without effect: named in X-Ignored-Fields.",
+        json_schema_extra={"not": {"enum": ["function_call", "function_call_output"]}},
+    )
 
     @property
     def turn(self) -> None:
