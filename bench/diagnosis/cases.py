@@ -98,7 +98,7 @@ def planted(case: DiagnosisCase, penstock: Penstock, records: Path) -> Iterator[
 
 
 def _has_sample(records: Path, process: str) -> bool:
-    return any(f'"process":"{process}"' in path.read_text() for path in records.glob("*-worker-*.jsonl"))
+    return any(f'"process":"{process}@' in path.read_text() for path in records.glob("*-worker-*.jsonl"))
 
 
 def unequal(received: Received, report: RequestReport, rows: Sequence[dict[str, Any]]) -> list[str]:

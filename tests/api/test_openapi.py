@@ -185,7 +185,7 @@ def test_a_schema_says_nothing_that_its_readers_do_not_know() -> None:
     known = {
         *("type", "const", "enum", "anyOf", "oneOf", "properties", "required", "additionalProperties", "propertyNames"),
         *("items", "minItems", "maxItems", "minLength", "maxLength", "maxProperties", "minimum", "maximum", "pattern"),
-        *("exclusiveMaximum", "format", "default", "title", "description", "$ref"),
+        *("exclusiveMaximum", "format", "default", "title", "description", "$ref", "not"),
     }
     params = [each["schema"] for each in DOCUMENT["components"]["parameters"].values()]
     for schema in (*SCHEMAS.values(), *params):

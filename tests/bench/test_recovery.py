@@ -84,7 +84,7 @@ def test_an_answer_that_did_not_come_is_a_stall_without_an_end() -> None:
     seen = of_worker([a_reader(0, 4)], 1.0, 9.0, hung)
     assert (seen.goals[1].value, seen.goals[1].verdict) == (None, "missed")
     assert [row["value"] for row in seen.rows if row["what"] == "longest answer of the API process, ms"] == [None]
-    as_json(seen.rows)
+    as_json({"rows": seen.rows})
 
 
 def test_a_stall_is_compared_with_the_same_moment() -> None:
@@ -186,7 +186,7 @@ def test_the_silence_of_a_restart_is_judged_beside_a_bare_start() -> None:
     assert of_rounds([a_round(1.0, 1.5)]).goals[0].verdict == "reached"
     silent = of_rounds([a_round(1.0, 1.5), a_round(1.0, None)])
     assert (silent.goals[0].value, silent.goals[0].verdict) == (None, "missed")
-    as_json(silent.rows)
+    as_json({"rows": silent.rows})
 
 
 @pytest.mark.parametrize("fault", ["reset", "lost", "doubled", "cut", "taken", "killed"])

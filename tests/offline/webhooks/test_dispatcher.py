@@ -604,7 +604,8 @@ def test_every_end_is_told_to_the_webhook_that_is_named(empty_house: House, rece
     assert {name: body["data"]["status"] for name, body in told.items()} == ends
     for name in ends:
         job = json.loads(empty_house.get(f"/v1/jobs/{name}")[1])
-        assert told[name]["data"]["error"] == job["error"]
+        error = job["error"] and {field: value for field, value in job["error"].items() if field != "message"}
+        assert told[name]["data"]["error"] == error, "its message may quote the request"
         assert told[name]["data"]["usage"] == job["usage"]
 
 
