@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import House, serving
+from house import House, eventually, serving
 
 from bench.conformance.answer_checks import fits, found_at
 from bench.conformance.entrypoints import CHATS, GROUPS, MODEL, OTHERS, REAL, TEXTS, EntrypointCase, as_table
@@ -61,6 +61,7 @@ def check(house: House, case: EntrypointCase) -> None:
 
 @pytest.mark.parametrize("case", [each for each in ALL if model_of(each) != REAL], ids=lambda case: case.what)
 def test_a_request_has_the_answer_of_its_row(house: House, case: EntrypointCase) -> None:
+    eventually(lambda: b"context_length" in house.get("/v1/models")[1])  # the API process has read the worker's card
     check(house, case)
 
 
