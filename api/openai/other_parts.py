@@ -43,6 +43,7 @@ def refuse_others(kind: Any, text_kind: str) -> Any:
 class TextPart(StrictBody):
     """One part of a message's content."""
 
+    PASSED = True
     TEXT_KIND: ClassVar[str] = "text"
 
     type: Literal["text", "input_text", "output_text", "refusal"] = Field(

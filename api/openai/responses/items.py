@@ -30,6 +30,7 @@ ItemId: TypeAlias = Annotated[str, Field(max_length=128)]
 class Part(TextPart):
     """One part of an item's content."""
 
+    PASSED = False
     TEXT_KIND = "input_text"
 
 
