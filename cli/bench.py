@@ -14,17 +14,13 @@ from cli.output import emit
 PROGRAMS = {
     "gateway": "Penstock and other gateways in front of the same simulated engine.",
     "table1": "TTFT and TBT by concurrency, of any OpenAI-compatible server.",
-    "diagnosis": "Planted bottlenecks, and what `penstock report` says of them; what a record costs.",
-    "observe": "What records, logs, metrics, traces and an open console cost in CPU per token.",
     "jobs": "One-token jobs per second, against Celery, arq and taskiq.",
     "gpu": "Small models on a GPU: throughput and energy by batch size, copies, decode bound, Penstock in front.",
-    "frontier": "Throughput over concurrency of a small real model, and how well the simulator predicts it.",
     "order": "Order, gate and co-location of batches beside other rules, simulated and on real processes.",
     "replay": "A bursty trace against a live endpoint: TTFT, queue time, who was in time.",
     "elastic": "Pools of real processes that grow, sleep, wake and change their leader.",
     "recovery": "Kill a worker or an API process under load: how long readers wait, who stands still.",
     "conformance": "Conformance suites of others, from folders of yours, against real processes.",
-    "clients": "Clients, agents and load generators of others, each unchanged, against real processes.",
     "chaos": "Fault injection: kill, stop, cut off, fill up and flood real processes, and judge what clients received.",
 }
 """Help line of each program. A program parses its own arguments."""

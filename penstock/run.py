@@ -1,6 +1,6 @@
 """Module runner: `python -m penstock.run api` runs the package `api` of a checkout or of an installed wheel.
 
-It starts any module of Penstock: a role (`api`, `workers`, `scheduler`, `offline`) or a program such as `bench.audit`.
+It starts any module of Penstock: a role (`api`, `workers`, `scheduler`, `offline`) or a program such as `bench.chaos`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
-from bench.frontier.loads import Unanswered
+from bench.gpu.loads import Unanswered
 from bench.gpu.upstream import UpstreamPenstock
 from bench.load.prompts import PromptSource
 from bench.load.streams import BodyParser, StreamedAnswer

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from bench.energy import Counters, counters_of, used
-from bench.frontier.loads import ClosedLoad, Unanswered, as_rows, length_mix, served_text
-from bench.frontier.tuned import tuned_frontier
 from bench.gpu.killed import STREAMS, KilledStreams, killed_streams
+from bench.gpu.loads import ClosedLoad, Unanswered, as_rows, length_mix, served_text
+from bench.gpu.tuned import tuned_frontier
 from bench.gpu.upstream import NAME as PENSTOCK
 from bench.gpu.upstream import SAMPLE_S, UpstreamPenstock
 from bench.load.prompts import PromptSource

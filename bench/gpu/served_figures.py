@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from bench import plots
-from bench.frontier.loads import ClosedLoad, PredictedLoad, as_compared, between, of_rows, predictions
+from bench.gpu.loads import ClosedLoad, PredictedLoad, as_compared, between, of_rows, predictions
 from bench.gpu.served import DIRECT, LevelCosts, ServedMeasurement, ServedOptions
 from bench.gpu.server import PROMPT_ROWS
 from bench.gpu.upstream import NAME as PENSTOCK

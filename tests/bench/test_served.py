@@ -15,10 +15,10 @@ from random import Random
 import msgspec
 import pytest
 
-from bench.frontier.loads import ClosedLoad, PredictedLoad, as_rows, of_rows
 from bench.gpu import served_figures
 from bench.gpu.__main__ import main, told_served
 from bench.gpu.killed import KilledStreams, heard_text, killed_streams
+from bench.gpu.loads import ClosedLoad, PredictedLoad, as_rows, of_rows
 from bench.gpu.served import DIRECT, TURNS, EnergyReadings, LevelCosts, ServedMeasurement, ServedOptions, ServedTurn
 from bench.gpu.served_figures import ServedFigures, nearest
 from bench.gpu.server import EXACT_ROWS, PROMPT_ROWS, row_counts, serve, shape_of

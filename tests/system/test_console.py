@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from house import ADMIN_TOKEN, House, eventually, redis_process
-
-from bench.browser import BrowserPage, browsing, missing
-from bench.observe.paint import measured, paint_ratios
+from chromium import BrowserPage, browsing, missing
+from house import House, eventually, redis_process
 
 pytestmark = [
     pytest.mark.skipif("PENSTOCK_TEST_BROWSER" not in os.environ, reason="needs a browser: make test-browser"),
@@ -364,13 +362,6 @@ def test_no_page_has_a_serious_fault_of_accessibility(stage: Stage) -> None:
             stage.page.show(1280, 800, dark=dark)
             stage.open(path)
             assert found_by_axe(stage.page) == [], (path, dark)
-
-
-def test_the_first_paint_takes_no_more_than_a_few_bare_pages(stage: Stage, tmp_path: Path) -> None:
-    """With an empty cache; the bare page is opened in turn with the others, so a slow machine is slow with both."""
-    (tmp_path / "second").mkdir()
-    _, times = paint_ratios(measured(stage.house.port, ADMIN_TOKEN, tmp_path / "second", 3))
-    assert times.verdict != "missed", times.figure
 
 
 def test_every_page_fits_every_width_and_comes_at_once(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:

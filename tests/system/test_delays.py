@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 import pytest
+from chromium import BrowserPage, browsing, missing
 from house import House, eventually, redis_process
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from otlp_collector import Collector, collector
 from prometheus_client.parser import text_string_to_metric_families
 from slow_parts import SLOW_PARTS, ask, working
 
-from bench.browser import BrowserPage, browsing, missing
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.conventions import FIRST_SENT

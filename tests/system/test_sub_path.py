@@ -14,10 +14,10 @@ from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
+from chromium import browsing, missing
 from house import ADMIN_TOKEN, House, serving
 from http_serving import serving_http
 
-from bench.browser import browsing, missing
 from penstock.client import PenstockClient
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.frontier.loads import Unanswered
+from bench.gpu.loads import Unanswered
 from bench.table1.client import TargetServer
 from planner.load import RequestLengths
 

@@ -1,16 +1,14 @@
-"""`bench frontier`: loads of an engine whose step times are known are predicted, and the kept run says what it says."""
+"""Closed loads of the GPU benchmarks: an engine whose step times are known is predicted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 from statistics import median
 
 import pytest
 
-from bench.frontier.__main__ import STEP_TOKENS, limits_of, main
-from bench.frontier.loads import (
+from bench.gpu.loads import (
     LEVELS,
     ClosedLoad,
     PredictedLoad,
@@ -25,14 +23,13 @@ from bench.frontier.loads import (
     requests_of,
     served_text,
 )
-from bench.report import load
 from bench.table1.client import TimedAnswer
 from planner.fit import (
     DecodeRegime,
     EngineFit,
     FittedTimes,
+    ServedLimits,
     ServedText,
-    constant_errors_of,
     errors_of,
     predicted_clients,
     worst_errors_of,
@@ -40,9 +37,9 @@ from planner.fit import (
 
 pytestmark = pytest.mark.slow
 
-RESULTS = Path(__file__).parents[2] / "bench" / "results" / "frontier.json"
+STEP_TOKENS = {"penstock": 128, "llama-server": 2048}
 REGIME = DecodeRegime(0.036, 0.0, 0.0076)
-LIMITS = {name: limits_of(name) for name in STEP_TOKENS}
+LIMITS = {name: ServedLimits(32, 32 * 512, tokens, by_slot=True) for name, tokens in STEP_TOKENS.items()}
 KNOWN = EngineFit(FittedTimes((0.0, 0.0055, 0.0), REGIME, REGIME, 0.018), LIMITS["penstock"], 0.004, 0.0, 0)
 """About what llama.cpp takes of one core for SmolLM2-135M."""
 
@@ -157,43 +154,3 @@ def test_rows_of_a_file_are_the_loads() -> None:
 def test_an_answer_as_its_client_saw_it() -> None:
     text = served_text(TimedAnswer(1.0, [1.5, 2.0, 3.0], 3, prompt=40))
     assert (text.arrived_s, text.first_s, text.last_s, text.prompt, text.answer) == (1.0, 1.5, 3.0, 40, 3)
-
-
-def test_the_kept_run_says_what_its_requests_say() -> None:
-    """The predictions of the file follow from the requests in it."""
-    kept = load(RESULTS)
-    for name, rows in kept.settings["requests"].items():
-        _, found = predictions(of_rows(rows), LIMITS[name])
-        said = [row for row in kept.rows if row["server"] == name]
-        assert [each.load.clients for each in found] == [row["clients"] for row in said]
-        for each, row in zip(found, said, strict=True):
-            assert each.predicted.tokens_s == pytest.approx(row["predicted_tokens_s"], rel=0.02)
-            assert row["role"] == ("held out" if each.held_out else "fitted")
-        figures = {each.what: each.value for each in kept.ratios}
-        what, loads = f"{name}: throughput of the held-out loads", as_compared(found)
-        for end, error in (("median error", errors_of(loads)), ("always the fitted median", constant_errors_of(loads)),
-                           ("a line between the fitted ones", errors_of(as_compared(between(found)))),
-                           ("error of the worst", worst_errors_of(loads))):  # fmt: skip
-            assert figures[f"{what}, {end}, %"] == pytest.approx(100 * error.tokens_s, abs=2.0)
-
-
-def test_an_earlier_run_is_predicted_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without measuring anything."""
-    words = ["--again", str(RESULTS), "--out", str(tmp_path), "--plots", str(tmp_path)]
-    assert main(words) == int(load(RESULTS).missed)
-    again = load(tmp_path / "frontier.json")
-    assert again.settings["requests"] == load(RESULTS).settings["requests"] and len(again.rows) == 2 * len(LEVELS)
-    kept = load(RESULTS)
-    assert [(each.what, each.at_most, each.verdict) for each in again.ratios] == [
-        (each.what, each.at_most, each.verdict) for each in kept.ratios
-    ]
-    for one, other in zip(again.ratios, kept.ratios, strict=True):
-        assert one.value == pytest.approx(other.value, abs=2.0), one.what
-    assert sum(each.at_most == 15 for each in kept.ratios) == 6, "throughput, TTFT p50 and p90 of two servers"
-    assert "knee" in capsys.readouterr().out
-
-
-def test_it_is_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "llama-server" in capsys.readouterr().out

@@ -1,1 +1,0 @@
-"""The audit: known vulnerabilities, secrets, hashes, .pth files, and what everything is made of."""
