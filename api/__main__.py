@@ -26,10 +26,9 @@ from api.stream.connection import Connection
 from api.stream.connection_guard import SWEEP_INTERVAL_S, ConnectionGuard
 from api.stream.draining_server import DrainingServer
 from penstock import __version__
-from runtime.config import Config, ConfigError
-from runtime.loops import supervise
-from runtime.process import Launch, StartError, argument_parser, collect_rarely, run_process
-from runtime.sockets import listen
+from penstock.config import Config, ConfigError
+from penstock.loops import supervise
+from penstock.process import Launch, StartError, argument_parser, collect_rarely, listen, run_process
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings, WebhookSettings

@@ -28,8 +28,8 @@ from api.openai.wait import Wait
 from api.services import Services
 from api.wait_limits import OutOfReach, limit_of, out_of_reach
 from penstock.engine import ModelCard
-from runtime.loops import ExpectedErrors, retry
-from runtime.text import without_mark
+from penstock.loops import ExpectedErrors, retry
+from penstock.text import without_mark
 from streaming.errors import (
     Abandoned,
     ConversationChanged,

@@ -42,7 +42,7 @@ from api.openai.tool_calls import CallParts
 from api.services import Services
 from api.stream.messages import stream_url
 from penstock.engine import Failure
-from runtime.loops import ExpectedErrors, retry
+from penstock.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState

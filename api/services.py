@@ -16,7 +16,7 @@ from api.settings import ApiSettings
 from api.waits.estimates import WaitEstimates
 from api.waits.sampler import WaitSampler
 from penstock.engine import ModelCard
-from runtime.loops import ExpectedErrors, run_periodically, supervise, watch_lag
+from penstock.loops import ExpectedErrors, run_periodically, supervise, watch_lag
 from streaming.batches.file_store import FileStore
 from streaming.batches.files import Files
 from streaming.batches.settings import BatchSettings, FilesSettings

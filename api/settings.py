@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from runtime.config import MISTAKE
+from penstock.config import MISTAKE
 from streaming.ids import check_tenant
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.priority import Priority

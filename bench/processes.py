@@ -22,7 +22,7 @@ from msgspec.json import decode, encode
 
 from bench.http import fetch
 from bench.ports import free_port
-from runtime import lifeline
+from penstock.process import ENV as LIFELINE
 
 TICKS = os.sysconf("SC_CLK_TCK")
 READY_TIMEOUT_S = 120.0
@@ -86,7 +86,7 @@ class Processes:
         """The same for a process of Penstock's, on a line on which it says its state; it ends when the line breaks."""
         ours, theirs = socket.socketpair()
         with theirs:
-            line = {lifeline.ENV: str(theirs.fileno())}
+            line = {LIFELINE: str(theirs.fileno())}
             self.start(name, argv, {**(environ or {}), **line}, (*fds, theirs.fileno()))
         self._lines[name] = ours
 

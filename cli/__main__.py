@@ -48,7 +48,7 @@ def _failed(error: Exception, *, as_json: bool, debug: bool) -> int:
 
 
 def _problem(error: Exception) -> Problem:
-    from runtime.config import ConfigError  # noqa: PLC0415 - not on the path of --help
+    from penstock.config import ConfigError  # noqa: PLC0415 - not on the path of --help
 
     match error:
         case Problem():

@@ -19,7 +19,7 @@ from cli.help_text import Group
 from cli.ids import whole_id
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, VisibleBytes, emit, fields_result, line_result, list_result, note, timed
-from runtime.plurals import counted
+from penstock.text import counted
 
 CUT_OFF = ("cancelled", "expired")
 COLUMNS = ("id", "status", "lines", "failed", "per_second", "window", "created_at")

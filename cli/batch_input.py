@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from cli.errors import USAGE, Problem
-from runtime.text import fault_of, read_text
+from penstock.text import fault_of, read_text
 
 SLOT = re.compile(r"\{(\w+)\}")
 TEXT_COLUMNS = ("prompt", "text")

@@ -21,8 +21,7 @@ from cli.client import Client
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, USAGE, Problem
 from cli.output import note
 from cli.progress import ProgressLine
-from runtime.files import replacing, write_file
-from runtime.plurals import counted
+from penstock.text import counted, replacing, write_file
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 POLL_INTERVAL_S = 0.5

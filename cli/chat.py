@@ -14,7 +14,7 @@ from cli.conversation import TerminalChat
 from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, Where, where_options
 from cli.progress import ProgressLine
-from runtime.text import fault_of
+from penstock.text import fault_of
 
 
 @click.command(cls=Command)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from cli.output import fitted
-from runtime.plurals import counted
+from penstock.text import counted
 
 INDENT = len("warn  ")
 

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 from cli.bounds import ProcessLimits, bind
 from cli.instance import ProcessEntry
 from cli.log_lines import message_of, ran_alone, record_of
-from runtime import lifeline
-from runtime.loops import wait
+from penstock.loops import wait
+from penstock.process import ENV, LIFE
 from streaming.ids import new_life
 
 log = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class Child:
                 stdout=log,
                 stderr=STDOUT,
                 cwd=program.cwd,
-                env={**program.env, lifeline.ENV: str(line), lifeline.LIFE: self._lives[0]},
+                env={**program.env, ENV: str(line), LIFE: self._lives[0]},
                 pass_fds=(line, *program.fds),
                 process_group=0,  # so that Ctrl-C at the terminal reaches only the supervisor
             )

@@ -28,10 +28,9 @@ from penstock.client import (
     PenstockClient,
     StreamEvent,
 )
-from penstock.client_messages import lines_of, refusal_of
-from penstock.client_protocol import EMPTY
-from runtime.config import Config
-from runtime.text import read_text
+from penstock.client_protocol import EMPTY, lines_of, refusal_of
+from penstock.config import Config
+from penstock.text import read_text
 from streaming.redis.settings import RedisSettings
 
 KEY = "PENSTOCK_API_KEY"

@@ -17,7 +17,7 @@ from cli.instance import DataDir
 from cli.settings import UpSettings, settings_file
 from offline.settings import OfflineSettings
 from penstock import bundle
-from runtime.config import Config, ConfigError, load, nearest
+from penstock.config import Config, ConfigError, load, nearest
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.settings import EventSettings, WebhookSettings

@@ -40,8 +40,8 @@ from cli.registry import connected
 from cli.screen import place
 from cli.settings import remedy
 from cli.suggestions import completed
-from runtime.config import Config, ConfigError
-from runtime.plurals import counted
+from penstock.config import Config, ConfigError
+from penstock.text import counted
 from streaming.batches.file_store import FileStore
 from streaming.errors import MalformedJob, Unavailable
 from streaming.fleet.leader import Leadership

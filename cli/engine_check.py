@@ -14,7 +14,7 @@ import msgspec
 from cli.child import signal_name
 from cli.deployment import Deployment
 from cli.instance import DataDir
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.fleet.plans import pool_name
 from workers.engines.registry import is_plugin
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from cli.client import PAGE, Client
 from cli.errors import USAGE, Problem
-from runtime.plurals import counted
+from penstock.text import counted
 
 BEGINNING = re.compile(r"(?:job_|batch_|msg_)[0-9a-f]{4,31}|[0-9]{1,3}-[0-9]{4,15}")
 """At least four digits, because commands that cancel and drop take beginnings, too."""

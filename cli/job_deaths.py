@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime.plurals import counted
+from penstock.text import counted
 
 if TYPE_CHECKING:
     from streaming.jobs.records import JobRecord

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from cli.child import Child, Status
-from runtime.plurals import counted
+from penstock.text import counted
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet
 from streaming.jobs.reaper import Lapse, Reaper

@@ -30,8 +30,8 @@ from cli.pool import PoolSupervisor, follow
 from cli.screen import Screen, crash_loop, draining, looping, phase_of, place
 from cli.supervisor import Supervisor
 from penstock import __version__
-from runtime.config import ConfigError
-from runtime.plurals import counted
+from penstock.config import ConfigError
+from penstock.text import counted
 from streaming.errors import Loading, Unavailable
 from streaming.fleet.console_sessions import ConsoleSessions
 from streaming.fleet.plans import Plans

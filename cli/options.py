@@ -21,7 +21,7 @@ from cli.instance import DataDir
 from cli.output import note
 from cli.settings import UpSettings, settings_file
 from cli.suggestions import PASSWORD, completed
-from runtime.config import Config, load
+from penstock.config import Config, load
 from streaming.batches.settings import FilesSettings
 from streaming.redis.settings import RedisSettings
 

@@ -13,7 +13,7 @@ from cli.errors import DONE, USAGE, Problem
 from cli.options import Command, json_option
 from cli.output import fitted, line_result
 from penstock import __version__
-from runtime.config import nearest
+from penstock.config import nearest
 
 EXIT_CODES = """\
 Exit codes
@@ -95,8 +95,13 @@ def environment_page(words: Sequence[str] = ()) -> str:
     """Every environment variable, with its kind, its default and, below, its meaning; of those with words, only these.
     Raises Problem if none has all of the words."""
     from cli.deployment import KINDS  # noqa: PLC0415 - every section's settings
-    from runtime.config import ALIASES, ENV_PREFIX, TABLES, describe  # noqa: PLC0415
-    from runtime.field_docs import field_meanings  # noqa: PLC0415 - reads the source of the settings
+    from penstock.config import (  # noqa: PLC0415
+        ALIASES,
+        ENV_PREFIX,
+        TABLES,
+        describe,
+        field_meanings,
+    )
 
     rows = []
     short = {target: name for name, target in ALIASES.items()}

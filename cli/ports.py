@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.errors import Problem
-from runtime import sockets
+from penstock import process
 
 PROC = Path("/proc")
 WILDCARDS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
@@ -34,7 +34,7 @@ def listen(host: str, port: int) -> Iterator[list[socket.socket]]:
     """Open the sockets that all API processes accept from, for the block. Raises Problem, which names the holder of a
     taken port."""
     try:
-        listeners = sockets.listen(host, port)
+        listeners = process.listen(host, port)
     except OSError as error:
         raise _refusal(host, port, error) from None
     try:
@@ -59,7 +59,7 @@ def _refusal(host: str, port: int, error: OSError) -> Problem:
 def is_free(host: str, port: int) -> bool:
     """Whether `port` can be bound now."""
     try:
-        listeners = sockets.listen(host, port)
+        listeners = process.listen(host, port)
     except OSError:
         return False
     for each in listeners:

@@ -15,7 +15,7 @@ from cli.instance import Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
 from cli.output import CommandResult, note, print_rows, timed
 from cli.suggestions import completed
-from runtime.config import Config
+from penstock.config import Config
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process
 from streaming.redis.settings import RedisSettings
 

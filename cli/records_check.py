@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cli.check import Check
-from runtime.plurals import counted
+from penstock.text import counted
 from telemetry.records.folder import files
 from telemetry.records.reader import Skipped, read_records
 from telemetry.records.schema import SampleRecord

@@ -26,7 +26,7 @@ from cli.progress import ProgressLine
 from cli.settings import UpSettings
 from cli.suggestions import completed, own_command, short_path
 from cli.wrapping import wrapped
-from runtime.plurals import counted
+from penstock.text import counted
 
 MIN_CRASHES = MIN_DEATHS
 """Consecutive failures after which a process counts as crash-looping."""

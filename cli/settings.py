@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from runtime.config import ENV_PREFIX, FILE, SECTIONS, TABLES, ConfigError, EngineName
+from penstock.config import ENV_PREFIX, FILE, SECTIONS, TABLES, ConfigError, EngineName
 
 
 class UpSettings(msgspec.Struct, frozen=True, kw_only=True):

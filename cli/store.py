@@ -20,7 +20,7 @@ from cli.output import CommandResult, note, print_table
 from cli.registry import OF_INSTANCE, connected, naming_source, unreachable
 from cli.suggestions import completed
 from cli.supervisor import Supervisor
-from runtime.plurals import counted
+from penstock.text import counted
 from streaming.batches.file_store import FileStore
 from streaming.batches.settings import FilesSettings
 from streaming.errors import Unavailable

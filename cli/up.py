@@ -34,8 +34,7 @@ from cli.output import ERROR_INDENT, note
 from cli.progress import ProgressLine
 from cli.screen import Screen, show_ready
 from penstock import __version__
-from runtime.config import ENGINES, ConfigError
-from runtime.sources import FLAGS
+from penstock.config import ENGINES, FLAGS, ConfigError
 from telemetry import logs
 from workers.engines.registry import is_plugin
 

@@ -14,7 +14,7 @@ from typing import Any
 from cli.deployment import Deployment
 from cli.errors import UNREACHABLE, USAGE, Problem
 from cli.progress import ProgressLine
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.fleet.plans import pool_name
 from streaming.fleet.settings import MODEL_NAME
 from workers.engines.upstream.http.address import ServerAddress

@@ -31,10 +31,9 @@ from offline.broker.intake import Intake
 from offline.broker.publisher import Publisher
 from offline.settings import OfflineSettings
 from offline.webhooks.dispatcher import WebhookDispatcher, WebhookEndpoint
-from runtime.config import Config, ConfigError
-from runtime.lifeline import Lifeline
-from runtime.loops import ExpectedErrors, retry_until, wait, watch_lag
-from runtime.process import Launch, argument_parser, needed_to_start, on_stop_signal, run_process
+from penstock.config import Config, ConfigError
+from penstock.loops import ExpectedErrors, retry_until, wait, watch_lag
+from penstock.process import Launch, Lifeline, argument_parser, needed_to_start, on_stop_signal, run_process
 from streaming.batches.file_store import FileStore
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.batches.store import Batches

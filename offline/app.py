@@ -16,7 +16,7 @@ from celery import Celery
 
 from offline.broker.connection import tls_of
 from offline.settings import OfflineSettings
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.address import Address, parse_address
 from streaming.keys import BROKER
 from streaming.redis.settings import RedisSettings

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from penstock.text import fault_of
 from planner.facts.catalogue import PlanError, UnknownName, nearest
 from planner.load import RequestLengths
 from planner.search import (
@@ -38,7 +39,6 @@ from planner.search import (
 )
 from planner.simulator.engine import ModelText
 from planner.simulator.trace import Malformed, Trace
-from runtime.text import fault_of
 
 REQUESTS = 300
 """DistServe's N, at least: with large batches, so few requests would have come before the batch is full."""

@@ -11,10 +11,9 @@ from typing import Any
 
 import msgspec
 
-from runtime.config import Config, ConfigError
-from runtime.lifeline import Lifeline
-from runtime.loops import ExpectedErrors, retry_until, supervise
-from runtime.process import Launch, argument_parser, on_stop_signal, run_process
+from penstock.config import Config, ConfigError
+from penstock.loops import ExpectedErrors, retry_until, supervise
+from penstock.process import Launch, Lifeline, argument_parser, on_stop_signal, run_process
 from scheduler.loop import Loop, SchedulerStores, holder_of
 from scheduler.policy.limits import ScalingLimits
 from scheduler.pools.base import DryRunPool, Pool

@@ -17,7 +17,7 @@ from functools import partial
 
 from msgspec import structs
 
-from runtime.loops import ExpectedErrors, run_periodically, wait, wait_any
+from penstock.loops import ExpectedErrors, run_periodically, wait, wait_any
 from scheduler.observe import observe
 from scheduler.policy.decide import LaneOutlook, PolicyState
 from scheduler.policy.limits import ScalingLimits

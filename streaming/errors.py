@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.plurals import counted
+from penstock.text import counted
 
 
 class StreamingError(Exception):

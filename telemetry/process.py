@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from runtime.process import Launch, needed_to_start
+from penstock.process import Launch, needed_to_start
 from telemetry import logs
 from telemetry.live_gauges import GaugeSample
 from telemetry.metrics import Metrics

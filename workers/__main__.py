@@ -16,12 +16,19 @@ from typing import Any
 
 import msgspec
 
+from penstock.config import Config, ConfigError
 from penstock.engine import BudgetSharer, Engine, EngineDead, ModelCard, Piece
-from runtime.config import Config, ConfigError
-from runtime.lifeline import Lifeline
-from runtime.loops import ExpectedErrors, retry_until, supervise, wait
-from runtime.plurals import counted
-from runtime.process import Launch, argument_parser, collect_rarely, needed_to_start, on_stop_signal, run_process
+from penstock.loops import ExpectedErrors, retry_until, supervise, wait
+from penstock.process import (
+    Launch,
+    Lifeline,
+    argument_parser,
+    collect_rarely,
+    needed_to_start,
+    on_stop_signal,
+    run_process,
+)
+from penstock.text import counted
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, present, this_process

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from penstock.engine import Capabilities, Failure
-from runtime.loops import wait
+from penstock.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
 from streaming.jobs.capabilities import is_continuable
 from streaming.jobs.drafts import Draft

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.jobs.control import Cancel, Control, Cordon, Follow, Hold, Wake
 from streaming.jobs.lease import Lease

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
-from runtime.loops import wait_any
+from penstock.loops import wait_any
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.lease import Lease
 from workers.choices import ChoiceStarter

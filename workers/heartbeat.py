@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.jobs.lease import HeldJob, Lease
 from workers.claimer import Claimer

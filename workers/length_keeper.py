@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.fleet.lengths import LengthStore
 from workers.gate import VERSION, LengthHistory, OutputLengths

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.lease import SILENT, Lease
 from streaming.redis.client import RedisClient

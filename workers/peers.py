@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import NoReturn
 
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, Process
 from streaming.fleet.processes import Fleet

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from penstock.engine import Capabilities, Failure
-from runtime.loops import ExpectedErrors, backoff, retry
+from penstock.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Fenced, Unavailable
 from streaming.jobs.capabilities import is_continuable
 from streaming.jobs.job import JobState

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from runtime.config import Positive
+from penstock.config import Positive
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):

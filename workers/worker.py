@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
-from runtime.loops import ExpectedErrors, retry_until, run_periodically, watch_lag
+from penstock.loops import ExpectedErrors, retry_until, run_periodically, watch_lag
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.lengths import LengthStore
 from streaming.fleet.settings import NO_TARGETS, LaneTargets

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from runtime.loops import ExpectedErrors, backoff, retry
+from penstock.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Rewound, Unavailable
 from streaming.jobs.frames import MAX_ROWS_PER_FRAME, Opening
 from streaming.jobs.lease import SILENT, Finish, Lease

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
-from runtime.plurals import counted
+from penstock.text import counted
 
 Flow: TypeAlias = Literal["flowing", "behind", "stopped"]
 Severity: TypeAlias = Literal["error", "warning", "note"]

@@ -17,7 +17,7 @@ from api.auth.access_errors import (
 )
 from api.auth.hosts import is_loopback
 from api.settings import ApiSettings, KeySettings
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.priority import Priority
 

@@ -19,7 +19,7 @@ from api.openai.job_events import JobEvent, delta_event, reset_event, terminal_e
 from api.openai.rendering import to_json
 from api.openai.tool_calls import CallParts
 from api.services import Services
-from runtime.turns import Sliced
+from penstock.loops import Sliced
 from streaming.errors import NewerMessage
 from streaming.jobs.frames import Delta, Run, Section, author
 from streaming.jobs.history import NOTHING

@@ -24,7 +24,7 @@ from api.openai.responses.request import ResponseRequest, check_line
 from api.openai.results import result
 from api.openai.schemas import Kind, Request, check_choices, parse
 from penstock.engine import ModelCard
-from runtime.text import fault_of
+from penstock.text import fault_of
 from streaming.batches.batch import Batch
 from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
 from streaming.jobs.job import Chat, Inputs, Job, JobState, Prompt, Text, Tokens, job_class

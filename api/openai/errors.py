@@ -14,7 +14,7 @@ from typing import Any
 
 from api.openai.wait import Wait
 from penstock.engine import TaskKind
-from runtime.plurals import counted
+from penstock.text import counted
 from streaming.errors import QuotaExceeded
 from streaming.jobs.job import Job, prompt_count
 from streaming.priority import Priority

@@ -10,7 +10,7 @@ import pydantic_core
 from api.openai.errors import invalid_request
 from api.openai.fields import depth
 from api.openai.json_weight import check_weight
-from runtime.text import fault_of, without_mark
+from penstock.text import fault_of, without_mark
 
 MAX_DEPTH = 128
 """Levels of nested JSON: a schema of ten levels of objects, in lists of alternatives, has some 60."""

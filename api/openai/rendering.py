@@ -22,7 +22,7 @@ from api.openai.tool_calls import message_of, plain_message
 from api.openai.wait import Wait, wait_fields
 from penstock.engine import Logprob, ModelCard
 from penstock.extras import Extras, merged
-from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
+from penstock.loops import ROWS_PER_SLICE, Sliced, at_once
 from streaming.fleet.process import without_host
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Endpoint, Job, JobState, PastAttempt

@@ -9,7 +9,7 @@ from api.openai.rendering import Facts, completion_in_slices
 from api.openai.responses.answer_items import given_up
 from api.openai.responses.object import ResponseFacts, ended_response
 from api.openai.tasks.answers import task_answer_in_slices
-from runtime.turns import Sliced, at_once
+from penstock.loops import Sliced, at_once
 from streaming.jobs.job import JobState
 from streaming.jobs.records import JobRecord
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from api.openai.errors import ApiError, invalid_request
 from api.openai.fields import QueueOptions
-from runtime.config import nearest
+from penstock.config import nearest
 
 _WORDS = {
     "missing": "is required",

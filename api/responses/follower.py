@@ -22,7 +22,7 @@ from api.stream.connection import Connection
 from api.stream.flow import NumberedFlow
 from api.stream.messages import PING
 from api.stream.paced_writer import ClientGone
-from runtime.loops import ExpectedErrors, retry
+from penstock.loops import ExpectedErrors, retry
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.jobs.codec import decode_draft
 from streaming.jobs.frames import Delta, Run

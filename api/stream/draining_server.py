@@ -10,7 +10,7 @@ from types import FrameType
 
 import uvicorn
 
-from runtime.loops import wait
+from penstock.loops import wait
 
 TICK_INTERVAL_S = 1.0
 """The date in the heads of answers is renewed then. The library ticks ten times as often; each tick wakes a process

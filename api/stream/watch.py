@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from api.stream.connection import Connection
-from runtime.turns import Sliced
+from penstock.loops import Sliced
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from api.openai.wait import Wait
 from api.waits.calibration import EstimateSource, Prediction, WaitErrors
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.jobs.job import JobState
 from streaming.jobs.reader import JobReader

@@ -22,7 +22,7 @@ from bench.report import Ratio, Report, columns
 from bench.stats import quantile
 from bench.table1.client import ConcurrencyLevel, TargetServer, closed_loop
 from penstock.client import AsyncPenstockClient
-from penstock.client_messages import Json
+from penstock.client_protocol import Json
 from workers.engines.llamacpp.weights import fetch
 
 COLUMNS = columns("""

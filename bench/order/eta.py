@@ -20,7 +20,7 @@ from bench.penstock import MODEL, Penstock
 from bench.program import ProgramRun, Testbed
 from bench.report import Ratio, Report, columns
 from penstock.client import AsyncPenstockClient
-from penstock.client_messages import Json
+from penstock.client_protocol import Json
 
 COLUMNS = columns("""
     case: case; jobs: jobs measured; waited_s: median wait, s; error_s: median absolute error, s .2;

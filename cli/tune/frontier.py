@@ -25,6 +25,7 @@ from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.load import LevelReading, LoadSource, check, penstock_context, run_until, server_at
 from cli.tune.settings_edit import Applied, apply_settings, check_applicable
+from penstock.text import counted
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.goodput import Workload
@@ -42,7 +43,6 @@ from planner.tuning import (
     sweep_plan,
     tuning_advice,
 )
-from runtime.plurals import counted
 from telemetry.records.nvml import GpuReadings
 
 PROBE_CLIENTS = 4

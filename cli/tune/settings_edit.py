@@ -14,10 +14,9 @@ from typing import Any, TypeAlias
 
 from cli.deployment import load_deployment
 from cli.errors import Problem
+from penstock.config import FILE, ConfigError
+from penstock.text import decoded, write_file
 from planner.tuning import Recommendation
-from runtime.config import FILE, ConfigError
-from runtime.files import write_file
-from runtime.text import decoded
 
 Keys: TypeAlias = tuple[str, ...]
 BATCH_KEY = {"trtllm": "max_batch_size", "sim": "slots", "llamacpp": "slots"}

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Collection
 
 from offline.batch.turn import BatchTurn, TurnContext
-from runtime.config import ConfigError
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.config import ConfigError
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.batches.files import Files
 from streaming.batches.store import Batches
 from streaming.errors import DecodeError, Fenced, Superseded, Unavailable

@@ -12,7 +12,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from offline.app import LOOK_AT_BATCH
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from telemetry.metrics import Metrics

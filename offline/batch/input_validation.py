@@ -13,7 +13,7 @@ from pathlib import Path
 from api.openai.batch_lines import BadLine, Envelope, envelope, refusal, request_of, traits
 from api.openai.errors import ApiError
 from penstock.engine import ModelCard
-from runtime.text import form_of
+from penstock.text import form_of
 from streaming.batches.batch import LineFault
 from streaming.batches.ledger import InputPlan, LineOutcome, Segment, lines_of
 

@@ -18,7 +18,7 @@ import msgspec
 from api.openai.batch_lines import blocks, output_lines
 from offline.batch.input_validation import Terms, ValidatedInput, ValidationInterrupted, validate_input
 from offline.batch.lines import BatchTools, Lines
-from runtime.loops import ExpectedErrors, run_periodically, wait
+from penstock.loops import ExpectedErrors, run_periodically, wait
 from streaming.batches.batch import BatchProgress, BatchState, LineFault
 from streaming.batches.file_store import FileStore, Incoming
 from streaming.batches.files import Files, StoredFile

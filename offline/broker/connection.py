@@ -14,7 +14,7 @@ from kombu.exceptions import KombuError
 from kombu.message import Message
 from kombu.messaging import Producer
 
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 
 SOCKET_TIMEOUT_S = 10.0
 HEARTBEAT_S = 20

@@ -17,7 +17,7 @@ from kombu.message import Message
 
 from offline.broker.connection import HEARTBEAT_S, Broker, BrokerUnavailable
 from offline.broker.intake import Intake, Rejected
-from runtime.loops import ExpectedErrors
+from penstock.loops import ExpectedErrors
 from streaming.errors import LaneFull, StoreFull, Unavailable
 from streaming.events.settings import EventSettings
 from telemetry.metrics import Metrics

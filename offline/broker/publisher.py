@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from offline.broker.cloudevents import CONTENT_TYPE, cloud_event
 from offline.broker.connection import Broker, BrokerUnavailable
-from runtime.loops import ExpectedErrors
+from penstock.loops import ExpectedErrors
 from streaming.errors import Unavailable
 from streaming.events.outbox import Event, Outbox
 from streaming.events.settings import EventSettings

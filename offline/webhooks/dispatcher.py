@@ -29,8 +29,8 @@ from api.openai.responses.ids import job_of
 from offline.webhooks.backoff import after_failure
 from offline.webhooks.event_data import with_data
 from offline.webhooks.guard import Forbidden, GuardedBackend, networks_of
-from runtime.config import ConfigError
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.config import ConfigError
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
 from streaming.events.outbox import Outbox, endpoints_for

@@ -22,7 +22,7 @@ from typing import Annotated
 
 import msgspec
 
-from runtime.text import fault_of
+from penstock.text import fault_of
 
 COLUMNS = ("Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type")
 CONVERSATION, API = "Conversation log", "API log"

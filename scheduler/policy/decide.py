@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from runtime.plurals import counted
+from penstock.text import counted
 from scheduler.policy import health
 from scheduler.policy.demand import Demand, cannot_wait, concurrent_demand, in_slots, keep_s, learn
 from scheduler.policy.forecast import constraints, wait_s, workers_for

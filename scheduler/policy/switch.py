@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from runtime.plurals import counted
+from penstock.text import counted
 from scheduler.policy import decide as policy
 from scheduler.policy.decide import PolicyState, PoolPlan
 from scheduler.policy.limits import ScalingLimits

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runtime.plurals import counted
+from penstock.text import counted
 from streaming.fleet.plans import Action, Plan, PoolKind
 from streaming.fleet.process import Process
 

@@ -20,8 +20,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from runtime.files import write_file
-from runtime.text import MARK
+from penstock.text import MARK, write_file
 from streaming.jobs.terminal import Usage
 
 ROW = struct.Struct("<IBBHQIIII")

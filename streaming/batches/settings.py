@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from runtime.config import Positive
+from penstock.config import Positive
 
 
 class FilesSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from runtime.loops import ExpectedErrors, run_periodically, wait
+from penstock.loops import ExpectedErrors, run_periodically, wait
 from streaming.errors import Unavailable
 from streaming.fleet.entries import entry, read_hash
 from streaming.fleet.leader import Lead

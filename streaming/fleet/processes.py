@@ -17,8 +17,8 @@ from typing import cast
 import msgspec
 
 from penstock.engine import ModelCard
-from runtime.lifeline import LIFE
-from runtime.loops import ExpectedErrors, wait
+from penstock.loops import ExpectedErrors, wait
+from penstock.process import LIFE
 from streaming.errors import Unavailable
 from streaming.fleet.entries import entry, read_hash
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process, Role

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from runtime.config import ConfigError, EngineName
+from penstock.config import ConfigError, EngineName
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 

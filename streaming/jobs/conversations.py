@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 from redis.exceptions import ResponseError
 
-from runtime.turns import Sliced
+from penstock.loops import Sliced
 from streaming.errors import ConversationChanged, DecodeError, QuotaExceeded, UnknownConversation
 from streaming.ids import conversation_partition, new_conversation_id, partition_of
 from streaming.jobs.codec import decode_metadata, encode_metadata

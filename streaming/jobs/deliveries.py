@@ -11,7 +11,7 @@ import logging
 
 import msgspec
 
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.ids import partition_of
 from streaming.jobs.codec import decode, encode

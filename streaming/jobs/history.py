@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
-from runtime.rounds import Rounds
+from penstock.loops import Rounds
 from streaming.errors import DecodeError, NewerMessage
 from streaming.ids import partition_of
 from streaming.jobs.codec import decode_reply

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from penstock.engine import ModelCard
-from runtime.loops import ExpectedErrors, retry
+from penstock.loops import ExpectedErrors, retry
 from streaming.errors import (
     Abandoned,
     ConversationChanged,

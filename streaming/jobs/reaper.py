@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.loops import ExpectedErrors, run_periodically
-from runtime.plurals import counted
+from penstock.loops import ExpectedErrors, run_periodically
+from penstock.text import counted
 from streaming.errors import Unavailable
 from streaming.ids import partition_of
 from streaming.jobs.attempt_spans import ended_by_script

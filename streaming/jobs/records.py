@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.engine import Failure
-from runtime.turns import ROWS_PER_SLICE, Sliced, at_once
+from penstock.loops import ROWS_PER_SLICE, Sliced, at_once
 from streaming.errors import DecodeError, MalformedJob, NewerMessage
 from streaming.jobs.attempts import MAX_ATTEMPTS, attempt_log
 from streaming.jobs.codec import decode_in_slices, decode_job, decode_metadata, decode_rowless, decode_terminal

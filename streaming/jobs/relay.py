@@ -14,9 +14,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 
 from penstock.engine import Failure
-from runtime.loops import ExpectedErrors, run_periodically, supervise, wait
-from runtime.rounds import Rounds
-from runtime.turns import ROWS_PER_SLICE
+from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Rounds, run_periodically, supervise, wait
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.codec import decode_in_slices, decode_reply, decode_rowless, is_terminal

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from runtime.config import ConfigError, Positive
+from penstock.config import ConfigError, Positive
 from streaming.ids import check_tenant
 
 

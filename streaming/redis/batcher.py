@@ -10,7 +10,7 @@ from typing import Any
 
 from redis.exceptions import RedisClusterException, RedisError
 
-from runtime.rounds import Rounds
+from penstock.loops import Rounds
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.failures import translated
 

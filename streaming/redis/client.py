@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import MovedError, NoScriptError, ResponseError
 
-from runtime.turns import Turns
+from penstock.loops import Turns
 from streaming.errors import Fenced, Unavailable
 from streaming.keys import partition_key, prefix
 from streaming.redis.connection import Command

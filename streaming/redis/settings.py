@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from runtime.config import Positive
+from penstock.config import Positive
 from streaming.address import parse_address
 
 Durability: TypeAlias = Literal["D0", "D1", "D2", "D3"]

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability
 

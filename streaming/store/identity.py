@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.ids import new_deployment_id
 from streaming.keys import FLEET_SLOT, fixed_keys, fleet_key
 from streaming.redis.client import RedisClient

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import NeverFits, StoreFull, Unavailable
 from streaming.redis.client import RedisClient, ServerMemory
 

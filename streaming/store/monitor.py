@@ -11,8 +11,8 @@ import contextlib
 import logging
 import time
 
-from runtime.config import ConfigError
-from runtime.loops import ExpectedErrors, run_periodically
+from penstock.config import ConfigError
+from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
 from streaming.store.durability import check_level

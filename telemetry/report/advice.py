@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from runtime.plurals import counted
+from penstock.text import counted
 from telemetry.report.figures import Figures, ProcessFigures, group_shares, groups_of, percentile, span_s
 from telemetry.report.finding import Advice, Thresholds
 from telemetry.report.requests import Evidence, ReportedRequest

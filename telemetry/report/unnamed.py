@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from runtime.plurals import counted
+from penstock.text import counted
 from telemetry.latency import GROUPS
 from telemetry.report.figures import GroupFigures, percentile
 from telemetry.report.finding import Advice, Thresholds

@@ -21,7 +21,7 @@ from api.openai.cursor import Place
 from api.openai.rendering import Facts, completion, completion_in_slices, to_json
 from api.services import Services
 from penstock.engine import ChatTurn, Logprob
-from runtime.turns import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
+from penstock.loops import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
 from streaming.jobs.codec import decode_terminal, encode
 from streaming.jobs.frames import Delta, Run, Section

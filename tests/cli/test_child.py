@@ -19,12 +19,12 @@ from cli.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
-READY = "from runtime.lifeline import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'at last')"
+READY = "from penstock.process import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'at last')"
 SERVE = f"{READY}; import time; time.sleep(600)"
 IGNORE = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 STUBBORN = f"{IGNORE}; {SERVE}"
 FAILS = (
-    "from runtime.lifeline import Lifeline; Lifeline.from_environ().say('failed', 'no weights'); raise SystemExit(75)"
+    "from penstock.process import Lifeline; Lifeline.from_environ().say('failed', 'no weights'); raise SystemExit(75)"
 )
 CRASHES = "print('first'); raise SystemExit('out of memory')"
 
@@ -98,7 +98,7 @@ async def test_state_comes_over_the_lifeline(room: Room) -> None:
 
 
 AWAY = (
-    "import time; from runtime.lifeline import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'lease')\n"
+    "import time; from penstock.process import Lifeline; line = Lifeline.from_environ(); line.say('ready', 'lease')\n"
     "for why in ('', 'a (gone)', 'a (gone)', 'a (slow)', ''): line.note_away(why)\n"
     "time.sleep(600)"
 )

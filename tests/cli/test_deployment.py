@@ -16,8 +16,7 @@ from cli.instance import DataDir, Instance, ProcessEntry
 from cli.machine import outside_url
 from cli.screen import draining, place, ready_block
 from cli.suggestions import own_command
-from runtime.config import Config, ConfigError
-from runtime.sources import FLAGS
+from penstock.config import FLAGS, Config, ConfigError
 from workers.engines.llamacpp.settings import LlamacppSettings
 
 TWO_MODELS = """

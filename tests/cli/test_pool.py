@@ -27,7 +27,7 @@ from streaming.redis.settings import RedisSettings
 SLEEPS = "import time; time.sleep(600)"
 DRAINS = (
     "import signal, time\n"
-    "from runtime.lifeline import Lifeline\n"
+    "from penstock.process import Lifeline\n"
     "line = Lifeline.from_environ()\n"
     "signal.signal(signal.SIGUSR1, lambda *_: line.say('draining', 'slow'))\n"
     "line.say('ready', '')\n"

@@ -12,7 +12,7 @@ import pytest
 from cli import ports
 from cli.errors import Problem
 from cli.output import error_block
-from runtime import sockets
+from penstock import process
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows who holds a port")
 
@@ -82,13 +82,13 @@ def test_localhost_is_both_loopbacks() -> None:
 def test_a_machine_may_lack_one_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     for missing in ("::1", "127.0.0.1"):
         # An address of no interface stands for the missing one.
-        monkeypatch.setattr(sockets, "LOCALHOST", tuple(
+        monkeypatch.setattr(process, "LOCALHOST", tuple(
             {"::1": "2001:db8::1", "127.0.0.1": "192.0.2.1"}[host] if host == missing else host
             for host in ("127.0.0.1", "::1")
         ))  # fmt: skip
         with ports.listen("localhost", 0) as (listener,), socket.create_connection(listener.getsockname()[:2]):
             pass
-    monkeypatch.setattr(sockets, "LOCALHOST", ("192.0.2.1", "2001:db8::1"))
+    monkeypatch.setattr(process, "LOCALHOST", ("192.0.2.1", "2001:db8::1"))
     with pytest.raises(Problem, match="cannot listen"), ports.listen("localhost", 0):
         pass
 

@@ -12,7 +12,7 @@ from house import House, eventually
 from redis import Redis
 
 from cli.__main__ import main
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.batches.file_store import FileStore
 from streaming.errors import Unavailable
 from streaming.keys import fleet_key, partition_key

@@ -44,7 +44,7 @@ from redis import Redis
 from api.auth.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
 from offline.settings import OfflineSettings
-from runtime.config import Config, load
+from penstock.config import Config, load
 from streaming.batches.settings import FilesSettings
 from streaming.fleet.settings import ModelSettings
 from streaming.keys import fleet_key

@@ -12,7 +12,7 @@ from docker_files import DOCKER, PROJECT, ROOT, SECTIONS, Stage, images, is_pinn
 from docker_files import FILES as FOLDER
 from house import House, eventually
 
-from runtime.config import load
+from penstock.config import load
 from workers.engines.llamacpp.weights import SMOLLM2
 
 IMAGES = images()

@@ -32,7 +32,7 @@ from kube import Kube
 from api.auth.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
 from offline.settings import OfflineSettings
-from runtime.config import Config, build, load
+from penstock.config import Config, build, load
 from scheduler.pools.base import Pool
 from scheduler.pools.kubernetes import KubernetesPool
 from scheduler.settings import KubernetesSettings, SchedulerSettings

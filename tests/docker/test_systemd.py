@@ -22,7 +22,7 @@ from api.open_files import RESERVED_FILES
 from api.settings import ApiSettings
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
-from runtime.config import load
+from penstock.config import load
 from streaming.keys import fleet_key
 from workers.settings import WorkerSettings
 

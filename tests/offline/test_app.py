@@ -17,7 +17,7 @@ from offline.app import HARD_LIMIT_S, QUEUE, VISIBILITY_S, broker, build_app
 from offline.batch.due_notifier import DueNotifier
 from offline.broker.connection import Broker, BrokerUnavailable
 from offline.settings import OfflineSettings
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.batches.batch import Batch
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable

@@ -11,8 +11,8 @@ import pytest
 
 import offline.__main__ as program
 from offline.__main__ import EXIT_STUCK, OfflineProcess
-from runtime.config import Config
-from runtime.lifeline import Lifeline
+from penstock.config import Config
+from penstock.process import Lifeline
 from streaming.fleet.processes import this_process
 from telemetry.metrics import Metrics
 

@@ -11,34 +11,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client_messages import (
-    ApiRefusal,
-    EventParser,
-    EventsUnreadable,
-    InvalidAddress,
-    InvalidRequest,
-    JobFailed,
-    NoAnswer,
-    ServerSentEvent,
-    StreamEvent,
-    StreamReset,
-    WaitTimeout,
-    lines_of,
-)
 from penstock.client_protocol import (
     MAX_DELAY_S,
     SILENCE_S,
     Act,
+    ApiRefusal,
     BodyPiece,
     Broken,
     Calls,
+    EventParser,
+    EventsUnreadable,
     HttpAnswer,
+    InvalidAddress,
+    InvalidRequest,
+    JobFailed,
+    NoAnswer,
     Outcome,
     Patience,
     Pause,
     Read,
     Send,
     ServerList,
+    ServerSentEvent,
+    StreamEvent,
+    StreamReset,
+    WaitTimeout,
+    lines_of,
     retry_after_s,
 )
 

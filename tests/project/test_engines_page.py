@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config import SECTIONS
 from penstock.engine import Piece, Request, Sampling
-from runtime.config import SECTIONS
 from workers.engines import plugin
 from workers.engines.checked_engine import CheckedEngine
 

@@ -20,7 +20,7 @@ from api.settings import ApiSettings, KeySettings
 from cli.app import app
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
-from runtime.config import build, load
+from penstock.config import build, load
 from scheduler.settings import SchedulerSettings
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.settings import EventSettings, WebhookSettings

@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from penstock.engine import ChatTurn
-from runtime.loops import wait_any
+from penstock.loops import wait_any
 from scheduler.loop import MIN_TICK_GAP_S, Loop, SchedulerStores, holder_of, prospect_of
 from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
 from scheduler.policy.limits import ScalingLimits

@@ -17,9 +17,9 @@ from typing import TypeVar
 import pytest
 from kube import Kube
 
+from penstock.config import Config, ConfigError
 from penstock.engine import ChatTurn
-from runtime.config import Config, ConfigError
-from runtime.lifeline import Lifeline
+from penstock.process import Lifeline
 from scheduler.__main__ import Settings, main, run
 from scheduler.pools.base import Pool
 from scheduler.settings import KubernetesSettings

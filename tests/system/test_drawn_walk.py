@@ -51,8 +51,8 @@ def test_the_drawn_walk_is_the_one_that_a_chat_takes(empty_house: House, tmp_pat
     connection = "streaming/redis/connection.py"
     way_in = [
         *api.first("api/stream/bounded_protocol.py", ""),
-        *api.first("runtime/rounds.py", job),
-        *api.first(connection, job, "runtime/rounds.py")[1:],
+        *api.first("penstock/loops.py", job),
+        *api.first(connection, job, "penstock/loops.py")[1:],
         "streaming/lua/put.lua",
     ]
     way_out = [

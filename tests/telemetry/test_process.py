@@ -13,9 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from runtime.config import Config
-from runtime.lifeline import Lifeline
-from runtime.process import Launch, StartError
+from penstock.config import Config
+from penstock.process import Launch, Lifeline, StartError
 from telemetry import process as subject
 from telemetry.process import Telemetry
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from house import House, eventually
 
+from penstock.config import Config
 from penstock.engine import Failure
-from runtime.config import Config
 from streaming.fleet.leader import Leadership
 from streaming.fleet.plans import Cordoned, Plan, Plans
 from streaming.fleet.process import Process, Served

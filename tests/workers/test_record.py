@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.config import Config
 from penstock.engine import ChatTurn, Failure, Sampling, Stats
-from runtime.config import Config
 from streaming.fleet.processes import this_process
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from penstock.engine import EngineDead
-from runtime.text import read_text
+from penstock.text import read_text
 
 LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 SHARD = re.compile(r"(.+-)\d{5}(-of-\d{5}\.gguf)")

@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.config import ENGINES, ConfigError, nearest
+from penstock.config import build as validated
 from penstock.engine import Engine, EngineDead
-from runtime.config import ENGINES, ConfigError, nearest
-from runtime.config import build as validated
 
 GROUP = "penstock.engines"
 """The entry point group in which a package gives its engine a name."""

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import msgspec
 
+from penstock.config import ENGINES, Config
+from penstock.config import build as validated
 from penstock.engine import Engine
-from runtime.config import ENGINES, Config
-from runtime.config import build as validated
 from streaming.fleet.settings import ModelSettings
 from workers.engines import plugin
 from workers.engines.checked_engine import CheckedEngine

@@ -12,8 +12,8 @@ from api.openai.fields import Metadata, StrictBody, refusal
 from api.openai.rendering import to_json
 from api.openai.responses.items import Item, ItemReference, Message, kind_of, reasoned_turn, shown_turn
 from penstock.engine import ChatTurn
+from penstock.loops import Sliced
 from penstock.tools import ToolCall
-from runtime.turns import Sliced
 from streaming.errors import DecodeError
 from streaming.jobs.conversations import Conversation, ConversationItem
 

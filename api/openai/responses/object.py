@@ -14,7 +14,7 @@ from api.openai.responses.answer_items import answer_output
 from api.openai.responses.ids import output_item_id, response_id
 from api.openai.responses.items import output_item, output_text, refusal_part
 from penstock.engine import Logprob
-from runtime.turns import ROWS_PER_SLICE, Sliced
+from penstock.loops import ROWS_PER_SLICE, Sliced
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.response_form import ResponseForm

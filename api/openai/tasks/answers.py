@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from api.openai.job_errors import from_terminal
-from runtime.turns import Sliced
+from penstock.loops import Sliced
 from streaming.jobs.frames import Delta
 from streaming.jobs.job import Inputs, Job, JobState
 from streaming.jobs.terminal import Terminal

@@ -17,7 +17,7 @@ from api.auth.origins import EXPOSED
 from api.openapi import HEADERS
 from api.routes import RULES
 from api.settings import ApiSettings
-from runtime.config import ConfigError, build
+from penstock.config import ConfigError, build
 
 pytestmark = pytest.mark.slow
 

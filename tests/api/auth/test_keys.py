@@ -10,7 +10,7 @@ import pytest
 from api.auth.keys import LOCAL_CALLER, Caller, Keyring, check_exposure
 from api.openai.errors import ApiError
 from api.settings import KeySettings
-from runtime.config import ConfigError, build
+from penstock.config import ConfigError, build
 from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.jobs.settings import QuotaSettings
 from streaming.priority import Priority

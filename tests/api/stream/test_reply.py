@@ -21,7 +21,7 @@ from api.openai.wait import Wait
 from api.services import Services
 from api.settings import ApiSettings
 from api.stream.reply import PING, Reply, StreamReply, WholeReply
-from runtime.turns import Turns
+from penstock.loops import Turns
 from streaming.jobs.deliveries import Delivered
 from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.job import JobState

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from api.stream.watch import Watched
-from runtime.turns import Sliced
+from penstock.loops import Sliced
 
 
 class Connection:

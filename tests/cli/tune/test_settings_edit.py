@@ -10,8 +10,8 @@ import pytest
 
 from cli.errors import Problem
 from cli.tune.settings_edit import Keys, apply_settings, changes_for, check_applicable, with_value
+from penstock.config import ConfigError
 from planner.tuning import Recommendation
-from runtime.config import ConfigError
 
 WANTED = Recommendation(48, 30_720, replicas=2)
 CURVE = ((1.0, 10.0), (2.0, 19.5))

@@ -13,7 +13,7 @@ import pytest
 from offline.broker import connection, consumer
 from offline.broker.connection import Broker, BrokerUnavailable, check_broker
 from offline.broker.consumer import Consumer
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.errors import StoreFull
 from streaming.events.settings import EventSettings
 from telemetry.metrics import Metrics

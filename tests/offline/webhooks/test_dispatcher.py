@@ -29,7 +29,7 @@ from offline.webhooks.backoff import after_failure
 from offline.webhooks.dispatcher import MAX_IN_FLIGHT, WebhookDispatcher, WebhookEndpoint, signed_headers
 from offline.webhooks.event_data import with_data
 from offline.webhooks.guard import networks_of, refusal
-from runtime.config import ConfigError, build
+from penstock.config import ConfigError, build
 from streaming.batches.store import Batches
 from streaming.events.outbox import Event, EventSubscriptions, Outbox, endpoints_for
 from streaming.events.settings import ENDS, EventSettings, WebhookSettings, allows_url, signing_key

@@ -19,7 +19,7 @@ from openai import OpenAI
 from receiver import Receiver, due_now, receiving
 
 from offline.webhooks.dispatcher import WebhookEndpoint
-from runtime.config import ConfigError, build
+from penstock.config import ConfigError, build
 from streaming.events.settings import WebhookSettings
 from streaming.events.webhooks import DeliveryAttempt
 

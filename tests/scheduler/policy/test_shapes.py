@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from scheduler.policy.packing import USABLE, Footprint, pack, replicas_for
 from scheduler.policy.shapes import MIN_DWELL_S, Shape, ShapeChoice, calibrated, route, threshold
 from scheduler.settings import shapes_of

@@ -11,7 +11,7 @@ from flow import MODEL, a_job, append, delta, deltas_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.rounds import Rounds
+from penstock.loops import Rounds
 from streaming.errors import Unavailable
 from streaming.jobs import history
 from streaming.jobs.frames import Delta, Frame, Run, Section

@@ -11,7 +11,7 @@ from flow import a_job
 from house import free_port, redis_process
 from redis import Redis
 
-from runtime.config import ConfigError, build
+from penstock.config import ConfigError, build
 from streaming.address import Address, parse_address
 from streaming.errors import Unavailable
 from streaming.jobs.queue import Queue

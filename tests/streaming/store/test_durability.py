@@ -13,7 +13,7 @@ from flow import Flow, a_job, tokens_of, until
 from house import eventually, free_port, redis_process
 from redis import Redis
 
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.batches.batch import Batch, BatchState
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable

@@ -20,8 +20,8 @@ from house import House, redis_process
 from redis import Redis
 
 from penstock import engine
+from penstock.config import ConfigError
 from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
-from runtime.config import ConfigError
 from streaming import catalogue, keys, priority
 from streaming.batches import batch
 from streaming.batches import files as stored_files

@@ -11,7 +11,7 @@ from flow import until
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from streaming.errors import Unavailable
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 TREE = Path(__file__).parents[3].as_posix() + "/"
-STARTS = ("runtime/process.py", "/__main__.py")
+STARTS = ("penstock/process.py", "/__main__.py")
 """Files that start the event loop: they are below every call."""
 SENDS = {
     "HttpToolsProtocol._start_asgi_task": "cycle",

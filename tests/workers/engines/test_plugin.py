@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import Config, ConfigError
+from penstock.config import Config, ConfigError
 from streaming.fleet.settings import ModelSettings
 from workers.engines import plugin
 from workers.engines.registry import build, check_name

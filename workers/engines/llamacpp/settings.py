@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from runtime.config import Positive
+from penstock.config import Positive
 
 
 class LlamacppSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from runtime.config import Positive
+from penstock.config import Positive
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ from penstock.engine import (
     Stats,
     Step,
 )
-from runtime.loops import wait
+from penstock.loops import wait
 from workers.engines import manifest
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import sampling as trtllm_sampling

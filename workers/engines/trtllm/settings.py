@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from runtime.config import Positive
+from penstock.config import Positive
 
 
 class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from runtime.config import ConfigError
+from penstock.config import ConfigError
 from workers.engines.upstream.http.address import ServerAddress
 from workers.engines.upstream.http.proxy import proxy_for
 from workers.engines.upstream.places.limits import UpstreamKey

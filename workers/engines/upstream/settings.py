@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from runtime.config import Positive
+from penstock.config import Positive
 from workers.engines.upstream.http.proxy import proxy_problem
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from penstock.engine import ChatTurn, Request, Sampling
-from runtime.plurals import counted
+from penstock.text import counted
 from workers.engines.upstream.continuation import ladder
 from workers.engines.upstream.continuation.ladder import Rung
 from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts

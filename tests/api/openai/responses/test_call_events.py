@@ -12,8 +12,8 @@ from api.openai.responses.call_events import CallEventSequence, sequence_of
 from api.openai.responses.events import EventSequence
 from api.openai.responses.object import ResponseFacts, ended_response
 from penstock.engine import ChatTurn
+from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened
-from runtime.turns import at_once
 from streaming.jobs.codec import encode
 from streaming.jobs.drafts import Draft
 from streaming.jobs.frames import Delta

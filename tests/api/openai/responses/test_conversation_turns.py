@@ -8,8 +8,8 @@ import pytest
 from api.openai.responses.conversation import ITEMS_PER_SLICE, turns_of
 from api.openai.responses.items import shown_turn
 from penstock.engine import ChatTurn
+from penstock.loops import at_once
 from penstock.tools import ToolCall
-from runtime.turns import at_once
 from streaming.errors import DecodeError
 from streaming.jobs.conversations import ConversationItem
 

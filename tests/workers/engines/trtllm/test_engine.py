@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
+from penstock.config import build
 from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling
-from runtime.config import build
 from streaming.fleet.settings import ModelSettings
 from streaming.priority import Priority
 from workers.attempt import ENGINE_PRIORITY

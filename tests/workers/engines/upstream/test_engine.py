@@ -16,9 +16,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from otlp_collector import Collector, attributes_of, collector
 from upstream_bench import FAST, HELLO, Bench, bench
 
+from penstock.config import ConfigError
 from penstock.engine import EngineDead, Request, Sampling
 from penstock.tools import REASONING, TEXT
-from runtime.config import ConfigError
 from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.priority import Priority

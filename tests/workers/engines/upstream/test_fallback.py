@@ -12,9 +12,9 @@ from fake_upstream import ANSWER, FakeUpstream, Fault, serving
 from msgspec.structs import replace
 from upstream_bench import HELLO, Bench, bench
 
+from penstock.config import ConfigError
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling
 from penstock.tools import Call, Tool, ToolCall, Tools, read_answer
-from runtime.config import ConfigError
 from workers.engines.upstream.fallback import PoolState, choose, unsuited
 from workers.engines.upstream.model import checked_models
 from workers.engines.upstream.settings import UpstreamSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.plurals import counted
+from penstock.text import counted
 
 
 def test_one_is_singular_and_all_else_is_not() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.config import ConfigError, load
-from runtime.sources import FLAGS, MAX_PARSES, Sources, line_of
+from penstock.config import FLAGS, MAX_PARSES, ConfigError, Sources, line_of, load
 
 TEXT = """\
 # settings

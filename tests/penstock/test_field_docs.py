@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.field_docs import field_meanings
+from penstock.config import field_meanings
 
 
 class Example(msgspec.Struct):

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime import lifeline
-from runtime.config import ConfigError
-from runtime.process import (
+from penstock import process
+from penstock.config import ConfigError
+from penstock.process import (
     Launch,
     StartError,
     argument_parser,
@@ -39,7 +39,7 @@ class ThingSettings(msgspec.Struct, frozen=True):
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[tuple[str, str]]]]:
     """What a process says to its supervisor."""
     ours, theirs = socket.socketpair()
-    monkeypatch.setenv(lifeline.ENV, str(os.dup(theirs.fileno())))
+    monkeypatch.setenv(process.ENV, str(os.dup(theirs.fileno())))
     theirs.close()
     ours.settimeout(10)
 
@@ -47,7 +47,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[tuple[st
         return [(each["state"], each["detail"]) for each in map(json.loads, ours.recv(65536).splitlines())]
 
     # Its end would end this process: the thread that watches the line is not started.
-    monkeypatch.setattr(lifeline.threading.Thread, "start", lambda _: None)
+    monkeypatch.setattr(process.threading.Thread, "start", lambda _: None)
     yield read
     ours.close()
 

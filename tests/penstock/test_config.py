@@ -13,7 +13,7 @@ import pytest
 from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
-from runtime.config import SECTIONS, Config, ConfigError, load
+from penstock.config import SECTIONS, Config, ConfigError, load
 from scheduler.policy.shapes import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.settings import BatchSettings, FilesSettings

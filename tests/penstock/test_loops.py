@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.loops import ExpectedErrors, backoff, retry, retry_until, run_periodically, supervise, wait, wait_any
+from penstock.loops import ExpectedErrors, backoff, retry, retry_until, run_periodically, supervise, wait, wait_any
 
 
 class Work:

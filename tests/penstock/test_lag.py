@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from runtime.loops import LAG_CHECK_INTERVAL_S, MIN_LOGGED_LAG_S, watch_lag
+from penstock.loops import LAG_CHECK_INTERVAL_S, MIN_LOGGED_LAG_S, watch_lag
 
 
 async def test_a_held_up_loop_is_said_and_a_free_one_is_not(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.rounds import Rounds
+from penstock.loops import Rounds
 
 
 @dataclass(frozen=True)

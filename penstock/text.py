@@ -1,14 +1,65 @@
-"""Files that several processes share: replaced atomically, flushed to the disk, and locked. Every call blocks."""
+"""Texts and files: UTF-8 that may begin with a byte order mark, atomic writes, counts in words."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+MARK = codecs.BOM_UTF8
+_FORMS = {
+    "UTF-32": re.compile(rb"\xff\xfe\0\0|\0\0\xfe\xff|\0\0\0[^\0]|[^\0]\0\0\0", re.DOTALL),
+    "UTF-16": re.compile(rb"\xff\xfe|\xfe\xff|\0[^\0]\0[^\0]|[^\0]\0[^\0]\0", re.DOTALL),
+    "gzip": re.compile(rb"\x1f\x8b"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
+}
+"""The first bytes of what is often sent by mistake. The first characters of text are ASCII in nearly all formats."""
+
+
+B = TypeVar("B", bytes, bytearray)
+
+
+def without_mark(data: B) -> B:
+    """Return the data without a UTF-8 byte order mark at its start."""
+    return data[len(MARK) :] if data.startswith(MARK) else data
+
+
+def form_of(data: bytes) -> str:
+    """Return the name of another encoding or of a compression in which the data seems to be; "" for none."""
+    return next((name for name, form in _FORMS.items() if form.match(data)), "")
+
+
+def fault_of(data: bytes) -> str:
+    """Return why the data is not UTF-8 text, as the end of a sentence that begins with "it is"; "" if it is."""
+    if form := form_of(data):
+        return f"{form} data, and must be UTF-8 text"
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 text: byte {error.start + 1} is 0x{data[error.start]:02x}"
+    return ""
+
+
+def read_text(path: Path) -> str:
+    """Read a text file without its byte order mark, with newlines as its line ends. Raises OSError; ValueError, which
+    says why it is not UTF-8 text."""
+    return decoded(path.read_bytes()).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def decoded(data: bytes) -> str:
+    """Return text without its byte order mark. Raises ValueError, which says why it is not UTF-8 text."""
+    try:
+        return without_mark(data).decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"it is {fault_of(data)}") from None
+
 
 LOCK_RETRY_DELAY_S = 0.02
 
@@ -98,3 +149,8 @@ def _wait_for_lock(handle: int, kind: int, timeout_s: float | None) -> None:
         if _try_lock(handle, kind):
             return
     raise TimeoutError("another process holds the lock")
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun: "1 job", "2 jobs"; `plural` if it is not the noun with an s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
