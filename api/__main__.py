@@ -38,10 +38,10 @@ from streaming.fleet.settings import ModelSettings, served_models
 from streaming.jobs.settings import QuotaSettings, TenantSettings, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from telemetry.live_gauges import GaugeSample
+from telemetry.gpu import Sampler
+from telemetry.metrics import GaugeSample
 from telemetry.process import Telemetry
-from telemetry.records.sampler import Sampler
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from telemetry.settings import TelemetrySettings
 
 log = logging.getLogger(__name__)

@@ -51,7 +51,7 @@ from streaming.jobs.job import CancelledBy, Job
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.settings import QuotaSettings
-from telemetry import conventions as names
+from telemetry import tracing as names
 from telemetry.tracing import Attributes, is_sampled
 
 log = logging.getLogger(__name__)

@@ -12,16 +12,16 @@ from api.jobs import as_json
 from api.services import Services
 from streaming.errors import Unavailable
 from streaming.jobs.settings import DEFAULT_WEIGHT, class_of
-from telemetry.live_gauges import (
+from telemetry.metrics import (
     BATCH_TOKENS,
     BATCHES_UNFINISHED,
+    CONTENT_TYPE,
     LANE_CLASS_OLDEST,
     LANE_OLDEST,
     LANE_RUNNING,
     LANE_WAITING,
     GaugeSample,
 )
-from telemetry.metrics import CONTENT_TYPE
 
 
 async def healthz(_request: Request) -> Response:

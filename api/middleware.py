@@ -18,7 +18,7 @@ from api.auth.hosts import PROBES
 from api.error_answers import error_response
 from api.openai import errors
 from api.services import Services
-from telemetry import conventions as names
+from telemetry import tracing as names
 from telemetry.logs import EventLog
 from telemetry.records.schema import REFUSED, RequestRecord
 from telemetry.redaction import redact

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from bench.table1.client import TargetServer
-from telemetry.records.nvml import GpuReadings
+from telemetry.gpu import GpuReadings
 
 METRIC = re.compile(r'^penstock_gpu_energy_joules\{[^}]*gpu="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

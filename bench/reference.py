@@ -15,8 +15,7 @@ from api.openai.refused_fields import CHAT_ONLY, COMPLETION_ONLY, CONSTRAINTS, R
 from api.openai.responses import request as responses
 from api.openapi import document
 from api.routes import ROUTES
-from telemetry.catalogue import GROUPS
-from telemetry.catalogue.spec import LABELS, MetricSpec
+from telemetry.catalogue import GROUPS, LABELS, MetricSpec
 
 Schema = Mapping[str, Any]
 

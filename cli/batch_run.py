@@ -21,7 +21,8 @@ from cli.client import Client
 from cli.errors import DONE, ENDED_BADLY, INTERRUPTED, USAGE, Problem
 from cli.output import note
 from cli.progress import ProgressLine
-from penstock.text import counted, replacing, write_file
+from penstock.files import replacing, write_file
+from penstock.text import counted
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 POLL_INTERVAL_S = 0.5

@@ -12,7 +12,7 @@ from cli.client import Client
 from cli.errors import DONE, Problem
 from cli.output import complain, note
 from cli.suggestions import completed
-from penstock.text import write_file
+from penstock.files import write_file
 
 PROMPT = ">>> "
 ENDINGS = ("/quit", "/exit", "/bye")

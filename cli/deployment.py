@@ -24,7 +24,7 @@ from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.settings import ModelSettings, ShapeSettings, check_model_names, check_runnable
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import check_name, check_options, is_plugin, other_models, sections

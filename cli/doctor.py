@@ -59,7 +59,7 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability, RedisSettings
 from streaming.store.durability import shortfalls
 from streaming.store.identity import FORMAT, Identity, check_identity, disagreement, read_identity
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import SMOLLM2
 from workers.engines.manifest import file_sha256

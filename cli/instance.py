@@ -15,7 +15,7 @@ import msgspec
 
 from cli.errors import UNREACHABLE, Problem
 from cli.job_deaths import Suspicion
-from penstock.text import file_lock, write_file
+from penstock.files import file_lock, write_file
 
 LOCK_TIMEOUT_S = 1.0
 MAX_LOG_BYTES = 64_000_000

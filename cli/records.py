@@ -16,7 +16,7 @@ from cli.options import Command, Where, config_option, json_option, moment, wher
 from cli.output import line_result
 from cli.progress import ProgressLine
 from cli.report import source
-from telemetry.records.parquet import MissingParquetError, export
+from telemetry.records.reader import MissingParquetError, export
 
 
 @click.group(cls=Group)

@@ -8,10 +8,8 @@ from pathlib import Path
 
 from cli.check import Check
 from penstock.text import counted
-from telemetry.records.folder import files
-from telemetry.records.reader import Skipped, read_records
-from telemetry.records.schema import SampleRecord
-from telemetry.records.settings import RecordSettings
+from telemetry.records.reader import Skipped, files, read_records
+from telemetry.records.schema import RecordSettings, SampleRecord
 
 LOOKED_BACK_S = 3600.0
 MAX_SILENT_SAMPLES = 6

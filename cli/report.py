@@ -20,8 +20,8 @@ from cli.options import TIME_HINT, Command, Where, config_option, json_option, m
 from cli.output import note, print_json
 from cli.progress import ProgressLine
 from cli.report_view import compared, emit_styled, shown
-from penstock.text import write_file
-from telemetry.records.settings import RecordSettings
+from penstock.files import write_file
+from telemetry.records.schema import RecordSettings
 from telemetry.report.page import page
 from telemetry.report.report import RequestReport, Scope, report_of
 

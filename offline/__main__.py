@@ -48,10 +48,10 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
+from telemetry.gpu import Facts, Sampler
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
-from telemetry.records.sampler import Facts, Sampler
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import NO_TRACING, Tracing

@@ -16,7 +16,7 @@ from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
 from planner.roofline import RooflineInput, decode, send_s, streamed_layer_s
-from scheduler.policy.packing import USABLE
+from scheduler.policy.snapshot import USABLE
 
 PAPER_CAP = 512
 """The largest batch of SLM-Pareto's Table 1."""

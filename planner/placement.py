@@ -20,7 +20,7 @@ from planner.load import Precision, RequestLengths
 from planner.search import MAX_BATCH, MAX_STEP_TOKENS, LatencySlo, ParallelPlan, ReplicaModel, StepMeter, attainment
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
-from scheduler.policy.packing import MAX_REPLICAS, SLACK_BYTES, USABLE, Footprint, replicas_for
+from scheduler.policy.snapshot import MAX_REPLICAS, SLACK_BYTES, USABLE, Footprint, replicas_for
 from streaming.priority import Priority
 
 REQUESTS = 400

@@ -20,7 +20,7 @@ from planner.facts.model import ModelShape
 from planner.knee import GAIN, FrontierPoint, Knee, doublings, fitted, knee, undominated
 from planner.load import Precision, RequestLengths
 from planner.memory import BLOCK_TOKENS
-from scheduler.policy.packing import SLACK_BYTES, USABLE, Footprint, pack, replicas_for
+from scheduler.policy.snapshot import SLACK_BYTES, USABLE, Footprint, pack, replicas_for
 
 ROUNDS = 8
 """Requests of one client at low concurrency."""

@@ -15,7 +15,7 @@ from penstock.config import Config, ConfigError
 from penstock.loops import ExpectedErrors, retry_until, supervise
 from penstock.process import Launch, Lifeline, argument_parser, on_stop_signal, run_process
 from scheduler.loop import Loop, SchedulerStores, holder_of
-from scheduler.policy.limits import ScalingLimits
+from scheduler.policy.snapshot import ScalingLimits
 from scheduler.pools.base import DryRunPool, Pool
 from scheduler.settings import KubernetesSettings, SchedulerSettings, check_deployments, shapes_of
 from streaming.errors import Unavailable
@@ -26,10 +26,10 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store
+from telemetry.gpu import Sampler
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
-from telemetry.records.sampler import Sampler
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
 

@@ -20,9 +20,7 @@ from msgspec import structs
 from penstock.loops import ExpectedErrors, run_periodically, wait, wait_any
 from scheduler.observe import observe
 from scheduler.policy.decide import LaneOutlook, PolicyState
-from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.shapes import ShapeChoice
-from scheduler.policy.snapshot import Snapshot
+from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot
 from scheduler.policy.switch import Switch, SwitchDecision, decide
 from scheduler.pools.base import Pool
 from streaming.errors import Unavailable
@@ -35,8 +33,8 @@ from streaming.jobs.backlog import Backlog
 from streaming.jobs.reaper import Reaper
 from streaming.order import FLOOR
 from streaming.redis.client import RedisClient
+from telemetry.gpu import Facts
 from telemetry.metrics import Metrics
-from telemetry.records.sampler import Facts
 from telemetry.records.schema import RecordedDepth
 
 log = logging.getLogger(__name__)

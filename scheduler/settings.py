@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from penstock.config import ConfigError
-from scheduler.policy.shapes import Shape, calibrated
+from scheduler.policy.snapshot import Shape, calibrated
 from streaming.fleet.plans import PoolKind, pool_name
 from streaming.fleet.settings import ModelSettings
 

@@ -11,18 +11,229 @@ from __future__ import annotations
 
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from telemetry.buffered import BufferedGauge, BufferedHistogram, LabelledCounter, LabelledHistogram
 from telemetry.catalogue import CATALOGUE
-from telemetry.live_gauges import GaugeSample, MetricsPage, families
 
+if TYPE_CHECKING:
+    from prometheus_client import Counter, Gauge, Histogram, Metric
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+
+
+# Buffered metrics for the hot path: counts in plain attributes, which `flush` adds to the metrics library's metrics.
+#
+# An observation costs 0.2 us here; in the library 1.1 us, or 2.7 us with a label look-up and a shared folder. Each
+# count only grows and has one writer, the event loop; `flush` may run in any thread.
+
+
+class BufferedCounter:
+    """A buffered counter."""
+
+    __slots__ = ("_counter", "_flushed", "_value")
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._value = self._flushed = 0
+
+    def inc(self, n: int = 1) -> None:
+        self._value += n
+
+    def flush(self) -> None:
+        """Add the growth since the last flush to the counter; never from two threads at once."""
+        if (now := self._value) != self._flushed:
+            self._counter.inc(now - self._flushed)
+            self._flushed = now
+
+
+class _FlushedMetric:
+    """Base of the metrics here: flushed whenever the library collects it."""
+
+    instrument: Counter | Gauge | Histogram
+    """The library's metric."""
+
+    def flush(self) -> None:
+        """Pass on what came since the last time."""
+
+    def collect(self) -> Iterable[Metric]:
+        self.flush()
+        return self.instrument.collect()
+
+    def describe(self) -> Iterable[Metric]:
+        return self.instrument.describe()
+
+
+class BufferedGauge(_FlushedMetric):
+    """A buffered gauge without labels."""
+
+    def __init__(self, name: str, documentation: str) -> None:
+        from prometheus_client import Gauge  # noqa: PLC0415 - it must be imported by Metrics.start
+
+        self.instrument = self._gauge = Gauge(name, documentation, registry=None, multiprocess_mode="livesum")
+        self._value = self._flushed = 0
+
+    def set(self, value: int) -> None:
+        self._value = value
+
+    def inc(self) -> None:
+        self._value += 1
+
+    def dec(self) -> None:
+        self._value -= 1
+
+    def flush(self) -> None:
+        if (now := self._value) != self._flushed:
+            self._gauge.set(now)
+            self._flushed = now
+
+
+class BufferedHistogram:
+    """A buffered histogram that costs 0.2 us per observation (measured; the library: 1.1 us, or 2.7 us in a folder).
+
+    Counts only grow and have one writer, the event loop; `flush` adds the growth to the library's histogram. So no
+    observation is lost even if another thread flushes in the middle of one.
+    """
+
+    __slots__ = ("_bounds", "_bucket", "_counts", "_flushed", "_flushed_total", "_histogram", "_total", "_value")
+
+    def __init__(self, histogram: Histogram, bounds: tuple[float, ...]) -> None:
+        self._histogram = histogram
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+        self._value, self._bucket = 0.0, 0
+        """The last observed value and its bucket."""
+        self._flushed = list(self._counts)
+        self._flushed_total = 0.0
+
+    def observe(self, value: float, n: int = 1) -> None:
+        """Add `n` observations of the same value, in seconds."""
+        if value != self._value:  # the tokens of one engine step all have the same value
+            self._value, self._bucket = value, bisect_left(self._bounds, value)
+        self._counts[self._bucket] += n
+        self._total += value * n
+
+    def observe_equal(self, total: float, n: int) -> None:
+        """Add `n` equal observations of `total` seconds together. Inlined, because it runs once a token."""
+        value = total / n
+        if value != self._value:
+            self._value, self._bucket = value, bisect_left(self._bounds, value)
+        self._counts[self._bucket] += n
+        self._total += total
+
+    def flush(self) -> None:
+        """Add the growth since the last flush to the histogram; never from two threads at once."""
+        counts, total = list(self._counts), self._total
+        if counts == self._flushed:
+            return
+        for bucket, now, before in zip(self._histogram._buckets, counts, self._flushed, strict=True):
+            if now != before:
+                bucket.inc(now - before)
+        self._histogram._sum.inc(total - self._flushed_total)
+        self._flushed, self._flushed_total = counts, total
+
+
+Buffer = TypeVar("Buffer", BufferedCounter, BufferedHistogram)
+
+
+class _LabelledMetric(_FlushedMetric, Generic[Buffer]):
+    """A metric with labels: one buffer per set of label values."""
+
+    def __init__(self, instrument: Counter | Histogram, buffered: Callable[[Any], Buffer]) -> None:
+        self.instrument = instrument
+        self._buffered: Callable[[Any], Buffer] = buffered
+        self._by_labels: dict[tuple[str, ...], Buffer] = {}
+        self._lock = threading.Lock()
+
+    def labels(self, *values: str) -> Buffer:
+        """The buffer of these label values; hot code keeps a reference to it."""
+        buffer = self._by_labels.get(values)
+        if buffer is None:
+            buffer = self._by_labels[values] = self._buffered(self.instrument.labels(*values))
+        return buffer
+
+    def flush(self) -> None:
+        with self._lock:
+            for buffer in list(self._by_labels.values()):
+                buffer.flush()
+
+
+class LabelledCounter(_LabelledMetric[BufferedCounter]):
+    """A buffered counter with labels."""
+
+    def __init__(self, name: str, documentation: str, labels: tuple[str, ...]) -> None:
+        from prometheus_client import Counter  # noqa: PLC0415 - it must be imported by Metrics.start
+
+        super().__init__(Counter(name, documentation, labels, registry=None), BufferedCounter)
+
+
+class LabelledHistogram(_LabelledMetric[BufferedHistogram]):
+    """A buffered histogram with labels."""
+
+    def __init__(self, name: str, documentation: str, labels: tuple[str, ...], bounds: tuple[float, ...]) -> None:
+        from prometheus_client import Histogram  # noqa: PLC0415 - it must be imported by Metrics.start
+
+        instrument = Histogram(name, documentation, labels, registry=None, buckets=bounds)
+        super().__init__(instrument, lambda each: BufferedHistogram(each, bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveGauge:
+    """A gauge whose samples are computed at each scrape."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GaugeSample:
+    """One value of a live gauge, with its label values in the gauge's order."""
+
+    gauge: LiveGauge
+    labels: tuple[str, ...]
+    value: float
+
+
+def _gauge(name: str) -> LiveGauge:
+    spec = CATALOGUE[name]
+    return LiveGauge(name, spec.meaning, spec.labels)
+
+
+LANE_WAITING = _gauge("penstock_lane_waiting")
+LANE_RUNNING = _gauge("penstock_lane_running")
+LANE_OLDEST = _gauge("penstock_lane_oldest_seconds")
+LANE_CLASS_OLDEST = _gauge("penstock_lane_class_oldest_seconds")
+BATCHES_UNFINISHED = _gauge("penstock_batches_unfinished")
+BATCH_TOKENS = _gauge("penstock_batch_enqueued_tokens")
+
+
+class MetricsPage:
+    """What the library shows as a registry: the metrics that `collect` returns, asked for at each reading."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self.collect = collect
+
+
+def families(samples: Iterable[GaugeSample]) -> Iterable[Metric]:
+    from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415 - see the module's docstring
+
+    families: dict[LiveGauge, GaugeMetricFamily] = {}
+    for sample in samples:
+        gauge = sample.gauge
+        if gauge not in families:
+            families[gauge] = GaugeMetricFamily(gauge.name, gauge.help, labels=gauge.labels)
+        families[gauge].add_metric(sample.labels, sample.value)
+    return families.values()
+
 
 BufferedMetric = TypeVar("BufferedMetric", LabelledCounter, BufferedGauge, LabelledHistogram)
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable
 
 from penstock.process import Launch, needed_to_start
 from telemetry import logs
-from telemetry.live_gauges import GaugeSample
-from telemetry.metrics import Metrics
-from telemetry.records.settings import RecordSettings
+from telemetry.metrics import GaugeSample, Metrics
+from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink, RecordWriter
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import MissingExporterError, Tracing
@@ -66,6 +65,6 @@ def start_tracing(service: str, endpoint: str, ratio: float = 1.0) -> Tracing:
     """
     if not endpoint:
         return Tracing()
-    from telemetry.recorded_spans import RecordedTracing  # noqa: PLC0415 - most processes record nothing
+    from telemetry.tracing import RecordedTracing  # noqa: PLC0415 - most processes record nothing
 
     return RecordedTracing(service, endpoint, ratio)

@@ -37,13 +37,10 @@ from streaming.jobs.settings import TenantSettings, weights_of
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.monitor import StoreMonitor
+from telemetry.gpu import DcgmReadings, Facts, GpuReadings, GpuSource, Sampler
 from telemetry.metrics import Metrics
 from telemetry.process import Telemetry
-from telemetry.records.dcgm import DcgmReadings
-from telemetry.records.gpus import GpuSource
-from telemetry.records.nvml import GpuReadings
-from telemetry.records.sampler import Facts, Sampler
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing

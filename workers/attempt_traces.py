@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 from streaming.jobs.attempt_spans import attempt_id, link_before, own_attempts, requested, span_name, write_lost
 from streaming.jobs.terminal import Terminal
-from telemetry import conventions as names
+from telemetry import tracing as names
 from telemetry.tracing import TRACEPARENT, Attributes, Span, Tracing, extract, is_sampled
 from workers.attempt import Attempt
 

@@ -11,10 +11,10 @@ from streaming.fleet.process import Served
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import HANDED_BACK
 from streaming.jobs.terminal import Terminal
+from telemetry.gpu import GpuReading
 from telemetry.latency import PARTS, engine_parts, lost_between
 from telemetry.logs import EventLog
 from telemetry.metrics import Metrics
-from telemetry.records.gpus import GpuReading
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt
 from workers.attempt_traces import AttemptTraces

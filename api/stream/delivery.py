@@ -9,11 +9,10 @@ from api.services import Services
 from streaming.jobs.deliveries import Delivered
 from streaming.jobs.job import JobState
 from streaming.jobs.terminal import Terminal
-from telemetry.conventions import FIRST_SENT
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.metrics import Metrics
 from telemetry.records.schema import DeliveryRecord
-from telemetry.tracing import current
+from telemetry.tracing import FIRST_SENT, current
 
 
 class Delivery:

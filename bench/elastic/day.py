@@ -25,7 +25,7 @@ from planner.simulator.pool import PoolEngine, PoolSimulation
 from planner.simulator.queues import PenstockQueue, PenstockWorker
 from planner.simulator.trace import DAY_S, Burst, Lengths, TraceRow, WorkloadShape, requests
 from scheduler.policy.decide import PolicyState, decide
-from scheduler.policy.limits import TARGETS, ScalingLimits
+from scheduler.policy.snapshot import TARGETS, ScalingLimits
 from telemetry.records.reader import Skipped, read_records
 from telemetry.records.schema import RequestRecord
 

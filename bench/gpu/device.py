@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from planner.facts.device import Accelerator
-from telemetry.records.nvml import GpuReadings
+from telemetry.gpu import GpuReadings
 
 COPY_BYTES = 1 << 32
 SIDE = 8192

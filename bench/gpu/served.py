@@ -25,7 +25,7 @@ from bench.report import write
 from bench.table1.client import ConcurrencyLevel, TargetServer, closed_loop
 from planner.load import RequestLengths
 from planner.search import quantile
-from telemetry.records.nvml import GpuReadings
+from telemetry.gpu import GpuReadings
 
 DIRECT = "direct"
 TURNS = (DIRECT, PENSTOCK, PENSTOCK, DIRECT)

@@ -16,7 +16,7 @@ from bench.report import Ratio, Report, columns
 from bench.stats import quantile
 from planner.simulator.engine import EngineShape, ModelText
 from planner.simulator.trace import TraceRow, WorkloadShape, cut, requests
-from scheduler.policy.limits import TARGETS
+from scheduler.policy.snapshot import TARGETS
 from streaming.fleet.settings import LatencyTargets
 from streaming.priority import Priority
 from telemetry.latency import time_per_output_token

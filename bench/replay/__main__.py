@@ -25,7 +25,7 @@ from bench.report import Ratio, columns
 from bench.stats import spread
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, ask, seen, servers
 from planner.simulator.trace import Malformed, Trace, TraceRow, WorkloadShape, cut, requests
-from scheduler.policy.limits import TARGETS
+from scheduler.policy.snapshot import TARGETS
 
 MAX_OPEN = 2000
 """Requests at once; beyond that one is not sent, and counted as such."""

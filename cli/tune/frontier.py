@@ -43,7 +43,7 @@ from planner.tuning import (
     sweep_plan,
     tuning_advice,
 )
-from telemetry.records.nvml import GpuReadings
+from telemetry.gpu import GpuReadings
 
 PROBE_CLIENTS = 4
 MAX_CLIENTS = 256

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 from cli.deployment import load_deployment
 from cli.errors import Problem
 from penstock.config import FILE, ConfigError
-from penstock.text import decoded, write_file
+from penstock.files import write_file
+from penstock.text import decoded
 from planner.tuning import Recommendation
 
 Keys: TypeAlias = tuple[str, ...]

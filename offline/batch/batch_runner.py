@@ -14,7 +14,7 @@ from streaming.batches.files import Files
 from streaming.batches.store import Batches
 from streaming.errors import DecodeError, Fenced, Superseded, Unavailable
 from streaming.store.identity import check_identity, disagreement, read_identity
-from telemetry import conventions as names
+from telemetry import tracing as names
 from telemetry.tracing import Attributes
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
-from telemetry import conventions as names
+from telemetry import tracing as names
 from telemetry.tracing import NO_TRACING, Attributes, Span, Tracing
 
 JOBS_PER_CALL = 64

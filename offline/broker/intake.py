@@ -21,7 +21,7 @@ from streaming.jobs.settings import NO_WEIGHTS, UNLIMITED, QuotaSettings
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor
-from telemetry import conventions as names
+from telemetry import tracing as names
 from telemetry.tracing import NO_TRACING, Attributes, Tracing
 
 MAX_REDELIVERIES = 5

@@ -38,7 +38,7 @@ from streaming.events.settings import WebhookSettings, allows_url, signing_key
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
-from telemetry import conventions as names
+from telemetry import tracing as names
 from telemetry.metrics import Metrics
 from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span, Tracing
 

@@ -16,12 +16,22 @@ from msgspec import structs
 
 from penstock.text import counted
 from scheduler.policy import health
-from scheduler.policy.demand import Demand, cannot_wait, concurrent_demand, in_slots, keep_s, learn
-from scheduler.policy.forecast import constraints, wait_s, workers_for
+from scheduler.policy.demand import (
+    Demand,
+    Peaks,
+    cannot_wait,
+    concurrent_demand,
+    constraints,
+    highest,
+    in_slots,
+    keep_s,
+    learn,
+    wait_s,
+    with_peak,
+    workers_for,
+)
 from scheduler.policy.health import PoolHealth
-from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.rush import Peaks, highest, with_peak
-from scheduler.policy.snapshot import Snapshot
+from scheduler.policy.snapshot import ScalingLimits, Snapshot
 from streaming.fleet.process import Cordoned
 
 SPARE_SHARE = 0.25

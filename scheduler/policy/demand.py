@@ -7,14 +7,133 @@ so a job of mean size takes size / pace seconds in a slot (Little's law).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
-from scheduler.policy import rush
-from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.rush import BUCKET_S, BurstConfig, Rush
-from scheduler.policy.snapshot import LaneLoad, Snapshot
+from scheduler.policy.snapshot import LaneLoad, ScalingLimits, Snapshot
 from streaming.fleet.process import Process, Served
+
+# Burst estimator: how far the number of concurrent jobs may rise above its last peak within one cold start.
+#
+# A worker ordered now is ready one cold start later. Jobs that may not wait so long are begun in time only if the pool
+# already has room for all that arrive until then: the last peak of concurrent jobs times the growth on top of such a
+# peak that recent history shows.
+
+
+BUCKET_S = 5.0
+"""Time resolution of peaks."""
+HISTORY_S = 3 * 3600.0
+"""How far back bursts are remembered."""
+MAX_SAMPLES = 1000
+"""Maximum of windows remembered."""
+SMOOTHING_JOBS = 8
+"""Jobs added to both sides of a growth ratio, so that one job becoming three is no burst; at most one worker's jobs."""
+PEAK_CAP = 1.25
+"""A burst is expected to end at this factor of the highest peak in the history."""
+INITIAL_GROWTH = 1.4
+"""The growth assumed while there is no history."""
+MIN_WINDOWS = 30
+"""Windows from which on the history alone determines the growth."""
+
+Peaks: TypeAlias = tuple[tuple[float, float], ...]
+"""(time, value) pairs with falling values: the first is the maximum of the time looked back on."""
+
+
+def with_peak(peaks: Peaks, value: float, now: float, while_s: float) -> Peaks:
+    """Add a value to the peaks, and drop those older than `while_s` seconds."""
+    begin = next((i for i, (at, _) in enumerate(peaks) if at > now - while_s), len(peaks))
+    end = len(peaks)
+    while end > begin and peaks[end - 1][1] <= value:
+        end -= 1
+    if end > begin and now - peaks[end - 1][0] < BUCKET_S and end == len(peaks):
+        return peaks[begin:]  # a lower value within the resolution
+    return (*peaks[begin:end], (now, value))
+
+
+def highest(peaks: Peaks) -> float:
+    """The highest peak; 0 if there is none."""
+    return peaks[0][1] if peaks else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BurstConfig:
+    """Parameters of the estimator."""
+
+    horizon_s: float
+    """Length of a window: room is needed for the jobs that arrive within this time."""
+    while_s: float
+    """How long a peak is remembered."""
+    cover: float
+    """Share of the history, weighted by jobs, that stays within the growth."""
+    each: int
+    """Jobs that one worker runs at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rush:
+    """State of the estimator. Times in seconds of the caller's clock."""
+
+    peaks: Peaks = ()
+    """Recent peaks of concurrent jobs."""
+    began: float | None = None
+    """Start of the current window, which lasts one horizon."""
+    base: float = 0.0
+    """The highest peak at its start."""
+    peak: float = 0.0
+    """The maximum of concurrent jobs in it."""
+    past: tuple[tuple[float, float], ...] = ()
+    """(growth, base) of each past window."""
+    heights: Peaks = ()
+    """Peaks of the whole remembered history."""
+    growth: float = INITIAL_GROWTH
+    """The quantile `cover` of past growth."""
+    smoothing: int = SMOOTHING_JOBS
+
+    @property
+    def usual(self) -> float:
+        """The highest recent peak of concurrent jobs."""
+        return highest(self.peaks)
+
+    @property
+    def room(self) -> float:
+        """Jobs to have room for: the last peak and a burst on top of it, capped by the history once there is enough."""
+        if self.usual <= 0:
+            return 0.0
+        grown = (self.usual + self.smoothing) * self.growth - self.smoothing
+        return max(self.usual, min(grown, PEAK_CAP * highest(self.heights))) if len(self.past) >= MIN_WINDOWS else grown
+
+
+def follow(rush: Rush, jobs: float, config: BurstConfig, now: float) -> Rush:
+    """Add an observation: `jobs` concurrent jobs at `now`."""
+    before, smoothing = rush.usual, max(1, min(SMOOTHING_JOBS, config.each))
+    peaks = with_peak(rush.peaks, jobs, now, config.while_s)
+    heights = with_peak(rush.heights, jobs, now, HISTORY_S)
+    rush = replace(rush, peaks=peaks, heights=heights, peak=max(rush.peak, jobs), smoothing=smoothing)
+    if rush.began is None:
+        return replace(rush, began=now, base=jobs, peak=jobs)
+    if now - rush.began < config.horizon_s:
+        return rush
+    past = rush.past
+    if rush.base > 0:
+        most = max(MIN_WINDOWS, min(MAX_SAMPLES, int(HISTORY_S / config.horizon_s)))
+        past = (*past, ((rush.peak + smoothing) / (rush.base + smoothing), rush.base))[-most:]
+    growth = max(1.0, quantile(past, config.cover))
+    if len(past) < MIN_WINDOWS:
+        growth = max(growth, INITIAL_GROWTH)
+    return replace(rush, began=now, base=max(before, jobs), peak=jobs, past=past, growth=growth)
+
+
+def quantile(past: Sequence[tuple[float, float]], share: float) -> float:
+    """The weighted quantile of (value, weight) entries; 0 if there are none."""
+    left = share * sum(weight for _, weight in past)
+    for value, weight in sorted(past):
+        left -= weight
+        if left <= 1e-9:
+            return value
+    return 0.0
+
 
 RATE_WINDOW_S = 60.0
 """Time constant of arrival rates."""
@@ -258,7 +377,7 @@ def _rushes(demand: Demand, held: Mapping[str, float], limits: ScalingLimits, no
         if cannot_wait(lane, demand, limits):
             horizon_s = max(cold_s - limits.targets[lane], BUCKET_S)
             config = BurstConfig(horizon_s, keep_s(demand, limits), limits.cover, demand.capacity)
-            rushes[lane] = rush.follow(demand.rushes.get(lane, Rush()), jobs, config, now)
+            rushes[lane] = follow(demand.rushes.get(lane, Rush()), jobs, config, now)
     return rushes
 
 
@@ -287,3 +406,90 @@ def _learned(snapshot: Snapshot, known: int | None) -> int | None:
     if snapshot.waiting and snapshot.oldest_s >= MIN_QUEUED_S:
         return seen
     return None if known is None else max(known, seen)
+
+
+# Queue-time forecast: the time until waiting jobs are begun by a given number of workers, and the workers needed.
+#
+# The work ahead of a job is what waits in its lane and in higher ones, in tokens; while it waits, new jobs of higher
+# lanes overtake it. With n workers of c slots, each slot computing p tokens a second,
+#
+#     time to clear = work not taken by free slots / (n c p - tokens a second arriving in higher lanes)
+
+
+MIN_TARGET_SHARE = 0.1
+"""Minimum share of its target that a late lane still gets, so that it asks for at most ten times the workers."""
+RESERVED_FROM = "batch"
+"""The lane that may not fill the slots which workers reserve."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """The work to be done before a job is begun, and the time limit for it."""
+
+    lane: str
+    jobs: int
+    """Including the job itself."""
+    tokens: float
+    overtaking: float
+    """Tokens a second that arrive in higher lanes."""
+    within_s: float
+    why: str
+
+
+def clear_s(ahead: Ahead, workers: int, demand: Demand, running: int) -> float:
+    """Seconds until `workers` ready workers have begun the last of these jobs; infinite: never.
+
+    While the pace is unknown, jobs begin at once in free slots, or never.
+    """
+    slots = workers * demand.capacity
+    free = max(0, slots - running)
+    if ahead.jobs <= free:
+        return 0.0
+    rate = slots * demand.pace - ahead.overtaking
+    return ahead.tokens * (1 - free / ahead.jobs) / rate if rate > 0 else math.inf
+
+
+def wait_s(snapshot: Snapshot, demand: Demand, workers: int) -> dict[str, float]:
+    """Seconds, by lane, until `workers` workers begin a job put now, after all in its lane and in higher ones. Slots
+    that workers reserve from lane batch are not free for it."""
+    reserved = workers * sum(worker.reserved for worker in snapshot.ready) / max(1, len(snapshot.ready))
+    waits, jobs, tokens, overtaking = {}, 0, 0.0, 0.0
+    for lane in snapshot.lanes:
+        size = demand.size(lane.name)
+        jobs, tokens = jobs + lane.waiting, tokens + lane.waiting * size
+        ahead = Ahead(lane.name, jobs + 1, tokens + size, overtaking, 0.0, "")
+        kept = lane.running + round(reserved) if lane.name == RESERVED_FROM else 0
+        waits[lane.name] = clear_s(ahead, workers, demand, max(snapshot.running, kept))
+        overtaking += demand.rate(lane.name) * size
+    return waits
+
+
+def workers_for(ahead: Ahead, demand: Demand, running: int, max_workers: int) -> int:
+    """The fewest workers that begin these jobs within their time limit, at most `max_workers`."""
+    return bisect_left(range(max_workers), True, key=lambda n: clear_s(ahead, n, demand, running) <= ahead.within_s)
+
+
+def constraints(snapshot: Snapshot, demand: Demand, limits: ScalingLimits) -> Iterator[Ahead]:
+    """The work with a time limit: each lane's queue under its queue-time target, and the nearest deadlines."""
+    jobs, tokens, overtaking = 0, 0.0, 0.0
+    for lane in snapshot.lanes:
+        size = demand.size(lane.name)
+        if lane.waiting:
+            whole = jobs + lane.waiting, tokens + lane.waiting * size
+            yield Ahead(lane.name, *whole, overtaking, *_target(lane, demand, limits))
+            for due in lane.due:
+                before = min(due.ahead, lane.waiting - 1) + 1
+                why = f"{before} must be begun within {due.in_s:.0f} s for a deadline"
+                yield Ahead(lane.name, jobs + before, tokens + before * size, overtaking, max(0.0, due.in_s), why)
+        jobs, tokens = jobs + lane.waiting, tokens + lane.waiting * size
+        overtaking += demand.rate(lane.name) * size
+
+
+def _target(lane: LaneLoad, demand: Demand, limits: ScalingLimits) -> tuple[float, str]:
+    target = limits.targets.get(lane.name, math.inf)
+    waiting = f"{lane.waiting} {lane.name} waiting (oldest {lane.oldest_s:.1f} s)"
+    if target == math.inf:
+        return target, waiting
+    if cannot_wait(lane.name, demand, limits):  # too late for these jobs: a new worker only shortens the delay
+        return demand.cold_s(limits), f"{waiting}, to be begun while one more would start"
+    return max(target - lane.oldest_s, MIN_TARGET_SHARE * target), f"{waiting}, to be begun within {target:g} s"

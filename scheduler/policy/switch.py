@@ -15,9 +15,7 @@ from msgspec import structs
 from penstock.text import counted
 from scheduler.policy import decide as policy
 from scheduler.policy.decide import PolicyState, PoolPlan
-from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.shapes import ShapeChoice, route, takers
-from scheduler.policy.snapshot import Snapshot
+from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot, route, takers
 from streaming.fleet.process import Cordoned
 
 

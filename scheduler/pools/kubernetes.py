@@ -27,8 +27,7 @@ from lightkube.resources.apps_v1 import Deployment
 from lightkube.resources.core_v1 import Pod
 from lightkube.types import PatchType
 
-from scheduler.pools.base import Move, Pool, PoolError
-from scheduler.pools.leaving import LeavingStep, Member, next_step
+from scheduler.pools.base import LeavingStep, Member, Move, Pool, PoolError, next_step
 from scheduler.settings import KubernetesSettings
 from streaming.fleet.plans import Action, Plan, PoolKind, pool_name
 from streaming.fleet.process import Cordoned, Process

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.text import flush, rename_durably, write_file
+from penstock.files import flush, rename_durably, write_file
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from penstock.text import MARK, write_file
+from penstock.files import write_file
+from penstock.text import MARK
 from streaming.jobs.terminal import Usage
 
 ROW = struct.Struct("<IBBHQIIII")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from streaming.jobs.job import Job, PastAttempt
 from streaming.jobs.operation import operation_of
 from streaming.jobs.records import JobRecord
-from telemetry import conventions as names
+from telemetry import tracing as names
 from telemetry.tracing import Attributes, Tracing, derived_id, is_sampled, sibling
 
 LOST = "lost"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from streaming.jobs.job import Chat, Job
-from telemetry.operations import operation_name
+from telemetry.tracing import operation_name
 
 
 def operation_of(job: Job) -> str:
-    """One of telemetry.operations.OPERATIONS."""
+    """One of telemetry.tracing.OPERATIONS."""
     return operation_name(job.task.kind if job.task is not None else None, is_chat=isinstance(job.prompt, Chat))

@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
-from telemetry.records.folder import create, trim
-from telemetry.records.schema import ENCODER, Record
-from telemetry.records.settings import RecordSettings
+from telemetry.records.reader import create, trim
+from telemetry.records.schema import ENCODER, Record, RecordSettings
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.settings import TenantSettings, class_of
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
-from telemetry.live_gauges import LANE_CLASS_OLDEST
+from telemetry.metrics import LANE_CLASS_OLDEST
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from bench.elastic import day
 from bench.elastic.day import DayOutcome, DaySize, compared, curves, goals_of, rows_of, simulated
-from scheduler.policy.limits import TARGETS
+from scheduler.policy.snapshot import TARGETS
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from bench.table1.client import TargetServer, TimedAnswer
 from cli.tune.frontier import _power, _table, frontier_in
 from cli.tune.load import LevelReading
 from planner.facts.catalogue import device
-from telemetry.records.nvml import GpuReadings
+from telemetry.gpu import GpuReadings
 
 METRICS = """
 # TYPE penstock_gpu_energy_joules gauge

@@ -23,7 +23,7 @@ from recorded import BEGIN_S, request, sample
 from rich.cells import cell_len
 
 from cli.examples import EXAMPLES
-from telemetry.records.folder import create
+from telemetry.records.reader import create
 from telemetry.records.schema import ENCODER
 
 pytestmark = pytest.mark.slow

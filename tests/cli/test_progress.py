@@ -11,8 +11,7 @@ import pytest
 
 from cli import progress as progress_module
 from cli.progress import ProgressLine, remaining_s, short
-from telemetry.records.folder import create
-from telemetry.records.reader import Skipped, read_records
+from telemetry.records.reader import Skipped, create, read_records
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from cli.check import Check
 from cli.records_check import check_records
-from telemetry.records.folder import create
-from telemetry.records.schema import ENCODER, SampleRecord
-from telemetry.records.settings import RecordSettings
+from telemetry.records.reader import create
+from telemetry.records.schema import ENCODER, RecordSettings, SampleRecord
 
 
 def found(folder: Path, *, running: bool = True, enabled: bool = True) -> Check:

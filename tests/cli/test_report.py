@@ -20,7 +20,7 @@ from cli.errors import Problem
 from cli.options import moment
 from cli.progress import ProgressLine
 from cli.report_view import changed_findings, emit_styled, shown
-from telemetry.records.folder import create
+from telemetry.records.reader import create
 from telemetry.records.schema import ENCODER
 from telemetry.report.finding import Advice
 from telemetry.report.page import page

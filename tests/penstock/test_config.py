@@ -14,14 +14,14 @@ from api.settings import ApiSettings, KeySettings
 from cli.settings import UpSettings
 from offline.settings import OfflineSettings
 from penstock.config import SECTIONS, Config, ConfigError, load
-from scheduler.policy.shapes import Shape
+from scheduler.policy.snapshot import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
 from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.events.settings import End, EventSettings, WebhookSettings
 from streaming.fleet.settings import LaneTargets, LatencyTargets, ModelSettings, Resources, ShapeSettings, served_models
 from streaming.jobs.settings import QuotaSettings, TenantSettings
 from streaming.redis.settings import RedisSettings
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import sections

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock import text
-from penstock.text import file_lock, rename_durably, replacing, write_file
+from penstock import files
+from penstock.files import file_lock, rename_durably, replacing, write_file
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_it_is_flushed_before_it_has_its_name(tmp_path: Path, monkeypatch: pytes
     flushed: list[tuple[str, bool]] = []
     part, path = tmp_path / "part", tmp_path / "whole"
     part.write_bytes(b"data")
-    monkeypatch.setattr(text, "flush", lambda what: flushed.append((what.name, path.exists())))
+    monkeypatch.setattr(files, "flush", lambda what: flushed.append((what.name, path.exists())))
     rename_durably(part, path)
     assert flushed == [("part", False), (tmp_path.name, True)]
     assert path.read_bytes() == b"data" and not part.exists()

@@ -16,8 +16,7 @@ from penstock.engine import ChatTurn
 from penstock.loops import wait_any
 from scheduler.loop import MIN_TICK_GAP_S, Loop, SchedulerStores, holder_of, prospect_of
 from scheduler.policy.decide import LaneOutlook, PolicyState, PoolPlan
-from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.shapes import Shape
+from scheduler.policy.snapshot import ScalingLimits, Shape
 from scheduler.policy.switch import Switch, SwitchDecision
 from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable

@@ -25,13 +25,13 @@ from slow_parts import SLOW_PARTS, ask, working
 
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from telemetry.conventions import FIRST_SENT
 from telemetry.latency import EGRESS_FIRST
 from telemetry.metrics import Metrics
 from telemetry.process import start_tracing
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import RecordWriter
 from telemetry.report.report import Scope, report_of
+from telemetry.tracing import FIRST_SENT
 from workers.record import Recorder
 from workers.request_records import RequestRecords
 

@@ -10,7 +10,7 @@ from otlp_collector import Collector, attributes_of, collector
 from prometheus_client.parser import text_string_to_metric_families
 
 from streaming.jobs.job import Endpoint
-from telemetry.catalogue.spec import LABELS
+from telemetry.catalogue import LABELS
 
 __all__ = ["collector"]  # a fixture
 

@@ -15,8 +15,7 @@ from prometheus_client import values
 from prometheus_client.parser import text_string_to_metric_families
 
 from telemetry.latency import inter_token_latency
-from telemetry.live_gauges import LANE_OLDEST, LANE_WAITING, GaugeSample
-from telemetry.metrics import FOLDER_VARIABLE, Metrics
+from telemetry.metrics import FOLDER_VARIABLE, LANE_OLDEST, LANE_WAITING, GaugeSample, Metrics
 
 ROOT = Path(__file__).parents[2]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

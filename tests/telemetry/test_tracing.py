@@ -16,7 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as SentSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from otlp_collector import Collector, attributes_of, collector
 
-from telemetry import conventions, recorded_spans, tracing
+from telemetry import tracing
 from telemetry.process import start_tracing
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import current, extract
@@ -33,13 +33,13 @@ def test_one_trace_crosses_the_queue(collector: Collector) -> None:
     api, worker = start_tracing("api", collector.url), start_tracing("worker", collector.url + "/")
     accepted, claimed = 1_763_689_596_000_000_000, 1_763_689_597_500_000_000
 
-    door = api.enter("chat", extract(INCOMING), "server", {conventions.REQUEST_MODEL: "m"})
+    door = api.enter("chat", extract(INCOMING), "server", {tracing.REQUEST_MODEL: "m"})
     job = door.carrier()
-    queue = worker.span("queue", job, "consumer", accepted, {conventions.PRIORITY: "standard"})
+    queue = worker.span("queue", job, "consumer", accepted, {tracing.PRIORITY: "standard"})
     queue.end(claimed)
     work = worker.span("generate", queue.carrier(), start_ns=claimed)
-    work.end(attributes={conventions.OUTPUT_TOKENS: 7})
-    door.end(attributes={conventions.JOB_ID: "j1"})
+    work.end(attributes={tracing.OUTPUT_TOKENS: 7})
+    door.end(attributes={tracing.JOB_ID: "j1"})
     api.close()
     worker.close()
 
@@ -84,7 +84,7 @@ def test_an_event_stands_at_its_moment(collector: Collector) -> None:
     """One that is told later than it was, as a first token is by the engine's clock; without a moment, it is now."""
     at_ns, tracer = 1_763_689_597_500_000_000, start_tracing("worker", collector.url)
     span = tracer.enter("generate")
-    span.add_event("first token", at_ns, {conventions.OUTPUT_TOKENS: 1})
+    span.add_event("first token", at_ns, {tracing.OUTPUT_TOKENS: 1})
     before_ns = time.time_ns()
     span.add_event("preempted")
     span.end()
@@ -93,7 +93,7 @@ def test_an_event_stands_at_its_moment(collector: Collector) -> None:
     assert (first.name, first.time_unix_nano, attributes_of(first)) == (
         "first token",
         at_ns,
-        {conventions.OUTPUT_TOKENS: 1},
+        {tracing.OUTPUT_TOKENS: 1},
     )
     assert before_ns <= second.time_unix_nano <= time.time_ns()
 
@@ -219,8 +219,8 @@ def test_the_active_span_is_the_innermost() -> None:
 
 def test_a_collector_that_hangs_does_not_hold_up_the_end(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing gives up on the last spans after its own time, however long the exporter would go on."""
-    monkeypatch.setattr(recorded_spans, "CLOSE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(recorded_spans, "EXPORT_TIMEOUT_S", 60)
+    monkeypatch.setattr(tracing, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(tracing, "EXPORT_TIMEOUT_S", 60)
     collector.answers.clear()
     tracer = start_tracing("api", collector.url)
     tracer.enter("chat").end()

@@ -17,8 +17,8 @@ from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim
 from streaming.jobs.terminal import Generated, Terminal
 from streaming.priority import Priority
+from telemetry.gpu import GpuReading
 from telemetry.metrics import Metrics
-from telemetry.records.gpus import GpuReading
 from telemetry.tracing import Tracing
 from workers.__main__ import WorkerProcess
 from workers.attempt import Attempt

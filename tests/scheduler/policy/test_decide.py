@@ -14,8 +14,7 @@ from worker_report import a_worker
 
 from scheduler.policy.decide import SMALL_STEP_HOLDOFF_S, PolicyState, PoolPlan, decide
 from scheduler.policy.demand import MIN_QUEUED_S, RATE_WINDOW_S, Demand, Flow
-from scheduler.policy.limits import TARGETS, ScalingLimits
-from scheduler.policy.snapshot import DueJob, LaneLoad, Snapshot
+from scheduler.policy.snapshot import TARGETS, DueJob, LaneLoad, ScalingLimits, Snapshot
 from streaming.fleet.process import Process, Served
 
 pytestmark = pytest.mark.slow

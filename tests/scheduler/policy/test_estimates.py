@@ -12,20 +12,30 @@ from hypothesis import strategies as st
 from worker_report import a_worker
 
 from scheduler.policy.demand import (
+    BUCKET_S,
     ORDER_TIMEOUT_S,
+    PEAK_CAP,
+    Ahead,
+    BurstConfig,
     Demand,
     Flow,
+    Rush,
     Starts,
     cannot_wait,
+    clear_s,
     concurrent_demand,
+    constraints,
+    follow,
+    highest,
     in_slots,
     keep_s,
     learn,
+    quantile,
+    wait_s,
+    with_peak,
+    workers_for,
 )
-from scheduler.policy.forecast import Ahead, clear_s, constraints, wait_s, workers_for
-from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.rush import BUCKET_S, PEAK_CAP, BurstConfig, Rush, follow, highest, quantile, with_peak
-from scheduler.policy.snapshot import DueJob, LaneLoad, Snapshot
+from scheduler.policy.snapshot import DueJob, LaneLoad, ScalingLimits, Snapshot
 from streaming.fleet.process import Process, Served
 
 LIMITS = ScalingLimits(0, 8)

@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config import ConfigError
-from scheduler.policy.packing import USABLE, Footprint, pack, replicas_for
-from scheduler.policy.shapes import MIN_DWELL_S, Shape, ShapeChoice, calibrated, route, threshold
+from scheduler.policy.snapshot import (
+    MIN_DWELL_S,
+    USABLE,
+    Footprint,
+    Shape,
+    ShapeChoice,
+    calibrated,
+    pack,
+    replicas_for,
+    route,
+    threshold,
+)
 from scheduler.settings import shapes_of
 from streaming.fleet.settings import ModelSettings, ShapeSettings
 

@@ -11,9 +11,7 @@ from worker_report import a_worker
 
 from scheduler.policy import decide as policy
 from scheduler.policy.decide import PolicyState
-from scheduler.policy.limits import ScalingLimits
-from scheduler.policy.shapes import Shape, takers
-from scheduler.policy.snapshot import LaneLoad, Snapshot
+from scheduler.policy.snapshot import LaneLoad, ScalingLimits, Shape, Snapshot, takers
 from scheduler.policy.switch import Switch, SwitchDecision, decide
 from streaming.fleet.process import Served
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.pools.leaving import LeavingStep, Member, next_step
+from scheduler.pools.base import LeavingStep, Member, next_step
 
 
 def member(name: str, running: int = 0, *, ready: bool = True, drained: bool = False, since: float = 0.0) -> Member:

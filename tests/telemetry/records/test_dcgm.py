@@ -9,10 +9,8 @@ import pytest
 from house import eventually
 from http_serving import serving_http
 
-from telemetry.records import dcgm
-from telemetry.records.dcgm import DcgmReadings, readings_of
-from telemetry.records.gpus import GpuReading
-from telemetry.records.nvml import GpuReadings
+from telemetry import gpu
+from telemetry.gpu import DcgmReadings, GpuReading, GpuReadings, readings_of
 from telemetry.settings import TelemetrySettings
 from workers.__main__ import gpu_source
 
@@ -109,7 +107,7 @@ def test_an_exporter_is_asked_again_and_again(exporter: Exporter, monkeypatch: p
             eventually(lambda: set(readings.read()) == {"GPU-3"})
         exporter.answer = (500, "")
         eventually(lambda: readings._problem)
-        monkeypatch.setattr(dcgm, "MAX_AGE_S", 0.0)
+        monkeypatch.setattr(gpu, "MAX_AGE_S", 0.0)
         assert readings.read() == {}
     finally:
         readings.close()

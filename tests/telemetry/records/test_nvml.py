@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from telemetry.records.gpus import GpuReading
-from telemetry.records.nvml import GpuReadings
+from telemetry.gpu import GpuReading, GpuReadings
 
 NOT_SUPPORTED = 3
 

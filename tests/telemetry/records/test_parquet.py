@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from telemetry.records import parquet
+from telemetry.records import reader
 from telemetry.records.schema import ENCODER, DeliveryRecord, RecordedDepth, RequestRecord, SampleRecord
 
 NOW_S = 1_795_693_000
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 def test_every_record_of_the_window_is_a_row(folder: Path, tmp_path: Path) -> None:
     """With the types of its fields; maps are JSON, and half a line is left out."""
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install penstock[parquet]")
-    counts = parquet.export(folder, tmp_path / "out", NOW_S - 60, NOW_S + 60)
+    counts = reader.export(folder, tmp_path / "out", NOW_S - 60, NOW_S + 60)
     assert counts == {"requests": 2, "deliveries": 1, "samples": 1}
     requests: list[dict[str, Any]] = pq.read_table(tmp_path / "out" / "requests.parquet").to_pylist()
     assert [row["id"] for row in requests] == ["job_1", "job_2"]
@@ -57,8 +57,8 @@ def test_every_record_of_the_window_is_a_row(folder: Path, tmp_path: Path) -> No
 def test_many_rows_are_written_in_groups(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a week of records needs little memory; none is lost between two groups."""
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install penstock[parquet]")
-    monkeypatch.setattr(parquet, "ROWS_PER_GROUP", 1)
-    parquet.export(folder, tmp_path / "out", NOW_S - 60, NOW_S + 60)
+    monkeypatch.setattr(reader, "ROWS_PER_GROUP", 1)
+    reader.export(folder, tmp_path / "out", NOW_S - 60, NOW_S + 60)
     file = pq.ParquetFile(tmp_path / "out" / "requests.parquet")
     assert file.num_row_groups >= 2 and file.read().num_rows == 2
     file.close()
@@ -67,12 +67,12 @@ def test_many_rows_are_written_in_groups(folder: Path, tmp_path: Path, monkeypat
 def test_a_window_without_records_is_files_without_rows(folder: Path, tmp_path: Path) -> None:
     """Other tools can read their columns."""
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: pip install penstock[parquet]")
-    assert set(parquet.export(folder, tmp_path / "out", 0, 60).values()) == {0}
+    assert set(reader.export(folder, tmp_path / "out", 0, 60).values()) == {0}
     table = pq.read_table(tmp_path / "out" / "samples.parquet")
     assert table.num_rows == 0 and {"at_us", "gpus", "gpu_busy"} <= set(table.column_names)
 
 
 def test_without_pyarrow_the_error_says_so(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(parquet.MissingParquetError, match="pyarrow"):
-        parquet.export(folder, tmp_path / "out", 0, 60)
+    with pytest.raises(reader.MissingParquetError, match="pyarrow"):
+        reader.export(folder, tmp_path / "out", 0, 60)

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 from telemetry.records import writer as writer_module
-from telemetry.records.folder import create, files, surplus, trim
-from telemetry.records.reader import Skipped, read_records
-from telemetry.records.schema import RequestRecord
-from telemetry.records.settings import RecordSettings
+from telemetry.records.reader import Skipped, create, files, read_records, surplus, trim
+from telemetry.records.schema import RecordSettings, RequestRecord
 from telemetry.records.writer import RecordWriter
 
 NOW = 1_800_000_000.0
@@ -89,7 +87,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 from telemetry.records.schema import RequestRecord
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import RecordWriter
 
 writer = RecordWriter(RecordSettings(dir=sys.argv[1]), "worker")
@@ -154,7 +152,7 @@ def test_lines_of_a_newer_version_and_other_text_are_skipped(tmp_path: Path) -> 
 FULL = """
 import resource, sys
 from telemetry.records.schema import RequestRecord
-from telemetry.records.settings import RecordSettings
+from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import RecordWriter
 
 lost = {}

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from penstock.engine import EngineDead
-from penstock.text import file_lock, rename_durably
+from penstock.files import file_lock, rename_durably
 from workers.engines.llamacpp.download import DownloadInterrupted, download, locate
 from workers.engines.llamacpp.gguf import GgufError, read
 from workers.engines.manifest import file_sha256

@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from penstock.engine import ChatTurn, Piece, Request, Task
-from telemetry import conventions as names
+from telemetry import tracing as names
 from telemetry.logs import EventLog
-from telemetry.operations import operation_name
-from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span
+from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span, operation_name
 from workers.engines.upstream import task_calls
 from workers.engines.upstream.continuation import bodies, ladder, reattach
 from workers.engines.upstream.continuation.ladder import FROM_BEGINNING, Continuation, Rung

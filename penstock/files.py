@@ -1,0 +1,100 @@
+"""Files that several processes share: replaced atomically, flushed to the disk, and locked. Every call blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+LOCK_RETRY_DELAY_S = 0.02
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Callable[[bytes], object]]:
+    """Write a file anew through the function this yields: a reader sees the old file or the whole new one.
+
+    The new file is on the disk when the block ends, and the old one stays if the block raises. Raises OSError.
+    """
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            yield file.write
+        rename_durably(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Replace a file by one with this content. Raises OSError."""
+    with replacing(path, mode) as write:
+        write(data)
+
+
+def rename_durably(part: Path, path: Path) -> None:
+    """Rename a complete file: a power cut leaves the old file or the whole new one at `path`. Raises OSError."""
+    flush(part)
+    part.replace(path)
+    flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def file_lock(
+    path: Path,
+    *,
+    shared: bool = False,
+    create: bool = True,
+    timeout_s: float | None = None,
+    on_wait: Callable[[], object] = lambda: None,
+) -> Iterator[None]:
+    """Hold a lock between processes and between threads. The kernel releases it when its holder dies.
+
+    Args:
+        shared: whether other shared holders are let in.
+        create: whether a missing lock file is created, for its owner only.
+        timeout_s: how long to wait for the lock; None: as long as it takes.
+        on_wait: called once if another process holds the lock.
+
+    Raises TimeoutError, OSError.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+    try:
+        if not _try_lock(handle, kind):
+            on_wait()
+            _wait_for_lock(handle, kind, timeout_s)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _try_lock(handle: int, kind: int) -> bool:
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_for_lock(handle: int, kind: int, timeout_s: float | None) -> None:
+    if timeout_s is None:
+        fcntl.flock(handle, kind)
+        return
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        time.sleep(LOCK_RETRY_DELAY_S)
+        if _try_lock(handle, kind):
+            return
+    raise TimeoutError("another process holds the lock")
