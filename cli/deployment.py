@@ -29,7 +29,7 @@ from telemetry.settings import TelemetrySettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.registry import check_name, check_options, is_plugin, other_models, sections
 from workers.engines.trtllm.settings import TrtllmSettings
-from workers.engines.upstream.model import checked_models
+from workers.engines.upstream.places import checked_models
 from workers.engines.upstream.settings import UpstreamSettings
 from workers.settings import WorkerSettings
 

@@ -64,7 +64,7 @@ from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import SMOLLM2
 from workers.engines.manifest import file_sha256
 from workers.engines.registry import is_plugin
-from workers.engines.upstream.summary import summary as summary_of
+from workers.engines.upstream.continuation import summary as summary_of
 
 TESTED = ((3, 11), (3, 13))
 SPEED = ("uvloop", "httptools", "hiredis")

@@ -17,11 +17,9 @@ from cli.progress import ProgressLine
 from penstock.config import ConfigError
 from streaming.fleet.plans import pool_name
 from streaming.fleet.settings import MODEL_NAME
-from workers.engines.upstream.http.address import ServerAddress
-from workers.engines.upstream.http.client import UpstreamClient
-from workers.engines.upstream.model import keys_of
-from workers.engines.upstream.server.kinds import ServerFacts
-from workers.engines.upstream.server.probe import ProbeFailed, ServerProbe
+from workers.engines.upstream.http import ServerAddress, UpstreamClient
+from workers.engines.upstream.places import keys_of
+from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe
 from workers.engines.upstream.settings import UpstreamSettings, url_problem
 
 KEY_VARIABLES = "PENSTOCK_UPSTREAM_KEY_ENV"

@@ -21,7 +21,7 @@ from streaming.jobs.lease import SILENT, Claim
 from streaming.jobs.terminal import Generated, Terminal, Usage, served_by, total_usage
 from streaming.priority import Priority
 from workers.attempt_stamps import AttemptStamps
-from workers.engines.call_checks import FoundCalls, check_calls
+from workers.engines.calls import FoundCalls, check_calls
 from workers.engines.constraint import FILTERED, complete_texts
 from workers.engines.task_answers import check_task_piece
 from workers.past_texts import PastRows, PastTexts, echoes_left

@@ -20,7 +20,7 @@ from penstock.engine import Failure
 from penstock.tools import Tools
 from streaming.jobs.job import JobState
 from workers.attempt import Attempt
-from workers.engines.call_checks import of_tool
+from workers.engines.calls import of_tool
 from workers.engines.constraint import unchecked, unusable, violated
 from workers.held_jobs import HeldJobs
 

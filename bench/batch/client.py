@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 
 from penstock.engine import ChatTurn
-from workers.engines.sim.text import prompt_text, token_text
+from workers.engines.sim.answers import prompt_text, token_text
 
 FINAL = ("completed", "failed", "expired", "cancelled")
 

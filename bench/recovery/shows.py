@@ -20,7 +20,7 @@ from bench.recovery.probe import Probe
 from bench.report import Column, Ratio
 from bench.stats import finite
 from penstock.engine import ChatTurn
-from workers.engines.sim.text import prompt_text, token_text
+from workers.engines.sim.answers import prompt_text, token_text
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from streaming.batches.store import Batches
 from streaming.ids import joined, line_job_id
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from workers.engines.sim.text import token_text
+from workers.engines.sim.answers import token_text
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from bench.chaos.history import ClientHistory, Event, stalls_ms
 from bench.chaos.rows import ROWS
 from bench.stats import percentile
 from penstock.engine import ChatTurn
-from workers.engines.sim.text import prompt_text, token_text
+from workers.engines.sim.answers import prompt_text, token_text
 
 N = 6
 JOB = "job_1"

@@ -32,7 +32,7 @@ from bench.recovery.shows import (
 )
 from bench.report import as_json
 from penstock.engine import ChatTurn
-from workers.engines.sim.text import prompt_text, token_text
+from workers.engines.sim.answers import prompt_text, token_text
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.config import SECTIONS
 from penstock.engine import Piece, Request, Sampling
-from workers.engines import plugin
+from workers.engines import registry
 from workers.engines.checked_engine import CheckedEngine
 
 ROOT = Path(__file__).parents[2]
@@ -35,12 +35,12 @@ def test_the_page_shows_the_example_as_it_is() -> None:
 
 def test_the_package_gives_the_class_a_name() -> None:
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert project["entry-points"] == {plugin.GROUP: {"echo": "echo_engine:Echo"}}
+    assert project["entry-points"] == {registry.GROUP: {"echo": "echo_engine:Echo"}}
 
 
 def test_the_page_names_every_method_and_every_folder() -> None:
     named = set(re.findall(r"^\| `(\w+)\(", PAGE, re.MULTILINE))
-    assert named == set(plugin.METHODS)
+    assert named == set(registry.METHODS)
     for model in (tomllib.loads(text) for text in blocks("toml")):
         assert set(model) <= {*SECTIONS, "project", "build-system", "tool"}
 
@@ -49,7 +49,7 @@ async def test_the_example_answers_goes_on_and_cancels(monkeypatch: pytest.Monke
     """A new request, one that an earlier attempt began, a limit, a stop string, one that is cancelled, and a prompt
     that is longer than the longest answer."""
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    echo = CheckedEngine(plugin.build_plugin("echo_engine:Echo", "m", {"step_ms": 1}), "echo_engine:Echo", "m")
+    echo = CheckedEngine(registry.build_plugin("echo_engine:Echo", "m", {"step_ms": 1}), "echo_engine:Echo", "m")
     pieces: list[Piece] = []
     ended: dict[str, asyncio.Event] = {name: asyncio.Event() for name in "abcdef"}
 

@@ -12,7 +12,7 @@ from openai import OpenAI
 from openai.types import Batch
 
 from penstock.engine import ChatTurn
-from workers.engines.sim.text import prompt_text, token_text
+from workers.engines.sim.answers import prompt_text, token_text
 
 TOKENS = 6
 FINAL = ("completed", "failed", "expired", "cancelled")

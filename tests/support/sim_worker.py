@@ -22,9 +22,9 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
+from workers.engines.sim.answers import prompt_text, token_text
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.engines.sim.text import prompt_text, token_text
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.worker import Worker

@@ -20,7 +20,7 @@ from house import House, eventually, free_port
 
 from bench.environments import Absent, Environment, cache
 from penstock.engine import ChatTurn
-from workers.engines.sim.text import prompt_text, token_text
+from workers.engines.sim.answers import prompt_text, token_text
 
 pytestmark = pytest.mark.slow
 

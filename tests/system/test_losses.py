@@ -22,7 +22,7 @@ from redis import Redis
 
 from penstock.engine import ChatTurn
 from streaming.keys import partition_key
-from workers.engines.sim.text import count_tokens, prompt_text, token_text
+from workers.engines.sim.answers import count_tokens, prompt_text, token_text
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from house import House, eventually, free_port, serving
 from openai import OpenAI
 
 from penstock.engine import Sampling
-from workers.engines.sim.text import sampling_text, token_text
+from workers.engines.sim.answers import sampling_text, token_text
 
 pytestmark = pytest.mark.slow
 

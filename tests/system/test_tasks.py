@@ -19,7 +19,7 @@ from house import House, free_port, serving
 from openai import BadRequestError, OpenAI
 from openapi_document import SCHEMAS, conforms
 
-from workers.engines.sim.tasks import SIZE, score, token_ids, vector
+from workers.engines.sim.answers import SIZE, score, token_ids, vector
 
 pytestmark = pytest.mark.slow
 

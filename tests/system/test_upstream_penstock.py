@@ -20,7 +20,7 @@ from streaming.jobs.job import Chat, Job, JobState, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
-from workers.engines.sim.text import token_text
+from workers.engines.sim.answers import token_text
 from workers.engines.upstream.settings import UpstreamSettings
 
 __all__ = ["recorder", "start_upstream"]  # fixtures

@@ -14,7 +14,7 @@ import pytest
 from house import House, eventually
 
 from penstock.engine import ChatTurn
-from workers.engines.sim.text import prompt_text, token_text
+from workers.engines.sim.answers import prompt_text, token_text
 
 pytestmark = pytest.mark.slow
 

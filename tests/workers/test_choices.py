@@ -26,9 +26,9 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter
+from workers.engines.sim.answers import token_text
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.engines.sim.text import token_text
 from workers.gatekeeper import Gatekeeper
 from workers.settings import WorkerSettings
 

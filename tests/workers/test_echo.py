@@ -13,7 +13,7 @@ from streaming.jobs.job import EchoJob, Job, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.redis.client import RedisClient
-from workers.engines.sim.text import token_text
+from workers.engines.sim.answers import token_text
 
 __all__ = ["recorder", "start"]  # fixtures
 

@@ -26,8 +26,8 @@ from streaming.jobs.records import JobRecord
 from streaming.jobs.terminal import Terminal
 from streaming.keys import channel, partition_key
 from streaming.redis.client import RedisClient
+from workers.engines.sim.answers import prompt_text, token_text
 from workers.engines.sim.settings import SimSettings
-from workers.engines.sim.text import prompt_text, token_text
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow

@@ -11,18 +11,14 @@ import pytest
 import pytest_asyncio
 
 from penstock.engine import ChatTurn, Engine, Piece, Refused, Request, Sampling
-from workers.engines.control_tokens import ControlTokens
 from workers.engines.llamacpp import gguf
-from workers.engines.llamacpp.engine import LlamacppEngine
+from workers.engines.llamacpp.engine import LlamacppEngine, Slots
 from workers.engines.llamacpp.prompt import Prompts
 from workers.engines.llamacpp.request import Generation
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.llamacpp.slots import Slots
-from workers.engines.prefix import shared_length
-from workers.engines.sim.cache import PrefixCache
-from workers.engines.sim.engine import SimEngine
+from workers.engines.sim.engine import PrefixCache, SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.engines.stops import joined
+from workers.engines.text import ControlTokens, joined, shared_length
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 

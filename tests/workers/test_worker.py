@@ -16,8 +16,8 @@ from streaming.jobs.lease import Claim, Claimed, HeldJob
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
+from workers.engines.sim.answers import token_text
 from workers.engines.sim.settings import SimSettings
-from workers.engines.sim.text import token_text
 from workers.record import Recorder
 
 pytestmark = pytest.mark.slow

@@ -16,6 +16,8 @@ from penstock.engine import EngineDead
 from penstock.text import read_text
 
 LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
+
+
 SHARD = re.compile(r"(.+-)\d{5}(-of-\d{5}\.gguf)")
 """Name of one shard of a GGUF file: the engine gets the first and loads them all."""
 
@@ -41,12 +43,6 @@ def read(manifest: Path) -> dict[Path, str]:
             raise EngineDead(f"line {number} of {manifest} is no line of sha256sum. Write it anew with sha256sum.")
         listed[_normalised(folder / match[2])] = match[1].lower()
     return listed
-
-
-def file_sha256(path: Path) -> str:
-    """The hash of a file's bytes, as hex digits. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def shards(path: Path) -> list[Path]:
@@ -88,3 +84,9 @@ def _normalised(path: Path) -> Path:
 
 def _fail(error: OSError) -> None:
     raise error  # an unreadable folder might hold any file
+
+
+def file_sha256(path: Path) -> str:
+    """The hash of a file's bytes, as hex digits. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from penstock.engine import Piece
 from penstock.tools import REASONING, TEXT, without_marks
-from workers.engines.stops import joined
+from workers.engines.text import joined
 
 BEGIN, END = "<think>", "</think>"
 EFFORT_NAMES = ("enable_thinking", "reasoning_effort")

@@ -20,7 +20,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from bench.gateway.engine import MODEL, Tap, settings_from
 from penstock.engine import Piece
-from workers.engines.sim.text import WORDS
+from workers.engines.sim.answers import WORDS
 
 PLACES = 1024
 """Longer answers it cannot give."""

@@ -24,9 +24,8 @@ from streaming.jobs.work import (
     work_of,
 )
 from streaming.priority import Priority
-from workers.engines.sim.card import card_of
-from workers.engines.sim.settings import SimSettings
-from workers.engines.sim.tasks import task_answer
+from workers.engines.sim.answers import task_answer
+from workers.engines.sim.settings import SimSettings, card_of
 from workers.engines.task_answers import told_tokens
 from workers.prompts import inputs_of, prompt_of
 

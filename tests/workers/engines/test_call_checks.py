@@ -6,7 +6,7 @@ import pytest
 
 from penstock.engine import Failure
 from penstock.tools import Tool, Tools, opened
-from workers.engines.call_checks import FoundCalls, check_calls, of_tool
+from workers.engines.calls import FoundCalls, check_calls, of_tool
 from workers.engines.constraint import unusable
 
 STRICT, LOOSE = Tool("strict", "", {"type": "object"}, strict=True), Tool("loose")

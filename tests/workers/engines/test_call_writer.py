@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.tools import Call, CallReader, read_answer
-from workers.engines.call_writer import DeltaWriter, NamedWriter, ObjectWriter, TagWriter
+from workers.engines.calls import DeltaWriter, NamedWriter, ObjectWriter, TagWriter
 
 
 def call(index: int | None, name: str | None = None, arguments: Any = None, **more: Any) -> dict[str, Any]:

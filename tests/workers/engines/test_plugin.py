@@ -10,7 +10,7 @@ import pytest
 
 from penstock.config import Config, ConfigError
 from streaming.fleet.settings import ModelSettings
-from workers.engines import plugin
+from workers.engines import registry
 from workers.engines.registry import build, check_name
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "engine"
@@ -97,20 +97,20 @@ def test_options_are_held_against_the_engines_own_struct(
 
 
 def test_an_engine_without_settings_gets_its_options_as_they_are() -> None:
-    built = plugin.build_plugin("some_engines:Plain", "m", {"any": [1, "two"]})
+    built = registry.build_plugin("some_engines:Plain", "m", {"any": [1, "two"]})
     assert vars(built) == {"options": {"any": [1, "two"]}}
 
 
 @pytest.mark.parametrize("name", ["echo_engine:Echo", "some_engines:Outer.Inner", "some_engines:made"])
 def test_a_class_a_nested_class_or_a_function_makes_an_engine(name: str) -> None:
-    assert callable(plugin.build_plugin(name, "m", {}).submit)
+    assert callable(registry.build_plugin(name, "m", {}).submit)
 
 
 def test_an_entry_point_gives_an_engine_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its group; a name that is not installed is compared with it."""
-    found = EntryPoints([EntryPoint("echo", "echo_engine:Echo", plugin.GROUP)])
-    monkeypatch.setattr(plugin, "entry_points", lambda group: found.select(group=group))
-    assert type(plugin.build_plugin("echo", "m", {"slots": 3})).__name__ == "Echo"
+    found = EntryPoints([EntryPoint("echo", "echo_engine:Echo", registry.GROUP)])
+    monkeypatch.setattr(registry, "entry_points", lambda group: found.select(group=group))
+    assert type(registry.build_plugin("echo", "m", {"slots": 3})).__name__ == "Echo"
     with pytest.raises(ConfigError, match=r"up\.engine: no engine 'ecco' is installed \(did you mean 'echo'"):
         check_name("ecco", "up.engine")
 

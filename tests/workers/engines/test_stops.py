@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engine import Logprob, Piece, token_bytes, token_text
-from workers.engines.stops import StopMatcher, TokenGate, joined
+from workers.engines.text import StopMatcher, TokenGate, joined
 
 TEXT = st.text("ab", max_size=14)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), max_size=3)

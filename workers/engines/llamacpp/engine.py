@@ -11,13 +11,16 @@ import asyncio
 import json
 import logging
 import os
+import queue
 import secrets
 import shutil
 import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,18 +37,97 @@ from penstock.engine import (
 from workers.engines import manifest
 from workers.engines.constraint import begins_json
 from workers.engines.llamacpp import gguf
-from workers.engines.llamacpp.card import card_of
-from workers.engines.llamacpp.parameters import fill
+from workers.engines.llamacpp.prompt import Tokenizer, max_tokens_of
 from workers.engines.llamacpp.request import Gap, Generation, Row, engine_error, invalid, too_long
-from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.llamacpp.slots import Slot, Slots
+from workers.engines.llamacpp.settings import LlamacppSettings, card_of
 from workers.engines.llamacpp.tasks import LlamacppTasks
-from workers.engines.llamacpp.tokenizer import Tokenizer, max_tokens_of
 from workers.engines.llamacpp.weights import fetch
-from workers.engines.stops import joined
+from workers.engines.text import joined, length, shared_length
 
 if TYPE_CHECKING:
     from workers.engines.llamacpp.prompt import Prompts
+
+
+# Slot allocator of the embedded engine: chooses llama.cpp's slot for a request by whose prompt the slot has cached.
+#
+# A slot keeps the KV cache of its last request, and a request with the same prefix need not compute it again. That
+# shows in `cached_tokens` and in the time to first token, so a request may reuse only its own tenant's prompts:
+# otherwise one tenant could guess another's prompts and see which guess was right.
+
+
+MIN_SHARED = 0.1
+"""Share of a prompt that a slot must have cached to be preferred; otherwise the least recently used slot is chosen."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot of llama.cpp. Its thread takes requests from `inbox`; None ends the thread."""
+
+    number: int
+    inbox: queue.SimpleQueue[Generation | None] = field(default_factory=queue.SimpleQueue)
+    owner: str | None = None
+    """The tenant whose prompt the slot's KV cache holds; None: unknown, so that it may not be reused."""
+    prompt: Sequence[str | int] = ()
+    """The cached prompt."""
+    last_used: int = 0
+
+    def begin(self, generation: Generation) -> bool:
+        """Return whether this request may reuse the slot's cache. If not, no other request may either until `own`: a
+        request that is refused before its prefill leaves the previous request's cache in place."""
+        reusable = self.owner == generation.tenant
+        if not reusable:
+            self.disown()
+        return reusable
+
+    def own(self, generation: Generation) -> None:
+        """Record that the slot's cache holds only this request's prompt, or the part that was computed."""
+        self.owner, self.prompt = generation.tenant, generation.prompt
+
+    def disown(self) -> None:
+        """Forbid the reuse of the slot's cache."""
+        self.owner, self.prompt = None, ()
+
+
+class Slots:
+    """All slots of one engine. Not thread-safe: the engine's lock guards it."""
+
+    def __init__(self, count: int) -> None:
+        self.all = [Slot(number) for number in range(count)]
+        self._idle = list(self.all)
+        self._waiting: deque[Generation] = deque()
+        self._uses = 0
+
+    def submit(self, generation: Generation) -> None:
+        """Give the request to an idle slot's thread, or queue it for the first slot that is free."""
+        if not self._idle:
+            self._waiting.append(generation)
+            return
+        slot = max(self._idle, key=lambda each: self._fitness(each, generation))
+        self._idle.remove(slot)
+        self._give(slot, generation)
+
+    def free(self, slot: Slot) -> None:
+        """Give an idle slot's thread the oldest waiting request, or mark the slot idle."""
+        if self._waiting:
+            self._give(slot, self._waiting.popleft())
+        else:
+            self._idle.append(slot)
+
+    def _give(self, slot: Slot, generation: Generation) -> None:
+        self._uses += 1
+        slot.last_used = self._uses
+        slot.inbox.put(generation)
+
+    @staticmethod
+    def _fitness(slot: Slot, generation: Generation) -> tuple[int, int]:
+        """Sort key of a slot: the length of this tenant's prompt prefix in its cache. Among equals the most recently
+        used slot is best, or the least recently used one if nothing is cached."""
+        shared = 0
+        if slot.owner == generation.tenant:
+            shared = shared_length(slot.prompt, generation.prompt)
+            shared = shared if shared >= MIN_SHARED * length(generation.prompt) else 0
+        return shared, slot.last_used if shared else -slot.last_used
+
 
 GATHER_S = 0.0015
 """How long pieces are collected into one step: its callbacks come on separate threads within about 2 ms."""
@@ -429,3 +511,47 @@ def _begins(token: bytes, left: bytes, last: bytes, rest: int) -> bool:
     except UnicodeDecodeError as error:
         return error.reason == "unexpected end of data" or error.start == 0
     return False
+
+
+MIN_EMBEDDING_BATCH = 512
+"""Tokens that a text to embed may have at least."""
+
+
+def batch_of(settings: LlamacppSettings) -> int:
+    """Prompt tokens per prefill batch, which for most poolings must hold a whole text."""
+    return max(settings.batch, MIN_EMBEDDING_BATCH) if settings.embeddings else settings.batch
+
+
+def fill(
+    params: Any, settings: LlamacppSettings, path: Path, context: int, listener: Tokenizer, *, pooled: bool
+) -> Any:
+    """Fill in the parameters, and return them.
+
+    Args:
+        params: the library's CommonParams.
+        context: tokens of a request.
+        pooled: the model file says how one vector is made of those of all tokens.
+    """
+    threads = settings.threads or max(1, _cores() - 1)
+    params.model.path = str(path)
+    params.n_parallel, params.n_ctx = settings.slots, settings.slots * context
+    params.n_batch = params.n_ubatch = batch_of(settings)
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.n_gpu_layers = settings.gpu_layers
+    # 0: this cache would share prompts between all slots, and so between tenants.
+    params.cache_ram_mib = 0
+    params.verbosity = -1
+    # The library requires a listener: a Unix socket of this user, with a key that only this process knows.
+    # It also counts tokens, for which the library has no call.
+    params.hostnames, params.api_keys = [str(listener.socket)], [listener.key]
+    params.ui = params.endpoint_slots = False
+    if settings.embeddings:
+        params.embedding = True
+        name = settings.pooling or ("unspecified" if pooled else "last")
+        params.pooling_type = getattr(type(params.pooling_type), f"LLAMA_POOLING_TYPE_{name.upper()}")
+    return params
+
+
+def _cores() -> int:
+    """The number of cores this process may use; in a container fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

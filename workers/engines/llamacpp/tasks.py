@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from penstock.engine import Failure, Piece, Refused, Request, Task
+from workers.engines.llamacpp.prompt import Tokenizer, TokenizerFailed, max_tokens_of, max_told_bytes
 from workers.engines.llamacpp.request import engine_error, invalid
-from workers.engines.llamacpp.tokenizer import Tokenizer, TokenizerFailed, max_tokens_of, max_told_bytes
 from workers.engines.task_answers import told_scores, told_tokens
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import signal
 import string
 import time
 import zlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,14 +34,91 @@ from penstock.engine import (
     Task,
 )
 from penstock.tools import REASONING, TEXT
-from workers.engines.sim.cache import PrefixCache
-from workers.engines.sim.calls import call_tokens
-from workers.engines.sim.card import DEFAULT_MAX_TOKENS, card_of, context_of, too_long
-from workers.engines.sim.sequence import SimSequence
-from workers.engines.sim.settings import SimSettings
-from workers.engines.sim.tasks import MAX_SIZE, input_text, input_tokens, task_answer
-from workers.engines.sim.text import INNER, WORDS, count_tokens, prompt_text, sampling_text
-from workers.engines.stops import TokenGate, joined
+from workers.engines.sim.answers import (
+    INNER,
+    MAX_SIZE,
+    WORDS,
+    call_tokens,
+    count_tokens,
+    input_text,
+    input_tokens,
+    prompt_text,
+    sampling_text,
+    task_answer,
+)
+from workers.engines.sim.settings import DEFAULT_MAX_TOKENS, SimSettings, card_of, context_of, too_long
+from workers.engines.text import TokenGate, joined, shared_characters
+
+# Prefix cache of the simulated engine: counts how much of a prompt an earlier prompt of the same tenant shares.
+#
+# It models what real engines cache of finished requests, so that end-to-end tests see what a tenant sees.
+
+
+class PrefixCache:
+    """LRU cache of prompts. A tenant's prompt matches only that tenant's earlier prompts."""
+
+    def __init__(self, prompts: int) -> None:
+        self._size = prompts
+        self._kept: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def use(self, tenant: str, prompt: str) -> int:
+        """Return how many characters of this prompt are cached, and cache all of it."""
+        known = [kept for owner, kept in self._kept if owner == tenant]
+        cached = max((shared_characters(kept, prompt) for kept in known), default=0)
+        self._kept[tenant, prompt] = None
+        self._kept.move_to_end((tenant, prompt))
+        while len(self._kept) > self._size:
+            self._kept.popitem(last=False)
+        return cached
+
+
+@dataclass(slots=True, eq=False)
+class SimSequence:
+    """`done` counts the tokens of earlier attempts too."""
+
+    id: str
+    crc: int
+    """Checksum of the prompt, from which a token's checksum is computed with the token's number alone."""
+    prompt_tokens: int
+    max_tokens: int
+    done: int
+    gate: TokenGate | None
+    """None: there are no stop strings."""
+    fault: tuple[str, int] | None
+    end: str = "length"
+    """Finish reason at its last token: a request without a limit ends by itself."""
+    begun: bool = False
+    """Whether its first token was sent, and with it the size of its prompt."""
+    tenant: str = ""
+    prompt: str = ""
+    """Kept only if prompts are cached."""
+    cached: int = 0
+    """Tokens of its prompt that came from the prefix cache."""
+    ready_at: float = 0.0
+    prompt_left: int = 0
+    """Tokens of its prompt that are still to be prefilled; 0 where prefill has no cost per token."""
+    scheduled_at: float = 0.0
+    cancelled: bool = False
+    calls: tuple[str, ...] = ()
+    """The tokens of its answer, if that consists of calls."""
+    answer: str | None = None
+    """The whole answer, if it is that of a task: it has no tokens."""
+    reasoned: int = 0
+    """Tokens of reasoning before its answer."""
+
+    largest: int = 0
+    """Tokens of the largest input of a task, whose inputs are computed one after another; 0: it is no task."""
+
+    @property
+    def used(self) -> int:
+        """Tokens that it holds in the KV cache."""
+        return self.largest or self.prompt_tokens + self.done
+
+    @property
+    def peak(self) -> int:
+        """The most that it will hold."""
+        return self.largest or self.prompt_tokens + self.max_tokens
+
 
 HUNG_AFTER_S = 10.0
 PREFILL_POLL_S = 0.001

@@ -37,14 +37,12 @@ from penstock.engine import (
 from penstock.loops import wait
 from workers.engines import manifest
 from workers.engines.trtllm import args as trtllm_args
-from workers.engines.trtllm import sampling as trtllm_sampling
-from workers.engines.trtllm import stats as trtllm_stats
+from workers.engines.trtllm import inflight as trtllm_stats
+from workers.engines.trtllm import text as trtllm_sampling
 from workers.engines.trtllm.args import Library
-from workers.engines.trtllm.inflight import InFlight, Live
-from workers.engines.trtllm.sampling import EngineLimits
+from workers.engines.trtllm.inflight import InFlight, Live, StatsReader
 from workers.engines.trtllm.settings import TrtllmSettings
-from workers.engines.trtllm.stats import StatsReader
-from workers.engines.trtllm.text import CheckpointInfo, Codec, TextStream
+from workers.engines.trtllm.text import CheckpointInfo, Codec, EngineLimits, TextStream
 
 log = logging.getLogger(__name__)
 

@@ -31,17 +31,13 @@ from penstock.engine import (
 )
 from telemetry.logs import EventLog
 from telemetry.tracing import Tracing
-from workers.engines.upstream import fallback, request_checks
-from workers.engines.upstream.continuation import ladder
-from workers.engines.upstream.continuation.breaks import BrokenTexts
-from workers.engines.upstream.continuation.ladder import Rung
-from workers.engines.upstream.continuation.refusals import RefusedRungs
-from workers.engines.upstream.model import OtherModels, UpstreamModel, checked_models
+from workers.engines.upstream import continuation, exchange, tasks
+from workers.engines.upstream.continuation import BrokenTexts, RefusedRungs, Rung
+from workers.engines.upstream.generation import UpstreamGeneration
+from workers.engines.upstream.places import OtherModels, UpstreamModel, checked_models
 from workers.engines.upstream.pool import ServerPool
-from workers.engines.upstream.reply.endings import End, ReplyOutcome
-from workers.engines.upstream.reply.generation import UpstreamGeneration
-from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT
-from workers.engines.upstream.server.probe import ProbeFailed
+from workers.engines.upstream.reply import End, ReplyOutcome
+from workers.engines.upstream.server import DEFAULT_CONTEXT, ProbeFailed
 from workers.engines.upstream.settings import UpstreamSettings
 
 log = logging.getLogger(__name__)
@@ -187,14 +183,14 @@ class UpstreamEngine:
 
     def restart_reason(self, request: Request) -> str:
         """Why no server can continue this request after its past; "" if one can."""
-        number = fallback.number_of(request.served_by, [pool.model for pool in self._pools])
+        number = exchange.number_of(request.served_by, [pool.model for pool in self._pools])
         if number is None:
             return f"{request.served_by} began the answer, and is no fallback any more"
         reasons = []
         tried = self._refused.of(request, request.past_text)
         for endpoint in self._pools[number].places.ready:
             if endpoint.facts is not None:
-                way = ladder.choose(endpoint.facts, request, request.past, tried)
+                way = continuation.choose(endpoint.facts, request, request.past, tried)
                 if way.rung is not Rung.RESTART:
                     return ""
                 reasons.append(way.reason)
@@ -235,7 +231,7 @@ class UpstreamEngine:
         """The servers that get a request; None if it goes back to the queue."""
         while not generation.cancelled:
             states = [pool.state(generation) for pool in self._pools]
-            chosen = fallback.choose(generation.request, states, self._patience_s, generation.began)
+            chosen = exchange.choose(generation.request, states, self._patience_s, generation.began)
             if chosen.number is not None:
                 pool = self._pools[chosen.number]
                 self._route(generation, pool, chosen.reason)
@@ -267,7 +263,7 @@ class UpstreamEngine:
     def _refuse(self, request: Request) -> None:
         """Raises Refused for what no server can ever do."""
         context = self._card.context if self._card is not None else DEFAULT_CONTEXT
-        request_checks.refuse(request, context, self._own.endpoints)
+        tasks.refuse(request, context, self._own.endpoints)
 
     async def _run(self, generation: UpstreamGeneration) -> None:
         """From submission to the last piece."""

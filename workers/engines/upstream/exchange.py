@@ -2,34 +2,151 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 
-from penstock.engine import ChatTurn, Piece, Request, Task
+from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, ModelCard, Piece, Request, Task
+from streaming.jobs.job import HINTS
 from telemetry import tracing as names
 from telemetry.logs import EventLog
 from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span, operation_name
-from workers.engines.upstream import task_calls
-from workers.engines.upstream.continuation import bodies, ladder, reattach
-from workers.engines.upstream.continuation.ladder import FROM_BEGINNING, Continuation, Rung
-from workers.engines.upstream.detached import DetachedGenerations
-from workers.engines.upstream.http.client import BrokenReply, ConnectError
-from workers.engines.upstream.http.connection import CLOSED
-from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
-from workers.engines.upstream.places.limits import retry_after_s
-from workers.engines.upstream.reply.chunks import TokenId
-from workers.engines.upstream.reply.endings import End, ReplyOutcome, by_cut, by_malformed, by_status
-from workers.engines.upstream.reply.generation import UpstreamGeneration
-from workers.engines.upstream.reply.stream import StreamReader
-from workers.engines.upstream.server.kinds import ServerFacts
+from workers.engines.upstream import continuation, tasks
+from workers.engines.upstream.continuation import FROM_BEGINNING, Continuation, Rung
+from workers.engines.upstream.generation import StreamReader, UpstreamGeneration
+from workers.engines.upstream.http import CLOSED, BrokenReply, ConnectError
+from workers.engines.upstream.places import ServerEndpoint, ServerPlace, retry_after_s
+from workers.engines.upstream.reply import End, ReplyOutcome, TokenId, by_cut, by_malformed, by_status
+from workers.engines.upstream.server import LOOKUP, ServerFacts
 from workers.engines.upstream.settings import UpstreamSettings
+
+MAX_VAIN = 2
+"""A generation that brought nothing new so often in a row is given up: it ended there without a finish reason."""
+LOOKUP_S = 3.0
+"""For a server's answer whether it keeps a generation."""
+
+
+class DetachedGenerations:
+    """Of all requests of an engine."""
+
+    def __init__(self) -> None:
+        self._calls: set[asyncio.Future[None]] = set()
+        self._stops: dict[str, tuple[ServerPlace, str, str]] = {}
+        """By request id: where its generation may go on, and the call that stops it."""
+        self._vain: Counter[str] = Counter()
+        """By request id: how often in a row reading its generation brought nothing new."""
+
+    def begin(
+        self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, reader: StreamReader
+    ) -> None:
+        """A reply that is kept under a name has ended for its reader, who may come back."""
+        if facts.reattach == "key" and reader.is_read:  # the job is over
+            return
+        stop = continuation.stop_path(facts, generation.request, reader.headers)
+        if stop is not None and reader.status == 200:
+            self._stops[generation.id] = (place, *stop)
+
+    def note_end(
+        self,
+        generation: UpstreamGeneration,
+        outcome: ReplyOutcome,
+        rung: Rung,
+        facts: ServerFacts,
+        reader: StreamReader,
+        before: int,
+    ) -> ReplyOutcome:
+        """Stop a generation that is not to be continued where it is: it has been silent, or has brought nothing new.
+        Returns what follows for the request. `before`: tokens that had come out when the reply began."""
+        if outcome.end in (End.BUSY, End.KEY):  # it goes on meanwhile
+            return outcome
+        if rung is Rung.REATTACH and outcome.told:
+            outcome = ReplyOutcome(End.RESTART, f"it has ended there: {outcome.reason}")
+        if outcome.end is not End.BROKEN:
+            self.stop(generation)
+            return outcome
+        if generation.out > before:
+            self._vain.pop(generation.id, None)
+        elif reader.status == 200 or continuation.JOB_HEADER in reader.headers:
+            self._vain[generation.id] += 1
+        vain = self._vain[generation.id] >= MAX_VAIN
+        if (vain and facts.reattach == "key") or ((vain or outcome.stalled) and generation.rows):
+            generation.tried.add(Rung.REATTACH)
+            self.stop(generation)
+        return outcome  # one at a llama-server that has shown nothing is replaced by the next one
+
+    def stop(self, generation: UpstreamGeneration, *, goes_on: bool = False) -> None:
+        """Stop what goes on, unless another worker may continue it. `goes_on`: the request goes back to the queue. A
+        job of a Penstock that has shown nothing is found by nobody; a stream's name is that of the next one too."""
+        found = self._stops.pop(generation.id, None)
+        self._vain.pop(generation.id, None)
+        if found is None:
+            return
+        place, method, path = found
+        if (goes_on or generation.left) and (generation.rows or method == continuation.BY_NAME):
+            return
+        client = place.endpoint.client
+        self._spawn(client.ask(method, client.address.base + path, None, place.key.secret))
+
+    def stop_unseen(self, place: ServerPlace, path: str, data: bytes, headers: Mapping[str, str]) -> None:
+        """Stop the job of a request to a Penstock that was cancelled before its reply began, which would have told the
+        job's id: the same request, put without waiting, does. `path`, `data`, `headers`: its."""
+        self._spawn(_cancelled(place, path, data, headers))
+
+    def abort(self, request_id: str, place: ServerPlace) -> None:
+        """Have a server stop a request that nobody reads on, sooner than it would notice."""
+        client = place.endpoint.client
+        self._spawn(client.ask("POST", f"{client.address.root}/abort_request", {"rid": request_id}, place.key.secret))
+
+    async def find(self, endpoints: Sequence[ServerEndpoint], generation: UpstreamGeneration) -> ServerEndpoint | None:
+        """The server that keeps the newest generation of a text; None if none does, or there is no choice."""
+        if not generation.rows or Rung.REATTACH in generation.tried or len(endpoints) < 2:
+            return None
+        if (known := self._stops.get(generation.id)) is not None and known[0].endpoint in endpoints:
+            return known[0].endpoint
+        asked = [each for each in endpoints if each.facts is not None and each.facts.reattach == "stream"]
+        starts = await asyncio.gather(*[_begun_at(each, generation) for each in asked])
+        latest = max(starts, default=0.0)
+        return asked[starts.index(latest)] if latest else None
+
+    def _spawn(self, call: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.ensure_future(_quietly(call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+
+async def _begun_at(endpoint: ServerEndpoint, generation: UpstreamGeneration) -> float:
+    client, request = endpoint.client, generation.request
+    body = {"conversation_ids": [continuation.stream_name(request)]}
+    path, key = client.address.base + LOOKUP, endpoint.keys.keys[0].secret
+    try:
+        return continuation.begun_at((await client.ask("POST", path, body, key, LOOKUP_S)).json(), request)
+    except (ConnectError, BrokenReply, ValueError):
+        return 0.0
+
+
+async def _cancelled(place: ServerPlace, path: str, data: bytes, headers: Mapping[str, str]) -> None:
+    """Raises ConnectError, BrokenReply."""
+    client, key = place.endpoint.client, place.key.secret
+    base, more = client.address.base, {**headers, "Prefer": "respond-async"}
+    found = await client.ask("POST", base + path, msgspec.Raw(data), key, more=more)
+    if (stop := continuation.cancel_path(found.headers)) is not None:
+        await client.ask("POST", base + stop, None, key)
+
+
+async def _quietly(call: Coroutine[Any, Any, object]) -> None:
+    """Make a call whose failure changes nothing: the request stops as well, only later."""
+    with suppress(ConnectError, BrokenReply):
+        await call
+
 
 log = logging.getLogger(__name__)
 events = EventLog(__name__)
@@ -93,7 +210,7 @@ class UpstreamExchange:
         while True:
             facts = endpoint.facts
             assert facts is not None
-            way = ladder.choose(facts, generation.request, generation.rows, generation.tried)
+            way = continuation.choose(facts, generation.request, generation.rows, generation.tried)
             if way.rung is Rung.RESTART:
                 return ReplyOutcome(End.RESTART, first_refusal or way.reason)
             if generation.rows:
@@ -138,17 +255,13 @@ class UpstreamExchange:
                 case "tokenize":
                     generation.answer(await self._told_tokens(request, task, place, facts, trace), 0)
                 case "detokenize":
-                    found = await self._ask(
-                        place, "/detokenize", task_calls.detokenize_body(facts, request), trace=trace
-                    )
-                    generation.answer(task_calls.read_text(found), 0)
+                    found = await self._ask(place, "/detokenize", tasks.detokenize_body(facts, request), trace=trace)
+                    generation.answer(tasks.read_text(found), 0)
                 case _:
-                    body, limit_s = task_calls.body_of(facts, request, task), self._settings.first_token_s
-                    body = bodies.passed(facts, request, self._settings.withhold_fields) | body
-                    found = await self._ask(
-                        place, task_calls.path_of(task), body, limit_s=limit_s, based=True, trace=trace
-                    )
-                    generation.answer(*task_calls.read_reply(facts, request, task, found))
+                    body, limit_s = tasks.body_of(facts, request, task), self._settings.first_token_s
+                    body = continuation.passed(facts, request, self._settings.withhold_fields) | body
+                    found = await self._ask(place, tasks.path_of(task), body, limit_s=limit_s, based=True, trace=trace)
+                    generation.answer(*tasks.read_reply(facts, request, task, found))
         except Unprepared as error:
             return error.outcome.without(place.endpoint.keys.secrets)
         except ValueError as error:  # of msgspec and of base64 too
@@ -160,7 +273,7 @@ class UpstreamExchange:
         self, request: Request, task: Task, place: ServerPlace, facts: ServerFacts, trace: str
     ) -> str:
         """Raises Unprepared, ValueError."""
-        body = task_calls.tokenize_body(facts, request, task)
+        body = tasks.tokenize_body(facts, request, task)
         turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
         if turns and not facts.chat_ids:
             outcome = ReplyOutcome(End.FAILED, "it tokenizes no conversations: send its text as prompt", status=400)
@@ -168,8 +281,8 @@ class UpstreamExchange:
         if turns and facts.template_chat:
             begins = task.generation_prompt
             prompt = await self._rendered(place, facts, turns, request, begins=begins)
-            body = task_calls.rendered_body(prompt)
-        return task_calls.read_tokens(facts, await self._ask(place, "/tokenize", body, trace=trace))
+            body = tasks.rendered_body(prompt)
+        return tasks.read_tokens(facts, await self._ask(place, "/tokenize", body, trace=trace))
 
     async def _send(
         self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, way: Continuation
@@ -179,11 +292,11 @@ class UpstreamExchange:
             prompt = await self._prompt(generation, place, facts, way.rung)
         except Unprepared as error:
             return error.outcome
-        named = reattach.kept_under(facts, generation.request, way.rung, generation.tried)
+        named = continuation.kept_under(facts, generation.request, way.rung, generation.tried)
         if way.rung is Rung.REATTACH and facts.reattach == "stream":
-            call = _Call("GET", reattach.stream_path(generation.request))
+            call = _Call("GET", continuation.stream_path(generation.request))
             return await self._sent(generation, place, facts, way.rung, call)
-        path, body = bodies.build(
+        path, body = continuation.build(
             facts,
             generation.request,
             way.rung,
@@ -292,7 +405,7 @@ class UpstreamExchange:
     async def _prompt(self, generation: UpstreamGeneration, place: ServerPlace, facts: ServerFacts, rung: Rung) -> Any:
         """The prompt for /completions, without the answer so far; None: the request's own. Raises Unprepared."""
         request = generation.request
-        if not bodies.is_prompted(facts, request, rung):
+        if not continuation.is_prompted(facts, request, rung):
             return None
         turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
         if facts.template_chat and turns:
@@ -313,11 +426,11 @@ class UpstreamExchange:
     async def _rendered(
         self, place: ServerPlace, facts: ServerFacts, turns: list[ChatTurn], request: Request, *, begins: bool = True
     ) -> str:
-        body = bodies.rendering(facts, request) | {"messages": [turn.shown for turn in turns]}
+        body = continuation.rendering(facts, request) | {"messages": [turn.shown for turn in turns]}
         if not begins:
             body["add_generation_prompt"] = False
         if request.reasoning not in ("", "default") and facts.reasoning_effort:
-            body = bodies.with_effort(body, facts, request.reasoning)
+            body = continuation.with_effort(body, facts, request.reasoning)
         found = (await self._ask(place, "/apply-template", body)).get("prompt")
         if not isinstance(found, str) or not found:
             raise Unprepared(by_cut("/apply-template gave no prompt"))
@@ -330,7 +443,7 @@ class UpstreamExchange:
         if isinstance(prompt, str):
             body |= {"prompt": prompt, "add_special_tokens": True}
         else:
-            body |= bodies.rendering(facts, request) | {"messages": [turn.shown for turn in prompt]}
+            body |= continuation.rendering(facts, request) | {"messages": [turn.shown for turn in prompt]}
             body["add_generation_prompt"] = True
         found = (await self._ask(place, "/tokenize", body)).get("tokens")
         try:
@@ -374,7 +487,7 @@ class UpstreamExchange:
             found = None
         place.key.note(reply.headers, time.monotonic(), time.time())
         if reply.status != 200:
-            status = 400 if task_calls.TOO_LARGE in reply.body else reply.status
+            status = 400 if tasks.TOO_LARGE in reply.body else reply.status
             outcome = by_status(status, reply.body, found)
             raise Unprepared(replace(outcome, retry_s=retry_after_s(reply.headers, time.time())))
         if not isinstance(found, Mapping):
@@ -397,3 +510,118 @@ def _answered(outcome: ReplyOutcome) -> Attributes:
 def _salt(tenant: str, secret: str) -> str:
     """The same in every worker, so that they share a tenant's cached prompts."""
     return hmac.digest(secret.encode() or b"penstock", tenant.encode(), "sha256").hex()
+
+
+# Fallback rules: which model's servers get a request, of the model that was asked for and those it may fall back to.
+# Pure.
+#
+# An answer stays with the model that gave its first token: two models never write one text. Before that, a request
+# goes to a fallback while no server of its own model can be used, or after they have broken it twice. An error by the
+# request's own fault, and a content filter, lead to no fallback.
+
+
+MAX_BREAKS_BEFORE = 2
+"""A request that a model's servers break so often before its first token goes to the next model."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """What counts of one model's servers, for one request."""
+
+    model: str
+    ready: bool
+    """Whether one of them is there."""
+    wait_s: float = 0.0
+    """For how long their rate limits hold the request."""
+    breaks: int = 0
+    """How often they have broken the request, before its first token."""
+    card: ModelCard | None = None
+    """What they can do; None: not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChoice:
+    """The chosen pool and why it is not the first; None: the request waits for a server."""
+
+    number: int | None
+    reason: str = ""
+
+
+def choose(request: Request, pools: Sequence[PoolState], patience_s: float, began: str | None) -> PoolChoice:
+    """Choose the servers that get a request.
+
+    Args:
+        pools: of the model that was asked for, then of its fallbacks in their order.
+        patience_s: rate limits that hold a request longer lead to a fallback.
+        began: the model that gave the first token; None before that.
+    """
+    if began is not None:
+        number = number_of(began, [pool.model for pool in pools])
+        return PoolChoice(number if number is not None and pools[number].ready else None)
+    reason = _obstacle(pools[0], patience_s)
+    if not reason:
+        return PoolChoice(0)
+    for number, pool in enumerate(pools[1:], 1):
+        if pool.card is not None and not _obstacle(pool, patience_s) and not unsuited(pool.card, request):
+            return PoolChoice(number, reason)
+    return PoolChoice(0 if pools[0].ready else None)
+
+
+def number_of(model: str, models: Sequence[str]) -> int | None:
+    """The number of the model that began an answer ("": the first); None if it is no longer among them."""
+    if not model:
+        return 0
+    return models.index(model) if model in models else None
+
+
+def unsuited(card: ModelCard, request: Request) -> str:
+    """Why a model cannot stand in for another one with this request; "" if it can."""
+    sampling, can, turns = request.sampling, card.capabilities, _turns(request)
+    tools, called = request.tools, any(turn.calls or turn.call_id for turn in turns)
+    size = size_of(request)
+    obstacles = {
+        "vectors and token ids are those of another model": request.task is not None,
+        "token ids are those of another model": not isinstance(request.prompt, str) and not turns,
+        "token ids of a bias are those of another model": bool(sampling.logit_bias),
+        "it takes no raw prompts": isinstance(request.prompt, str) and not can.text_prompts,
+        "it takes no conversations": bool(turns) and not can.chat,
+        "it gives too few log-probabilities": sampling.logprobs is not None and sampling.logprobs > can.logprobs,
+        "it cannot be held to JSON": sampling.json_schema is not None and not can.json_schema,
+        "it knows no penalties": bool(sampling.presence_penalty or sampling.frequency_penalty) and not can.penalties,
+        "it knows no top_k": bool(sampling.top_k) and not can.top_k,
+        "it knows no min_p": bool(sampling.min_p) and not can.min_p,
+        "it knows no repetition_penalty": sampling.repetition_penalty not in (None, 1) and not can.repetition_penalty,
+        "it knows no tools": (called or (tools is not None and not tools.forced)) and not can.tools,
+        "it cannot force a call": tools is not None and tools.forced and not can.forced_tools,
+        "it gets no further fields": bool(request.passed.keys() - HINTS) and not can.passes_fields,
+        "its context may be too short": size + (sampling.max_tokens or 1) > card.context,
+        "its longest answer is shorter": (sampling.max_tokens or 0) > card.max_output,
+    }
+    return next((reason for reason, stands in obstacles.items() if stands), "")
+
+
+def size_of(request: Request) -> int:
+    """Tokens of a prompt, roughly."""
+    turns = _turns(request)
+    if request.inputs:
+        sizes = [len(each) // (CHARACTERS_PER_TOKEN if isinstance(each, str) else 1) for each in request.inputs]
+        return sum(sizes)
+    if not turns and not isinstance(request.prompt, str):
+        return len(request.prompt)
+    texts = [turn.content for turn in turns] or [str(request.prompt)]
+    return sum([len(text) // CHARACTERS_PER_TOKEN for text in texts])
+
+
+def _turns(request: Request) -> list[ChatTurn]:
+    return [] if isinstance(request.prompt, str) else [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
+
+
+def _obstacle(pool: PoolState, patience_s: float) -> str:
+    """Why a model's servers do not get a request that has no token yet; "" if they may."""
+    if not pool.ready:
+        return "no server of it is there"
+    if pool.breaks >= MAX_BREAKS_BEFORE:
+        return f"its servers broke the request {pool.breaks} times"
+    if pool.wait_s > patience_s:
+        return f"its rate limit holds for {pool.wait_s:.0f} s"
+    return ""

@@ -9,17 +9,19 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock.engine import ModelCard, Piece
-from workers.engines.upstream.exchange import UpstreamExchange
-from workers.engines.upstream.fallback import PoolState, size_of
-from workers.engines.upstream.model import UpstreamModel
-from workers.engines.upstream.places.breaker import ANSWERS_S
-from workers.engines.upstream.places.endpoint import ServerEndpoint, ServerPlace
-from workers.engines.upstream.places.limits import REFUSED_S
-from workers.engines.upstream.places.places import MAX_SLEEP_S, ServerPlaces
-from workers.engines.upstream.reply.endings import End, ReplyOutcome
-from workers.engines.upstream.reply.generation import UpstreamGeneration
-from workers.engines.upstream.server.card import card_of, lacking
-from workers.engines.upstream.server.probe import ProbeFailed
+from workers.engines.upstream.exchange import PoolState, UpstreamExchange, size_of
+from workers.engines.upstream.generation import UpstreamGeneration
+from workers.engines.upstream.places import (
+    ANSWERS_S,
+    MAX_SLEEP_S,
+    REFUSED_S,
+    ServerEndpoint,
+    ServerPlace,
+    ServerPlaces,
+    UpstreamModel,
+)
+from workers.engines.upstream.reply import End, ReplyOutcome
+from workers.engines.upstream.server import ProbeFailed, card_of, lacking
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.engine import ChatTurn
 from penstock.tools import Tool, ToolCall, Tools
-from workers.engines.llamacpp.calls import forced_schema, instruction, writer_of
 from workers.engines.llamacpp.gguf import Gguf
 from workers.engines.llamacpp.prompt import ChatTemplate, Prompts
+from workers.engines.llamacpp.request import forced_schema, instruction, writer_of
 
 HERMES = """{% if tools %}tools:{% for tool in tools %}{{ tool | tojson }};{% endfor %}{% endif %}
 {%- for m in messages %}[{{ m.role }}]{{ m.content }}

@@ -15,11 +15,11 @@ import pytest_asyncio
 
 from penstock.engine import ChatTurn, EngineDead, Failure, ModelCard, Piece, Refused, Request, Sampling, token_bytes
 from penstock.tools import Tool, Tools, read_answer
-from workers.engines.llamacpp import tokenizer as tokenizer_module
+from workers.engines.llamacpp import prompt as tokenizer_module
 from workers.engines.llamacpp.engine import LlamacppEngine
+from workers.engines.llamacpp.prompt import Tokenizer
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.llamacpp.tokenizer import Tokenizer
-from workers.engines.stops import joined
+from workers.engines.text import joined
 from workers.json_check import check
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from workers.engines.llamacpp import gguf, gguf_convert
+from workers.engines.llamacpp import gguf
 
 U32, F32_VALUE, STRING, ARRAY = 4, 6, 8, 9
 
@@ -108,10 +108,10 @@ def test_quantised_weights_become_half_precision(tmp_path: Path, alignment: int)
     tensors.append(("embedding", (32, 2), gguf.Q8_0, q8_0(0.5, STEPS8) + q8_0(2.0, STEPS8)))
     source, target = gguf.read(written(tmp_path, model(tensors, alignment))), tmp_path / "half.gguf"
     done = []
-    gguf_convert.to_f16(source, target, lambda at, of: done.append((at, of)))
+    gguf.to_f16(source, target, lambda at, of: done.append((at, of)))
     found = gguf.read(target)
     assert found.metadata | {"general.file_type": 3} == source.metadata
-    assert found.metadata["general.file_type"] == gguf_convert.FILE_TYPE_F16
+    assert found.metadata["general.file_type"] == gguf.FILE_TYPE_F16
     assert [tensor.offset % alignment for tensor in found.tensors] == [0, 0, 0]
     assert values(target, "norm").tolist() == NORM.tolist()
     assert values(target, "weight").tolist() == [step * 0.25 - 1.0 for step in STEPS4]
@@ -123,7 +123,7 @@ def test_a_kind_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     """It can still be read and served."""
     source = gguf.read(written(tmp_path, model([("weight", (256,), 12, bytes(144))])))
     with pytest.raises(gguf.GgufError, match=r"kind 12 cannot be converted.*Serve the file as it is"):
-        gguf_convert.to_f16(source, tmp_path / "half.gguf", lambda _at, _of: None)
+        gguf.to_f16(source, tmp_path / "half.gguf", lambda _at, _of: None)
 
 
 @pytest.mark.parametrize(

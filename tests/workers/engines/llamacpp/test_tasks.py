@@ -17,8 +17,8 @@ import pytest_asyncio
 
 from penstock.engine import ChatTurn, Input, ModelCard, Piece, Request, Sampling, Task, TaskKind
 from workers.engines.llamacpp.engine import LlamacppEngine
+from workers.engines.llamacpp.prompt import ADDED_TOKENS, MAX_TOLD_BYTES, MIN_TOLD_BYTES, max_told_bytes
 from workers.engines.llamacpp.settings import LlamacppSettings
-from workers.engines.llamacpp.tokenizer import ADDED_TOKENS, MAX_TOLD_BYTES, MIN_TOLD_BYTES, max_told_bytes
 from workers.engines.task_answers import check_task_answer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

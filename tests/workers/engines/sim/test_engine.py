@@ -12,10 +12,9 @@ import pytest
 
 from penstock.engine import ChatTurn, Piece, Refused, Request, Sampling, Task
 from penstock.tools import Tool, Tools, read_answer
-from workers.engines.sim.card import card_of
+from workers.engines.sim.answers import count_tokens, token_text
 from workers.engines.sim.engine import SimEngine
-from workers.engines.sim.settings import SimSettings
-from workers.engines.sim.text import count_tokens, token_text
+from workers.engines.sim.settings import SimSettings, card_of
 from workers.json_check import check
 
 

@@ -30,8 +30,8 @@ from streaming.priority import Priority
 from workers.attempt import ENGINE_PRIORITY
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import engine as trtllm
-from workers.engines.trtllm import sampling as trtllm_sampling
-from workers.engines.trtllm import stats as trtllm_stats
+from workers.engines.trtllm import inflight as trtllm_stats
+from workers.engines.trtllm import text as trtllm_sampling
 from workers.engines.trtllm.engine import TrtllmEngine
 from workers.engines.trtllm.inflight import MIN_BURST
 from workers.engines.trtllm.settings import TrtllmSettings

@@ -23,11 +23,9 @@ from streaming.jobs.capabilities import unsupported
 from streaming.jobs.job import Chat, Job, Text, Tokens
 from streaming.priority import Priority
 from telemetry.process import start_tracing
-from workers.engines.upstream.http.connection import MAX_REPLY_BYTES
-from workers.engines.upstream.http.sse import MAX_LINE_BYTES
-from workers.engines.upstream.reply.generation import MAX_EXCESS_TOKENS
-from workers.engines.upstream.server.kinds import ServerFacts
-from workers.engines.upstream.server.probe import ServerProbe
+from workers.engines.upstream.generation import MAX_EXCESS_TOKENS
+from workers.engines.upstream.http import MAX_LINE_BYTES, MAX_REPLY_BYTES
+from workers.engines.upstream.server import ServerFacts, ServerProbe
 
 pytestmark = pytest.mark.slow
 

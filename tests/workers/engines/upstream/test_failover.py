@@ -10,7 +10,7 @@ from fake_upstream import ANSWER, FakeUpstream, Fault
 from upstream_bench import HELLO, bench
 
 from penstock.tools import Tool, Tools
-from workers.engines.upstream.http.sse import MAX_LINE_BYTES
+from workers.engines.upstream.http import MAX_LINE_BYTES
 
 pytestmark = pytest.mark.slow
 

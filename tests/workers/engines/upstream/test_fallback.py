@@ -15,8 +15,8 @@ from upstream_bench import HELLO, Bench, bench
 from penstock.config import ConfigError
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling
 from penstock.tools import Call, Tool, ToolCall, Tools, read_answer
-from workers.engines.upstream.fallback import PoolState, choose, unsuited
-from workers.engines.upstream.model import checked_models
+from workers.engines.upstream.exchange import PoolState, choose, unsuited
+from workers.engines.upstream.places import checked_models
 from workers.engines.upstream.settings import UpstreamSettings
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,9 @@ from fake_upstream import ANSWER, FakeUpstream, Fault
 from upstream_bench import HELLO, bench
 
 from penstock.engine import ChatTurn
-from workers.engines.upstream.continuation.breaks import MAX_KNOWN, BreakCounts, BrokenTexts
+from workers.engines.upstream import places
+from workers.engines.upstream.continuation import MAX_KNOWN, BreakCounts, BrokenTexts
 from workers.engines.upstream.engine import MAX_BREAKS, MAX_RESTARTS
-from workers.engines.upstream.places import breaker
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +37,8 @@ class Poisoned(FakeUpstream):
 
 @pytest.fixture(autouse=True)
 def _opens_briefly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(breaker, "MAX_OPEN_S", 1.0)
-    monkeypatch.setattr(breaker, "MIN_OPEN_S", 1.0)
+    monkeypatch.setattr(places, "MAX_OPEN_S", 1.0)
+    monkeypatch.setattr(places, "MIN_OPEN_S", 1.0)
     yield
 
 

@@ -13,9 +13,8 @@ from upstream_bench import FAST, HELLO, Bench, bench
 
 from penstock.engine import Piece, Request, Sampling
 from penstock.tools import Call, Tool, Tools, read_answer
-from workers.engines.upstream.continuation import reattach
-from workers.engines.upstream.continuation.ladder import Rung
-from workers.engines.upstream.server import kinds
+from workers.engines.upstream import continuation, server
+from workers.engines.upstream.continuation import Rung
 from workers.engines.upstream.settings import UpstreamSettings
 
 pytestmark = pytest.mark.slow
@@ -346,7 +345,9 @@ async def test_a_server_that_has_no_room_for_its_reader_is_left_alone_for_as_lon
 
 def test_the_model_that_stands_in_is_asked_under_a_key_of_its_own() -> None:
     """Another body under the same key would be refused."""
-    keys = {str(reattach.kept_under(kinds.of("penstock", model=model), asked(), Rung.FRESH)) for model in ("a", "b")}
+    keys = {
+        str(continuation.kept_under(server.of("penstock", model=model), asked(), Rung.FRESH)) for model in ("a", "b")
+    }
     assert len(keys) == 2
 
 

@@ -17,8 +17,7 @@ from upstream_bench import HELLO, Answer, bench
 from penstock.engine import Request, Sampling, Task
 from telemetry.process import start_tracing
 from workers.engines.upstream.engine import MAX_BREAKS
-from workers.engines.upstream.server.card import card_of, lacking
-from workers.engines.upstream.server.kinds import ServerFacts
+from workers.engines.upstream.server import ServerFacts, card_of, lacking
 from workers.engines.upstream.settings import UpstreamSettings
 
 pytestmark = pytest.mark.slow

@@ -7,16 +7,15 @@ from typing import Any
 import pytest
 
 from penstock.engine import ChatTurn, Request, Sampling
-from workers.engines.upstream.continuation import ladder
-from workers.engines.upstream.continuation.ladder import Rung
-from workers.engines.upstream.server import kinds
+from workers.engines.upstream import continuation, server
+from workers.engines.upstream.continuation import Rung
 
 CHAT = [ChatTurn("user", "hi")]
 KNOWN = ((" a", (1,), 1), (" b", (2,), 1))
 
 
 def way(kind: str, prompt: Any = CHAT, rows: Any = KNOWN, tried: Any = (), **sampling: Any) -> Rung:
-    return ladder.choose(kinds.of(kind), Request("r", prompt, Sampling(**sampling)), rows, tried).rung
+    return continuation.choose(server.of(kind), Request("r", prompt, Sampling(**sampling)), rows, tried).rung
 
 
 def test_nothing_is_continued_before_anything_was_shown() -> None:
@@ -27,14 +26,14 @@ def test_nothing_is_continued_before_anything_was_shown() -> None:
 def test_the_same_generation_comes_first_where_the_server_keeps_it(sampling: Sampling) -> None:
     request = Request("r", CHAT, sampling, text_id="t")
     for kind, reattach in (("penstock", "key"), ("llama-server", "stream")):
-        facts = kinds.of(kind, reattach=reattach)
-        assert ladder.choose(facts, request, KNOWN).rung is Rung.REATTACH
-        assert ladder.choose(facts, request, KNOWN, {Rung.REATTACH}).rung is not Rung.REATTACH
-        assert ladder.choose(facts, request, ()).rung is Rung.FRESH
-    assert ladder.choose(kinds.of("vllm"), request, KNOWN).rung is not Rung.REATTACH
+        facts = server.of(kind, reattach=reattach)
+        assert continuation.choose(facts, request, KNOWN).rung is Rung.REATTACH
+        assert continuation.choose(facts, request, KNOWN, {Rung.REATTACH}).rung is not Rung.REATTACH
+        assert continuation.choose(facts, request, ()).rung is Rung.FRESH
+    assert continuation.choose(server.of("vllm"), request, KNOWN).rung is not Rung.REATTACH
 
 
-@pytest.mark.parametrize("kind", [*kinds.KINDS])
+@pytest.mark.parametrize("kind", [*server.KINDS])
 @pytest.mark.parametrize("case", ["json", "reasoning"])
 def test_json_and_reasoning_are_never_spliced(kind: str, case: str) -> None:
     """They are replayed where that may give the same, and begun again otherwise."""
@@ -61,12 +60,12 @@ def test_a_repetition_penalty_continues_where_it_counts_the_prompt() -> None:
     assert way("trtllm", "text", repetition_penalty=1.0) is way("trtllm", "text") is not Rung.RESTART
 
 
-@pytest.mark.parametrize("kind", kinds.KINDS)
+@pytest.mark.parametrize("kind", server.KINDS)
 def test_reasoning_is_spliced_only_where_the_model_s_own_tags_are_known(kind: str) -> None:
     """llama-server gets a prompt and gives them; the others tell it apart."""
     for effort in ("default", "low"):
         request = Request("r", CHAT, Sampling(), reasoning=effort)
-        found = ladder.choose(kinds.of(kind), request, KNOWN).rung
+        found = continuation.choose(server.of(kind), request, KNOWN).rung
         assert found is (Rung.IDS if kind == "llama-server" else Rung.RESTART)
 
 

@@ -12,8 +12,7 @@ import uvloop
 from certificates import Authority, secured
 from fake_upstream import FakeUpstream, serving
 
-from workers.engines.upstream.http.address import ServerAddress
-from workers.engines.upstream.http.client import BrokenReply, ConnectError, UpstreamClient
+from workers.engines.upstream.http import BrokenReply, ConnectError, ServerAddress, UpstreamClient
 
 
 @asynccontextmanager

@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from workers.engines.upstream.http.address import ServerAddress
-from workers.engines.upstream.http.client import BrokenReply, UpstreamClient
+from workers.engines.upstream.http import BrokenReply, ServerAddress, UpstreamClient
 
 HINTS = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
 PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.engines.upstream.http.sse import MAX_LINE_BYTES, EventSplitter, LineTooLongError
+from workers.engines.upstream.http import MAX_LINE_BYTES, EventSplitter, LineTooLongError
 
 STREAMS = {
     b': ping\r\ndata: {"a": 1}\r\n\r\nevent: x\nid: 3\ndata:{"b":2}\n\n\ndata: [DONE]\n\n':

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from workers.engines.upstream.places.breaker import MAX_OPEN_S, MIN_OPEN_S, Breaker
+from workers.engines.upstream.places import MAX_OPEN_S, MIN_OPEN_S, Breaker
 
 
 def test_a_breaker_opens_at_once_when_nothing_answers() -> None:

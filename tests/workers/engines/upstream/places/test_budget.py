@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.engines.upstream.places.budget import START, InFlightBudget
+from workers.engines.upstream.places import START, InFlightBudget
 
 
 def test_a_budget_grows_by_one_a_window_and_halves_when_the_server_is_busy() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from workers.engines.upstream.places.limits import KeyPool, UpstreamKey, reset_s, retry_after_s
+from workers.engines.upstream.places import KeyPool, UpstreamKey, reset_s, retry_after_s
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from fake_upstream import ANSWER, FakeUpstream, Fault
 from upstream_bench import HELLO, bench
 
-from workers.engines.upstream.reply import chunks
-from workers.engines.upstream.reply.chunks import MAX_COUNT, MAX_TOKEN_ID
+from workers.engines.upstream import reply
+from workers.engines.upstream.reply import MAX_COUNT, MAX_TOKEN_ID
 
 NO_ID = (-1, 2**31, 2**63, 2**64, 10**30, True, 1.5)
 NO_COUNT = (-1, MAX_COUNT + 1, 10**18, 10**30)
@@ -44,12 +44,12 @@ OUT_OF_BOUNDS += [chunk for number in NO_COUNT for chunk in with_counts(number)]
 @pytest.mark.parametrize("chunk", OUT_OF_BOUNDS, ids=str)
 def test_a_number_that_cannot_be_true_makes_a_chunk_malformed(chunk: dict[str, Any]) -> None:
     with pytest.raises((msgspec.DecodeError, ValueError)):
-        chunks.decode(json.dumps(chunk).encode())
+        reply.decode(json.dumps(chunk).encode())
 
 
 def test_numbers_within_the_bounds_are_taken() -> None:
     for chunk in (*with_ids(0), *with_ids(MAX_TOKEN_ID), *with_counts(0), *with_counts(MAX_COUNT)):
-        chunks.decode(json.dumps(chunk).encode())
+        reply.decode(json.dumps(chunk).encode())
 
 
 @pytest.mark.parametrize("number", [f'"usage": {{"prompt_tokens": {10**30}}}', f'"prompt_token_ids": [{10**30}]'])

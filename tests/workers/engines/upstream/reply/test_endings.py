@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from workers.engines.upstream.http.errors import MAX_WORDS, error_of
-from workers.engines.upstream.reply.endings import End, by_error, by_finish, by_status
+from workers.engines.upstream.http import MAX_WORDS, error_of
+from workers.engines.upstream.reply import End, by_error, by_finish, by_status
 
 SECRET = "sk-operator-42"
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.engine import ChatTurn, Piece, Request, Sampling
-from workers.engines.upstream.continuation.ladder import Rung
-from workers.engines.upstream.reply.endings import End
-from workers.engines.upstream.reply.generation import UpstreamGeneration
-from workers.engines.upstream.reply.stream import StreamReader
-from workers.engines.upstream.server import kinds
+from workers.engines.upstream import server
+from workers.engines.upstream.continuation import Rung
+from workers.engines.upstream.generation import StreamReader, UpstreamGeneration
+from workers.engines.upstream.reply import End
 
 FIRST_S, BETWEEN_S = 300.0, 60.0
 TOKEN = b'data: {"choices":[{"index":0,"delta":{"content":" x"}}]}\n\n'
@@ -34,12 +33,12 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr("workers.engines.upstream.reply.stream.time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr("workers.engines.upstream.generation.time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 def a_reader(clock: Clock, pieces: list[Piece]) -> tuple[StreamReader, Closed]:
     generation = UpstreamGeneration(Request("r", [ChatTurn("user", "a")], Sampling(max_tokens=10_000)), clock.now)
-    generation.begin(kinds.of("ollama"), Rung.FRESH, clock.now)
+    generation.begin(server.of("ollama"), Rung.FRESH, clock.now)
     connection: Any = Closed()
     reader = StreamReader(generation, connection, pieces.append)
     reader.on_head(200, {})
@@ -95,7 +94,7 @@ async def test_a_finished_stream_waits_a_moment_for_its_counts(monkeypatch: pyte
 async def test_an_end_that_cannot_be_read_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is wrong with it, the server is to blame."""
     reader, connection = a_reader(Clock(monkeypatch), [])
-    monkeypatch.setattr("workers.engines.upstream.reply.stream.by_status", {}.__getitem__)
+    monkeypatch.setattr("workers.engines.upstream.generation.by_status", {}.__getitem__)
     reader.on_head(500, {})
     reader.on_end("")
     outcome = await reader.done

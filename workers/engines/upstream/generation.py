@@ -5,7 +5,10 @@ It turns streamed chunks into pieces. What has come out is noted as rows, after 
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,25 +17,43 @@ from msgspec.structs import replace
 from penstock.engine import EngineTimes, Failure, Logprob, Piece, Request
 from penstock.extras import STATES, Extras, merged
 from penstock.tools import without_marks
-from workers.engines.call_writer import DeltaWriter
+from workers.engines.calls import DeltaWriter
 from workers.engines.reasoning import BEGIN, ReasoningMarker, ReasoningWriter, as_written
-from workers.engines.stops import TokenGate, joined
-from workers.engines.upstream.continuation.breaks import BreakCounts
-from workers.engines.upstream.continuation.ladder import FROM_BEGINNING, REPEATED, Row, Rung
-from workers.engines.upstream.http.errors import MAX_WORDS
-from workers.engines.upstream.http.sse import DONE
-from workers.engines.upstream.reply import chunks
-from workers.engines.upstream.reply.chunks import ChatDelta, Choice, Chunk
-from workers.engines.upstream.reply.endings import (
+from workers.engines.text import TokenGate, joined
+from workers.engines.upstream.continuation import FROM_BEGINNING, REPEATED, BreakCounts, Row, Rung
+from workers.engines.upstream.http import (
+    BOM,
+    DONE,
+    MAX_REPLY_BYTES,
+    MAX_WORDS,
+    EventSplitter,
+    LineTooLongError,
+    UpstreamConnection,
+)
+from workers.engines.upstream.reply import (
     LIMITED,
+    ChatDelta,
+    Choice,
+    Chunk,
     End,
     ReplyOutcome,
     by_cut,
     by_error,
     by_finish,
     by_malformed,
+    by_status,
+    calls_of,
+    decode,
+    decode_known,
+    decode_uncounted,
+    decoded,
+    error_in,
+    extras_of,
+    is_blank,
+    logprobs_of,
+    text_of,
 )
-from workers.engines.upstream.server.kinds import DEFAULT_CONTEXT, ServerFacts
+from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
 
 MAX_EXCESS_TOKENS = 64
 """Beyond its limit (the last chunk may hold several tokens) an answer is cut."""
@@ -236,13 +257,13 @@ class UpstreamGeneration:
             return None
         try:
             chunk = self._read(data)
-            if (chunk.error or not chunk.choices) and (error := chunks.error_in(chunk, data)) is not None:
+            if (chunk.error or not chunk.choices) and (error := error_in(chunk, data)) is not None:
                 self.outcome = finished or by_error(error)
                 return None
-            extras = chunks.extras_of(data) if self._has_extras else NO_EXTRAS
+            extras = extras_of(data) if self._has_extras else NO_EXTRAS
             return self._piece(chunk, now, extras)
         except (msgspec.DecodeError, ValueError, TypeError, KeyError, OverflowError) as error:
-            if chunks.is_blank(data):
+            if is_blank(data):
                 return None
             self.miscounted = finished is not None
             self.outcome = finished or by_malformed(f"chunk ({type(error).__name__})")
@@ -251,13 +272,13 @@ class UpstreamGeneration:
     def _read(self, data: bytes) -> Chunk:
         """The chunk; without its counts if they alone cannot be read and it ends the answer. Raises DecodeError."""
         try:
-            return chunks.decode(data) if self._has_extras else chunks.decode_known(data)
+            return decode(data) if self._has_extras else decode_known(data)
         except msgspec.DecodeError:
             pass
         try:
-            chunk = chunks.decode(data)
+            chunk = decode(data)
         except msgspec.DecodeError:
-            chunk = chunks.decode_uncounted(data)
+            chunk = decode_uncounted(data)
             if not (chunk.choices and chunk.choices[0].finish_reason):
                 raise
             self.miscounted = True
@@ -276,12 +297,12 @@ class UpstreamGeneration:
         if choice is None:
             self._correct(chunk)
             return self._with_extras(None, extras)
-        text, hidden = chunks.text_of(choice)
+        text, hidden = text_of(choice)
         count = min(max(0, count), max(0, self._cap + 1 - self._began - self.received))  # more cannot be true
         if choice.finish_reason and self.outcome is None:
             self.outcome = by_finish(choice.finish_reason)
         if self._calls is not None:
-            text, hidden = self._with_calls(self._calls, choice, text), hidden and not chunks.calls_of(choice)
+            text, hidden = self._with_calls(self._calls, choice, text), hidden and not calls_of(choice)
         if self._reasoning is not None and choice.delta is not None:
             content = without_marks(text) if self._calls is None else text
             text = self._reasoning.write(choice.delta.reasoning or choice.delta.reasoning_content or "", content)
@@ -336,7 +357,7 @@ class UpstreamGeneration:
     def _with_calls(self, calls: DeltaWriter, choice: Choice, content: str) -> str:
         """The text of a chunk, with its part of calls. Raises ValueError."""
         text = calls.text(content) if content else ""
-        if found := chunks.calls_of(choice):
+        if found := calls_of(choice):
             text += calls.write(found)
         return text + calls.end() if choice.finish_reason else text
 
@@ -349,7 +370,7 @@ class UpstreamGeneration:
         whole = choice is not None and choice.message is not None
         if (self._facts.running_usage or whole) and chunk.usage is not None and chunk.usage.completion_tokens:
             return max(self.received, chunk.usage.completion_tokens)
-        text, hidden = chunks.text_of(choice) if choice is not None else ("", False)
+        text, hidden = text_of(choice) if choice is not None else ("", False)
         return self.received + (1 if text or hidden else 0)
 
     def _correct(self, chunk: Chunk) -> None:
@@ -382,7 +403,7 @@ class UpstreamGeneration:
     def _logprobs(self, choice: Choice, text: str) -> tuple[Logprob, ...]:
         wanted = self.request.sampling.logprobs
         ends = not text and choice.finish_reason  # a token without text that ends the answer is no part of it
-        return () if wanted is None or ends else chunks.logprobs_of(choice.logprobs, wanted)
+        return () if wanted is None or ends else logprobs_of(choice.logprobs, wanted)
 
     def _emitted(
         self, text: str, ids: tuple[int, ...], count: int, logprobs: tuple[Logprob, ...], *, hidden: bool
@@ -478,3 +499,121 @@ class UpstreamGeneration:
     def spent(self) -> int:
         """Tokens of prompt and reply, for rate limits."""
         return self._prompt_tokens + self.received
+
+
+WHITE = b" \t\r\n"
+MAX_ERROR_BYTES = 64 << 10
+FINISH_GRACE_S = 2.0
+"""After the finish reason, for the chunk with the counts."""
+
+
+class StreamReader:
+    """Sink of one reply (connection.Sink)."""
+
+    def __init__(
+        self, generation: UpstreamGeneration, connection: UpstreamConnection, emit: Callable[[Piece], None]
+    ) -> None:
+        self.generation, self._connection, self._emit = generation, connection, emit
+        self.done: asyncio.Future[ReplyOutcome] = asyncio.get_running_loop().create_future()
+        self.server = ""
+        """Address of the server that replies."""
+        self.status, self.headers = 0, dict[str, str]()
+        self._splitter = EventSplitter()
+        self._error = b""
+        self._is_begun = False
+        self._whole: list[bytes] = []
+        """The body of a reply that is no stream."""
+        self._finished_at = 0.0
+        self._kept = self._ended = False
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the reply came to its end."""
+        return self._kept
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing of the reply has come, not even its head."""
+        return not self.status
+
+    def on_head(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status, self.headers = status, dict(headers)
+
+    def on_body(self, data: bytes) -> None:
+        """Hot path: called once for each read."""
+        if self.done.done():
+            return
+        if self.status != 200:
+            self._error = (self._error + data)[:MAX_ERROR_BYTES]
+            return
+        if self._whole or (not self._is_begun and data.lstrip(BOM + WHITE)[:1] == b"{"):
+            self._whole.append(data)  # no stream, although one was asked for
+            if sum(map(len, self._whole)) > MAX_REPLY_BYTES:
+                self.settle(by_malformed("reply, which has no end"))
+            return
+        self._is_begun = True
+        try:
+            self._take(self._splitter.feed(data))
+        except LineTooLongError:
+            self.settle(self.generation.outcome or by_malformed("line, which has no end"))
+
+    def _take(self, events: list[bytes]) -> None:
+        """Hand the events of one read to the generation, and what it makes of them to the engine."""
+        generation, now, pieces, ended = self.generation, time.monotonic(), list[Piece](), False
+        event = b""
+        for event in events:
+            if (piece := generation.take(event, now)) is not None:
+                pieces.append(piece)
+            if (outcome := generation.outcome) is not None:
+                self._finished_at = self._finished_at or now
+                ended = outcome.end is not End.DONE or event == DONE or generation.is_over
+                if ended:
+                    break
+        if pieces:
+            self._emit(pieces[0] if len(pieces) == 1 else joined(generation.id, pieces))
+        if ended and generation.outcome is not None:
+            self.settle(generation.outcome, keep=event == DONE)
+            if event == DONE:  # the connection is used again once its body has ended, which should be now
+                asyncio.get_running_loop().call_later(FINISH_GRACE_S, self._close_unended)
+
+    def _close_unended(self) -> None:
+        if not self._ended:
+            self._connection.close()
+
+    def on_end(self, problem: str) -> None:
+        self._ended = True
+        try:
+            if not self.done.done() and self.status == 200 and not problem:
+                self._take([b"".join(self._whole)] if self._whole else self._splitter.flush())
+            if self.done.done():
+                return
+            outcome = self._outcome(problem)
+        except Exception as error:  # noqa: BLE001 - the boundary of a reply: its request must end
+            self.settle(by_malformed(f"end ({type(error).__name__})"))
+            return
+        self.settle(outcome, keep=not problem)
+
+    def _outcome(self, problem: str) -> ReplyOutcome:
+        if self.status not in (0, 200):
+            return by_status(self.status, self._error, decoded(self._error))
+        cut = by_cut(problem or "the stream ended without a finish reason", bare=not problem)
+        return self.generation.outcome or cut
+
+    def settle(self, outcome: ReplyOutcome, *, keep: bool = False) -> None:
+        """Note how the reply ended. `keep`: the connection need not be closed; otherwise the server notices that
+        nobody reads on, and stops."""
+        if not self.done.done():
+            self.done.set_result(outcome)
+            self._kept = keep
+            if not keep:
+                self._connection.close()
+
+    def check_time(self, now: float, first_s: float, between_s: float) -> None:
+        """End a reply that makes no progress."""
+        generation = self.generation
+        if self._finished_at and now - self._finished_at > FINISH_GRACE_S and generation.outcome is not None:
+            self.settle(generation.outcome)
+            return
+        limit_s = between_s if generation.received else first_s
+        if now - generation.progress_at > limit_s:
+            self.settle(dataclasses.replace(by_cut(f"no token for {limit_s:g} s"), stalled=True))

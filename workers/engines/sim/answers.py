@@ -6,14 +6,24 @@ It calls a function whenever it may, except after the result of a call: so an ag
 from __future__ import annotations
 
 import json
+import math
+import re
 import zlib
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from penstock.engine import CHARACTERS_PER_TOKEN, ChatTurn, Request
+from penstock.engine import (
+    CHARACTERS_PER_TOKEN,
+    ChatTurn,
+    Input,
+    Request,
+    Sampling,
+    Task,
+)
 from penstock.tools import Tool, Tools, opened
-from workers.engines.sim.text import prompt_text, token_text
+from workers.engines.task_answers import joined_vectors, told_tokens
 
 WORDS_PER_STRING = 6
 MAX_REFERENCES = 100
@@ -115,3 +125,99 @@ def _found(schema: Any, keyword: str, name: str) -> Any:
         schema = list(schema.values())
     found = (_found(each, keyword, name) for each in schema) if isinstance(schema, list) else ()
     return next((each for each in found if each is not None), None)
+
+
+SIZE = 64
+"""Numbers of a vector, unless a request asks for others."""
+MAX_SIZE = 4096
+WORD = re.compile(r"\w+")
+
+
+def input_text(each: Input) -> str:
+    """An input as text; that of token ids is their numbers."""
+    return each if isinstance(each, str) else prompt_text(each)
+
+
+def input_tokens(each: Input) -> int:
+    return count_tokens(each) if isinstance(each, str) else len(each)
+
+
+def task_answer(request: Request, task: Task, context: int) -> str:
+    """The text of the piece that answers a task. `context`: of the model, in tokens."""
+    match task.kind:
+        case "embed":
+            return joined_vectors([vector(input_text(each), task.dimensions or SIZE) for each in request.inputs])
+        case "rerank":
+            query, *documents = [input_text(each) for each in request.inputs]
+            return json.dumps([score(query, document) for document in documents])
+        case "tokenize":
+            return told_tokens(token_ids(prompt_text(request.prompt)), context)
+        case "detokenize":
+            ids = [each for each in request.prompt if isinstance(each, int)]
+            return "".join([f"{INNER[number % len(INNER)]}{number}" for number in ids])
+
+
+def vector(text: str, size: int) -> array[float]:
+    """A vector of length 1: each word adds its own direction, so that texts with the same words are close."""
+    total = [0.0] * size
+    for word in WORD.findall(text.lower()) or [text]:
+        for at in range(size):
+            total[at] += zlib.crc32(f"{word}/{at}".encode()) / 2**31 - 1
+    length = math.sqrt(sum(each * each for each in total)) or 1.0
+    return array("f", [each / length for each in total])
+
+
+def score(query: str, document: str) -> float:
+    """The share of the query's words that the document has, and a little less the longer it is."""
+    asked, found = set(WORD.findall(query.lower())), set(WORD.findall(document.lower()))
+    return round(len(asked & found) / max(1, len(asked)) - len(document) / 1e6, 6)
+
+
+def token_ids(text: str) -> list[int]:
+    """As many as the engine counts: each of CHARACTERS_PER_TOKEN characters, the last one of the rest too."""
+    count = count_tokens(text)
+    starts = range(0, count * CHARACTERS_PER_TOKEN, CHARACTERS_PER_TOKEN)
+    ends = [*starts[1:], len(text)]
+    return [zlib.crc32(text[start:end].encode()) & 0x7FFFFFFF for start, end in zip(starts, ends, strict=True)]
+
+
+WORDS = tuple(
+    "amber brook cedar delta ember fjord grove haven inlet jetty kelp lagoon mill north ocean pier quarry river sluice "  # noqa: SIM905
+    "tide upland valve weir xylem yarrow zephyr basin canal drift eddy ford gate".split()
+)
+
+
+INNER = tuple(f" {word}" for word in WORDS)
+"""The words as they follow another token."""
+
+
+def prompt_text(prompt: Sequence[ChatTurn] | str | Sequence[int]) -> str:
+    """Render a prompt as text."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(_line(item) if isinstance(item, ChatTurn) else str(item) for item in prompt)
+
+
+def _line(turn: ChatTurn) -> str:
+    calls = "".join([f" {call.name}({call.arguments})" for call in turn.calls])
+    return f"{turn.role}: {turn.content}{calls}"
+
+
+def sampling_text(sampling: Sampling) -> str:
+    """The sampling fields that change the answer, as a text that counts like an end of the prompt; "" if none is set.
+
+    So a test sees from the answer whether the fields have reached the engine."""
+    asked = {name: getattr(sampling, name) for name in ("top_k", "min_p", "repetition_penalty")}
+    asked["logit_bias"] = dict(sorted(sampling.logit_bias.items())) or None
+    return "".join([f"\n{name}={value}" for name, value in asked.items() if value is not None])
+
+
+def token_text(prompt: str, index: int) -> str:
+    """The text of token `index` (from 0) of the answer to `prompt`."""
+    number = zlib.crc32(f"{prompt}{index}".encode())
+    return f"{(INNER if index else WORDS)[number % len(WORDS)]}{index}"
+
+
+def count_tokens(prompt: str) -> int:
+    """At least one, by the estimate."""
+    return max(1, len(prompt) // CHARACTERS_PER_TOKEN)

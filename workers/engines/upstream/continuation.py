@@ -1,0 +1,533 @@
+"""Continuation: how an answer that broke off is asked for again, in the way that this server can."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from penstock.engine import ChatTurn, Request, Sampling
+from penstock.text import counted
+from penstock.tools import Tools
+from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
+
+# Continuation ladder: how a server continues an answer that another attempt began, best way first. Pure.
+#
+# JSON, calls of tools, reasoning, and penalties that count only new tokens are never continued in the middle: a replay
+# that is compared with what was shown goes on, or the job begins again.
+
+
+Row = tuple[str, Sequence[int], int]
+"""Text, known token ids, and count of tokens, of what was generated."""
+
+
+class Rung(Enum):
+    """A way to send a request."""
+
+    FRESH = "fresh"
+    """From the beginning: nothing was generated yet."""
+    REATTACH = "reattachment"
+    """The same generation, which goes on at the server; what was shown is swallowed."""
+    IDS = "token ids"
+    """The ids of prompt and answer so far, with no template and no tokenisation at the seam."""
+    TEXT = "text"
+    """The rendered prompt and the answer so far, as one text."""
+    PREFILL = "prefill"
+    """The answer so far as the beginning of the assistant's message."""
+    REPLAY = "replay"
+    """From the beginning; what was shown is swallowed as long as it is the same."""
+    RESTART = "restart"
+    """The job begins again, and its reader is told."""
+
+
+FROM_BEGINNING = (Rung.FRESH, Rung.REATTACH, Rung.REPLAY)
+"""Rungs whose reply begins with the first token."""
+REPEATED = (Rung.REATTACH, Rung.REPLAY)
+"""Rungs whose reply repeats what was shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The rung for a request, and why no higher one."""
+
+    rung: Rung
+    reason: str = ""
+
+
+def choose(facts: ServerFacts, request: Request, rows: Sequence[Row], tried: Collection[Rung] = ()) -> Continuation:
+    """How this server continues `request` after `rows`, all of its answer so far.
+
+    Args:
+        tried: rungs that the server has refused for this request.
+    """
+    if not rows:
+        return Continuation(Rung.FRESH)
+    if facts.reattach and request.text_id and Rung.REATTACH not in tried:
+        return Continuation(Rung.REATTACH)
+    reason = _unspliceable(facts, request, rows)
+    if not reason:
+        for rung, obstacle in _splices(facts, request, rows):
+            if rung in tried:
+                reason = f"{facts.kind} has refused {rung.value}"
+            elif obstacle:
+                reason = obstacle
+            else:
+                return Continuation(rung, reason)
+    if Rung.REPLAY not in tried and is_repeatable(request.sampling):
+        return Continuation(Rung.REPLAY, reason)
+    return Continuation(Rung.RESTART, reason)
+
+
+def is_repeatable(sampling: Sampling) -> bool:
+    """Whether the same request may give the same answer once more, so that a replay is worth its tokens."""
+    return sampling.temperature == 0 or sampling.seed is not None
+
+
+def _unspliceable(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> str:
+    sampling = request.sampling
+    if request.tools is not None:
+        return "a call of a tool would be cut in two"
+    if sampling.json_schema is not None:
+        return "a grammar would begin at its root again"
+    if (request.reasoning and not facts.template_chat) or any(count and not text for text, _, count in rows):
+        return "a part of the answer may be reasoning, which the server tells apart or hides"
+    if (sampling.presence_penalty or sampling.frequency_penalty) and not facts.penalties_span:
+        return f"penalties of {facts.kind} do not count tokens of a prompt"
+    if sampling.repetition_penalty not in (None, 1.0) and not facts.repetition_span:
+        return f"repetition_penalty of {facts.kind} may not count tokens of a prompt"
+    return ""
+
+
+def _splices(facts: ServerFacts, request: Request, rows: Sequence[Row]) -> list[tuple[Rung, str]]:
+    """The rungs that continue in the middle, best first, each with what stands in its way ("" for nothing)."""
+    chat = is_chat(request)
+    splices = [(Rung.IDS, _without_ids(facts, chat=chat, rows=rows))]
+    if not chat:
+        splices.append((Rung.TEXT, "" if isinstance(request.prompt, str) else "the prompt is token ids"))
+    elif facts.prefill:
+        splices.append((Rung.PREFILL, ""))
+    else:
+        splices.append((Rung.PREFILL, f"{facts.kind} does not continue an assistant's message"))
+    return splices
+
+
+def _without_ids(facts: ServerFacts, *, chat: bool, rows: Sequence[Row]) -> str:
+    if not facts.token_prompts:
+        return f"{facts.kind} takes no token ids"
+    if chat and not facts.chat_ids:
+        return f"{facts.kind} does not render a conversation"
+    if not facts.mixed and not all(len(ids) == count for _, ids, count in rows):
+        return "not all token ids of the answer are known"
+    return ""
+
+
+def is_chat(request: Request) -> bool:
+    """Whether its prompt is a conversation."""
+    prompt = request.prompt
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], ChatTurn)
+
+
+CHAT, TEXT = "/chat/completions", "/completions"
+ALL = "*"
+"""In the names of withheld fields: every field."""
+HINTS = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store",
+                   "prompt_cache_retention"})  # fmt: skip
+"""Passed fields of OpenAI's that change no answer: other servers that refuse unknown fields do not get them."""
+BUILT = frozenset({"max_completion_tokens", "response_format"})
+"""Passed fields that stand for a part of what is built here."""
+OF_TEMPLATES = frozenset({"chat_template_kwargs", "chat_template", "documents"})
+OLDER_LIMIT = ("llama-server", "tgi", "ollama", "mistral", "deepseek")
+"""Kinds that may know a chat's limit by its older name alone."""
+GRACE_S = 60
+"""A job of another Penstock goes on for so long without a reader, and is then cancelled."""
+Prompt = str | list[int] | list[str | int]
+
+
+def is_prompted(facts: ServerFacts, request: Request, rung: Rung) -> bool:
+    """Whether the request goes to /completions, also if it is a conversation."""
+    return not is_chat(request) or rung is Rung.IDS or (facts.template_chat and request.tools is None)
+
+
+def build(
+    facts: ServerFacts,
+    request: Request,
+    rung: Rung,
+    rows: Sequence[Row],
+    prompt: Prompt | None,
+    *,
+    cache_prompt: bool = True,
+    send_priority: bool = False,
+    limit: int | None = None,
+    salt: str = "",
+    withheld: Collection[str] = (),
+) -> tuple[str, dict[str, Any]]:
+    """The path behind the base address, and the body.
+
+    Args:
+        withheld: fields of the request that are not passed on.
+        rows: all of the answer so far.
+        prompt: rendered or tokenised by the server, without the rows; None: the request's own.
+        limit: tokens still to generate; None: as many as fit.
+        salt: of the request's tenant, for the server's prefix cache.
+    """
+    prompted = is_prompted(facts, request, rung)
+    body: dict[str, Any] = passed(facts, request, withheld, prompted=prompted)
+    body |= {"model": facts.model, "stream": True}
+    if prompted:
+        own = request.prompt if isinstance(request.prompt, str) else list(request.prompt)
+        body["prompt"] = continued(own if prompt is None else prompt, rung, rows)  # type: ignore[arg-type]
+    else:
+        body |= _messages(facts, request, rung, rows)
+    body |= _sampling(request.sampling) | _further_sampling(facts, request.sampling)
+    if limit is not None:
+        newer = facts.completion_limit or ("max_completion_tokens" in request.passed and facts.kind not in OLDER_LIMIT)
+        body["max_completion_tokens" if newer and not prompted else "max_tokens"] = limit
+    if request.sampling.logprobs is not None:
+        body |= _logprobs(facts, request.sampling.logprobs, prompted=prompted)
+    if request.sampling.json_schema is not None:
+        body |= _schema(facts, request.sampling.json_schema, request.passed.get("response_format", {}))
+    body |= _extras(facts, request, prompted=prompted, cache_prompt=cache_prompt, salt=salt)
+    if request.reasoning not in ("", "default") and facts.reasoning_effort and not prompted:
+        body = with_effort(body, facts, request.reasoning)
+    if request.tools is not None:
+        body |= _tools(facts, request.tools)
+    if facts.reattach == "key" and rung in (Rung.FRESH, Rung.REATTACH):
+        body["queue"] = {"on_disconnect": f"grace:{GRACE_S}"}
+    if send_priority and facts.priority:
+        urgency = request.priority if facts.priority > 0 else 1 - request.priority
+        body["priority"] = round(100 * urgency)
+    return (TEXT if prompted else CHAT), body
+
+
+def passed(
+    facts: ServerFacts, request: Request, withheld: Collection[str] = (), *, prompted: bool = False
+) -> dict[str, Any]:
+    """The fields of the request that a server of this kind gets as they are."""
+    if ALL in withheld:
+        return {}
+    found = {name: value for name, value in request.passed.items() if name not in BUILT and name not in withheld}
+    if prompted or facts.kind == "llama-server":
+        found.pop("reasoning_effort", None)  # a template's variable, or nothing
+    if facts.strict and facts.kind != "openai":
+        found = {name: value for name, value in found.items() if name not in HINTS}
+    if facts.kind == "openai" and not found.get("store"):
+        found.pop("metadata", None)  # which it takes only with what it stores
+    return found
+
+
+def rendering(facts: ServerFacts, request: Request) -> dict[str, Any]:
+    """Those of them that decide how a conversation is rendered."""
+    return {name: value for name, value in passed(facts, request).items() if name in OF_TEMPLATES}
+
+
+def effort(facts: ServerFacts, reasoning: str) -> dict[str, Any]:
+    """The fields by which a server is told how much to reason."""
+    if facts.kind != "llama-server":
+        return {"reasoning_effort": reasoning}
+    named = {} if reasoning == "none" else {"reasoning_effort": reasoning}
+    return {"chat_template_kwargs": {"enable_thinking": reasoning != "none"} | named}
+
+
+def with_effort(body: dict[str, Any], facts: ServerFacts, reasoning: str) -> dict[str, Any]:
+    """The body with these fields, besides other variables of the template that it has."""
+    found = effort(facts, reasoning)
+    own = body.get("chat_template_kwargs")
+    if isinstance(own, dict) and "chat_template_kwargs" in found:
+        found = {"chat_template_kwargs": found["chat_template_kwargs"] | own}
+    return body | found
+
+
+def continued(prompt: Prompt, rung: Rung, rows: Sequence[Row]) -> Prompt:
+    """The prompt followed by the answer so far: as ids where all of a row's are known, else as text."""
+    if rung not in (Rung.IDS, Rung.TEXT) or not rows:
+        return prompt
+    if rung is Rung.TEXT:
+        return str(prompt) + "".join(text for text, _, _ in rows)
+    parts: list[str | int] = [prompt] if isinstance(prompt, str) else list(prompt)
+    for text, ids, count in rows:
+        if count and len(ids) == count:
+            parts += ids
+        elif parts and isinstance(parts[-1], str):
+            parts[-1] += text  # a token may span the seam
+        else:
+            parts.append(text)
+    parts = [part for part in parts if part != ""]
+    return parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts
+
+
+def _messages(facts: ServerFacts, request: Request, rung: Rung, rows: Sequence[Row]) -> dict[str, Any]:
+    turns = [turn for turn in request.prompt if isinstance(turn, ChatTurn)]
+    messages: list[dict[str, Any]] = [turn.shown for turn in turns]
+    body: dict[str, Any] = {"messages": messages}
+    if rung is Rung.PREFILL:
+        begun: dict[str, Any] = {"role": "assistant", "content": "".join(text for text, _, _ in rows)}
+        if facts.prefill == "prefix":
+            begun["prefix"] = True
+        messages.append(begun)
+        if facts.prefill == "continue_final_message":
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+    return body
+
+
+def _tools(facts: ServerFacts, tools: Tools) -> dict[str, Any]:
+    body: dict[str, Any] = {"tool_choice": tools.choice}
+    offered = tools.offered
+    if tools.named and facts.named_tools:
+        body["tool_choice"] = {"type": "function", "function": {"name": tools.named}}
+    elif tools.named:
+        offered = tools.callable
+    body["tools"] = [tool.shown for tool in offered]
+    if not tools.parallel or facts.kind == "llama-server":  # which makes one call at most unless it is told
+        body["parallel_tool_calls"] = tools.parallel
+    return body
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    """Stop strings are left out: the worker matches them itself, over what was shown before and what is new."""
+    values = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": None if sampling.seed is None else sampling.seed % 2**31,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _further_sampling(facts: ServerFacts, sampling: Sampling) -> dict[str, Any]:
+    """The sampling fields that only some servers have, by their names there."""
+    body: dict[str, Any] = {}
+    if sampling.top_k is not None and facts.top_k:
+        body["top_k"] = sampling.top_k or facts.all_tokens
+    if sampling.min_p is not None and facts.min_p:
+        body["min_p"] = sampling.min_p
+    if sampling.repetition_penalty is not None and facts.repetition_penalty:
+        body["repeat_penalty" if facts.kind == "llama-server" else "repetition_penalty"] = sampling.repetition_penalty
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.ignore_eos:
+        body["ignore_eos"] = True
+    return body
+
+
+def _logprobs(facts: ServerFacts, wanted: int, *, prompted: bool) -> dict[str, Any]:
+    if prompted:
+        return {"logprobs": max(1, wanted) if facts.kind == "llama-server" else wanted}
+    return {"logprobs": True, "top_logprobs": wanted}
+
+
+def _schema(facts: ServerFacts, schema: dict[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """The output format. `named`: what the request says of its schema, such as its name."""
+    if facts.kind == "llama-server":
+        return {"json_schema": schema or {"type": "object"}}
+    if not schema:
+        return {"response_format": {"type": "json_object"}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", **named, "schema": schema}}}
+
+
+def _extras(facts: ServerFacts, request: Request, *, prompted: bool, cache_prompt: bool, salt: str) -> dict[str, Any]:
+    """Fields that only some servers know."""
+    if facts.kind == "llama-server":
+        return {
+            "cache_prompt": cache_prompt,
+            "verbose": True,  # counts and ids in each chunk
+            "return_tokens": True,
+            "return_progress": True,
+        }
+    body: dict[str, Any] = {}
+    if facts.usage:
+        body["stream_options"] = {"include_usage": True}
+        if facts.running_usage:
+            body["stream_options"]["continuous_usage_stats"] = True
+    if facts.token_ids if prompted else facts.chat_token_ids:
+        body["return_token_ids"] = True
+    if facts.salted and salt:
+        body["cache_salt"] = salt
+    if facts.aborts:
+        body["rid"] = request.id
+    return body
+
+
+# Break counts: remembers how often servers have broken each text that the engine gave back to the queue.
+#
+# A request that breaks servers would otherwise begin anew after each return, for ever.
+
+
+MAX_KNOWN = 4096
+
+
+@dataclass(slots=True)
+class BreakCounts:
+    """Of one text."""
+
+    breaks: int = 0
+    """How often a server failed it since its last progress. Servers that took no connection do not count."""
+    restarts: int = 0
+    """How often its answer had to begin again, because no server could continue it."""
+    shown: bool = False
+    """Whether a part of the answer had come out when the text was given back."""
+    refused_at: float | None = None
+    """When a server first refused it because of a limit (429) since its last progress, in monotonic seconds."""
+    refusal: str = ""
+    """What the last of these servers said."""
+    by_model: dict[str, int] = field(default_factory=dict)
+    """How often each model's servers failed it before its first token."""
+
+
+class BrokenTexts:
+    """The counts of texts that wait in the queue, by Request.text_id. It forgets the oldest."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, BreakCounts] = OrderedDict()
+
+    def keep(self, text_id: str, counts: BreakCounts) -> None:
+        """The text goes back to the queue."""
+        if text_id:
+            self._known[text_id] = counts
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def take(self, text_id: str, *, begins: bool) -> BreakCounts:
+        """The text is submitted again, or for the first time. `begins`: without a part of its answer."""
+        counts = self._known.pop(text_id, None) or BreakCounts()
+        counts.restarts += int(counts.shown and begins)
+        return counts
+
+
+# Reattachment: how a generation that goes on without its reader is named at a server, found, read again and stopped.
+#
+# A server gives such a generation again from its beginning, and what was logged of it is swallowed. So nothing of the
+# server's needs to be logged: the name is made from the request. llama-server keeps the bytes of a reply under the
+# name of its X-Conversation-Id; a Penstock gives the job of an idempotency key. Pure.
+
+
+BY_NAME = "DELETE"
+"""Method of a call that stops whatever generation has a name."""
+JOB_HEADER = "x-job-id"
+JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+def kept_under(facts: ServerFacts, request: Request, rung: Rung, tried: Collection[Rung] = ()) -> dict[str, str]:
+    """The header that names a generation, "" to "": only of replies from the beginning, since others lack a part.
+    `tried`: as in the ladder; the key of a job that is given up leads to that job for as long as it is kept."""
+    if not request.text_id or rung not in FROM_BEGINNING:
+        return {}
+    if facts.reattach == "stream":
+        return {"X-Conversation-Id": stream_name(request)}
+    # A replay is another generation than the one that is lost.
+    by_key = facts.reattach == "key" and rung is not Rung.REPLAY and Rung.REATTACH not in tried
+    return {"Idempotency-Key": _key(facts, request)} if by_key else {}
+
+
+def stream_name(request: Request) -> str:
+    """Of a text at a llama-server: a new generation of the text ends the one before."""
+    return quote(request.text_id, safe="")
+
+
+def _key(facts: ServerFacts, request: Request) -> str:
+    """Of an answer at a Penstock: one that begins again, or that another model gives, is another job."""
+    return hashlib.sha256(f"{request.text_id}\n{request.begun_by}\n{facts.model}".encode()).hexdigest()
+
+
+def stream_path(request: Request) -> str:
+    """Where a llama-server gives a reply again, behind its base."""
+    return f"/stream?conv_id={quote(stream_name(request), safe='')}&from=0"
+
+
+def stop_path(facts: ServerFacts, request: Request, headers: Mapping[str, str]) -> tuple[str, str] | None:
+    """Method and path, behind the base, that stop a generation; None: nothing does. `headers`: of its reply."""
+    if not request.text_id:
+        return None
+    if facts.reattach == "stream":
+        return BY_NAME, f"/stream?conv_id={quote(stream_name(request), safe='')}"
+    path = cancel_path(headers) if facts.reattach == "key" else None
+    return None if path is None else ("POST", path)
+
+
+def cancel_path(headers: Mapping[str, str]) -> str | None:
+    """Where a Penstock cancels the job of a reply with these headers; None: they name none."""
+    job_id = headers.get(JOB_HEADER, "")
+    return f"/jobs/{job_id}/cancel" if JOB_ID.fullmatch(job_id) else None
+
+
+def begun_at(found: Any, request: Request) -> float:
+    """When the reply of this text began that a llama-server keeps (its Unix time), by the answer of LOOKUP; 0: it keeps
+    none."""
+    rows = found if isinstance(found, list) else []
+    starts = [row.get("started_at") for row in rows if isinstance(row, Mapping)
+              and row.get("conversation_id") == stream_name(request)]  # fmt: skip
+    return max([float(each) for each in starts if isinstance(each, int | float)], default=0.0)
+
+
+MAX_REFUSALS = 1024
+
+
+class RefusedRungs:
+    """By prompt and text so far. It forgets the oldest."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, frozenset[Rung]] = {}
+
+    def note(self, request: Request, text: str, rungs: Collection[Rung]) -> None:
+        """The servers have refused these rungs for the answer that begins with `text`."""
+        if rungs and text:
+            self._known[_digest(request, text)] = frozenset(rungs)
+        while len(self._known) > MAX_REFUSALS:
+            del self._known[next(iter(self._known))]
+
+    def of(self, request: Request, text: str) -> frozenset[Rung]:
+        """The rungs that were refused."""
+        return self._known.get(_digest(request, text), frozenset()) if self._known else frozenset()
+
+
+def _digest(request: Request, text: str) -> int:
+    return hash((msgspec.msgpack.encode(request.prompt), text))
+
+
+BEGUN = ((" a", (1,), 1),)
+
+
+LATER = {Rung.REPLAY: "replay at temperature 0 or with a seed", Rung.RESTART: "beginning again"}
+
+
+def summary(facts: ServerFacts) -> str:
+    """One line."""
+    name = f"{facts.kind} {facts.version}".strip()
+    context = counted(facts.context, "token") if facts.context else f"{DEFAULT_CONTEXT} tokens of context are assumed"
+    parts = [f"{name}: {facts.model}", context]
+    if facts.slots:
+        parts.append(f"runs {counted(facts.slots, 'request')} at once")
+    parts.append(f"continues chats by {_way(facts, [ChatTurn('user', 'a')])}")
+    parts.append(f"texts by {_way(facts, 'a')}" if facts.text else "takes no raw texts")
+    if facts.reattach:
+        parts.append("goes on with answers whose reader is lost")
+    if facts.embeds:
+        parts.append("makes vectors")
+    if facts.ranks:
+        parts.append("ranks documents")
+    if lacks := _lacks(facts):
+        parts.append(f"no {', no '.join(lacks)}")
+    return "; ".join(parts)
+
+
+def _way(facts: ServerFacts, prompt: str | Sequence[ChatTurn]) -> str:
+    rung = choose(facts, Request("", prompt, Sampling(temperature=0)), BEGUN).rung
+    return LATER.get(rung, rung.value)
+
+
+def _lacks(facts: ServerFacts) -> list[str]:
+    """What is refused at the API."""
+    lacks = {
+        "JSON schemas": not facts.json_schema,
+        "log-probabilities": facts.logprobs < 0,
+        "prompts of token ids": not facts.token_prompts and facts.text,
+        "penalties": not facts.penalties,
+    }
+    return [name for name, lacking in lacks.items() if lacking]

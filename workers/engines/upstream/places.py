@@ -1,0 +1,623 @@
+"""Endpoints of a model: how much each takes, which are open, and which request goes where."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import TypeAlias
+
+from penstock.config import ConfigError
+from workers.engines.upstream.http import (
+    ServerAddress,
+    UpstreamClient,
+    proxy_for,
+    without,
+)
+from workers.engines.upstream.server import ProbeFailed, ServerFacts, ServerProbe, gauges
+from workers.engines.upstream.settings import UpstreamSettings
+
+# Circuit breaker of one server: no requests while it is down, and one probe at a time to see whether it is back. Pure.
+#
+# It opens at once when no connection can be opened, and otherwise after failures of MAX_FAILURES requests in a row.
+# While the server does not answer probes, one is due about every second: each costs it one connection, and its return
+# is seen soon. If a probe succeeds, the breaker is half-open: requests are sent, and the first that fails opens it
+# again, for twice as long each time until an answer is completed. So a server that answers probes and fails requests
+# is left alone.
+#
+# One request counts once, however often it fails, and failures while the server gives tokens to other requests are not
+# in a row: they may be the requests' own fault, and bad requests must not keep a server from the others.
+
+
+MAX_FAILURES = 3
+MIN_OPEN_S, MAX_OPEN_S = 0.5, 15.0
+ANSWERS_S = 1.0
+"""So long after its last token a server counts as one that answers, also if it fails several requests at once."""
+PROBE_INTERVAL_S = 1.0
+"""Between two probes of a server that does not answer them, give or take a quarter: workers do not ask together."""
+
+
+class Breaker:
+    """`now` in monotonic seconds throughout."""
+
+    def __init__(self, draw: Callable[[], float] = random.random) -> None:
+        """`draw`: a random number from 0 to 1."""
+        self.reason = ""
+        """Why it is open; "" while it is closed."""
+        self._draw = draw
+        self._failures = 0
+        """Requests that have failed in a row."""
+        self._failed: set[str] = set()
+        """Their names."""
+        self._failing_since = -math.inf
+        self._delay_s = self._lasting_delay_s = MIN_OPEN_S
+        self._probe_at = 0.0
+        self._probing = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests may be sent."""
+        return not self.reason
+
+    def succeed(self) -> None:
+        """An answer was completed."""
+        self._forget()
+        self.reason, self._probing = "", False
+        self._delay_s = self._lasting_delay_s = MIN_OPEN_S
+
+    def half_open(self) -> None:
+        """A probe found the server there."""
+        if not self.closed:
+            self._failures = MAX_FAILURES - 1
+        self.reason, self._probing, self._lasting_delay_s = "", False, MIN_OPEN_S
+
+    def fail(
+        self, reason: str, now: float, *, request: str = "", down: bool = False, answered_at: float = -math.inf
+    ) -> None:
+        """A request failed by the server's fault.
+
+        Args:
+            request: its name, the same each time it is sent; "": it has none, and counts each time.
+            down: the server took no connection.
+            answered_at: when another request last got a token.
+        """
+        if answered_at > min(self._failing_since, now - ANSWERS_S):
+            self._forget()
+        self._failing_since = self._failing_since if self._failures else now
+        if request not in self._failed:
+            self._failures += 1
+            self._failed |= {request} - {""}
+        if self.closed and (down or self._failures >= MAX_FAILURES):
+            self.reason, self._probe_at = reason, now + self._delay_s
+            self._delay_s = min(2 * self._delay_s, MAX_OPEN_S)
+
+    def _forget(self) -> None:
+        self._failures, self._failed = 0, set()
+
+    def fail_probe(self, reason: str, now: float, *, lasting: bool = False) -> None:
+        """A probe failed. `lasting`: by what only other settings change, so the next ones are made ever later."""
+        delay_s = PROBE_INTERVAL_S * (0.75 + self._draw() / 2)
+        if lasting:
+            self._lasting_delay_s = min(2 * self._lasting_delay_s, MAX_OPEN_S)
+            delay_s = max(delay_s, self._lasting_delay_s)
+        self.reason, self._probe_at, self._probing = reason, now + delay_s, False
+
+    def may_probe(self, now: float) -> bool:
+        """Whether a probe is due; if so, it counts as begun, and `half_open` or `fail_probe` must follow."""
+        if self.closed or self._probing or now < self._probe_at:
+            return False
+        self._probing = True
+        return True
+
+
+# In-flight budget of one server: how many requests this worker may have there at once. Pure.
+#
+# Requests that wait inside a server are ordered by it, not by our lanes. So the budget grows while the server
+# computes all that it has, and shrinks when requests wait in it, when its KV cache fills up, or when it refuses one.
+# A new server with gauges is tried with twice as many each time they say that none waits, until one does (TCP's slow
+# start).
+
+
+START = 16
+"""Of a server that does not say how many requests it runs."""
+START_FACTOR = 2.0
+BUSY_FACTOR, WAITING_FACTOR = 0.5, 0.9
+MAX_KV = 0.8
+"""Share of the KV cache in use from which on no more is begun."""
+CUT_INTERVAL_S = 1.0
+"""Within this time one cut is enough: what is in flight was sent before it."""
+
+
+class InFlightBudget:
+    """The budget of one server; `now` is in monotonic seconds."""
+
+    def __init__(self, cap: int, slots: int = 0) -> None:
+        """
+        Args:
+            cap: the most, by the settings.
+            slots: how many the server runs at once, if it says so.
+        """
+        self._cap, self._limit = cap, 1.0
+        self._workers = 1
+        self._clean = 0
+        self._cut_at = -math.inf
+        self.saturated = False
+        """Whether the gauges last said that the server has no room."""
+        self.reset(slots)
+
+    @property
+    def limit(self) -> int:
+        """Requests at once."""
+        return max(1, min(int(self._limit), self._most // self._workers))
+
+    def reset(self, slots: int) -> None:
+        """Begin again, with a server that runs `slots` at once; 0: it does not say."""
+        self._most = min(self._cap, slots) if slots else self._cap
+        self._limit = float(self._most if slots else min(self._cap, START))
+        self._clean, self.saturated = 0, False
+        self._starting = not slots
+        """Whether it was never too much yet."""
+
+    def share(self, workers: int) -> None:
+        """Take an equal part of the budget that so many workers share."""
+        self._workers = max(1, workers)
+
+    def has_room(self, in_flight: int) -> bool:
+        """Whether one more request may be sent. With none in flight always: others may hold the gauges up."""
+        return in_flight < self.limit and not (self.saturated and in_flight)
+
+    def note_success(self) -> None:
+        """An answer was completed. After as many as the limit, the limit grows by one."""
+        self._clean += 1
+        if self._clean >= self.limit and not self.saturated:
+            self._limit, self._clean = min(self._limit + 1, float(self._most)), 0
+
+    def note_busy(self, now: float) -> None:
+        """The server refused a request for want of room."""
+        self._cut(BUSY_FACTOR, now)
+
+    def note_gauges(self, waiting: float, kv_share: float, in_flight: int, now: float) -> None:
+        """The server says how many requests wait in it, and how full its KV cache is; `in_flight`: this worker's there.
+        Those that do not wait are what it runs: no more are sent, but at least half as many as before."""
+        self.saturated = waiting > 0 or kv_share > MAX_KV
+        if waiting > 0:
+            runs = (in_flight - waiting) / max(1.0, min(self._limit, self._most))
+            self._cut(max(BUSY_FACTOR, min(WAITING_FACTOR, runs)), now)
+        elif self._starting and not self.saturated and in_flight >= self.limit:
+            self._limit, self._clean = min(START_FACTOR * self._limit, float(self._most)), 0
+
+    def _cut(self, factor: float, now: float) -> None:
+        self._clean, self._starting = 0, False
+        if now - self._cut_at >= CUT_INTERVAL_S:
+            self._limit, self._cut_at = max(1.0, min(self._limit, self._most) * factor), now
+
+
+# Rate limits of hosted servers, per API key: reads their headers, and paces requests so that none is refused. Pure.
+#
+# Each key has a bucket of requests and one of tokens, filled at the limit per minute and corrected by each reply. A
+# request reserves its prompt and its longest answer, and gives back what it did not use.
+
+
+WINDOW_S = 60.0
+MAX_WAIT_S = 3600.0
+REFUSED_S = 300.0
+"""For how long a key that the server did not take is left out."""
+ROUNDING = 1e-6
+"""A bucket that lacks less than this is full enough."""
+PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
+UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+FAMILIES = (
+    "x-ratelimit-{what}-{unit}",  # OpenAI and most others
+    "anthropic-ratelimit-{unit}-{what}",
+)
+
+
+def retry_after_s(headers: Mapping[str, str], wall_s: float) -> float | None:
+    """Seconds to wait as `retry-after-ms` or `retry-after` say; None: they say nothing. `wall_s`: Unix time."""
+    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
+        return _bounded(milliseconds / 1000)
+    value = headers.get("retry-after")
+    if (seconds := _number(value)) is not None:
+        return _bounded(seconds)
+    try:
+        return None if not value else _bounded(parsedate_to_datetime(value).timestamp() - wall_s)
+    except (ValueError, OverflowError):
+        return None
+
+
+def reset_s(value: str | None, wall_s: float) -> float | None:
+    """Seconds until a limit is whole again: "12ms", "6m0s", "1.5", or a time of RFC 3339; None if it is none."""
+    if not value:
+        return None
+    if (seconds := _number(value)) is not None:
+        return _bounded(seconds)
+    parts = PART.findall(value)
+    if parts and "".join(number + unit for number, unit in parts) == value:
+        return _bounded(sum(float(number) * UNITS_S[unit] for number, unit in parts))
+    try:
+        return _bounded(datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp() - wall_s)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _number(value: str | None) -> float | None:
+    try:
+        number = float(value or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _bounded(seconds: float) -> float:
+    return min(max(0.0, seconds), MAX_WAIT_S)
+
+
+class Bucket:
+    """Token bucket of one limit per minute; without a limit until a header names one."""
+
+    def __init__(self) -> None:
+        self.limit = self.level = math.inf
+        self._at = 0.0
+
+    def take(self, amount: float, now: float) -> None:
+        """Reserve. A negative amount gives back."""
+        self._fill(now)
+        self.level = min(self.limit, self.level - amount)
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Seconds until the amount can be reserved. More than the limit waits for a full bucket."""
+        if self.limit == math.inf:
+            return 0.0
+        self._fill(now)
+        lacking = min(amount, self.limit) - self.level
+        return lacking * WINDOW_S / self.limit if lacking > ROUNDING else 0.0
+
+    def correct(self, limit: float | None, remaining: float | None, reset: float | None, now: float) -> None:
+        """Take what a reply says. Servers without a limit may say 0 or -1, which is ignored."""
+        if limit is None or limit <= 0:
+            return
+        self._fill(now)
+        if self.limit == math.inf:
+            self.level = limit
+        self.limit = limit
+        if remaining is not None and remaining >= 0 and not (remaining > 0 and reset == 0):
+            self.level = min(self.level, remaining)
+
+    def _fill(self, now: float) -> None:
+        if self.limit < math.inf:
+            self.level = min(self.limit, self.level + max(0.0, now - self._at) * self.limit / WINDOW_S)
+        self._at = now
+
+
+class UpstreamKey:
+    """One API key. `secret` is shown by nothing: neither repr nor log."""
+
+    def __init__(self, name: str, secret: str) -> None:
+        """`name`: of its variable."""
+        self.name, self.secret = name, secret
+        self.requests, self.tokens = Bucket(), Bucket()
+        self.blocked_until = -math.inf
+        self.workers = 1
+        """How many workers use it, each an equal part of its limits."""
+
+    def __repr__(self) -> str:
+        return f"UpstreamKey({self.name})"
+
+    def wait_s(self, cost: int, now: float) -> float:
+        """Seconds until a request of `cost` tokens may be sent."""
+        blocked = self.blocked_until - now
+        return max(0.0, blocked, self.requests.wait_s(1, now), self.tokens.wait_s(cost, now))
+
+    def reserve(self, cost: int, now: float) -> None:
+        self.requests.take(1, now)
+        self.tokens.take(cost, now)
+
+    def refund(self, cost: int, spent: int, now: float) -> None:
+        """A reply ended that had reserved `cost` tokens and spent `spent`."""
+        self.tokens.take(spent - cost, now)
+
+    def note(self, headers: Mapping[str, str], now: float, wall_s: float) -> None:
+        """Learn from the headers of a reply."""
+        for unit, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            for family in FAMILIES:
+                limit, remaining, reset = (
+                    headers.get(family.format(what=what, unit=unit)) for what in ("limit", "remaining", "reset")
+                )
+                if limit is not None:
+                    bucket.correct(self._part(limit), self._part(remaining), reset_s(reset, wall_s), now)
+
+    def _part(self, value: str | None) -> float | None:
+        number = _number(value)
+        return None if number is None else number / self.workers
+
+    def block(self, seconds: float, now: float) -> None:
+        """Send nothing with it for so long."""
+        self.blocked_until = max(self.blocked_until, now + seconds)
+
+
+class KeyPool:
+    """The keys of one server: the one that may be used first is next. Without keys, one that is empty."""
+
+    def __init__(self, keys: Sequence[UpstreamKey]) -> None:
+        self.keys = list(keys) or [UpstreamKey("", "")]
+        self.secrets = [key.secret for key in self.keys if key.secret]
+
+    def choose(self, cost: int, now: float) -> tuple[UpstreamKey, float]:
+        """The key that may be used first, and in how many seconds; among equals the one with the most left."""
+        if len(self.keys) == 1:
+            return self.keys[0], self.keys[0].wait_s(cost, now)
+        waits = [(key.wait_s(cost, now), -key.requests.level, number, key) for number, key in enumerate(self.keys)]
+        wait, _, _, key = min(waits)
+        return key, wait
+
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 60.0
+MAX_PROBE_WORDS = 1000
+"""Characters of a failed probe's reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlace:
+    """A request's place at a server, until `ServerEndpoint.leave`."""
+
+    endpoint: ServerEndpoint
+    key: UpstreamKey
+    cost: int
+    """Tokens that it has reserved of the key's limit."""
+
+
+class ServerEndpoint:
+    """One server. It counts what runs there; others send."""
+
+    def __init__(self, url: str, model: str, settings: UpstreamSettings, keys: Sequence[UpstreamKey]) -> None:
+        self.url, self._model, self._settings = url, model, settings
+        self.client = UpstreamClient(ServerAddress.of(url), settings.connect_s, settings.proxy)
+        self.keys = KeyPool(keys)
+        self.breaker, self.budget = Breaker(), InFlightBudget(settings.max_in_flight)
+        self.facts: ServerFacts | None = None
+        self.unfit = ""
+        """Why it gets no requests although it answers: it can do less than the model's card says."""
+        self.in_flight = 0
+        self.held_until = 0.0
+        """Until then no request is sent: the server had no room (monotonic)."""
+        self.bare_ends = 0
+        """Replies in a row that came to their end without a finish reason."""
+        self._asked_at = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether it may get requests."""
+        return self.breaker.closed and self.facts is not None and not self.unfit
+
+    def wait_s(self, cost: int, now: float) -> float:
+        """Seconds until a request of so many tokens may be sent, as far as the clock decides."""
+        _, wait = self.keys.choose(cost, now)
+        return max(wait, self.held_until - now, 0.0)
+
+    def enter(self, cost: int, now: float) -> ServerPlace:
+        """Take a place."""
+        key, _ = self.keys.choose(cost, now)
+        key.reserve(cost, now)
+        self.in_flight += 1
+        return ServerPlace(self, key, cost)
+
+    def share(self, workers: int) -> None:
+        """So many workers use this server, this one included."""
+        self.budget.share(workers)
+        for key in self.keys.keys:
+            key.workers = workers
+
+    def leave(self, place: ServerPlace, spent: int) -> None:
+        """Give a place back; `spent`: tokens of prompt and reply."""
+        self.in_flight -= 1
+        place.key.refund(place.cost, min(spent, place.cost), time.monotonic())
+
+    async def probe(self) -> None:
+        """Ask the server what it is; the breaker learns whether it is there. Raises ProbeFailed."""
+        before, key = self.facts, self.keys.keys[0].secret
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                facts = await ServerProbe(self.client, self._settings, self._model, key).facts()
+        except Exception as error:  # noqa: BLE001 - the boundary of a probe: it must not be the last one
+            failed = self._failed_probe(error)
+            self.breaker.fail_probe(str(failed), time.monotonic(), lasting=failed.lasting)
+            raise failed from None
+        if facts.assumed and before is not None:  # its API process has just started
+            facts = before
+        self.facts = facts
+        if before is None or before.slots != facts.slots or not self.breaker.closed:
+            self.budget.reset(facts.slots or self._settings.slots)
+        self.breaker.half_open()
+
+    def _failed_probe(self, error: Exception) -> ProbeFailed:
+        if isinstance(error, TimeoutError):
+            return ProbeFailed(f"no answer within {PROBE_TIMEOUT_S:g} s")
+        if isinstance(error, ProbeFailed):
+            return ProbeFailed(without(self.keys.secrets, str(error))[:MAX_PROBE_WORDS], lasting=error.lasting)
+        log.exception("%s: a probe cannot read what it says", self.url, exc_info=error)
+        return ProbeFailed(f"its pages cannot be read ({type(error).__name__})")
+
+    def fail(self, reason: str, *, request: str = "", down: bool = False, answered_at: float = -math.inf) -> None:
+        """A request failed by this server's fault. As in Breaker.fail."""
+        was_closed = self.breaker.closed
+        self.breaker.fail(reason, time.monotonic(), request=request, down=down, answered_at=answered_at)
+        if was_closed and not self.breaker.closed:
+            log.warning("%s gets no requests until it is back: %s", self.url, reason)
+
+    async def read_gauges(self, now: float) -> None:
+        """Adapt the budget to what the server says of its load, at most once per interval and only while it runs
+        something."""
+        if self.facts is None or not self.in_flight or now - self._asked_at < self._settings.gauges_s:
+            self.budget.saturated = self.budget.saturated and self.in_flight > 0
+            return
+        self._asked_at = now
+        read = await gauges(self.client, self.facts.kind, self.keys.keys[0].secret)
+        if read is not None:
+            self.budget.note_gauges(*read, self.in_flight, time.monotonic())
+
+
+MAX_SLEEP_S = 5.0
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    rank: tuple[float, int]
+    cost: int = field(compare=False)
+    place: asyncio.Future[ServerPlace | None] = field(compare=False)
+
+
+class ServerPlaces:
+    """The queue in front of the servers. It holds little: a worker claims no more than fits."""
+
+    def __init__(self, endpoints: Sequence[ServerEndpoint]) -> None:
+        self._endpoints = endpoints
+        self._waiting: list[_Waiting] = []
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        return sum(not each.place.done() for each in self._waiting)
+
+    @property
+    def ready(self) -> list[ServerEndpoint]:
+        """The servers that may get requests."""
+        return [each for each in self._endpoints if each.ready]
+
+    async def wait(self, priority: float, cost: int) -> ServerPlace | None:
+        """A place for one request, once there is one; None if no server is there.
+
+        Args:
+            priority: higher first.
+            cost: tokens of its prompt and its longest answer.
+        """
+        self._number += 1
+        place: asyncio.Future[ServerPlace | None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, _Waiting((-priority, self._number), cost, place))
+        self.fill()
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place.done() and not place.cancelled() and (taken := place.result()) is not None:
+                self.leave(taken, 0)
+            raise
+
+    def leave(self, place: ServerPlace, spent: int) -> None:
+        """Give a place back."""
+        place.endpoint.leave(place, spent)
+        self.fill()
+
+    def fill(self) -> None:
+        """Give out the places that are free now."""
+        if not self.ready:
+            for each in self._waiting:
+                if not each.place.done():
+                    each.place.set_result(None)
+            self._waiting.clear()
+            return
+        now = time.monotonic()
+        while self._waiting:
+            first = self._waiting[0]
+            if not first.place.done():
+                endpoint = self._choose(first.cost, now)
+                if endpoint is None:
+                    self._wake_in(self._soonest(first.cost, now))
+                    return
+                first.place.set_result(endpoint.enter(first.cost, now))
+            heapq.heappop(self._waiting)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _choose(self, cost: int, now: float) -> ServerEndpoint | None:
+        """Of the servers with room, the one that runs the smallest part of what it may run."""
+        free = [each for each in self.ready if each.budget.has_room(each.in_flight) and each.wait_s(cost, now) <= 0]
+        return min(free, key=lambda each: each.in_flight / each.budget.limit, default=None)
+
+    def _soonest(self, cost: int, now: float) -> float:
+        waits = [wait for each in self.ready if (wait := each.wait_s(cost, now)) > 0]
+        return min([*waits, MAX_SLEEP_S])
+
+    def _wake_in(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.fill)
+
+
+OtherModels: TypeAlias = Callable[[str], UpstreamSettings | None]
+"""The settings of another model with this engine, by its name; None if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamModel:
+    """One model. `keys` are those of its settings, read from the environment."""
+
+    name: str
+    settings: UpstreamSettings
+    keys: Sequence[UpstreamKey]
+
+
+def checked_models(model: str, settings: UpstreamSettings, others: OtherModels) -> Iterator[UpstreamModel]:
+    """The model, then its fallbacks in their order. Raises ConfigError for settings that cannot be used."""
+    where = f"models.{model}.options"
+    if not settings.urls:
+        raise ConfigError(f"{where}.urls", "no server is named", 'e.g. options.urls = ["http://gpu-1:8000/v1"]')
+    _check_proxies(settings, where)
+    yield UpstreamModel(model, settings, keys_of(settings, where))
+    for name in settings.fallback:
+        other = others(name)
+        if other is None or not other.urls:
+            problem = f"{name} is no model with engine upstream and urls"
+            raise ConfigError(f"{where}.fallback", problem, "add it, or name another one")
+        if settings.fallback.count(name) > 1:
+            raise ConfigError(f"{where}.fallback", f"{name} is named twice", "name it once")
+        if model == name or model in _reached(name, others):
+            hint = "leave it out: a fallback must not lead back"
+            raise ConfigError(f"{where}.fallback", f"{name} is {model}, or falls back to it", hint)
+        _check_proxies(other, f"models.{name}.options")
+        yield UpstreamModel(name, other, keys_of(other, f"models.{name}.options"))
+
+
+def _check_proxies(settings: UpstreamSettings, where: str) -> None:
+    """Raises ConfigError if the environment names no proxy that can be used."""
+    for address in map(ServerAddress.of, settings.urls):
+        try:
+            proxy_for(settings.proxy, address.host, address.port, os.environ, secure=address.secure)
+        except ValueError as error:
+            raise ConfigError(f"{where}.proxy", str(error), "correct the variable, or name a proxy here") from None
+
+
+def _reached(model: str, others: OtherModels) -> set[str]:
+    """The models that a model's fallbacks lead to."""
+    found, ahead = set[str](), [model]
+    while ahead:
+        settings = others(ahead.pop())
+        new = set(settings.fallback) - found if settings is not None else set[str]()
+        found |= new
+        ahead += new
+    return found
+
+
+def keys_of(settings: UpstreamSettings, where: str) -> list[UpstreamKey]:
+    """The keys in the environment. Raises ConfigError if a variable is not set."""
+    keys = []
+    for name in settings.key_env:
+        secret = os.environ.get(name, "").strip()
+        if not secret:
+            raise ConfigError(f"{where}.key_env", f"the variable {name} is not set", "export it where workers start")
+        if not secret.isascii() or not secret.isprintable():
+            raise ConfigError(f"{where}.key_env", f"the variable {name} holds no API key", "keys are printable ASCII")
+        keys.append(UpstreamKey(name, secret))
+    return keys

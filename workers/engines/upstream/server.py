@@ -1,0 +1,571 @@
+"""Servers of a model: what kind they are, what a probe finds, and the model card that follows from it."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.engine import MAX_LOGPROBS, Capabilities, ModelCard
+from workers.engines.reasoning import EFFORT_NAMES, END
+from workers.engines.upstream.http import (
+    KEY_REFUSED,
+    BrokenReply,
+    BufferedReply,
+    ConnectError,
+    UpstreamClient,
+    error_of,
+)
+from workers.engines.upstream.settings import UpstreamSettings
+
+# Server kinds: what each kind of OpenAI-compatible server can do, before its own answers correct it. Pure.
+#
+# Sources: the servers' sources and documents, as of vLLM 0.32, SGLang 0.5.23, llama.cpp b11434, TensorRT-LLM 1.3,
+# text-generation-inference 3 and the hosted APIs in November 2026.
+
+
+ChatIds = Literal["", "template", "tokenize"]
+Prefill = Literal["", "continue_final_message", "prefix", "trailing"]
+Reattach = Literal["", "stream", "key"]
+
+DEFAULT_CONTEXT = 8192
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one server."""
+
+    kind: str = "other"
+    version: str = ""
+    model: str = ""
+    """The model's name there."""
+    context: int = 0
+    """Tokens of prompt + completion; 0: not known."""
+    vocabulary: int = 0
+    """Number of its tokens; 0: not known."""
+    slots: int = 0
+    """Requests that it runs at once; 0: not known."""
+    text: bool = True
+    """Whether it takes raw prompts (/completions)."""
+    token_prompts: bool = False
+    """Whether /completions takes token ids, and leaves them as they are."""
+    token_ids: bool = False
+    """Whether the stream of /completions tells the ids of its tokens."""
+    chat_token_ids: bool = False
+    """Whether the stream of a chat tells the ids of its tokens."""
+    chat_ids: ChatIds = ""
+    """How a conversation becomes a prompt of /completions: its "template" renders it as text, or "tokenize" as ids."""
+    mixed: bool = False
+    """Whether a prompt may mix texts and ids."""
+    tokenizes: bool = False
+    """Whether /tokenize turns a text into ids."""
+    prefill: Prefill = ""
+    """How a chat continues the beginning of an answer."""
+    reattach: Reattach = ""
+    """How a generation is read again that goes on without its reader: as a "stream" that is kept under a name, or by
+    the idempotency "key" of its job. The second is that of another Penstock."""
+    penalties: bool = True
+    penalties_span: bool = False
+    """Whether penalties also count the tokens of the prompt, and so those of an earlier attempt."""
+    repetition_span: bool = False
+    """Whether repetition_penalty also counts the tokens of the prompt."""
+    top_k: bool = False
+    all_tokens: int = 0
+    """The value of top_k that turns it off."""
+    min_p: bool = False
+    repetition_penalty: bool = False
+    logit_bias: bool = False
+    ignore_eos: bool = False
+    reasoning: bool = False
+    """Whether its answers are expected to hold reasoning, which is shown then."""
+    reasoning_effort: bool = False
+    hides_reasoning: bool = False
+    """Whether the settings say that reasoning is not shown."""
+    logprobs: int = -1
+    json_schema: bool = False
+    usage: bool = True
+    """Whether it knows stream_options.include_usage."""
+    running_usage: bool = False
+    """Whether each chunk can tell the number of tokens so far."""
+    strict: bool = False
+    """Whether it refuses fields that it does not know."""
+    priority: int = 0
+    """1: it runs higher numbers first, -1: lower ones, 0: it knows no priority."""
+    aborts: bool = False
+    """Whether a call aborts a request. All of them notice a closed connection."""
+    assumed: bool = False
+    """Whether the server has not said yet what its model can do, but will."""
+    salted: bool = False
+    """Whether requests tell apart whose cached prompts they may reuse (cache_salt)."""
+    tools: bool = True
+    """Whether chats may offer tools."""
+    tools_with_schema: bool = False
+    """Whether a chat that offers tools may also have a response_format, which then holds its text alone."""
+    forced_tools: bool = True
+    """Whether it forces a call where that is asked for."""
+    named_tools: bool = True
+    """Whether it forces a call of a named function, although others are offered too."""
+    embeds: bool = False
+    """Whether it makes vectors, as a try has shown."""
+    embedding_size: int = 0
+    """Numbers of a vector; 0: not known."""
+    embedding_dimensions: bool = False
+    """Whether the length of vectors can be chosen, if its model allows that."""
+    ranks: bool = False
+    """Whether it ranks documents, as a try has shown."""
+    detokenizes: bool = False
+    """Whether /detokenize turns ids into a text."""
+    completion_limit: bool = False
+    """Whether a chat's limit is max_completion_tokens."""
+
+    @property
+    def template_chat(self) -> bool:
+        """Whether chats are rendered there first and then sent as a prompt, so that they continue as one."""
+        return self.chat_ids == "template"
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            chat=True,
+            text_prompts=self.text,
+            logprobs=self.logprobs,
+            json_schema=self.json_schema,
+            penalties=self.penalties,
+            token_prompts=self.token_prompts,
+            tools=self.tools,
+            forced_tools=self.tools and self.forced_tools,
+            tools_with_schema=self.tools and self.tools_with_schema and self.json_schema,
+            reattaches=bool(self.reattach),
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            ignore_eos=self.ignore_eos,
+            reasoning=self.reasoning,
+            reasoning_effort=self.reasoning_effort,
+            passes_fields=True,
+            embed=self.embeds,
+            embedding_dimensions=self.embeds and self.embedding_dimensions,
+            rerank=self.ranks,
+            tokenize=self.tokenizes and self.detokenizes,
+            tokenize_chats=self.tokenizes and self.detokenizes and bool(self.chat_ids),
+        )
+
+
+KINDS: dict[str, ServerFacts] = {
+    "llama-server": ServerFacts(
+        token_prompts=True,
+        token_ids=True,
+        chat_ids="template",
+        mixed=True,
+        tokenizes=True,
+        detokenizes=True,
+        penalties_span=True,
+        named_tools=False,
+        top_k=True,
+        min_p=True,
+        repetition_penalty=True,
+        repetition_span=True,
+        logit_bias=True,
+        ignore_eos=True,
+        logprobs=MAX_LOGPROBS,
+        json_schema=True,
+    ),
+    "vllm": ServerFacts(
+        token_prompts=True,
+        token_ids=True,
+        chat_token_ids=True,
+        chat_ids="tokenize",
+        tokenizes=True,
+        detokenizes=True,
+        embedding_dimensions=True,
+        prefill="continue_final_message",
+        top_k=True,
+        all_tokens=-1,
+        min_p=True,
+        repetition_penalty=True,
+        repetition_span=True,
+        logit_bias=True,
+        ignore_eos=True,
+        logprobs=MAX_LOGPROBS,
+        json_schema=True,
+        running_usage=True,
+        priority=-1,
+        reasoning_effort=True,
+        salted=True,
+    ),
+    "sglang": ServerFacts(
+        token_prompts=True,
+        token_ids=True,  # not on streamed chats, which it refuses with 400
+        tokenizes=True,
+        detokenizes=True,
+        prefill="continue_final_message",
+        top_k=True,
+        all_tokens=-1,
+        min_p=True,
+        repetition_penalty=True,
+        repetition_span=True,
+        logit_bias=True,
+        ignore_eos=True,
+        logprobs=MAX_LOGPROBS,
+        json_schema=True,
+        running_usage=True,
+        priority=1,
+        reasoning_effort=True,
+        aborts=True,
+    ),
+    "trtllm": ServerFacts(
+        token_prompts=True,
+        top_k=True,
+        min_p=True,
+        repetition_penalty=True,
+        logit_bias=True,
+        ignore_eos=True,
+        logprobs=-1,
+        running_usage=True,
+        strict=True,
+    ),
+    "tgi": ServerFacts(logprobs=-1, json_schema=False),
+    "ollama": ServerFacts(prefill="trailing", json_schema=True, forced_tools=False, reasoning_effort=True),
+    "mistral": ServerFacts(text=False, prefill="prefix", json_schema=True, strict=True, reasoning_effort=True),
+    "deepseek": ServerFacts(text=False, prefill="prefix", logprobs=MAX_LOGPROBS, reasoning_effort=True),
+    "openai": ServerFacts(
+        text=False,
+        logprobs=MAX_LOGPROBS,
+        json_schema=True,
+        strict=True,
+        completion_limit=True,
+        tools_with_schema=True,
+        embedding_dimensions=True,
+        logit_bias=True,
+        reasoning_effort=True,
+    ),
+    "penstock": ServerFacts(reattach="key", logprobs=-1, penalties=False, tools=False),  # its card says more
+    "other": ServerFacts(reasoning_effort=True),  # passed on
+}
+
+HOSTS = {
+    "api.openai.com": "openai",
+    "api.mistral.ai": "mistral",
+    "api.deepseek.com": "deepseek",
+}
+"""Kinds of hosted servers by their names."""
+
+OWNERS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama-server", "tensorrt_llm": "trtllm", "library": "ollama",
+          "penstock": "penstock"}  # fmt: skip
+"""Kinds by what /models says of a model's owner."""
+
+
+def of_card(facts: ServerFacts, card: object) -> ServerFacts:
+    """The facts of another Penstock, with the capabilities that it shows of the model."""
+    try:
+        can = msgspec.convert(card, Capabilities)
+    except msgspec.ValidationError:
+        return msgspec.structs.replace(facts, assumed=True)
+    return msgspec.structs.replace(
+        facts,
+        text=can.text_prompts,
+        token_prompts=can.token_prompts,
+        tokenizes=can.tokenize,
+        detokenizes=can.tokenize,
+        penalties=can.penalties,
+        top_k=can.top_k,
+        min_p=can.min_p,
+        repetition_penalty=can.repetition_penalty,
+        logit_bias=can.logit_bias,
+        ignore_eos=can.ignore_eos,
+        reasoning=can.reasoning,
+        reasoning_effort=can.reasoning_effort,
+        logprobs=can.logprobs,
+        json_schema=can.json_schema,
+        tools=can.tools or can.forced_tools,
+        forced_tools=can.forced_tools,
+        tools_with_schema=can.tools_with_schema,
+        embeds=can.embed,
+        embedding_dimensions=can.embedding_dimensions,
+        ranks=can.rerank,
+    )
+
+
+def of(kind: str, **known: object) -> ServerFacts:
+    """The facts of a kind, with what is known of this server."""
+    return msgspec.structs.replace(KINDS[kind], kind=kind, **known)
+
+
+def card_of(model: str, settings: UpstreamSettings, known: Sequence[ServerFacts]) -> ModelCard:
+    """The card of a model that these servers compute; at least one."""
+    context = min([facts.context for facts in known if facts.context], default=DEFAULT_CONTEXT)
+    return ModelCard(
+        name=model,
+        engine="upstream",
+        context=context,
+        max_output=min(settings.max_output or context, context),
+        default_output=settings.default_output,
+        capabilities=_common(known),
+        withheld=settings.withhold_fields,
+        embedding_size=max([facts.embedding_size for facts in known]),
+        created=int(time.time()),
+    )
+
+
+def lacking(card: ModelCard, facts: ServerFacts) -> str:
+    """Why a server cannot stand for the card that other servers gave; "" if it can."""
+    if facts.context and facts.context < card.context:
+        return f"its context is {facts.context} tokens, and the others' is {card.context}"
+    can, must = facts.capabilities(), card.capabilities
+    sizes = facts.embedding_size, card.embedding_size
+    if must.embed and all(sizes) and sizes[0] != sizes[1]:
+        return "its vectors have {} numbers, and the others' have {}".format(*sizes)
+    named = [name for name in Capabilities.__struct_fields__ if name != "reattaches"]  # which refuses nothing
+    lacks = [name for name in named if getattr(can, name) < getattr(must, name)]
+    return f"it lacks {', '.join(lacks)}" if lacks else ""
+
+
+def _common(known: Sequence[ServerFacts]) -> Capabilities:
+    """What all of these can do. Vectors of different lengths cannot be compared, so such servers make none together."""
+    each = [facts.capabilities() for facts in known]
+    least = {name: min(getattr(one, name) for one in each) for name in Capabilities.__struct_fields__}
+    sizes = {facts.embedding_size for facts in known if facts.embedding_size}
+    return Capabilities(**least | {"embed": least["embed"] and len(sizes) <= 1})
+
+
+# Probe: asks a server what it is and what it can do, before it gets requests and after it was away.
+#
+# It generates nothing, but has it make one vector and rank one document. What a server cannot be asked comes from its
+# kind (kinds.py).
+
+
+TIMEOUT_S = 10.0
+HOSTED = ("openai", "mistral", "deepseek")
+LOOKUP = "/streams/lookup"
+"""llama-server's list of the replies that it keeps, behind its base."""
+EMBEDDING_NAME = "embed"
+"""Part of the names of hosted models that make vectors."""
+GAUGES = {
+    "vllm": ("/metrics", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
+    "sglang": ("/metrics", "sglang:num_queue_reqs", "sglang:full_token_usage"),
+    "llama-server": ("/metrics", "llamacpp:requests_deferred", ""),
+    "tgi": ("/metrics", "tgi_queue_size", ""),
+}
+"""By kind: the page of the gauges, and their names for waiting requests and for the share of the KV cache in use."""
+
+
+class ProbeFailed(Exception):
+    """The server cannot be used now. `lasting`: nor later, unless somebody changes settings. `starting`: it is there,
+    and says that it is not ready yet (503), as while it loads its model."""
+
+    def __init__(self, reason: str, *, lasting: bool = False, starting: bool = False) -> None:
+        super().__init__(reason)
+        self.lasting, self.starting = lasting, starting
+
+
+class ServerProbe:
+    """Probe of one server."""
+
+    def __init__(self, client: UpstreamClient, settings: UpstreamSettings, model: str, key: str) -> None:
+        """`model`: its name here. `key`: an API key, or ""."""
+        self._client, self._settings, self._model, self._key = client, settings, model, key
+
+    async def facts(self) -> ServerFacts:
+        """Raises ProbeFailed."""
+        entries = await self._models()
+        entry = self._chosen(entries)
+        name = str(entry.get("id") or self._settings.name or self._model)
+        kind, props = await self._kind(entry)
+        known: dict[str, Any] = {"model": name, "version": await self._version(kind)}
+        if context := self._settings.context or _context(entry, props):
+            known["context"] = context
+        known["vocabulary"] = _vocabulary(entry)
+        if slots := _whole(props.get("total_slots") or props.get("max_concurrent_requests")):
+            known["slots"] = slots
+        if kind == "llama-server" and (reply := await self._get("/health")).status != 200:
+            raise ProbeFailed(f"it is not ready (HTTP {reply.status} of /health)")  # it loads its model
+        if kind == "sglang":
+            known["slots"] = await self._sglang_slots()
+        facts = of(kind, **known)
+        if kind == "vllm" and not await self._tokenizes(name):
+            facts = of(kind, **known, chat_ids="", tokenizes=False)
+        if kind == "llama-server" and not props.get("chat_template"):
+            facts = of(kind, **known, chat_ids="")
+        if kind == "llama-server":
+            template = str(props.get("chat_template", ""))
+            knows_effort = any(name in template for name in EFFORT_NAMES)
+            facts = msgspec.structs.replace(
+                facts, tools="tools" in template, reasoning=END in template, reasoning_effort=knows_effort
+            )
+            if await self._keeps_replies():
+                facts = msgspec.structs.replace(facts, reattach="stream")
+        if kind == "penstock":
+            facts = of_card(facts, entry.get("capabilities"))
+        facts = await self._with_tasks(facts)
+        wanted = self._settings.reasoning
+        if wanted is None:
+            return facts
+        return msgspec.structs.replace(facts, reasoning=wanted, hides_reasoning=not wanted)
+
+    async def _with_tasks(self, facts: ServerFacts) -> ServerFacts:
+        """The facts, with what a try shows of vectors and rankings. Hosted servers, which bill it, are judged by the
+        model's name."""
+        if facts.kind in HOSTED:
+            return msgspec.structs.replace(facts, embeds=EMBEDDING_NAME in facts.model.lower())
+        if facts.kind == "penstock":  # a try would be a job, and wake workers
+            return facts
+        made = await self._tried("/embeddings", {"model": facts.model, "input": "a"})
+        vectors = made.get("data")
+        first = vectors[0].get("embedding") if isinstance(vectors, list) and vectors else None
+        ranked = await self._tried("/rerank", {"model": facts.model, "query": "a", "documents": ["b"]})
+        return msgspec.structs.replace(
+            facts,
+            embeds=isinstance(first, list) and bool(first),
+            embedding_size=len(first) if isinstance(first, list) else 0,
+            ranks=isinstance(ranked.get("results"), list),
+        )
+
+    async def _tried(self, path: str, body: dict[str, Any]) -> Mapping[str, Any]:
+        """The reply to a try behind the base; empty if it is refused."""
+        try:
+            reply = await self._client.ask("POST", self._client.address.base + path, body, self._key, TIMEOUT_S)
+        except (ConnectError, BrokenReply):
+            return {}
+        decoded = _json(reply) if reply.status == 200 else None
+        return decoded if isinstance(decoded, Mapping) else {}
+
+    async def names(self) -> list[str]:
+        """The names of its models. Raises ProbeFailed."""
+        return [str(each.get("id")) for each in await self._models()]
+
+    async def _models(self) -> list[Mapping[str, Any]]:
+        reply = await self._get("/models", based=True)
+        if reply.status in KEY_REFUSED:
+            problem = "does not take the key of key_env" if self._key else "needs an API key: set options.key_env"
+            raise ProbeFailed(f"it {problem} (HTTP {reply.status})", lasting=True)
+        if reply.status == 404:
+            return []  # some gateways have no such list
+        decoded = _json(reply)
+        if reply.status != 200:
+            words = error_of(decoded)
+            said = f"HTTP {reply.status}" + (f": {words[0]}" if words else "")
+            raise ProbeFailed(said, starting=reply.status == 503)
+        data = decoded.get("data") if isinstance(decoded, Mapping) else None
+        if not isinstance(data, list):
+            raise ProbeFailed("its /models is not that of an OpenAI-compatible server: the address may lack /v1")
+        return [each for each in data if isinstance(each, Mapping)]
+
+    def _chosen(self, entries: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The served model's entry. Raises ProbeFailed if it has several and none has its name."""
+        names = [str(each.get("id")) for each in entries]
+        wanted = self._settings.name or self._model
+        if wanted in names:
+            return entries[names.index(wanted)]
+        if not entries:
+            return {}
+        if len(entries) == 1 and not self._settings.name:
+            return entries[0]
+        shown = ", ".join(names[:8])
+        raise ProbeFailed(f"it has no model {wanted!r}: set options.name to one of {shown}", lasting=True)
+
+    async def _kind(self, entry: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+        """The kind of the server, and what its own page of properties says."""
+        known = self._settings.kind or HOSTS.get(self._client.address.host, "")
+        if not known:
+            known = OWNERS.get(str(entry.get("owned_by")), "")
+        if known in ("", "llama-server"):
+            props = await self._page("/props")
+            if known or "total_slots" in props:
+                return "llama-server", props
+        if known in ("", "tgi"):
+            info = await self._page("/info")
+            if known or "max_concurrent_requests" in info:
+                return "tgi", info
+        return known or "other", {}
+
+    async def _version(self, kind: str) -> str:
+        path = {"vllm": "/version", "trtllm": "/version", "ollama": "/api/version"}.get(kind)
+        page = await self._page(path) if path else {}
+        return str(page.get("version", ""))[:32]
+
+    async def _sglang_slots(self) -> int:
+        loads = (await self._page("/v1/loads")).get("loads")
+        if not isinstance(loads, list):
+            return 0
+        return sum(_whole(each.get("max_running_requests")) for each in loads if isinstance(each, Mapping))
+
+    async def _tokenizes(self, name: str) -> bool:
+        messages = [{"role": "user", "content": "a"}]
+        body = {"model": name, "messages": messages, "add_generation_prompt": True}
+        try:
+            reply = await self._client.ask("POST", f"{self._client.address.root}/tokenize", body, self._key, TIMEOUT_S)
+        except (ConnectError, BrokenReply):
+            return False
+        decoded = _json(reply)
+        return reply.status == 200 and isinstance(decoded, Mapping) and isinstance(decoded.get("tokens"), list)
+
+    async def _keeps_replies(self) -> bool:
+        """Whether a llama-server gives a reply again that it keeps under a name."""
+        path = self._client.address.base + LOOKUP
+        try:
+            reply = await self._client.ask("POST", path, {"conversation_ids": []}, self._key, TIMEOUT_S)
+        except (ConnectError, BrokenReply):
+            return False
+        return reply.status == 200 and isinstance(_json(reply), list)
+
+    async def _page(self, path: str) -> Mapping[str, Any]:
+        """A page of the server's own as an object; empty if it has none."""
+        reply = await self._get(path)
+        decoded = _json(reply) if reply.status == 200 else None
+        return decoded if isinstance(decoded, Mapping) else {}
+
+    async def _get(self, path: str, *, based: bool = False) -> BufferedReply:
+        address = self._client.address
+        try:
+            return await self._client.ask("GET", (address.base if based else address.root) + path, None, self._key)
+        except (ConnectError, BrokenReply) as error:
+            raise ProbeFailed(str(error)) from None
+
+
+async def gauges(client: UpstreamClient, kind: str, key: str) -> tuple[float, float] | None:
+    """How many requests wait in the server, and which share of its KV cache is used; None: it does not say."""
+    if kind not in GAUGES:
+        return None
+    path, waiting, cache = GAUGES[kind]
+    try:
+        reply = await client.ask("GET", client.address.root + path, None, key, TIMEOUT_S)
+    except (ConnectError, BrokenReply):
+        return None
+    if reply.status != 200:
+        return None
+    found = _gauge(reply.body, waiting)
+    return None if found is None else (found, (_gauge(reply.body, cache) or 0.0) if cache else 0.0)
+
+
+def _gauge(page: bytes, name: str) -> float | None:
+    """The sum of a gauge over its labels; None if the page has none."""
+    pattern = rb"^" + re.escape(name.encode()) + rb"(?:\{[^}\n]*\})? ([0-9.eE+-]+)"
+    found = re.findall(pattern, page, re.MULTILINE)
+    try:
+        return sum(map(float, found)) if found else None
+    except ValueError:
+        return None
+
+
+def _context(entry: Mapping[str, Any], props: Mapping[str, Any]) -> int:
+    settings = props.get("default_generation_settings")
+    own = settings.get("n_ctx") if isinstance(settings, Mapping) else None
+    return _whole(own or props.get("max_total_tokens") or entry.get("max_model_len") or entry.get("context_length"))
+
+
+def _vocabulary(entry: Mapping[str, Any]) -> int:
+    meta = entry.get("meta")
+    return _whole(meta.get("n_vocab")) if isinstance(meta, Mapping) else 0
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31 else 0
+
+
+def _json(reply: BufferedReply) -> Any:
+    try:
+        return reply.json()
+    except ValueError:
+        return None
