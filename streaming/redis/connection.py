@@ -2,7 +2,8 @@
 
 Commands are sent, and answered, in the order of their calls. redis-py opens the connection (address, TLS, password,
 which server is the primary), then this module takes over its transport: a call through redis-py's pool costs five to
-ten times as much CPU (bench/NOTES.md). Blocking commands (WAIT, BLOCK) must not be sent here: all others would wait.
+ten times as much CPU (docs/decisions/0002-own-redis-connection.md). Blocking commands (WAIT, BLOCK) must not be sent
+here: all others would wait.
 """
 
 from __future__ import annotations

@@ -257,8 +257,8 @@ def _used(text: str, definitions: Mapping[str, str], apart: Collection[str] = ()
     left out.
 
     Each call creates them: all of them before every script would cost 1.107 times the CPU per token at 16 streams
-    (1.012 to 1.173; bench/NOTES.md). And a role's rights are read off the scripts (streaming/store/acl.py): every role
-    would get those of all functions.
+    (1.012 to 1.173). And a role's rights are read off the scripts (streaming/store/acl.py): every role would get those
+    of all functions.
     """
     names, used = set(_words(text)), []
     for name in reversed(list(definitions)):

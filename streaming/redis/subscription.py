@@ -1,8 +1,8 @@
 """Subscription to one pub/sub channel, over a connection of its own.
 
 redis-py opens the connection; this protocol then takes over its transport, as in `connection.py`, because redis-py
-wakes a task for each message, which raises the cost of a token measurably (bench/NOTES.md). The protocol sends PING at
-intervals, since a subscriber that only reads would never notice that its connection is dead.
+wakes a task for each message, which raises the cost of a token measurably. The protocol sends PING at intervals, since
+a subscriber that only reads would never notice that its connection is dead.
 """
 
 from __future__ import annotations
