@@ -24,7 +24,6 @@ from bench.conformance import entrypoints
 
 PAGES_OF_DOCS = (
     "guarantees",
-    "batches",
     "scaling",
     "production",
     "metrics",
