@@ -4,7 +4,7 @@ A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for 
 a chaos run, `<!-- cost: gateway -->` for the short table of the README, `<!-- sizing: gateway -->` for what one core
 carries, `<!-- goals: page -->` for all goals of the page's tables, `<!-- goals: batch -->` for those of one run,
 `<!-- entrypoints: chats -->` for requests as other servers answer them, and the marks of bench/reference.py for the
-tables of docs/api.md. Behind stands `<!-- end -->`. What is between is never typed.
+tables of docs/metrics.md. Behind stands `<!-- end -->`. What is between is never typed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from bench.conformance import entrypoints
 
 PAGES_OF_DOCS = (
     "guarantees",
-    "batches",
     "scaling",
-    "api",
     "production",
     "metrics",
     "records",

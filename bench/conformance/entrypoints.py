@@ -1,7 +1,7 @@
 """Cases of vLLM's entrypoints: requests that its documentation describes, and what Penstock answers to each.
 
 Written by https://docs.vllm.ai (0.32). `pytest tests/bench/test_entrypoints.py` sends each to a real Penstock with the
-simulated engine; docs/clients.md shows the table.
+simulated engine; docs/clients.md shows those that differ.
 """
 
 from __future__ import annotations
@@ -288,8 +288,8 @@ GROUPS: Mapping[str, tuple[EntrypointCase, ...]] = {"chats": CHATS, "completions
 
 
 def as_table(group: str) -> str:
-    """The rows of one group, as markdown."""
-    same = sum([not each.instead for each in GROUPS[group]])
-    rows = [f"| {each.what} | {each.instead or 'the same'} |" for each in GROUPS[group]]
-    head = f"{same} of {len(rows)} requests have the same answer:"
+    """The rows of one group that differ, as markdown."""
+    rows = [f"| {each.what} | {each.instead} |" for each in GROUPS[group] if each.instead]
+    every = len(GROUPS[group])
+    head = f"{every - len(rows)} of {every} requests have the same answer. These do not:"
     return "\n".join([head, "", "| vLLM | Penstock |", "| --- | --- |", *rows])

@@ -1,7 +1,4 @@
-"""docs/api.md: its examples work as typed, and its errors and events are those of the source.
-
-`bench.document` makes its other tables (tests/bench/test_document.py).
-"""
+"""docs/api.md: its examples work as typed; endpoints, fields, headers, errors and events are those of the source."""
 
 from __future__ import annotations
 
@@ -15,6 +12,11 @@ import pytest
 from commands import ROOT, commands, curl, served_by
 from house import House
 
+from api.openai.fields import QueueOptions
+from api.openai.refused_fields import CHAT_ONLY, COMPLETION_ONLY, CONSTRAINTS, UNSUPPORTED
+from api.openai.responses.request import UNSUPPORTED as OF_RESPONSES
+from api.openapi import document
+from api.routes import ROUTES
 from streaming.jobs.job import JobState
 
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -62,6 +64,33 @@ def test_the_examples_work_as_typed(served: House) -> None:
     assert json.loads(accepted)["status"] == "queued" and json.loads(ended)["status"] == "completed"
     assert json.loads(ended)["result"] == json.loads(result)
     assert rest and events.partition(f"id: {event_id}\n")[2].partition("\n\n")[2] == rest
+
+
+def test_every_endpoint_has_its_row() -> None:
+    """`…/errors` in a cell is beside the path before it."""
+    shown = set()
+    for methods, paths, _ in rows("## Endpoints"):
+        last = ""
+        for path in re.findall(r"`([^`]+)`", paths):
+            last = path.replace("…", last.rpartition("/")[0])
+            shown |= {(method, last) for method in methods.split(", ")}
+    assert shown == {(each.method, re.sub(r"{\w+}", "{id}", each.described_path)) for each in ROUTES if each.summary}
+
+
+def test_every_field_and_header_has_its_row() -> None:
+    """Those of `queue` and of a job; the refused ones; the headers of requests and of answers."""
+
+    def named(title: str, cell: int = 0) -> set[str]:
+        return {name for row in rows(title) for name in re.findall(r"`([A-Za-z_-]+)`", row[cell])}
+
+    known = document("")["components"]
+    assert named("### queue") == set(QueueOptions.model_fields)
+    assert named("### The job object") - {"job"} == set(known["schemas"]["Job"]["properties"])
+    refused = {*UNSUPPORTED, *CHAT_ONLY, *COMPLETION_ONLY, *CONSTRAINTS, *OF_RESPONSES}
+    assert named("### Refused fields") == refused | {"return_token_strs"}
+    assert named("### You receive") == {*known["headers"], "X-Served-By"}
+    sent = {each["name"] for each in known["parameters"].values() if each["in"] == "header"}
+    assert named("### You send") == sent | {"x-request-id", "traceparent"}
 
 
 def test_every_error_has_its_row() -> None:
