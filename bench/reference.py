@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from telemetry.catalogue import GROUPS
-from telemetry.catalogue import LABELS, MetricSpec
+from telemetry.catalogue import GROUPS, LABELS, MetricSpec
 
 
 def _table(*rows: tuple[str, ...]) -> str:
