@@ -44,11 +44,9 @@ from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import NO_RECORDS, RecordSink
 from telemetry.settings import TelemetrySettings
 from telemetry.tracing import Tracing
-from workers.attempt_traces import CallTracer
 from workers.engines.registry import build, sections
-from workers.peers import keep_counting
-from workers.record import Recorder, WorkCounters
-from workers.request_records import RequestRecords
+from workers.heartbeat import keep_counting
+from workers.record import CallTracer, Recorder, RequestRecords, WorkCounters
 from workers.settings import WorkerSettings
 from workers.worker import Worker
 

@@ -6,27 +6,165 @@ It knows neither Redis nor the kind of engine. It decides only when the job is o
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from penstock.engine import NEUTRAL_PRIORITY, Failure, Piece, Request
+from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineTimes, Failure, Input, Piece, Request
+from penstock.tools import CallReader
 from streaming.jobs.attempts import claimed_ms, kept_ms
 from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
-from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section
+from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section, author
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import CancelledBy, JobState
+from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text, prompt_count
 from streaming.jobs.lease import SILENT, Claim
 from streaming.jobs.terminal import Generated, Terminal, Usage, served_by, total_usage
 from streaming.priority import Priority
-from workers.attempt_stamps import AttemptStamps
+from streaming.redis.clock import Clock
 from workers.engines.calls import FoundCalls, check_calls
 from workers.engines.constraint import FILTERED, complete_texts
 from workers.engines.task_answers import check_task_piece
-from workers.past_texts import PastRows, PastTexts, echoes_left
-from workers.prompts import inputs_of, prompt_of
-from workers.reasoned import reasoned_tokens
+
+
+class AttemptStamps:
+    """Timestamps of one attempt, a few per job, in seconds of `time.monotonic`; 0.0: not reached yet, or unknown."""
+
+    __slots__ = ("first", "last", "released", "scheduled")
+
+    def __init__(self) -> None:
+        self.released = self.scheduled = self.first = self.last = 0.0
+
+    def release(self) -> None:
+        """Stamp the hand-over to the engine."""
+        self.released = time.monotonic()
+
+    def begin(self, now: float) -> None:
+        """Stamp the first token, which came `now`."""
+        self.first = self.first or now
+
+    def finish(self, times: EngineTimes | None, now: float) -> None:
+        """Stamp the end of one text, which came `now`. `times`, the engine's own stamps, take precedence.
+
+        A job of several texts begins with the first to begin and ends with the last to end.
+        """
+        if times is not None:
+            self.scheduled = _earlier(self.scheduled, times.scheduled)
+            self.first = _earlier(self.first, times.first)
+        self.last = max(self.last, times.last if times is not None and times.last else now)
+
+    def generated(self, clock: Clock, partition: int) -> Generated:
+        """The stamps in Redis time, for the record. A job without a first token has no last one either."""
+        known = (self.released, self.scheduled, self.first, self.last if self.first else 0.0)
+        released, scheduled, first, last = clock.times(known, partition)
+        return Generated(released, scheduled, first, last, clock.error_us(partition))
+
+
+def _earlier(known: float, other: float) -> float:
+    return min(known, other) if known and other else known or other
+
+
+def prompt_of(job: Job, number: int) -> Sequence[ChatTurn] | str | Sequence[int]:
+    """The job's prompt with this index; that of a group of inputs is empty."""
+    prompt = job.prompt
+    if isinstance(prompt, Inputs):
+        return ""
+    if isinstance(prompt, Chat):
+        return prompt.turns if job.response is None else merged_calls(prompt.turns)
+    return prompt.texts[number] if isinstance(prompt, Text) else prompt.ids[number]
+
+
+def inputs_of(job: Job, number: int) -> Sequence[Input]:
+    """The job's group of inputs with this index; a prompt has none."""
+    return job.prompt.groups[number] if isinstance(job.prompt, Inputs) else ()
+
+
+def merged_calls(turns: Sequence[ChatTurn]) -> Sequence[ChatTurn]:
+    """Turns in which the calls of one answer, which the Responses API has as items of their own, are one turn."""
+    merged: list[ChatTurn] = []
+    for turn in turns:
+        if turn.calls and not turn.content and merged and merged[-1].role == turn.role == "assistant":
+            extras = turn.extras | merged[-1].extras
+            merged[-1] = replace(merged[-1], calls=merged[-1].calls + turn.calls, extras=extras)
+        else:
+            merged.append(turn)
+    return merged
+
+
+def samples(job: Job) -> Iterator[Request]:
+    """One request for each prompt of the job, for `Engine.check`."""
+    sampling = replace(job.sampling, n=1)
+    for number in range(prompt_count(job.prompt)):
+        yield Request(
+            f"{job.id}/{number}",
+            prompt_of(job, number),
+            sampling,
+            (),
+            job.tenant,
+            tools=job.tools,
+            reasoning=job.reasoning,
+            task=job.task,
+            inputs=inputs_of(job, number),
+            passed=job.passed,
+        )
+
+
+# Past of a job's texts: what earlier runs logged of each choice, which run began it, and the prompt in front of it.
+#
+# A prompt that is echoed is part of the first delta of its choice. No engine sees it: it would continue it.
+
+
+PastRows = list[tuple[str, Sequence[int], int]]
+"""As in penstock.engine.Request.past."""
+
+
+def echoes_left(job: Job, rows: Sequence[Delta]) -> dict[int, str]:
+    """The prompts that are still to be shown in front of their texts, by the index of the choice."""
+    begun = {row.index for row in rows} if job.echo else ()
+    return {index: _prompt(job, index) for index in range(job.choices) if index not in begun} if job.echo else {}
+
+
+def _prompt(job: Job, index: int) -> str:
+    return str(prompt_of(job, index // job.sampling.n))
+
+
+class PastTexts:
+    """Of one job, by the index of the choice."""
+
+    def __init__(self, job: Job, rows: Sequence[Delta], sections: tuple[Section, ...], own: Run) -> None:
+        """`own`: the run that continues them."""
+        self._sections, self._own = sections, own
+        self._rows: defaultdict[int, PastRows] = defaultdict(list)
+        self._firsts: dict[int, int] = {}
+        """The number of each choice's first delta."""
+        for row in rows:
+            text = row.text
+            if job.echo and row.index not in self._firsts:
+                text = text[len(_prompt(job, row.index)) :]
+            self._rows[row.index].append((text, row.ids, row.n))
+            self._firsts.setdefault(row.index, row.seq)
+
+    def of(self, index: int) -> PastRows:
+        return self._rows[index]
+
+    def begun_by(self, index: int) -> str:
+        """As in penstock.engine.Request."""
+        first = self._firsts.get(index)
+        run = self._own if first is None else author(self._sections, first) or self._own
+        return f"{run.worker}/{run.number}"
+
+
+def reasoned_tokens(deltas: Iterable[Delta]) -> int:
+    """Count the tokens whose text is reasoning, or that end it, of all choices together."""
+    readers, count = defaultdict[int, CallReader](CallReader), 0
+    for delta in deltas:
+        reader = readers[delta.index]
+        reasons = reader.reasons
+        reader.feed(delta.text)
+        count += delta.n if reasons or reader.reasons else 0
+    return count
+
 
 EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)

@@ -13,9 +13,8 @@ from streaming.jobs.job import Job, prompt_count
 from streaming.jobs.settings import NO_WEIGHTS
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
-from workers.attempt import Attempt
+from workers.attempt import Attempt, samples
 from workers.gatekeeper import Gatekeeper
-from workers.prompts import samples
 from workers.settings import WorkerSettings
 from workers.slot_shares import SlotShares, reserved_slots, room_for_batch, tenant_slots
 

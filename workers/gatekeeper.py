@@ -7,23 +7,34 @@ answers become and how long steps take.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+import logging
+from collections.abc import Callable, Collection, Iterable
 from random import Random
 
-from penstock.engine import Engine, ModelCard, Piece
+import msgspec
+
+from penstock.engine import Engine, Failure, ModelCard, Piece
+from penstock.loops import ExpectedErrors, run_periodically
+from streaming.errors import Unavailable
+from streaming.fleet.lengths import LengthStore
 from streaming.fleet.settings import LaneTargets, LatencyTargets
-from streaming.jobs.job import Job, Tokens
+from streaming.jobs.codec import encode
+from streaming.jobs.job import Job, JobState, Tokens
+from streaming.jobs.terminal import Terminal, without_rows
 from streaming.jobs.work import answer_tokens, prompt_sizes
 from streaming.priority import Priority
+from streaming.redis.clock import Clock
 from workers.attempt import Attempt
 from workers.gate import (
     ADMITTED,
+    VERSION,
     Colocation,
     Gate,
     GateDecision,
     HeldText,
     KvCapacity,
     LengthHistory,
+    OutputLengths,
     Smoothed,
     never_fits,
 )
@@ -239,3 +250,99 @@ class Gatekeeper:
         if self.limits_cache:
             self._sync()
             self._recorder.gate(self.gate.peak(self._capacity()), self._capacity().reserve)
+
+
+log = logging.getLogger(__name__)
+
+WRITE_INTERVAL_S = 5.0
+
+
+class LengthKeeper:
+    """Keeps the history of one worker. Workers of the same model see the same kind of load, so the last one that writes
+    wins, and each has begun with what was stored."""
+
+    def __init__(self, store: LengthStore, model: str, gate: Gatekeeper) -> None:
+        self._store, self._model, self._gate = store, model, gate
+        self._written = 0
+
+    async def load(self) -> None:
+        """Begin with the stored history. Without one, or with one of a newer version, begin with none. Raises
+        Unavailable."""
+        stored = await self._store.read(self._model)
+        if stored is None:
+            return
+        version, data = stored
+        if version > VERSION:
+            log.warning("output lengths of version %d are left to newer workers; this one begins without", version)
+            return
+        try:
+            lengths = msgspec.msgpack.decode(data, type=OutputLengths)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            log.warning("the stored output lengths cannot be read and are replaced: %s", error)
+            return
+        self._gate.load(LengthHistory(lengths))
+
+    async def keep(self) -> None:
+        """Write the history while it changes; one write has at most about 50 kB."""
+        expected = ExpectedErrors(Unavailable, log.warning, "output lengths are not stored until Redis answers: %s")
+        await run_periodically(self._write, WRITE_INTERVAL_S, expected, wait_first=True)
+
+    async def _write(self) -> None:
+        history = self._gate.gate.history
+        if history.added != self._written:
+            written = history.added
+            await self._store.write(self._model, VERSION, msgspec.msgpack.encode(history.message()))
+            self._written = written
+
+
+# Bounds of an engine's output: fails a job alone if the engine gave a value for it that cannot be stored.
+#
+# msgpack holds integers of 64 bits and text of valid Unicode, the store's scripts count in doubles. Output beyond that
+# would otherwise stay in the worker's writer, and no later job of the partition would ever end.
+
+
+MAX_TOTAL = 2**53 - 1
+"""The largest token count of a job: the store's scripts count exactly up to it."""
+
+
+def unusable_piece(
+    attempt: Attempt, index: int, piece: Piece, error: Exception, stop: Callable[[Attempt], None]
+) -> Piece:
+    """Fail the job of a piece that `Attempt.take` raised on, and call `stop` if its choice has not ended. Returns the
+    piece without its content."""
+    failure = _failure(attempt, error)
+    if not attempt.stopped:
+        log.error("%s", failure.message, extra={"job": attempt.job.id})
+        attempt.stop(JobState.FAILED, failure)
+        if not piece.last:
+            stop(attempt)
+    if not piece.last:
+        return Piece(piece.id)
+    attempt.refuse(index, failure)
+    return Piece(piece.id, failure=failure)
+
+
+def terminal_of(attempt: Attempt, worker: str, clock: Clock) -> Terminal:
+    """The terminal record of a job that is over: failed, without counts and times, if those cannot be stored."""
+    try:
+        end = attempt.terminal(worker, attempt.stamps.generated(clock, attempt.partition))
+        _check(end)
+    except Exception as error:  # noqa: BLE001 - boundary: whatever the engine gave fails its own job, and no other
+        failure = _failure(attempt, error)
+        log.error("%s", failure.message, extra={"job": attempt.job.id})
+        return attempt.failed_terminal(worker, failure)
+    return end
+
+
+def _check(end: Terminal) -> None:
+    """Raises OverflowError, ValueError or TypeError if a terminal cannot be stored. Its rows are encoded already."""
+    encode(without_rows(end))
+    encode(end.generated)
+    if max(end.usage.prompt, end.usage.completion, end.usage.cached) > MAX_TOTAL:
+        raise OverflowError(f"a token count above {MAX_TOTAL}")
+
+
+def _failure(attempt: Attempt, error: Exception) -> Failure:
+    cause = f"{type(error).__name__}: {ascii(str(error))[1:-1][:200]}"
+    message = f"The engine of {attempt.job.model} gave a value that cannot be stored ({cause})."
+    return Failure("engine_error", message, 500)

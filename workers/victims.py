@@ -9,9 +9,13 @@ from streaming.priority import Priority
 
 MAX_PARKED_DELTAS = 20_000
 """Deltas that one call puts back with a job: a few hundred kB, encoded in some ten ms."""
+
+
 MAX_VICTIMS = 16
 """Jobs that one job of lane interactive may preempt for its place in the KV cache: a long prompt needs that of several
 short texts."""
+
+
 MIN_RUN_S = 30.0
 """A job that continues earlier runs is not preempted in its first seconds here, so that it makes progress: at most one
 preemption of a job in this time."""

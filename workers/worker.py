@@ -35,14 +35,10 @@ from workers.attempt import CANCELLED, EXPIRED, Attempt
 from workers.checker import AnswerChecks
 from workers.choices import ChoiceStarter
 from workers.claimer import Claimer
-from workers.controls import ControlListener
 from workers.drain import Drain
-from workers.gatekeeper import Gatekeeper
-from workers.heartbeat import Heartbeat
+from workers.gatekeeper import Gatekeeper, LengthKeeper, terminal_of, unusable_piece
+from workers.heartbeat import ControlListener, Heartbeat, ListenerWatch
 from workers.held_jobs import HeldJobs
-from workers.length_keeper import LengthKeeper
-from workers.listeners import ListenerWatch
-from workers.output_bounds import terminal_of, unusable_piece
 from workers.preemption import Preemption
 from workers.record import Recorder
 from workers.settings import WorkerSettings

@@ -32,8 +32,7 @@ from telemetry.records.schema import RecordSettings
 from telemetry.records.writer import RecordWriter
 from telemetry.report.report import Scope, report_of
 from telemetry.tracing import FIRST_SENT
-from workers.record import Recorder
-from workers.request_records import RequestRecords
+from workers.record import Recorder, RequestRecords
 
 __all__ = ["collector"]  # a fixture
 

@@ -21,8 +21,7 @@ from streaming.jobs.terminal import Generated, Usage
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
-from workers.attempt import Attempt
-from workers.attempt_stamps import AttemptStamps
+from workers.attempt import Attempt, AttemptStamps
 
 STREAM = 7
 EARLIER = Run("v", 3)

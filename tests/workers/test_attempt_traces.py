@@ -19,7 +19,7 @@ from streaming.priority import Priority
 from telemetry.process import start_tracing
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt
-from workers.attempt_traces import AttemptTraces
+from workers.record import AttemptTraces
 
 __all__ = ["collector"]  # a fixture
 

@@ -23,10 +23,10 @@ from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing
-from workers import listeners as module
+from workers import heartbeat as module
 from workers.engines.sim.engine import SimEngine
 from workers.engines.sim.settings import SimSettings
-from workers.listeners import MAX_SILENT_CHECKS, Listeners, in_use
+from workers.heartbeat import MAX_SILENT_CHECKS, Listeners, in_use
 from workers.record import Recorder
 from workers.settings import WorkerSettings
 from workers.worker import Worker

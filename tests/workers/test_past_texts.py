@@ -5,7 +5,7 @@ from __future__ import annotations
 from streaming.jobs.frames import Delta, Run, Section
 from streaming.jobs.job import EchoJob, Job, Text
 from streaming.priority import Priority
-from workers.past_texts import PastTexts, echoes_left
+from workers.attempt import PastTexts, echoes_left
 
 PLAIN = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")))
 ECHO = EchoJob(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")), echo=True)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from streaming.fleet.processes import Fleet, this_process
 from streaming.redis.client import RedisClient
-from workers.peers import keep_counting, peers_of
+from workers.heartbeat import keep_counting, peers_of
 
 
 def test_workers_of_the_same_pool_are_peers() -> None:

@@ -13,8 +13,7 @@ from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 from telemetry.records.schema import Record, RequestRecord
-from workers.record import Recorder
-from workers.request_records import RequestRecords
+from workers.record import Recorder, RequestRecords
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.redis.client import RedisClient
 from workers.engines.sim.engine import SimEngine
-from workers.returned import MAX_KNOWN, MAX_RETURNS, ReturnCounts
+from workers.preemption import MAX_KNOWN, MAX_RETURNS, ReturnCounts
 
 __all__ = ["recorder", "start"]  # fixtures
 

@@ -24,10 +24,10 @@ from streaming.jobs.work import (
     work_of,
 )
 from streaming.priority import Priority
+from workers.attempt import inputs_of, prompt_of
 from workers.engines.sim.answers import task_answer
 from workers.engines.sim.settings import SimSettings, card_of
 from workers.engines.task_answers import told_tokens
-from workers.prompts import inputs_of, prompt_of
 
 CARD = ModelCard(
     name="m", engine="sim", context=1000, max_output=900, capabilities=Capabilities(), created=1, default_output=100
