@@ -21,16 +21,12 @@ from celery.worker import state as celery_state
 
 from api.settings import ApiSettings
 from offline.app import HARD_LIMIT_S, build_app
-from offline.batch.batch_runner import BatchRunner
-from offline.batch.due_notifier import DueNotifier
+from offline.batch.batch_runner import BatchRunner, DueNotifier
 from offline.batch.lines import BatchTools
 from offline.batch.turn import TurnContext
-from offline.broker.connection import check_broker
-from offline.broker.consumer import Consumer
-from offline.broker.intake import Intake
-from offline.broker.publisher import Publisher
+from offline.broker import Consumer, Intake, Publisher, check_broker
 from offline.settings import OfflineSettings
-from offline.webhooks.dispatcher import WebhookDispatcher, WebhookEndpoint
+from offline.webhooks import WebhookDispatcher, WebhookEndpoint
 from penstock.config import Config, ConfigError
 from penstock.loops import ExpectedErrors, retry_until, wait, watch_lag
 from penstock.process import Launch, Lifeline, argument_parser, needed_to_start, on_stop_signal, run_process

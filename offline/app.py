@@ -2,7 +2,7 @@
 
 Over Redis, Celery loses a message when its worker is killed between taking it and recording that it took it, and it
 gives a long task to a second worker after the visibility timeout. So a message only says "work on this batch"; the
-batch, its fencing token and its next due time are in Penstock's own keys, and offline.batch.due_notifier repeats lost
+batch, its fencing token and its next due time are in Penstock's own keys, and offline.batch.batch_runner repeats lost
 messages. A new kind of work gets a task here and a notifier of its own.
 """
 
@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from celery import Celery
 
-from offline.broker.connection import tls_of
+from offline.broker import tls_of
 from offline.settings import OfflineSettings
 from penstock.config import ConfigError
 from streaming.address import Address, parse_address

@@ -17,11 +17,9 @@ import msgspec
 
 from api.openai.batch_lines import answer, envelope, job_of, refusal, request_of, worth_retrying
 from api.openai.errors import ApiError, too_large_for_store
-from offline.batch.tally import Tally
-from offline.batch.urgency import BatchStanding, lane_of, window_of
 from penstock.engine import ModelCard
 from streaming.batches.batch import BatchProgress
-from streaming.batches.ledger import InputPlan, Ledger, LineOutcome, Segment
+from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment
 from streaming.batches.settings import BatchSettings
 from streaming.batches.store import BatchLease
 from streaming.errors import LaneFull, NeverFits, StoreFull
@@ -31,6 +29,7 @@ from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
+from streaming.jobs.terminal import Usage
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
@@ -390,3 +389,97 @@ class Lines:
             found = [each for each in await self._fleet.processes("worker") if each.model in models]
             self._slots, self._slots_at = sum(worker.slots for worker in found), now
         return self._slots
+
+
+RATE_WINDOW_S = 10.0
+
+
+class Tally:
+    """The counts of one turn. `first_rate`: lines a second, as an earlier turn measured."""
+
+    def __init__(self, first_rate: float) -> None:
+        self._first_rate = first_rate
+        self.completed = self.failed = self.retried = 0
+        self.usage = Usage()
+        self._ends: deque[tuple[float, int]] = deque()
+        """Loop time and number of lines, for each commit that ended some."""
+
+    def count(self, rows: Sequence[AnswerRow], copies: Sequence[int]) -> int:
+        """Count these ended lines and their duplicates, and return how many lines that makes. `copies`: how many lines
+        are the same as each line, with it."""
+        ended, used = 0, self.usage
+        prompt, completion, cached, reasoning = used.prompt, used.completion, used.cached, used.reasoning
+        for row in rows:
+            lines = copies[row.line]
+            ended += lines
+            if row.outcome is LineOutcome.DONE:
+                self.completed += lines
+            else:
+                self.failed += lines
+            prompt, completion = prompt + row.usage.prompt, completion + row.usage.completion
+            cached, reasoning = cached + row.usage.cached, reasoning + row.usage.reasoning
+        self.usage = Usage(prompt, completion, cached, reasoning)
+        return ended
+
+    def note(self, ended: int) -> None:
+        """So many lines have ended now."""
+        if ended:
+            self._ends.append((asyncio.get_running_loop().time(), ended))
+
+    def rate(self) -> float:
+        """Return the lines ended a second, over the last seconds; at first the rate that an earlier turn measured."""
+        now = asyncio.get_running_loop().time()
+        while self._ends and self._ends[0][0] < now - RATE_WINDOW_S:
+            self._ends.popleft()
+        if not self._ends or now - self._ends[0][0] < 1.0:
+            return self._first_rate
+        return sum(count for _, count in self._ends) / (now - self._ends[0][0])
+
+
+LATE_MARGIN = 2.0
+"""A batch is late when the time its lines need at the present rate, times this, exceeds the time it has left."""
+
+
+LATE_FRACTION = 0.1
+"""In this last fraction of its window every batch counts as late: the rate may be unknown, or about to change."""
+
+
+MIN_WINDOW = 64
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStanding:
+    """Progress of a batch against its deadline; `left_s` and `window_s` are None for a batch without one."""
+
+    lines_left: int
+    per_second: float
+    """Lines ended a second, lately; 0 if unknown."""
+    left_s: float | None
+    window_s: float | None
+
+
+def lane_of(standing: BatchStanding, ceiling: Priority) -> tuple[Priority, str]:
+    """Return the lane for lines queued now, never above `ceiling`, and the reason in words."""
+    lane, reason = _wanted(standing)
+    if lane.rank < ceiling.rank:
+        return ceiling, f"{reason}, but its key may use no higher lane than {ceiling}"
+    return lane, reason
+
+
+def _wanted(standing: BatchStanding) -> tuple[Priority, str]:
+    left_s, window_s = standing.left_s, standing.window_s
+    if left_s is None or window_s is None:
+        return Priority.BATCH, "no deadline"
+    if left_s <= window_s * LATE_FRACTION:
+        return Priority.STANDARD, f"{max(left_s, 0):.0f} s are left of {window_s:.0f} s"
+    if standing.per_second > 0:
+        need_s = standing.lines_left / standing.per_second
+        if need_s * LATE_MARGIN > left_s:
+            return Priority.STANDARD, f"{need_s:.0f} s of work at the present pace, {left_s:.0f} s are left"
+    return Priority.BATCH, "in time"
+
+
+def window_of(slots: int, max_lines: int) -> int:
+    """Return how many lines may be in the queue at once, at most `max_lines`: enough that no worker slot idles until
+    the next round, and no more, so that they do not delay other batches."""
+    return max(1, min(max_lines, max(MIN_WINDOW, 2 * slots)))

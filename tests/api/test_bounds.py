@@ -28,7 +28,7 @@ from api.openai.json_weight import MAX_JSON_WEIGHT, Weighed, check_weight, is_he
 from api.openai.schemas import ChatJobRequest, ChatRequest, CompletionJobRequest, CompletionRequest, parse
 from api.openapi import document
 from api.settings import ApiSettings
-from offline.broker.intake import Intake, Rejected
+from offline.broker import Intake, Rejected
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings
 from streaming.fleet.settings import ModelSettings

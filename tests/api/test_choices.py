@@ -13,7 +13,7 @@ from house import House, free_port, serving
 
 from api.openai.errors import ApiError
 from api.openai.schemas import Kind, check_choices, parse
-from offline.broker.intake import Intake, Rejected
+from offline.broker import Intake, Rejected
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings
 from streaming.fleet.settings import ModelSettings

@@ -14,8 +14,8 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from offline.app import HARD_LIMIT_S, QUEUE, VISIBILITY_S, broker, build_app
-from offline.batch.due_notifier import DueNotifier
-from offline.broker.connection import Broker, BrokerUnavailable
+from offline.batch.batch_runner import DueNotifier
+from offline.broker import Broker, BrokerUnavailable
 from offline.settings import OfflineSettings
 from penstock.config import ConfigError
 from streaming.batches.batch import Batch

@@ -17,7 +17,7 @@ from api.openai.errors import too_large_for_store
 from offline.batch import lines as lines_module
 from offline.batch.input_validation import Terms, validate_input
 from offline.batch.lines import BatchTools, Lines
-from offline.broker.intake import Intake, Rejected
+from offline.broker import Intake, Rejected
 from penstock.engine import Capabilities, ModelCard, Sampling
 from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.ledger import Segment

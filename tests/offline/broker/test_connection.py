@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kombu.entity import Queue as BrokerQueue
 
-from offline.broker import connection, consumer
-from offline.broker.connection import Broker, BrokerUnavailable, check_broker
-from offline.broker.consumer import Consumer
+from offline.broker import RETRY_DELAY_S, Broker, BrokerUnavailable, Consumer, check_broker
 from penstock.config import ConfigError
 from streaming.errors import StoreFull
 from streaming.events.settings import EventSettings
@@ -48,14 +47,14 @@ def test_what_is_published_is_to_survive_the_broker() -> None:
 def test_a_queue_is_declared_before_the_first_message_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message for a queue that is not there is dropped by RabbitMQ without a word."""
     declared: list[str] = []
-    declare = connection.Queue.declare
+    declare = BrokerQueue.declare
 
-    def noted(queue: connection.Queue) -> object:
+    def noted(queue: BrokerQueue) -> object:
         declared.append(queue.name)
         assert queue.durable
         return declare(queue)
 
-    monkeypatch.setattr(connection.Queue, "declare", noted)
+    monkeypatch.setattr(BrokerQueue, "declare", noted)
     broker = Broker("memory://")
     for _ in range(2):
         for queue in ("one", "two"):
@@ -78,7 +77,7 @@ async def test_a_connection_that_is_listened_to_has_a_heartbeat(monkeypatch: pyt
             loop.call_soon_threadsafe(tried.set)
             raise BrokerUnavailable("nobody is there")
 
-    monkeypatch.setattr(consumer, "Broker", Away)
+    monkeypatch.setattr("offline.broker.Broker", Away)
     metrics = Metrics.start("", "offline")
     taker = Consumer(None, EventSettings(take_url="memory://"), metrics)  # type: ignore[arg-type]
     taker.start()
@@ -107,4 +106,4 @@ async def test_a_message_that_has_to_wait_is_held_until_there_is_room() -> None:
     taker = Consumer(intake, EventSettings(take_url="memory://"), metrics)
     await asyncio.to_thread(taker._take, broker, message, asyncio.get_running_loop())
     metrics.close()
-    assert done == [consumer.RETRY_DELAY_S, consumer.RETRY_DELAY_S, message] and answers == []
+    assert done == [RETRY_DELAY_S, RETRY_DELAY_S, message] and answers == []

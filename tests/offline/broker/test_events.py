@@ -14,10 +14,8 @@ from brokering import EVENTS, JOBS, Outside, body, configure, lives_are_whole
 from house import House, eventually, free_port, redis_process
 from redis import Redis
 
-from offline.broker import publisher as publishers
-from offline.broker.cloudevents import cloud_event
-from offline.broker.connection import BrokerUnavailable
-from offline.broker.intake import MAX_MESSAGE_ID, MAX_REDELIVERIES, Intake, Rejected
+from offline import broker as publishers
+from offline.broker import MAX_MESSAGE_ID, MAX_REDELIVERIES, BrokerUnavailable, Intake, Rejected, cloud_event
 from streaming.errors import LaneFull, QuotaExceeded, StreamingError, Unavailable
 from streaming.events.outbox import Event, EventSubscriptions
 from streaming.events.settings import EventSettings, WebhookSettings

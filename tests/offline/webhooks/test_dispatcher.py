@@ -25,10 +25,16 @@ from receiver import Receiver, due_now, receiving
 from redis import Redis
 
 from cli.__main__ import main
-from offline.webhooks.backoff import after_failure
-from offline.webhooks.dispatcher import MAX_IN_FLIGHT, WebhookDispatcher, WebhookEndpoint, signed_headers
-from offline.webhooks.event_data import with_data
-from offline.webhooks.guard import networks_of, refusal
+from offline.webhooks import (
+    MAX_IN_FLIGHT,
+    WebhookDispatcher,
+    WebhookEndpoint,
+    after_failure,
+    networks_of,
+    refusal,
+    signed_headers,
+    with_data,
+)
 from penstock.config import ConfigError, build
 from streaming.batches.store import Batches
 from streaming.events.outbox import Event, EventSubscriptions, Outbox, endpoints_for

@@ -18,7 +18,7 @@ from house import House, eventually
 from openai import OpenAI
 from receiver import Receiver, due_now, receiving
 
-from offline.webhooks.dispatcher import WebhookEndpoint
+from offline.webhooks import WebhookEndpoint
 from penstock.config import ConfigError, build
 from streaming.events.settings import WebhookSettings
 from streaming.events.webhooks import DeliveryAttempt

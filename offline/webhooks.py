@@ -1,23 +1,28 @@
-"""Webhook dispatcher: fans events from the outbox out to their endpoints, and retries each delivery with backoff.
-
-It polls Redis, where due messages and their leases are, and needs no Celery task. Each endpoint has its own limit of
-concurrent attempts, so a slow endpoint delays no other.
-"""
+"""Webhooks: delivers the events of jobs and batches to receivers, with retries, to allowed addresses only."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import hmac
+import ipaddress
 import logging
 import random
+import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeAlias
 
 import msgspec
 from httpcore2 import (
+    SOCKET_OPTION,
+    AnyIOBackend,
     AsyncConnectionPool,
+    AsyncNetworkBackend,
+    AsyncNetworkStream,
+    ConnectError,
     NetworkError,
     ProtocolError,
     TimeoutException,
@@ -25,22 +30,207 @@ from httpcore2 import (
     default_ssl_context,
 )
 
-from api.openai.responses.ids import job_of
-from offline.webhooks.backoff import after_failure
-from offline.webhooks.event_data import with_data
-from offline.webhooks.guard import Forbidden, GuardedBackend, networks_of
+from api.openai.rendering import Facts, JobView, job_object, to_json
+from api.openai.responses.ids import job_of, response_id
+from api.openai.responses.object import outcome
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors, run_periodically
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable, UnknownBatch, UnknownJob
-from streaming.events.outbox import Outbox, endpoints_for
+from streaming.events.outbox import Event, Outbox, endpoints_for
 from streaming.events.settings import WebhookSettings, allows_url, signing_key
 from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.jobs.reader import JobReader
+from streaming.jobs.records import JobRecord
 from streaming.redis.client import RedisClient
 from telemetry import tracing as names
 from telemetry.metrics import Metrics
 from telemetry.tracing import NO_TRACING, TRACEPARENT, Attributes, Span, Tracing
+
+FIRST_S, FACTOR, MAX_WAIT_S = 5.0, 6.0, 6 * 3600.0
+JITTER = 0.2
+"""Fraction by which a wait varies, so that deliveries that failed together are not retried together."""
+
+GONE = 410
+
+
+@dataclass(frozen=True, slots=True)
+class RetryDecision:
+    """When to retry, and why; `wait_s` is None to give up."""
+
+    wait_s: float | None
+    reason: str
+
+
+def after_failure(tries: int, age_s: float, status: int, give_up_s: float, chance: float) -> RetryDecision:
+    """Decide when to retry a delivery: after 5 s, 30 s, 3 min, 18 min, 1.8 h, then every 6 h, up to `give_up_s`.
+
+    Args:
+        tries: failed attempts so far.
+        age_s: time since the first attempt.
+        status: HTTP status of the last answer, 0 if there was none.
+        give_up_s: no attempt is made later than this after the first one.
+        chance: a random number from 0 to 1, for the jitter.
+    """
+    if status == GONE:
+        return RetryDecision(None, "the endpoint answered 410 Gone")
+    wait_s = min(FIRST_S * FACTOR ** min(tries - 1, 10), MAX_WAIT_S) * (1 + JITTER * (2 * chance - 1))
+    if age_s + wait_s > give_up_s:
+        return RetryDecision(None, f"{tries} attempts in {age_s:.0f} s, and the next would be after {give_up_s:.0f} s")
+    return RetryDecision(wait_s, f"attempt {tries} failed, the next is in {wait_s:.0f} s")
+
+
+PREFIX = "response."
+BY_STATE = {"expired": "failed"}
+"""How a response ended whose record is gone, where the state of its job is no status of a response."""
+SHOWN = (
+    *("id", "status", "endpoint", "model", "priority", "created_at", "completed_at", "attempts", "usage", "error"),
+    *("cancelled_by", "metadata"),
+)
+"""Fields of the job object that messages have."""
+
+
+async def with_data(events: Sequence[Event], reader: JobReader, batches: Batches) -> list[tuple[Event, str]]:
+    """Return the events with the data of their messages. That of a record that is gone has only id and status.
+
+    A response's event gets its id and its final status: the job's state alone does not say whether a token limit ended
+    the text. Raises Unavailable.
+    """
+    jobs = list({event.subject for event in events if event.subject.startswith("job_")})
+    records = dict(zip(jobs, await reader.records(jobs, resultless=jobs), strict=True))
+    told = []
+    for event in events:
+        if event.subject.startswith("batch_"):
+            told.append((event, _encoded(await _of_batch(event, batches))))
+            continue
+        record = records.get(event.subject)
+        told.append(_of_job(event, record if record is not None and record.job.tenant == event.tenant else None))
+    return told
+
+
+def _of_job(event: Event, record: JobRecord | None) -> tuple[Event, str]:
+    state = event.type.rpartition(".")[2]
+    data: dict[str, Any] = {}
+    if record is not None and record.terminal is not None:
+        shown = job_object(JobView.of(record, Facts.of(record.job, record.created_ms)))
+        data = {name: shown[name] for name in SHOWN}
+        if data["error"]:
+            del data["error"]["message"]  # a server may quote the prompt in it
+        data["result_url"] = f"/v1/jobs/{event.subject}/result" if record.completed else None
+    if record is not None and not event.recipients:  # written by a process of an older version
+        event = replace(event, recipients=record.job.events, webhook=record.job.webhook)
+    if event.type.startswith(PREFIX):
+        status: str = BY_STATE.get(state, state)
+        if record is not None and record.terminal is not None:
+            status = outcome(record.terminal).status
+        name = response_id(event.subject)
+        if data.get("result_url"):
+            data["result_url"] = f"/v1/responses/{name}"
+        event, state = replace(event, type=PREFIX + status, subject=name), status
+    return event, _encoded(data | {"id": event.subject, "status": state})
+
+
+async def _of_batch(event: Event, batches: Batches) -> dict[str, Any]:
+    data: dict[str, Any] = {"id": event.subject, "status": event.type.rpartition(".")[2]}
+    try:
+        record = await batches.get(event.subject, event.tenant)
+    except UnknownBatch:
+        return data
+    progress = record.progress
+    return data | {
+        "metadata": dict(record.batch.metadata),
+        "request_counts": {"total": progress.total, "completed": progress.completed, "failed": progress.failed},
+        "output_file_id": progress.output_file or None,
+        "error_file_id": progress.error_file or None,
+    }
+
+
+def _encoded(data: dict[str, Any]) -> str:
+    return to_json(data).decode()
+
+
+# Guard against server-side request forgery: webhooks connect only to public or explicitly allowed addresses.
+#
+# Each connection resolves the host name once, checks every address, and connects to a checked address itself, so a
+# second look-up (DNS rebinding) cannot lead elsewhere. TLS still verifies the certificate against the name.
+
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+PUBLIC_6 = ipaddress.IPv6Network("2000::/3")
+TUNNELS = (ipaddress.IPv6Network("2002::/16"), ipaddress.IPv6Network("2001::/32"))
+"""6to4 and Teredo: these addresses embed an IPv4 address, to which a relay would connect."""
+RESERVED = (ipaddress.IPv4Network("192.88.99.0/24"), ipaddress.IPv4Network("192.0.0.0/24"))
+
+
+class Forbidden(ConnectError):
+    """Raised instead of connecting to an address that is not public."""
+
+
+def networks_of(words: Iterable[str]) -> tuple[Network, ...]:
+    """Parse networks in CIDR notation. Raises ValueError."""
+    return tuple(ipaddress.ip_network(word) for word in words)
+
+
+def refusal(text: str, allowed: Sequence[Network]) -> str:
+    """Return why a webhook may not connect to this address; "" if it may."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if any(address in network for network in allowed):
+        return ""
+    return "" if _public(address) else f"{address} is not a public address, and no `networks` names it"
+
+
+def _public(address: Address) -> bool:
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        return False
+    if isinstance(address, ipaddress.IPv6Address):
+        return address in PUBLIC_6 and not any(address in network for network in TUNNELS)
+    return not any(address in network for network in RESERVED)
+
+
+class GuardedBackend(AsyncNetworkBackend):
+    """Network backend for httpcore that checks addresses. Raises Forbidden, ConnectError, TimeoutError."""
+
+    def __init__(self, allowed: Sequence[Network]) -> None:
+        self._allowed, self._plain = allowed, AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the library's own signature
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> AsyncNetworkStream:
+        """Connect to the first address of the name that answers; refuse if any of them is forbidden."""
+        addresses = await self._addresses(host, port)
+        for address in addresses:
+            if reason := refusal(address, self._allowed):
+                raise Forbidden(reason)
+        problem: Exception = ConnectError(f"{host} has no address")
+        for address in addresses:
+            try:
+                return await self._plain.connect_tcp(address, port, timeout, local_address, socket_options)
+            except ConnectError as error:
+                problem = error
+        raise problem
+
+    async def _addresses(self, host: str, port: int) -> list[str]:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise ConnectError(f"{host} cannot be looked up: {error}") from error
+        return list(dict.fromkeys(str(row[4][0]) for row in found))
+
+
+# Webhook dispatcher: fans events from the outbox out to their endpoints, and retries each delivery with backoff.
+#
+# It polls Redis, where due messages and their leases are, and needs no Celery task. Each endpoint has its own limit of
+# concurrent attempts, so a slow endpoint delays no other.
+
 
 log = logging.getLogger(__name__)
 
