@@ -1,10 +1,10 @@
 """`python -m bench.document`: writes the tables of the docs from bench/results and the source, between their marks.
 
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- faults: chaos -->` for
-a chaos run, `<!-- cost: gateway -->` for the short table of the README, `<!-- sizing: gateway -->` for what one core
-carries, `<!-- goals: page -->` for all goals of the page's tables, `<!-- goals: batch -->` for those of one run,
-`<!-- entrypoints: chats -->` for requests as other servers answer them, and the marks of bench/reference.py for the
-tables of docs/metrics.md. Behind stands `<!-- end -->`. What is between is never typed.
+a chaos run, `<!-- cost: gateway -->` for the short table of the README, `<!-- goals: page -->` for all goals of the
+page's tables, `<!-- goals: batch -->` for those of one run, `<!-- entrypoints: chats -->` for requests as other servers
+answer them, and the marks of bench/reference.py for the tables of docs/metrics.md. Behind stands `<!-- end -->`. What is
+between is never typed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from bench.conformance import entrypoints
 
 PAGES_OF_DOCS = (
     "guarantees",
-    "scaling",
-    "production",
+    "batches",
+    "api",
     "metrics",
     "records",
     "traces",
@@ -38,7 +38,7 @@ PAGES = (
     *(Path("docs", f"{name}.md") for name in PAGES_OF_DOCS),
 )
 
-OF_RESULTS = ("results", "plot", "faults", "cost", "sizing")
+OF_RESULTS = ("results", "plot", "faults", "cost")
 """Kinds of marks whose name is that of a file of results."""
 KINDS = "|".join((*OF_RESULTS, "goals", "entrypoints", *reference.WRITERS))
 MARKED = re.compile(rf"(<!-- ({KINDS}): ([A-Za-z0-9/-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -119,38 +119,9 @@ def _cost(found: report.Report) -> str:
     return f"{table}\n\nMeasured on {found.date}; {tree}."
 
 
-SCALES = ("api", "worker", "redis")
-"""Processes whose work grows with the tokens."""
-
-
-def _sizing(found: report.Report) -> str:
-    """What one core, or one GiB, carries: calculated from the cost of each token, job or open stream."""
-    cell, lines = report.cell, []
-    for row in found.rows:
-        if found.name == "gateway-idle":
-            kib = float(row["kib_per_stream"])
-            lines.append(
-                (f"an open stream, {row['process']}", f"{cell(kib, 1)} KiB", f"{cell(2**20 / kib, 0)} in a GiB")
-            )
-        elif found.name == "jobs" and str(row["system"]).startswith("penstock"):
-            ms = float(row["cpu_ms_per_job"]) - float(row["client_ms_per_job"])
-            what = str(found.settings["systems"][row["system"]]).removeprefix("Penstock, ")
-            lines.append((f"a job of one token: {what}", f"{cell(ms, 2)} ms of CPU", f"{cell(1e3 / ms, 0)} a second"))
-    if found.name == "gateway":
-        row = max((row for row in found.rows if row["system"] == "penstock"), key=lambda row: int(row["streams"]))
-        for process, us in (str(part).split(" ") for part in str(row["parts"]).split(", ")):
-            if process.partition("-")[0] in SCALES:
-                what = f"a token, {process}, with {row['streams']} streams"
-                lines.append((what, f"{us} us of CPU", f"{cell(1e6 / float(us), 0)} a second"))
-    head = ("what", "costs", "so one full core or GiB carries")
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ("---", "---:", "---:"), *lines))
-    return f"{table}\n\n{report.source(found)}"
-
-
 WRITERS: Mapping[str, Callable[[report.Report], str]] = {
     "results": report.as_markdown,
     "cost": _cost,
-    "sizing": _sizing,
 }
 
 

@@ -3,7 +3,7 @@
 It scales up at once, to the maximum of: the last peak of jobs that cannot wait for a new worker, plus the burst that
 recent history shows on top of such a peak; the jobs present now; the workers that begin all waiting jobs within their
 targets and deadlines. It scales down to the maximum needed in the last `keep_s` seconds, and takes no small step down
-within an hour after a rise. docs/scaling.md has the formulas and their sources.
+within an hour after a rise. docs/scaling.md has the formulas.
 """
 
 from __future__ import annotations

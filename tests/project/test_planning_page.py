@@ -37,7 +37,7 @@ def test_a_command_of_the_page_is_understood(line: str) -> None:
 def test_the_page_shows_every_command() -> None:
     """Each of `penstock plan` and `penstock tune`."""
     for group, names in (("plan", PlanGroup.COMMANDS), ("tune", TuneGroup.COMMANDS)):
-        assert [name for name in names if f"$ penstock {group} {name} " not in PAGE] == []
+        assert [name for name in names if f"`penstock {group} {name} " not in PAGE] == []
 
 
 def test_the_worked_example_says_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
