@@ -3,8 +3,8 @@
 A page says `<!-- results: jobs -->` for a table, `<!-- plot: jobs-cpu -->` for a picture, `<!-- faults: chaos -->` for
 a chaos run, `<!-- cost: gateway -->` for the short table of the README, `<!-- goals: page -->` for all goals of the
 page's tables, `<!-- goals: batch -->` for those of one run, `<!-- entrypoints: chats -->` for requests as other servers
-answer them, and the marks of bench/reference.py for the tables of docs/metrics.md. Behind stands `<!-- end -->`. What is
-between is never typed.
+answer them, and the marks of bench/reference.py for the tables of docs/metrics.md. Behind stands `<!-- end -->`. What
+is between is never typed.
 """
 
 from __future__ import annotations
