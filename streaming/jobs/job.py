@@ -140,11 +140,11 @@ def preview_of(prompt: Prompt) -> str:
             text = asked.content if asked is not None else ""
             mark = f"[{last.role}] " if last is not None and last.role != "user" else ""
         case Text(texts):
-            text, mark = texts[0], f"[{len(texts)} prompts] " if len(texts) > 1 else ""
+            text, mark = "".join(texts[:1]), f"[{len(texts)} prompts] " if len(texts) > 1 else ""
         case Tokens(ids):
-            text = f"[{len(ids)} prompts of token ids]" if len(ids) > 1 else f"[{len(ids[0])} token ids]"
+            text = f"[{len(ids)} prompts of token ids]" if len(ids) != 1 else f"[{len(ids[0])} token ids]"
         case Inputs(groups):
-            count, first = sum(map(len, groups)), groups[0][0]
+            count, first = sum(map(len, groups)), next((each for group in groups for each in group), "")
             mark = f"[{count} inputs] " if count > 1 else ""
             text = first if isinstance(first, str) else f"[{len(first)} token ids]"
     if text[: 4 * MAX_PREVIEW_CHARS].isspace():
