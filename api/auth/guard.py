@@ -79,7 +79,7 @@ class RequestGuard:
         try:
             return await self._console.caller(headers)
         except Unavailable:
-            raise errors.store_unavailable() from None
+            raise errors.store_unavailable(read=True) from None
 
     def _admit(self, scope: Scope, operator: Caller | None) -> RouteMatch | Response:
         """Return the row of an allowed request, or the answer to a CORS preflight. Raises ApiError."""
