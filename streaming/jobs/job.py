@@ -284,10 +284,9 @@ class PassingJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VER
     """A job with fields for its model's server, which a worker of version 5 would leave out."""
 
 
-HINTS = frozenset(
-    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "max_completion_tokens"}
-)
-"""Passed fields that change no answer."""
+HINTS = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store",
+                   "prompt_cache_retention", "max_completion_tokens"})  # fmt: skip
+"""Passed fields that change no answer: servers that refuse unknown fields need not get them."""
 
 
 def has_extras(prompt: Prompt, tools: Tools | None) -> bool:

@@ -7,15 +7,13 @@ from typing import Any
 
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.tools import Tools
+from streaming.jobs.job import HINTS
 from workers.engines.upstream.continuation.ladder import Row, Rung, is_chat
 from workers.engines.upstream.server.kinds import ServerFacts
 
 CHAT, TEXT = "/chat/completions", "/completions"
 ALL = "*"
 """In the names of withheld fields: every field."""
-HINTS = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store",
-                   "prompt_cache_retention"})  # fmt: skip
-"""Passed fields of OpenAI's that change no answer: other servers that refuse unknown fields do not get them."""
 BUILT = frozenset({"max_completion_tokens", "response_format"})
 """Passed fields that stand for a part of what is built here."""
 OF_TEMPLATES = frozenset({"chat_template_kwargs", "chat_template", "documents"})
