@@ -28,7 +28,9 @@ from workers.past_texts import PastRows, PastTexts, echoes_left
 from workers.prompts import inputs_of, prompt_of
 from workers.reasoned import reasoned_tokens
 
-EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
+EXPIRED = Failure(
+    "deadline_exceeded", "The job's queue.deadline_ms passed before it was done.", 408, "queue.deadline_ms"
+)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
 MAX_COUNT = 2**40
