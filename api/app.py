@@ -122,7 +122,7 @@ async def _client_gone(request: Request, _error: Exception) -> Response:
 
 async def _unavailable(request: Request, error: Exception) -> Response:
     log.warning("refused, the store is down: %s", error)
-    return _answer(request, errors.store_unavailable())
+    return _answer(request, errors.store_unavailable(read=request.method in ("GET", "HEAD")))
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

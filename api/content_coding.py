@@ -107,6 +107,10 @@ class _Stage:
             if self._part is None or self._part.eof:
                 if self._part is not None and self._name == "deflate":
                     raise errors.coding_mismatch(self._name)
+                if self._part is not None and self._name == "gzip" and not data[0]:
+                    data = data.lstrip(b"\0")  # padding, as gzip(1) takes it
+                    self._check_overhead(len(data))
+                    continue
                 self._part = _NEW[self._name](data)
                 self._taken += PART_COST_BYTES
             try:
@@ -116,9 +120,13 @@ class _Stage:
             data = self._part.unused_data if self._part.eof else getattr(self._part, "unconsumed_tail", b"")
             full = len(found) == SLICE_BYTES and not self._part.eof
             self._given += len(found)
-            if self._taken - len(data) > MAX_OVERHEAD_BYTES + 4 * self._given:
-                raise errors.coding_mismatch(self._name)
+            self._check_overhead(len(data))
             yield found
+
+    def _check_overhead(self, left: int) -> None:
+        """Raise ApiError (400) if most of the data but the last `left` bytes decodes to nothing."""
+        if self._taken - left > MAX_OVERHEAD_BYTES + 4 * self._given:
+            raise errors.coding_mismatch(self._name)
 
     def check_end(self) -> None:
         """Raise ApiError (400) if the data is cut off."""

@@ -50,6 +50,7 @@ async def _ready(services: Services) -> tuple[bool, str]:
         return False, reason
     processes = await services.fleet.processes()
     if any(process.role == "worker" and process.state == "ready" for process in processes):
+        await services.learn_cards()
         return True, ""
     scalable = any(model.least_wanted == 0 and model.most_wanted > 0 for model in services.models.values())
     has_scheduler = any(process.role == "scheduler" for process in processes)

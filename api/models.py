@@ -16,6 +16,7 @@ from api.services import Services
 async def listing(request: Request) -> Response:
     """GET /v1/models: list every configured model."""
     services = services_of(request)
+    await services.learn_cards()
     return as_json({"object": "list", "data": [_model(services, name) for name in services.models]})
 
 
@@ -24,6 +25,7 @@ async def show(request: Request) -> Response:
     services = services_of(request)
     name = request.path_params["model"]
     services.model(name)
+    await services.learn_cards()
     return as_json(_model(services, name))
 
 

@@ -183,6 +183,12 @@ class Services:
     def _record_end(self, record: JobRecord) -> None:
         self.records.write(request_record(record, self.name))
 
+    async def learn_cards(self) -> None:
+        """Read the cards, if one of a configured model is not known yet: a worker may have just loaded it."""
+        if not self.cards.keys() >= self.models.keys():
+            with contextlib.suppress(Unavailable):
+                self.cards = await self.fleet.cards()
+
     async def _refresh_cards(self) -> None:
         async def refresh() -> None:
             self.metrics.flush()

@@ -166,7 +166,9 @@ def reasoned_tokens(deltas: Iterable[Delta]) -> int:
     return count
 
 
-EXPIRED = Failure("deadline_exceeded", "The job's deadline passed before it was done.", 408)
+EXPIRED = Failure(
+    "deadline_exceeded", "The job's queue.deadline_ms passed before it was done.", 408, "queue.deadline_ms"
+)
 CANCELLED = Failure("job_cancelled", "The job was cancelled.", 409)
 
 MAX_COUNT = 2**40

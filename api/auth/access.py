@@ -6,6 +6,7 @@ applies.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from enum import Enum
@@ -68,11 +69,11 @@ class AccessTable:
         """Return the rows of a path, by method; empty for an unknown path."""
         return self._rows(path)[0]
 
-    def meant(self, path: str) -> str:
-        """Return the path that a path without a route probably means: without repeated or other words at its front,
-        with /v1, in lower case, or with a word that is spelt like it; "" if there is none."""
-        if len(path) > MAX_MEANT:
-            return ""
+    def meant(self, method: str, path: str) -> str:
+        """Return the path, with this method, that a path without a route probably means: without repeated or other
+        words at its front, with /v1, in lower case, or with a word that is spelt like it; "" if there is none."""
+        if len(path) > MAX_MEANT or self.methods(re.sub("(?<=/)(?=/[^/])", "-", path)):
+            return ""  # in which an id was left out, and not a slash written twice
         words: list[str] = []
         for word in path.strip().split("/"):
             if word == "..":
@@ -82,9 +83,10 @@ class AccessTable:
         for start in range(min(len(words), MAX_EXTRA_WORDS + 1)):
             rest = "/".join(words[start:])
             for found in (f"/{rest}", f"/v1/{rest}", f"/{rest}".lower(), f"/v1/{rest}".lower()):
-                if self.methods(found):
+                if self.find(method, found) is not None:
                     return found
-        return next(iter(get_close_matches(f"/{'/'.join(words)}".lower(), self._fixed, 1, CLOSE)), "")
+        known = [each for each in self._fixed if self.find(method, each) is not None]
+        return next(iter(get_close_matches(f"/{'/'.join(words)}".lower(), known, 1, CLOSE)), "")
 
     def find(self, method: str, path: str) -> RouteMatch | None:
         """Return the row of a request; None if there is none. HEAD has the row of GET."""

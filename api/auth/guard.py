@@ -79,7 +79,7 @@ class RequestGuard:
         try:
             return await self._console.caller(headers)
         except Unavailable:
-            raise errors.store_unavailable() from None
+            raise errors.store_unavailable(read=True) from None
 
     def _admit(self, scope: Scope, operator: Caller | None) -> RouteMatch | Response:
         """Return the row of an allowed request, or the answer to a CORS preflight. Raises ApiError."""
@@ -111,7 +111,7 @@ class RequestGuard:
         """Return the answer to a CORS preflight; for anything else raise ApiError (403, 404, 405)."""
         methods = self._table.methods(scope["path"])
         if not methods:
-            meant = self._table.meant(scope["path"])
+            meant = self._table.meant(scope["method"], scope["path"])
             raise errors.unknown_route(meant and self._base_path + meant)
         if scope["method"] == "OPTIONS":
             preflight = self._origins.preflight(methods, scope["path"], scope["state"]["headers"])

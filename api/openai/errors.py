@@ -367,11 +367,14 @@ def put_cut_off(retry_s: float = 1) -> ApiError:
     return ApiError(503, "draining", message, headers=retry_after(retry_s))
 
 
-def store_unavailable(retry_s: float = 1) -> ApiError:
-    message = (
-        "The queue does not answer, so nothing new was accepted. A change to a job, file or batch that exists may have "
-        "been made. Try again."
-    )
+def store_unavailable(retry_s: float = 1, *, read: bool = False) -> ApiError:
+    """`read`: the request would have changed nothing, or was not begun."""
+    message = "The queue does not answer, and nothing was changed. Try again."
+    if not read:
+        message = (
+            "The queue does not answer, so nothing new was accepted. A change to a job, file or batch that exists may "
+            "have been made: look at it before you try again."
+        )
     return ApiError(503, "store_unavailable", message, headers=retry_after(retry_s))
 
 

@@ -53,11 +53,6 @@ def resume_impossible(job_id: str) -> ApiError:
     return ApiError(500, "resume_impossible", message, headers=FINAL | {"X-Job-Id": job_id})
 
 
-def deadline_exceeded_in_queue() -> ApiError:
-    message = "The job's deadline passed while it waited, so it was not started."
-    return ApiError(408, "deadline_exceeded_in_queue", message, headers=FINAL)
-
-
 def deadline_exceeded() -> ApiError:
     return ApiError(408, "deadline_exceeded", "The job's deadline passed before its last token.", headers=FINAL)
 
@@ -100,6 +95,6 @@ def from_terminal(terminal: Terminal) -> ApiError:
         return from_failure(terminal.failure)
     match terminal.state:
         case JobState.EXPIRED:
-            return deadline_exceeded() if terminal.seq else deadline_exceeded_in_queue()
+            return deadline_exceeded()
         case _:
             return ApiError(500, "job_failed", "The job failed and left no reason.", headers=FINAL)

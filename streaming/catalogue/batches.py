@@ -47,12 +47,12 @@ BATCHES = (
         "by tenant: file ids by creation time (ms)",
     ),
     Key(
-        "place",
-        "place:{}",
-        "string",
+        "places",
+        "places:{}",
+        "list",
         "forget, amend_conversation",
-        "a day",
-        "by id of a deleted file, batch or conversation item: its place in its list, and whose list that is",
+        "a day after the last deletion",
+        "by tenant: its last thousand deleted files, batches and conversation items, and the place of each in its list",
     ),
     Key(
         "sizes",

@@ -61,9 +61,10 @@ def check_endpoint(endpoint: WebhookSettings) -> None:
             raise ValueError(f"{field} must be https://host/path, without a user")
         if url.scheme == "http" and not endpoint.allow_http:
             raise ValueError(f"{field} must begin with https:// (allow_http = true lifts that)")
-        assert url.port is None or url.port > 0  # reading it raises ValueError for what is no port
+        if url.port == 0:  # reading it raises ValueError for what is no port
+            raise ValueError(f"{field} has no port 0")
         if field == "urls" and (_origin_and_path(text) is None or url.query):
-            raise ValueError("urls must be plain ASCII without spaces, '#', '?' and segments such as '..'")
+            raise ValueError("urls must be plain ASCII without spaces, '#', '?', '..' and escapes of such characters")
     for network in endpoint.networks:
         ipaddress.ip_network(network)
     signing_key(endpoint.secret)
@@ -71,18 +72,22 @@ def check_endpoint(endpoint: WebhookSettings) -> None:
 
 _PRINTABLE = re.compile(r"""[!"$-\[\]-~]{1,2048}""")
 """Visible ASCII without the backslash and '#', which parsers of URLs read differently."""
-_CLIMBS = re.compile(r"(^|/)\.{1,2}(;[^/]*)?(/|$)|%(25)*(2e|2f|5c)", re.IGNORECASE)
-"""A path that a server may resolve to one outside its beginning."""
+_CHARACTER = r"([\w~!$&'()*+,:=@-]|%(?!2[35EF]|3[BF]|5C|7F)[2-7][0-9A-F])"
+"""Of a path: as it is, or an escape of visible ASCII or a space, but of none of # % . / ; ? and the backslash."""
+_WITHIN = re.compile(rf"(/(\.?(?!%20){_CHARACTER}({_CHARACTER}|[.;])*)?)*", re.ASCII | re.IGNORECASE)
+"""A path that no server resolves to one outside its beginning: a segment begins with one dot at most, and goes on."""
 
 
 def _origin_and_path(text: str) -> tuple[tuple[str, str, int], str] | None:
     """Split a URL into its origin (scheme, host, port) and its path; None if it is not one that may be compared."""
     try:
         url = urlsplit(text)
-        port = url.port or {"https": 443, "http": 80}.get(url.scheme, 0)
+        port = {"https": 443, "http": 80}.get(url.scheme, 0) if url.port is None else url.port
     except ValueError:
         return None
-    if not _PRINTABLE.fullmatch(text) or not url.hostname or url.username is not None or _CLIMBS.search(url.path):
+    if not _PRINTABLE.fullmatch(text) or not url.hostname or url.username is not None or not port:
+        return None
+    if not _WITHIN.fullmatch(url.path):
         return None
     return (url.scheme, url.hostname, port), url.path or "/"
 

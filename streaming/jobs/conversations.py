@@ -120,8 +120,9 @@ class Conversations:
         await self._amend(conversation, dropped=(item,))
 
     async def deleted_place(self, conversation: Conversation, item_id: str) -> int | None:
-        """Return the number that a deleted item had; None if there was none, or none in the last day."""
-        return await place_of(self._client, self._partition(conversation.id), item_id, conversation.id)
+        """Return the number that a deleted item had; None if it is not known (place_of)."""
+        name = f"{conversation.id} {item_id}"
+        return await place_of(self._client, self._partition(conversation.id), name, conversation.tenant)
 
     async def end_turn(self, conversation: Conversation, items: Sequence[ConversationItem]) -> None:
         """Append the items of its turn, and let another one begin. No quota refuses them. Raises UnknownConversation,

@@ -140,11 +140,11 @@ def preview_of(prompt: Prompt) -> str:
             text = asked.content if asked is not None else ""
             mark = f"[{last.role}] " if last is not None and last.role != "user" else ""
         case Text(texts):
-            text, mark = texts[0], f"[{len(texts)} prompts] " if len(texts) > 1 else ""
+            text, mark = "".join(texts[:1]), f"[{len(texts)} prompts] " if len(texts) > 1 else ""
         case Tokens(ids):
-            text = f"[{len(ids)} prompts of token ids]" if len(ids) > 1 else f"[{len(ids[0])} token ids]"
+            text = f"[{len(ids)} prompts of token ids]" if len(ids) != 1 else f"[{len(ids[0])} token ids]"
         case Inputs(groups):
-            count, first = sum(map(len, groups)), groups[0][0]
+            count, first = sum(map(len, groups)), next((each for group in groups for each in group), "")
             mark = f"[{count} inputs] " if count > 1 else ""
             text = first if isinstance(first, str) else f"[{len(first)} token ids]"
     if text[: 4 * MAX_PREVIEW_CHARS].isspace():
@@ -284,10 +284,9 @@ class PassingJob(Job, frozen=True, kw_only=True, omit_defaults=True, tag=JOB_VER
     """A job with fields for its model's server, which a worker of version 5 would leave out."""
 
 
-HINTS = frozenset(
-    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "max_completion_tokens"}
-)
-"""Passed fields that change no answer."""
+HINTS = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store",
+                   "prompt_cache_retention", "max_completion_tokens"})  # fmt: skip
+"""Passed fields that change no answer: servers that refuse unknown fields need not get them."""
 
 
 def has_extras(prompt: Prompt, tools: Tools | None) -> bool:

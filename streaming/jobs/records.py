@@ -46,9 +46,7 @@ MALFORMED = Failure("malformed_job", "What the store holds of this job cannot be
 
 REASONS = {
     "cancelled": Failure("job_cancelled", "The job was cancelled.", 409),
-    "deadline_exceeded_in_queue": Failure(
-        "deadline_exceeded_in_queue", "The job's time ran out while it waited for a worker.", 408
-    ),
+    "deadline_exceeded_in_queue": Failure("deadline_exceeded_in_queue", "", 408),  # its words: expired_in_queue
     "attempts_exhausted": Failure(
         "attempts_exhausted", "Every worker that took this job was lost; it was given up.", 500
     ),
@@ -188,6 +186,9 @@ def _parsed(
     terminal = end or end_of(job_id, state, raw.get("record") or raw.get("summary"), word("reason"))
     if terminal is not None and terminal.state is JobState.CANCELLED and not terminal.cancelled_by:
         terminal = msgspec.structs.replace(terminal, cancelled_by=canceller(raw.get("cancel")))
+    if terminal is not None and terminal.failure is REASONS["deadline_exceeded_in_queue"]:
+        limits = number("queue_deadline"), number("deadline"), number("attempt")
+        terminal = msgspec.structs.replace(terminal, failure=expired_in_queue(*limits))
     job, fault = _job(job_id, body, raw) if bodies else (_beside(job_id, raw), None)
     runs = parse_runs(word("runs"))
     last = runs[-1].run if runs else None
@@ -219,6 +220,16 @@ def _parsed(
         drafts=_drafts(raw),
         fault="" if fault is None else str(fault),
         is_newer_body=isinstance(fault, NewerMessage),
+    )
+
+
+def expired_in_queue(queue_deadline_ms: int, deadline_ms: int, attempt: int) -> Failure:
+    """Why a job ended that waited until the earlier of these times (0: none); after its first attempt, the first one
+    counts no longer."""
+    is_first = queue_deadline_ms and not attempt and (not deadline_ms or queue_deadline_ms <= deadline_ms)
+    limit = "queue.max_queue_ms" if is_first else "queue.deadline_ms"
+    return Failure(
+        "deadline_exceeded_in_queue", f"The job waited for a worker until its {limit} had passed.", 408, limit
     )
 
 

@@ -26,6 +26,7 @@ def request_record(record: JobRecord, by: str) -> RequestRecord:
         tenant=job.tenant,
         by=by,
         code=failure.code if failure else "",
+        cancelled_by=end.cancelled_by if end else "",
         accepted_us=stamps.accepted or 0,
         started_us=stamps.started or 0,
         claimed_us=stamps.claimed or 0,

@@ -2,7 +2,7 @@
 -- turn. ARGV: id, tenant, version and turn that it must have (version '': any), the turn that it then has, seconds to
 -- keep it, '=' and the metadata | '' to leave it, the tenant's quota of request bytes | '', the items to delete as number:id,
 -- separated by commas, the items to add
--- A cursor that names a deleted item stays valid for a day.
+-- A cursor may still name a deleted item.
 -- Returns: 'unknown' (gone, no hash, or another tenant's) | 'changed' (another version or turn) | 'done' |
 --          {'quota', 'requests', bytes the tenant keeps}
 local id, tenant, version, turn, next_turn = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
@@ -23,7 +23,7 @@ if most and more > 0 then
 end
 for at, item in string.gmatch(dropped, '(%d+):([^,]*)') do
   redis.call('HDEL', key, 'i' .. at)
-  redis.call('SET', place_key(item), at .. ' ' .. id, 'EX', 86400)
+  keep_place(tenant, id .. ' ' .. item, at)
 end
 for i = 10, #ARGV do redis.call('HSET', key, 'i' .. (number + i - 9), ARGV[i]) end
 if metadata then redis.call('HSET', key, 'metadata', metadata) end

@@ -32,13 +32,14 @@ async def page(
     return found[:limit]
 
 
-async def place_of(client: RedisClient, partition: int, name: str, owner: str) -> int | None:
-    """Return the place that a deleted member had in the list of `owner`: a tenant, or a conversation. None if it never
-    was there, or was deleted more than a day ago. Raises Unavailable."""
+async def place_of(client: RedisClient, partition: int, name: str, tenant: str) -> int | None:
+    """Return the place that a deleted member had in its list. None if it is not known: it never was there, was deleted
+    more than a day ago, or a thousand others of the tenant since. Raises Unavailable."""
     with translated():
-        kept: Any = await client.redis.get(partition_key(partition, "place", name))
-    place, _, of = (kept or b"").decode(errors="replace").partition(" ")
-    return int(float(place)) if kept and of == owner else None
+        kept: Any = await client.redis.lrange(partition_key(partition, "places", tenant), 0, -1)
+    beginning = f"{name} ".encode()
+    found = next((each for each in kept if each.startswith(beginning)), None)
+    return None if found is None else int(float(found.rpartition(b" ")[2]))
 
 
 async def cursor_after(client: RedisClient, partition: int, key: str, name: str, tenant: str) -> tuple[int, str] | None:

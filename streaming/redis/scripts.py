@@ -153,6 +153,7 @@ SHARED = (
     "logs",
     "endings",
     "file_costs",
+    "places",
     "malformed",
     "repair",
     "fences",

@@ -44,6 +44,8 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The process that ended it, as `penstock ps` names it: a worker, or one that swept or refused."""
     code: str = ""
     """Code of the error that its client was told."""
+    cancelled_by: str = ""
+    """Who cancelled it, as the job object says; "" also if a version that noted it nowhere did."""
     status: int = 0
     """HTTP status of a refused request."""
     received_us: int = 0

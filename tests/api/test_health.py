@@ -16,6 +16,7 @@ from streaming.jobs.settings import TenantSettings, class_of
 from streaming.priority import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import LANE_CLASS_OLDEST
+from workers.engines.sim.settings import SimSettings, card_of
 
 
 @pytest.fixture
@@ -51,3 +52,14 @@ async def test_each_class_that_is_configured_has_its_longest_wait(local: LocalAp
     assert found["standard", "low"] >= found["standard", "high"] + 0.02 >= 0.06
     assert found["standard", "normal"] == found["batch", "low"] == 0
     assert {name for _, name in found} == {"low", "normal", "high"}
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/v1/models", "/v1/models/sim"])
+async def test_what_a_ready_worker_can_do_is_known(local: LocalApi, path: str) -> None:
+    """At once: whoever sees it ready, such as another Penstock in front of this one, asks for its capabilities next."""
+    await local.work("ready")
+    local.services.cards = {}
+    await local.services.fleet.publish_card(card_of("sim", SimSettings()))
+    await local.client.get(path)
+    assert local.services.cards["sim"].capabilities.repetition_penalty
+    assert (await local.client.get("/v1/models/sim")).json()["capabilities"]["tools"]

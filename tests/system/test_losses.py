@@ -228,6 +228,9 @@ def test_a_house_started_before_its_server_waits_for_it(tmp_path: Any) -> None:
         assert json.loads(body)["error"]["code"] == "store_unavailable"
         ready, reason = house.get("/readyz")
         assert ready == 503 and b"Redis" in reason
+        for method, path in (("GET", ""), ("POST", "/cancel")):  # of which only one can have changed something
+            status, _, body = house.request(method, f"/v1/jobs/job_00{30 * '0'}{path}")
+            assert status == 503 and (b"nothing was changed" in body) is (method == "GET"), body
         with redis_process(tmp_path, port, "--appendonly", "yes"):
             house.wait_ready()
             eventually(lambda: status_of_put(house) == 200)

@@ -111,6 +111,9 @@ def test_every_request_has_one_record_whatever_ends_it(house: House) -> None:
     ids = [*completed, running, *blocked, *waiting, *expired, streamed, whole]
     found = check(house, ids)
     assert Counter(record.state for record in found.values()) == {"completed": 17, "cancelled": 6, "expired": 3}
+    assert {(record.state, record.cancelled_by) for record in found.values()} == {
+        ("completed", ""), ("cancelled", "owner"), ("expired", "")
+    }  # fmt: skip
     for record in (found[job_id] for job_id in (*completed, streamed, whole)):
         stamps = (record.received_us, record.accepted_us, record.started_us, record.claimed_us, record.released_us)
         stamps = (*stamps, record.scheduled_us, record.first_us, record.last_us, record.ended_us)
@@ -217,6 +220,7 @@ def test_jobs_that_no_worker_ends_have_records_from_the_api_alone(house: House) 
     worker.wait()
     found = check(house, [cancelled, expired, given_up])
     assert {record.by for record in found.values()} == {"api-1"}
+    assert found[cancelled].cancelled_by == "owner"
     assert (found[given_up].state, found[given_up].lost) == ("failed", 1) and found[given_up].completion_tokens > 0
     assert found[given_up].code in ("attempts_exhausted", "poison")
 

@@ -375,4 +375,5 @@ def test_a_request_that_waits_too_long_is_expired(empty_house: House) -> None:
     house.start("scheduler")
     status, headers, body = house.post("/v1/chat/completions", chat_body("soon", queue={"max_queue_ms": 50}))
     assert status == 408 and headers["x-should-retry"] == "false"
-    assert json.loads(body)["error"]["code"] == "deadline_exceeded_in_queue"
+    error = json.loads(body)["error"]
+    assert (error["code"], error["param"]) == ("deadline_exceeded_in_queue", "queue.max_queue_ms")

@@ -22,6 +22,7 @@ from api.stream import connection_errors
 from penstock.engine import ChatTurn, Failure, Task, TaskKind
 from streaming.errors import QuotaExceeded
 from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.records import expired_in_queue
 from streaming.jobs.terminal import Terminal
 from streaming.keys import fleet_key
 from streaming.priority import Priority
@@ -74,7 +75,6 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "unknown_route": (errors.unknown_route(), 404, "not_found"),
     "method_not_allowed": (errors.method_not_allowed(["POST", "GET"]), 405, "method_not_allowed"),
     "upload_stalled": (errors.upload_stalled(30), 408, "upload_stalled"),
-    "deadline_exceeded_in_queue": (job_errors.deadline_exceeded_in_queue(), 408, "deadline_exceeded_in_queue"),
     "deadline_exceeded": (job_errors.deadline_exceeded(), 408, "deadline_exceeded"),
     "job_cancelled": (job_errors.job_cancelled(), 409, "job_cancelled"),
     "batch_not_commanded": (errors.batch_not_commanded("pause", "failed"), 409, "batch_not_steerable"),
@@ -110,7 +110,7 @@ EVERY: dict[str, tuple[ApiError, int, str]] = {
     "wait_cut_off": (job_errors.wait_cut_off("j1", repeatable=False), 503, "draining"),
 }
 NOT_TO_BE_RETRIED = {
-    "deadline_exceeded_in_queue", "deadline_exceeded", "job_cancelled", "batch_not_commanded", "nothing_to_replay",
+    "deadline_exceeded", "job_cancelled", "batch_not_commanded", "nothing_to_replay",
     "quota_exceeded", "conversation_unreadable", "cursor_lost", "stream_reset", "resume_impossible", "wait_timeout",
     "wait_cut_off",
 }  # fmt: skip
@@ -226,7 +226,7 @@ def test_a_failed_job_is_not_retried_by_libraries(status: int) -> None:
     ("terminal", "status", "code"),
     [
         (Terminal("j", JobState.CANCELLED, 3), 409, "job_cancelled"),
-        (Terminal("j", JobState.EXPIRED, 0), 408, "deadline_exceeded_in_queue"),
+        (Terminal("j", JobState.EXPIRED, 0, failure=expired_in_queue(1, 0, 0)), 408, "deadline_exceeded_in_queue"),
         (Terminal("j", JobState.EXPIRED, 5), 408, "deadline_exceeded"),
         (Terminal("j", JobState.FAILED, 0, failure=Failure("poison", "Gave up.", 500)), 500, "poison"),
         (Terminal("j", JobState.FAILED, 0), 500, "job_failed"),

@@ -282,7 +282,8 @@ ALLOWED = ("https://hooks.example.com/penstock/", "https://other.example.com:844
     "url",
     ["https://hooks.example.com/penstock/", "https://hooks.example.com/penstock/job?token=x", "https://all.example.com",
      "https://HOOKS.example.com:443/penstock/a", "https://other.example.com:8443/a", "https://all.example.com/x//y",
-     "https://other.example.com:8443/a/b", "https://other.example.com:8443/a?b=..", "https://all.example.com:443/?x"],
+     "https://other.example.com:8443/a/b", "https://other.example.com:8443/a?b=..", "https://all.example.com:443/?x",
+     "https://all.example.com/.well-known/a.b;c=1/x..y/~z/", "https://all.example.com/a%20b%3D%5B1%5D/%41%7e"],
 )  # fmt: skip
 def test_urls_below_an_allowed_one_are_allowed(url: str) -> None:
     assert allows_url(settings_of(urls=ALLOWED), url)
@@ -301,6 +302,12 @@ def test_urls_below_an_allowed_one_are_allowed(url: str) -> None:
      "//hooks.example.com/penstock/",
      "https://hooks.example.com./penstock/", "https://all.example.com#@evil.test", "https://all.example.com:x/",
      "https://other.example.com:8443/ab", "https://other.example.com/a", "https://example.com/hook/more",
+     *[f"https://all.example.com/a/{each}" for each in (
+         "%c0%ae%c0%ae/b", "%C0%AE./b", "%e0%80%ae", "%00", "..%00/b", "x%09y", "%0d%0a", "%1f", "%7f", "%2e", ".%2e/b",
+         "%u002e%u002e/b", "%", "%2", "%zz", "%ff0e", "%ef%bc%8e%ef%bc%8e/b", "%c4%ae%c4%ae/b", "%5c..%5cb", "%2fb",
+         ".", "./b", "..x", "...", "....//b", ".;/b", "..;a=b/c", "..%3b/b", "%20../b", "..%20/b", ".%20./b", "%23",
+         "%3f", "%25", "{a}", "a|b", "<a>", "^", "`")],
+     "https://all.example.com:0/", "https://all.example.com:00/",
      "https://[::1", "ftp://all.example.com/", "https://all.example.com/\u00e4", "https:all.example.com", ""],
 )  # fmt: skip
 def test_other_urls_are_not(url: str) -> None:
@@ -309,7 +316,8 @@ def test_other_urls_are_not(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["https://a.test/x/../y", "https://a.test/?q=1", "http://a.test/", "https://\u00e4.test/"]
+    "url",
+    ["https://a.test/x/../y", "https://a.test/?q=1", "https://a.test:0/", "http://a.test/", "https://\u00e4.test/"],
 )
 def test_a_url_that_cannot_be_compared_is_no_allowed_one(url: str) -> None:
     with pytest.raises(ConfigError, match="urls"):
@@ -319,7 +327,8 @@ def test_a_url_that_cannot_be_compared_is_no_allowed_one(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [("http://example.com", "https://"), ("ftp://example.com", "https://"),
-     ("https://u:p@example.com", "without a user"), ("https://", "https://host"), ("https://example.com:99999", "ort")],
+     ("https://u:p@example.com", "without a user"), ("https://", "https://host"), ("https://example.com:99999", "ort"),
+     ("https://example.com:0", "port 0")],
 )  # fmt: skip
 def test_addresses_that_cannot_be_are_refused_at_the_start(url: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

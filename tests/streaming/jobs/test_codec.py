@@ -28,6 +28,7 @@ from streaming.jobs.codec import TAGS, decode_control, decode_job, decode_reply,
 from streaming.jobs.frames import Delta, Frame, Opening, Run, Section
 from streaming.jobs.job import (
     EXTENDED_VERSION,
+    HINTS,
     JOB_VERSION,
     PLAIN_VERSION,
     TASK_VERSION,
@@ -183,6 +184,16 @@ def test_a_job_with_a_task_is_of_a_version_of_its_own(kind: TaskKind, prompt: Pr
     assert decode_job(encode(job)) == job and type(decode_job(encode(job))) is made
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(encode(job), type=Job | ToolJob | ExtendedJob)
+
+
+@pytest.mark.parametrize("name", [*sorted(HINTS), "custom"])
+def test_a_job_with_passed_fields_is_of_a_version_of_its_own(name: str) -> None:
+    """Unless each of them is a hint, without which the answer of an older worker is the same."""
+    prompt = Chat((ChatTurn("user", "x"),))
+    kind = job_class(prompt, None, Sampling(), passed={name: "y"})
+    job = kind(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=prompt, passed={name: "y"})
+    version = PLAIN_VERSION if name in HINTS else JOB_VERSION
+    assert msgspec.msgpack.decode(encode(job))["v"] == version and decode_job(encode(job)) == job
 
 
 def test_a_version_costs_a_frame_nothing() -> None:

@@ -309,3 +309,27 @@ async def test_a_replayed_turn_is_none(wire: RedisClient) -> None:
     record = await JobReader(wire).record(again.id)
     assert record.job.response is not None and record.job.response.conversation == ""
     assert (await read(wire, made)).turn != again.id
+
+
+async def test_many_deletions_take_bounded_room(wire: RedisClient) -> None:
+    """A cursor may name one of the last thousand; other tenants' deletions take none of them away."""
+    conversations = Conversations(wire)
+    made = await begun(wire, *(f"i{number}" for number in range(1_200)))
+    other = await conversations.create(new_conversation_id(0), "other", {}, [item("i0")])
+    await conversations.remove(other, item_of(other, 1))
+    for number in range(1, 1_201):
+        await conversations.remove(made, item_of(made, number))
+        made = msgspec.structs.replace(made, version=made.version + 1)
+    assert [await conversations.deleted_place(made, f"i{number}") for number in (1_199, 200, 199, 1)] == [
+        1_200, 201, None, None
+    ]  # fmt: skip
+    assert await conversations.deleted_place(other, "i0") == 1
+    assert await conversations.deleted_place(other, "i500") is None
+    keys = [key async for key in wire.redis.scan_iter(match="*:places:*")]
+    assert len(keys) == 2
+    assert await wire.redis.memory_usage(partition_key(0, "places", TENANT)) < 150_000
+    assert 86_000 < await wire.redis.ttl(partition_key(0, "places", TENANT)) <= 86_400
+
+
+def item_of(conversation: Conversation, number: int) -> ConversationItem:
+    return conversation.items[number - 1]

@@ -493,7 +493,7 @@ async def test_a_suspect_of_a_newer_version_is_left_to_a_newer_worker(wire: Redi
 async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClient) -> None:
     """A job whose worker was lost is not expired by max_queue_ms, and its deadline still ends it in the queue."""
     queue, reader = Queue(wire), JobReader(wire)
-    begun, late = a_job(queue, max_queue_ms=400), a_job(queue, deadline_ms=400)
+    begun, late = a_job(queue, max_queue_ms=400), a_job(queue, deadline_ms=400, max_queue_ms=300)
     for job in (begun, late):
         await queue.put(job)
     lease = await a_lease(wire)
@@ -504,6 +504,7 @@ async def test_the_limit_on_waiting_is_for_jobs_that_never_began(wire: RedisClie
         await Reaper(wire).sweep()
         await asyncio.sleep(0.02)
     assert (await reader.record(late.id)).state is JobState.EXPIRED
+    assert await limit_passed(wire, late.id) == "queue.deadline_ms"
     assert (await claim_one(await a_lease(wire))).job.id == begun.id
 
 
@@ -530,6 +531,15 @@ async def test_a_job_expires_at_the_earlier_of_its_two_times(wire: RedisClient) 
         return all([(await JobReader(wire).record(job.id)).state is JobState.EXPIRED for job in jobs])
 
     await until(all_expired, 10)
+    assert [await limit_passed(wire, job.id) for job in jobs] == ["queue.deadline_ms", "queue.max_queue_ms"]
+
+
+async def limit_passed(wire: RedisClient, job_id: str) -> str | None:
+    """The limit that the error of an expired job names."""
+    record = await JobReader(wire).record(job_id)
+    assert record.terminal is not None and record.terminal.failure is not None
+    assert (record.terminal.failure.param or "") in record.terminal.failure.message
+    return record.terminal.failure.param
 
 
 async def test_a_heartbeat_renews_the_right_to_run_suspects(wire: RedisClient) -> None:

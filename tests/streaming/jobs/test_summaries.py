@@ -191,7 +191,13 @@ TURNS = {
         ("[2 prompts of token ids]", Tokens(((1,), (2,)))),
         ("[3 inputs] query", Inputs((("query", "a"), ("b",)))),
         ("[2 token ids]", Inputs((((1, 2),),))),
+        ("[2 inputs] late", Inputs(((), ("late", "b")))),
         ("", Chat(())),
+        ("", Text(())),
+        ("[0 prompts of token ids]", Tokens(())),
+        ("[0 token ids]", Tokens(((),))),
+        ("", Inputs(())),
+        ("", Inputs(((),))),
     ],
 )
 def test_the_first_words_of_a_prompt_are_one_line_without_control_characters(words: str, prompt: Prompt) -> None:

@@ -172,9 +172,9 @@ def test_keys_and_channels_of_others_are_closed(store: GuardedHouse, role: str) 
                     client.execute_command(command, f"{BROKER}x", "1")
     if role == "offline":
         with user(store, role) as client:
-            assert client.lpush(f"{BROKER}x", "1") == 1
+            assert client.rpush(f"{BROKER}x", "1") == client.llen(f"{BROKER}x") == 1
             with pytest.raises(NoPermissionError):
-                client.lpush(partition_key(0, "job", "x"), "1")
+                client.llen(partition_key(0, "job", "x"))
 
 
 def test_without_a_login_there_is_nothing(store: GuardedHouse) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from penstock.engine import ChatTurn, Request, Sampling
 from penstock.text import counted
 from penstock.tools import Tools
+from streaming.jobs.job import HINTS
 from workers.engines.upstream.server import DEFAULT_CONTEXT, ServerFacts
 
 # Continuation ladder: how a server continues an answer that another attempt began, best way first. Pure.
@@ -137,9 +138,6 @@ def is_chat(request: Request) -> bool:
 CHAT, TEXT = "/chat/completions", "/completions"
 ALL = "*"
 """In the names of withheld fields: every field."""
-HINTS = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store",
-                   "prompt_cache_retention"})  # fmt: skip
-"""Passed fields of OpenAI's that change no answer: other servers that refuse unknown fields do not get them."""
 BUILT = frozenset({"max_completion_tokens", "response_format"})
 """Passed fields that stand for a part of what is built here."""
 OF_TEMPLATES = frozenset({"chat_template_kwargs", "chat_template", "documents"})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.engine import ChatTurn, Request, Sampling
+from streaming.jobs.job import HINTS
 from workers.engines.upstream import continuation, server
 from workers.engines.upstream.continuation import Rung
 
@@ -28,9 +29,10 @@ def test_a_strict_server_gets_standard_fields_alone(kind: str) -> None:
         "frequency_penalty", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", "response_format",
     }  # fmt: skip
     sampling = Sampling(max_tokens=5, temperature=1, top_p=0.5, seed=-1, presence_penalty=1, json_schema={}, logprobs=2)
-    path, body = continuation.build(facts, Request("r", CHAT, sampling), Rung.FRESH, (), None, limit=5)
+    hints = dict.fromkeys(HINTS, "x")
+    path, body = continuation.build(facts, Request("r", CHAT, sampling, passed=hints), Rung.FRESH, (), None, limit=5)
     assert path == ("/completions" if kind == "llama-server" else "/chat/completions")
-    assert not facts.strict or set(body) <= standard
+    assert not facts.strict or set(body) <= standard | (HINTS if kind == "openai" else set())
     assert "stop" not in body and body.get("seed", 0) >= 0
 
 
