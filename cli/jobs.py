@@ -191,14 +191,15 @@ def _timing_rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """The rows: the parts in order, each bar at its offset; then the overlapping part, the sum, and the latencies."""
     parts, whole = timing["parts_ms"], timing["end_to_end_ms"] or timing["sum_ms"]
     width = NARROW if sys.stdout.isatty() and terminal_width(sys.stdout) < WIDE else WIDTH
-    begun = 0.0
-    for part in PARTS:
-        spent = parts[part.name]
-        yield part.name, _ms(spent), _bar(begun, spent or 0.0, whole, width), _said(timing, part.name, part.meaning)
+    begun = shown = 0.0
+    meanings = {part.name: part.meaning for part in PARTS}
+    for part in sorted(meanings, key=list(parts).index):
+        spent = parts[part]
+        yield part, _ms(spent), _bar(begun, spent or 0.0, whole, width), _said(timing, part, meanings[part])
         begun += spent or 0.0
-    beside = sum(parts[part.name] or 0.0 for part in PARTS if part.name not in ("decode", "egress_tail"))
+        shown = begun if part == "prefill" else shown
     name = EGRESS_FIRST.name
-    yield name, _ms(parts[name]), _bar(beside, parts[name] or 0.0, whole, width), _said(timing, name, "beside decode")
+    yield name, _ms(parts[name]), _bar(shown, parts[name] or 0.0, whole, width), _said(timing, name, "beside decode")
     yield "sum", _ms(timing["sum_ms"]), "", _groups(timing)
     if timing["end_to_end_ms"] is not None:
         yield "end to end", _ms(timing["end_to_end_ms"]), "", f"received to {timing['until']}".replace("_", " ")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.job import answer_of, attempts_in_words
-from cli.jobs import COLUMNS, _bar, columns_of
+from cli.jobs import COLUMNS, _bar, _timing_rows, columns_of
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,18 @@ from cli.jobs import COLUMNS, _bar, columns_of
 def test_a_bar_is_as_long_as_its_part(begun: float, spent: float, bar: str) -> None:
     """To an eighth of a character, which a tiny part has; no bar is longer than the chart."""
     assert _bar(begun, spent, 100, 20) == bar
+
+
+def test_parts_stand_in_the_order_of_their_bars() -> None:
+    """As the server has them: a loss after the first token behind prefill."""
+    parts = {"ingress": 10, "queue": 10, "gate": 0, "engine_wait": 0, "prefill": 10, "retries": 50, "decode": 20}
+    parts |= {"egress_tail": 0, "egress_first": 1}
+    keys = ("end_to_end_ms", "time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_per_output_token_ms")
+    timing = {"parts_ms": parts, "sum_ms": 100, "reasons": {}, "groups_ms": {}, **dict.fromkeys(keys)}
+    rows = {name: bar for name, _, bar, _ in _timing_rows(timing)}
+    assert list(rows)[: len(parts)] == list(parts)
+    offsets = {name: len(bar) - len(bar.lstrip()) for name, bar in rows.items()}
+    assert offsets["egress_first"] == offsets["retries"] == 12 and offsets["decode"] == 32
 
 
 CALL = {"name": "weather", "arguments": '{"city": "Oslo"}'}

@@ -138,8 +138,8 @@ function parts(timing) {
     at += Math.max(0, value);
     return [name, begins, value];
   });
-  const first = timing.parts_ms.egress_first, decode = rows.findIndex(([name]) => name === "decode");
-  if (first !== null && decode >= 0) rows.splice(decode, 0, ["egress_first", rows[decode][1], first]);
+  const first = timing.parts_ms.egress_first, behind = rows.findIndex(([name]) => name === "prefill") + 1;
+  if (first !== null && behind) rows.splice(behind, 0, ["egress_first", rows[behind - 1][1] + rows[behind - 1][2], first]);
   return section("Where the time went", h("p", { class: "dim" }, `${milliseconds(total)} in all, ${plural(timing.attempts, "attempt")}.`),
     table("Time by part", [["Part"], ["Time", "num"], ["Share", "num"], ["When"]], rows.map(([name, begins, value]) => h("tr", { key: name, "data-part": name, "data-ms": value },
       h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", { class: "num" }, milliseconds(value)),
