@@ -141,6 +141,16 @@ def test_the_only_worker_that_dies_leaves_a_mark_at_once(stage: Stage) -> None:
     stage.answer()
 
 
+def test_a_stopped_answer_is_no_fault(stage: Stage) -> None:
+    """And not called complete."""
+    stage.open("/chat")
+    stage.ask("Name some rivers.")
+    stage.page.click(".ask .actions .danger")
+    stage.page.wait(f"document.querySelector('{LAST} .meta').innerText.includes('stopped')")
+    assert stage.page.run("document.querySelector('#status').textContent") == "Answer stopped."
+    assert not stage.page.run(f"document.querySelector('{LAST} .bad-text')")
+
+
 @pytest.mark.parametrize("size", [(1280, 800), (400, 600)])
 def test_what_was_just_asked_for_is_in_view(stage: Stage, size: tuple[int, int]) -> None:
     """After a long answer, wherever the reader was; while it comes, until the reader scrolls away; after a reload."""
