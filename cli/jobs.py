@@ -204,13 +204,18 @@ def _timing_rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     if timing["end_to_end_ms"] is not None:
         yield "end to end", _ms(timing["end_to_end_ms"]), "", f"received to {timing['until']}".replace("_", " ")
     whole_answer = timing["reasons"].get(name) == SENT_WHOLE  # then that is when the answer had ended
-    for key, label in (
-        ("time_to_first_token_ms", "TTFT"),
-        ("gateway_time_to_first_token_ms", "gateway TTFT"),
-        ("time_per_output_token_ms", "TPOT"),
+    whose = "as the reader got them" if timing["stamps"]["last_sent"] else "in the engine"
+    for key, label, meaning in (
+        (
+            "time_to_first_token_ms",
+            "TTFT",
+            "received to the whole answer" if whole_answer else "received to first token",
+        ),
+        ("gateway_time_to_first_token_ms", "gateway TTFT", "received to the first token in the API process"),
+        ("time_per_output_token_ms", "TPOT", f"mean time between tokens, {whose}"),
     ):
         if timing[key] is not None and not (whole_answer and key.startswith("gateway")):
-            yield label, _ms(timing[key]), "", ""
+            yield label, _ms(timing[key]), "", meaning
 
 
 def _clock_bounds(timing: dict[str, Any]) -> str:

@@ -33,7 +33,8 @@ def test_parts_stand_in_the_order_of_their_bars() -> None:
     parts = {"ingress": 10, "queue": 10, "gate": 0, "engine_wait": 0, "prefill": 10, "retries": 50, "decode": 20}
     parts |= {"egress_tail": 0, "egress_first": 1}
     keys = ("end_to_end_ms", "time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_per_output_token_ms")
-    timing = {"parts_ms": parts, "sum_ms": 100, "reasons": {}, "groups_ms": {}, **dict.fromkeys(keys)}
+    timing = {"parts_ms": parts, "sum_ms": 100, "reasons": {}, "groups_ms": {}, "stamps": {"last_sent": None}}
+    timing |= dict.fromkeys(keys)
     rows = {name: bar for name, _, bar, _ in _timing_rows(timing)}
     assert list(rows)[: len(parts)] == list(parts)
     offsets = {name: len(bar) - len(bar.lstrip()) for name, bar in rows.items()}

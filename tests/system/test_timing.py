@@ -243,5 +243,6 @@ def test_the_command_line_draws_it(house: House) -> None:
     table = penstock()
     lines = {line.split()[0]: line for line in table.stdout.splitlines()}
     assert {part.name for part in PARTS} <= lines.keys() and lines["decode"].count("█") > lines["gate"].count("█")
+    assert "as the reader got them" in lines["TPOT"], "the report's is the engine's"
     assert "clocks known to" in table.stderr
     assert json.loads(penstock("--json").stdout)["object"] == "job.timing"
