@@ -87,6 +87,15 @@ def test_texts_stand_below_a_row_that_has_no_room() -> None:
     ]
 
 
+@pytest.mark.parametrize("width", [80, 110, 140])
+def test_a_prompt_has_the_room_of_an_endpoint(width: int) -> None:
+    columns = (*jobs.COLUMNS[:4], "endpoint", *jobs.COLUMNS[4:])
+    job = JOB | {"endpoint": "/v1/chat/completions", "prompt": "Name a river of Europe."}
+    header, first, *below = lines(job, columns, width)
+    assert ("ENDPOINT" in header) == (width == 140)
+    assert "  prompt: Name a river of Europe." in below if width == 80 else "Name a river" in first
+
+
 def test_a_value_wraps_at_words_beside_its_field() -> None:
     """Also a value of several lines, and one of wide characters."""
     shown = table_lines(
