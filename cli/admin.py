@@ -52,8 +52,8 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
 
     def shown() -> None:
         fields_result(letter, fields.items()).show()
-        print_attempts(job)
         print_input(job)
+        print_attempts(job)
         if refused:
             note(refused)
 

@@ -17,7 +17,7 @@ from cli.help_text import Group
 from cli.ids import whole_id
 from cli.job import answer_of, attempts_in_words, ended_badly, follow, job_timed, print_attempts, print_input
 from cli.options import Command, Where, json_option, moment, where_options
-from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table, terminal_width
+from cli.output import CommandResult, emit, fields_result, line_result, list_result, note, print_table, terminal_width
 from streaming.priority import Priority
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.report.words import duration
@@ -78,14 +78,16 @@ def columns_of(found: Iterable[Mapping[str, Any]]) -> Sequence[str]:
 @click.argument("job_id")
 @click.option("--input", "whole", is_flag=True, help="Show all of its request; without it, long texts are cut.")
 def show(client: Client, job_id: str, whole: bool) -> CommandResult:
-    """Show one job: its state, times, place in the lane, how it ended, what became of each attempt, and its request."""
+    """Show one job: its state, times, place in the lane, its request, what became of each attempt, and its answer."""
     found = client.get(f"/v1/jobs/{job_id}", include="input")
     job = job_timed(found)
 
     def shown() -> None:
         fields_result(job, _fields(job)).show()
-        print_attempts(found)
         print_input(job, whole=whole)
+        print_attempts(found)
+        if answer := job.get("result"):
+            emit(f"\nRESULT\n{answer_of(answer)}\n")
 
     return CommandResult(job, shown)
 
@@ -173,12 +175,10 @@ def _row(job: dict[str, Any]) -> dict[str, Any]:
 def _fields(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in job.items():
         match value:
-            case _ if value in (None, "", {}) or name in ("attempt_log", "input"):
+            case _ if value in (None, "", {}) or name in ("attempt_log", "input", "result"):
                 continue
             case {"message": message, "code": code}:
                 yield name, f"{code}: {message}"
-            case {"choices": _}:
-                yield name, answer_of(value)
             case dict():
                 yield name, ", ".join(f"{key} {item}" for key, item in value.items() if not isinstance(item, dict))
             case int() if name == "attempts":
