@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from cli.job import answer_of, attempts_in_words
+from cli.job import answer_of, attempts_in_words, interruption
 from cli.jobs import COLUMNS, _bar, _timing_rows, columns_of
+from penstock.client import StreamEvent
 
 
 @pytest.mark.parametrize(
@@ -79,3 +80,19 @@ def test_attempts_whose_server_was_away_count_as_none() -> None:
     assert attempts_in_words({"attempts": 4, "attempt_log": log}) == "4, of which 2 count as none: the server was away"
     assert attempts_in_words({"attempts": 2, "attempt_log": log[2:]}) == "2"
     assert attempts_in_words({"attempts": 1, "attempt_log": None}) == "1"
+
+
+@pytest.mark.parametrize(
+    ("worker", "outcome", "said"),
+    [
+        ("w2", "lost", "w1 was lost; continued by w2 after"),
+        ("w1", "lost", "w1 was lost and started again; continued after"),
+        ("w1", "handed_back", "w1 was stopped and started again; continued after"),
+        ("w1", "returned", "the server of w1 was away; continued after"),
+    ],
+)
+def test_who_goes_on_with_an_answer(worker: str, outcome: str, said: str) -> None:
+    """A worker that goes on with its own has started again, if it was the one that was away."""
+    previous = {"worker": "w1", "outcome": outcome, "pause_ms": 600}
+    event = StreamEvent("started", "1-0", {"worker": worker, "attempt": 2, "previous": previous})
+    assert interruption(event).startswith(said)
