@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
-TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "prompt")
+TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "url", "prompt")
 """Columns of free text, which wrap at words; if there is no room for them, they stand below their row."""
 NAMES = ("model", "shape", "endpoint", "type", "host", "tenant", "custom_id", "worker", "lane")
 """Columns that are cut, but not below their header, if the table is too wide. No other column is ever cut or broken."""

@@ -97,7 +97,9 @@ async def cancel(request: Request) -> Response:
 
 async def _shown(services: Services, record: JobRecord, own: str) -> dict[str, Any]:
     delivered = record.delivered or services.deliveries.of(record.job.id)
-    return _object(record, job_object(await view_of(services, record))) | {
+    view = await view_of(services, record)
+    return _object(record, job_object(view)) | {
+        "finish_reasons": view.finish_reasons,
         "readable": record.job.tenant == own and not record.fault,
         "timing": timing_object(record, delivered),
     }

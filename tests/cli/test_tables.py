@@ -24,7 +24,7 @@ MESSAGE = {
     "id": f"msg_00{'a' * 30}", "endpoint": "billing-service", "type": "job.completed", "status": "pending",
     "attempts": 3, "at": "2026-11-24T02:06:37Z", "next_attempt_at": "2026-11-24T12:06:37Z",
     "last_error": "cannot connect to 10.1.2.3 port 443: Connection refused by the other side of the network",
-    "subject": IDS[0],
+    "subject": IDS[0], "url": "https://billing.example/hooks/of/penstock",
 }  # fmt: skip
 POOL = {
     "model": "smollm2-135m-instruct", "want": 12, "ready": 10, "starting": 2, "draining": 0, "range": "0-64",

@@ -266,6 +266,7 @@ def test_a_job_is_saved_with_its_timing_and_its_text(stage: Stage) -> None:
     job = stage.house.post("/v1/chat/completions", body)[1]["x-job-id"]
     stage.open(f"/jobs/{job}")
     stage.page.wait("document.querySelectorAll('tr[data-part]').length === 9")
+    assert stage.page.run("document.querySelector('.heading').innerText.includes('cut at its token limit')")
     stage.page.wait("document.querySelector('.transcript').textContent.length > 30")
     keep = "(blob) => { window.saved = blob.text(); return make(blob); }"
     stage.page.run(f"const make = URL.createObjectURL.bind(URL); URL.createObjectURL = {keep}")
