@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from cli.child import Child
 from cli.errors import Problem
 from cli.instance import Instance
@@ -63,10 +61,10 @@ class Screen:
         problem.next_step = completed(problem.next_step)
         self.say("\n".join(error_block(problem)), ERROR_INDENT)
 
-    def ready(self, instance: Instance, *, keyed: bool) -> None:
+    def ready(self, instance: Instance, console_path: str, *, keyed: bool) -> None:
         """Print the ready block to stdout."""
         self._progress.phase("")
-        show_ready(instance, keyed=keyed)
+        show_ready(instance, console_path, keyed=keyed)
 
     def noticed(self, child: Child, *, starting: bool, releasing: bool = False) -> str:
         """Report a process that exited by itself, and once that it keeps doing so; and a worker whose servers are away.
@@ -203,20 +201,22 @@ def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
     )
 
 
-def show_ready(instance: Instance, *, detached: bool = False, keyed: bool = False) -> None:
-    """Print the ready block to stdout."""
+def show_ready(instance: Instance, console_path: str, *, detached: bool = False, keyed: bool = False) -> None:
+    """Print the ready block to stdout. `console_path`: at which the console logs its reader in; "": none."""
     width = terminal_width(sys.stdout) if sys.stdout.isatty() else None
     if not (
         sys.stdout.isatty() or stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
     ):  # a log, which others may read
-        instance = msgspec.structs.replace(instance, console_path="")
-    lines = ready_block(instance, detached=detached, keyed=keyed, command=own_command(sys.argv[0]), width=width)
+        console_path = ""
+    command = own_command(sys.argv[0])
+    lines = ready_block(instance, console_path, detached=detached, keyed=keyed, command=command, width=width)
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
 
 
 def ready_block(
     instance: Instance,
+    console_path: str = "",
     *,
     detached: bool = False,
     keyed: bool = False,
@@ -234,8 +234,8 @@ def ready_block(
     here = Path(instance.data_dir)
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(short_path(here))}"
     opened = f"{command} console{option}"
-    link = instance.url + (instance.console_path or "/console")
-    hint = f"logs you in once, within an hour; later: {opened}" if instance.console_path else f"logged in: {opened}"
+    link = instance.url + (console_path or "/console")
+    hint = f"logs you in once, within an hour; later: {opened}" if console_path else f"logged in: {opened}"
     stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
     lines = [
         f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "

@@ -219,9 +219,8 @@ def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: 
         started=1.0,
         ready_s=12.3,
         processes=(ProcessEntry(role="redis", id="redis-1", pid=1, state="ready", since=1.0),),
-        console_path="/console#link=0123456789abcdefghijkl",
     )
-    block = ready_block(instance, width=columns)
+    block = ready_block(instance, "/console#link=0123456789abcdefghijkl", width=columns)
     link = next(line for line in block if "#link=" in line)
     assert link.removeprefix("  Console  ") == "http://127.0.0.1:8000/console#link=0123456789abcdefghijkl"
     first = next(at for at, line in enumerate(block) if line.startswith("curl "))
