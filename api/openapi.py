@@ -261,7 +261,12 @@ def _parameters() -> dict[str, Any]:
     job_model = param("model", "query", STRING, "Only jobs of this model.")
     lane = param("lane", "query", STRING | {"enum": [lane.value for lane in Priority]}, "Only jobs of this lane.")
     found = STRING | {"maxLength": 64}
-    search = param("search", "query", found, "Only jobs whose id begins so, or whose metadata have a value with it.")
+    search = param(
+        "search",
+        "query",
+        found,
+        "Only jobs whose id begins so, or that have it in their metadata or first words.",
+    )
     job_tenant = param(
         "tenant", "query", STRING, "Whose jobs; `*`: of all keys, at most 20. Without it: your tenant's."
     )

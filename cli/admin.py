@@ -15,7 +15,9 @@ from cli.job import job_timed, print_attempts, print_input
 from cli.output import CommandResult, fields_result, line_result, list_result, note, print_rows, rfc3339, timed
 
 LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
-MESSAGE_COLUMNS = ("id", "endpoint", "type", "subject", "status", "attempts", "at", "next_attempt_at", "last_error")
+MESSAGE_COLUMNS = (
+    "id", "endpoint", "type", "subject", "status", "attempts", "at", "next_attempt_at", "url", "last_error",
+)  # fmt: skip
 MESSAGE_TIMES = ("at", "last_attempt_at", "next_attempt_at")
 TENANT_COLUMNS = ("tenant", "jobs", "waiting", "running", "job_bytes", "result_bytes", "files", "file_bytes")
 LIMITED = ("jobs", "job_bytes", "result_bytes", "file_bytes")
@@ -52,8 +54,8 @@ def show_letter(client: Client, letter_id: str) -> CommandResult:
 
     def shown() -> None:
         fields_result(letter, fields.items()).show()
-        print_attempts(job)
         print_input(job)
+        print_attempts(job)
         if refused:
             note(refused)
 

@@ -70,6 +70,9 @@ class Client:
         home: data folder of the instance, if it runs on this machine.
     """
 
+    key: str
+    """Sent as a bearer token; "" if there is none."""
+
     def __init__(
         self,
         url: str,
@@ -81,7 +84,7 @@ class Client:
         without_token: str = "",
         home: DataDir | None = None,
     ) -> None:
-        self.url, self._key, self._model, self._admin_token = url.rstrip("/"), key, model, admin_token
+        self.url, self.key, self._model, self._admin_token = url.rstrip("/"), key, model, admin_token
         self._without_token, self._home = without_token, home
         with self._explained():
             self._api = PenstockClient(url, key, patience_s=PATIENCE_S, first_patience_s=PATIENCE_S if running else 0.0)
@@ -204,7 +207,7 @@ class Client:
 
     @contextmanager
     def _streamed(self, method: str, path: str, **options: Any) -> Iterator[httpx2.Response]:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S)
         try:
             with (
@@ -268,7 +271,7 @@ class Client:
 
     def _next_step(self, code: str, url: str) -> str:
         """What to do about a refusal; "" if its message says so."""
-        has_key = bool(self._key or self._admin_token)
+        has_key = bool(self.key or self._admin_token)
         match code:
             case "admin_token_required":
                 return FIND_TOKEN if self._without_token else NO_URL + FIND_TOKEN

@@ -27,12 +27,12 @@ def down(at_once: bool, data_dir: Path | None) -> int:
     instance = home.running()
     os.kill(instance.pid, signal.SIGTERM)
     with ProgressLine(sys.stderr, os.environ) as progress:
-        progress.phase("draining")
+        progress.phase("stopping; unfinished jobs stay in the queue" if at_once else "draining")
         if at_once:
             _wait_for_draining(home)
             os.kill(instance.pid, signal.SIGTERM)
         while home.locked():
-            if (now := home.read()) is not None and now.state == "draining" and now.phase:
+            if not at_once and (now := home.read()) is not None and now.state == "draining" and now.phase:
                 progress.phase(f"draining: {now.phase}")
             time.sleep(POLL_INTERVAL_S)
     return DONE

@@ -142,15 +142,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "penstock plan fit --records .penstock/records --scale 2",
     ),
     "penstock tune": (
-        "penstock tune frontier --url http://127.0.0.1:8000/v1 --requests 60",
-        "penstock tune goodput --url http://127.0.0.1:8000/v1",
+        "penstock tune frontier --requests 60",
+        "penstock tune goodput",
     ),
     "penstock tune frontier": (
-        "penstock tune frontier --url http://127.0.0.1:8000/v1 --requests 60",
-        "penstock tune frontier --url http://127.0.0.1:8000/v1 --workload mine.csv",
-        "penstock tune frontier --url http://127.0.0.1:8000/v1 --apply",
+        "penstock tune frontier --requests 60",
+        "penstock tune frontier --workload mine.csv",
+        "penstock tune frontier --apply",
     ),
-    "penstock tune goodput": ("penstock tune goodput --url http://127.0.0.1:8000/v1 --ttft-ms 500",),
+    "penstock tune goodput": ("penstock tune goodput --ttft-ms 500",),
     "penstock bench": ("penstock bench table1 --quick", "penstock bench gateway --help"),
     "penstock bench gateway": ("penstock bench gateway --quick", "penstock bench gateway --base main"),
     "penstock bench table1": (

@@ -74,8 +74,6 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     """The first is the default."""
     started: float
     ready_s: float = 0.0
-    console_path: str = ""
-    """Path at which the console logs its reader in, once; "" if nobody may administer. It holds a secret."""
     outside_url: str = ""
     """URL of its API for other machines; "" if they cannot reach it."""
     processes: tuple[ProcessEntry, ...] = ()

@@ -138,8 +138,10 @@ def interruption(event: StreamEvent) -> str:
     ended = INTERRUPTIONS.get(before["outcome"], "{} was lost").format(before["worker"])
     if event.name == "interrupted":
         return f"{ended}; waiting for a worker to continue"
-    verb = "continued" if event.data["attempt"] > 1 else "begun again"
-    return f"{ended}; {verb} by {event.data['worker']} after {duration(before['pause_ms'])}"
+    verb, worker = "continued" if event.data["attempt"] > 1 else "begun again", event.data["worker"]
+    is_same = worker == before["worker"]
+    ended += " and started again" if is_same and before["outcome"] not in ("returned", "preempted") else ""
+    return f"{ended}; {verb}{'' if is_same else f' by {worker}'} after {duration(before['pause_ms'])}"
 
 
 class AnswerPrinter:

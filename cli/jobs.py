@@ -17,7 +17,7 @@ from cli.help_text import Group
 from cli.ids import whole_id
 from cli.job import answer_of, attempts_in_words, ended_badly, follow, job_timed, print_attempts, print_input
 from cli.options import Command, Where, json_option, moment, where_options
-from cli.output import CommandResult, fields_result, line_result, list_result, note, print_table, terminal_width
+from cli.output import CommandResult, emit, fields_result, line_result, list_result, note, print_table, terminal_width
 from streaming.priority import Priority
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.report.words import duration
@@ -78,14 +78,16 @@ def columns_of(found: Iterable[Mapping[str, Any]]) -> Sequence[str]:
 @click.argument("job_id")
 @click.option("--input", "whole", is_flag=True, help="Show all of its request; without it, long texts are cut.")
 def show(client: Client, job_id: str, whole: bool) -> CommandResult:
-    """Show one job: its state, times, place in the lane, how it ended, what became of each attempt, and its request."""
+    """Show one job: its state, times, place in the lane, its request, what became of each attempt, and its answer."""
     found = client.get(f"/v1/jobs/{job_id}", include="input")
     job = job_timed(found)
 
     def shown() -> None:
         fields_result(job, _fields(job)).show()
-        print_attempts(found)
         print_input(job, whole=whole)
+        print_attempts(found)
+        if answer := job.get("result"):
+            emit(f"\nRESULT\n{answer_of(answer)}\n")
 
     return CommandResult(job, shown)
 
@@ -173,12 +175,10 @@ def _row(job: dict[str, Any]) -> dict[str, Any]:
 def _fields(job: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in job.items():
         match value:
-            case _ if value in (None, "", {}) or name in ("attempt_log", "input"):
+            case _ if value in (None, "", {}) or name in ("attempt_log", "input", "result"):
                 continue
             case {"message": message, "code": code}:
                 yield name, f"{code}: {message}"
-            case {"choices": _}:
-                yield name, answer_of(value)
             case dict():
                 yield name, ", ".join(f"{key} {item}" for key, item in value.items() if not isinstance(item, dict))
             case int() if name == "attempts":
@@ -191,25 +191,31 @@ def _timing_rows(timing: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     """The rows: the parts in order, each bar at its offset; then the overlapping part, the sum, and the latencies."""
     parts, whole = timing["parts_ms"], timing["end_to_end_ms"] or timing["sum_ms"]
     width = NARROW if sys.stdout.isatty() and terminal_width(sys.stdout) < WIDE else WIDTH
-    begun = 0.0
-    for part in PARTS:
-        spent = parts[part.name]
-        yield part.name, _ms(spent), _bar(begun, spent or 0.0, whole, width), _said(timing, part.name, part.meaning)
+    begun = shown = 0.0
+    meanings = {part.name: part.meaning for part in PARTS}
+    for part in sorted(meanings, key=list(parts).index):
+        spent = parts[part]
+        yield part, _ms(spent), _bar(begun, spent or 0.0, whole, width), _said(timing, part, meanings[part])
         begun += spent or 0.0
-    beside = sum(parts[part.name] or 0.0 for part in PARTS if part.name not in ("decode", "egress_tail"))
+        shown = begun if part == "prefill" else shown
     name = EGRESS_FIRST.name
-    yield name, _ms(parts[name]), _bar(beside, parts[name] or 0.0, whole, width), _said(timing, name, "beside decode")
+    yield name, _ms(parts[name]), _bar(shown, parts[name] or 0.0, whole, width), _said(timing, name, "beside decode")
     yield "sum", _ms(timing["sum_ms"]), "", _groups(timing)
     if timing["end_to_end_ms"] is not None:
         yield "end to end", _ms(timing["end_to_end_ms"]), "", f"received to {timing['until']}".replace("_", " ")
     whole_answer = timing["reasons"].get(name) == SENT_WHOLE  # then that is when the answer had ended
-    for key, label in (
-        ("time_to_first_token_ms", "TTFT"),
-        ("gateway_time_to_first_token_ms", "gateway TTFT"),
-        ("time_per_output_token_ms", "TPOT"),
+    whose = "as the reader got them" if timing["stamps"]["last_sent"] else "in the engine"
+    for key, label, meaning in (
+        (
+            "time_to_first_token_ms",
+            "TTFT",
+            "received to the whole answer" if whole_answer else "received to first token",
+        ),
+        ("gateway_time_to_first_token_ms", "gateway TTFT", "received to the first token in the API process"),
+        ("time_per_output_token_ms", "TPOT", f"mean time between tokens, {whose}"),
     ):
         if timing[key] is not None and not (whole_answer and key.startswith("gateway")):
-            yield label, _ms(timing[key]), "", ""
+            yield label, _ms(timing[key]), "", meaning
 
 
 def _clock_bounds(timing: dict[str, Any]) -> str:

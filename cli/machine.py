@@ -192,8 +192,8 @@ class Machine:
         if self._interrupts:
             return
         ready_s = time.monotonic() - self._began
-        self._publish(state="ready", phase="", ready_s=ready_s, console_path=await self._console_path())
-        self._screen.ready(self._instance, keyed=bool(self._deployment.keys))
+        self._publish(state="ready", phase="", ready_s=ready_s)
+        self._screen.ready(self._instance, await console_path(self._home), keyed=bool(self._deployment.keys))
         assert self._store_client is not None
         # The same after a crash, to get the same share.
         by = f"up@{socket.gethostname()}:{self._home.path}/{self._home.name()}"
@@ -207,20 +207,6 @@ class Machine:
     def _note_store(self, why: str) -> None:
         if self._embedded is None:  # else it is a child
             self._screen.waits(f"Redis at {place(self._instance.redis_url)}", why)
-
-    async def _console_path(self) -> str:
-        """Make a link to the console for whoever started this."""
-        assert self._store_client is not None
-        saved = saved_deployment(self._home.settings)  # with the admin token of this start
-        keyring = Keyring(saved.keys, saved.api.admin_token_sha256)
-        if keyring.administrator is None:
-            return ""
-        try:
-            access = ConsoleAccess(keyring, ConsoleSessions(self._store_client))
-            return link_path(await access.link(keyring.administrator))
-        except Unavailable as error:
-            log.warning("no link to the console: %s", error)
-            return ""
 
     def _open(self, redis_url: str) -> RedisClient:
         try:
@@ -332,6 +318,23 @@ class Machine:
                 return sum(lane.running for lane in lanes)
         except (Unavailable, TimeoutError):
             return None
+
+
+async def console_path(home: DataDir) -> str:
+    """Make a link to the console for whoever started the instance of this folder: the path at which it logs in, once;
+    "" if nobody may administer. It is a secret, so it is kept nowhere."""
+    saved = saved_deployment(home.settings)  # with the admin token of this start
+    keyring = Keyring(saved.keys, saved.api.admin_token_sha256)
+    if keyring.administrator is None:
+        return ""
+    client = RedisClient.open(saved.config.section("redis", RedisSettings))
+    try:
+        return link_path(await ConsoleAccess(keyring, ConsoleSessions(client)).link(keyring.administrator))
+    except Unavailable as error:
+        log.warning("no link to the console: %s", error)
+        return ""
+    finally:
+        await client.close()
 
 
 def _any_ready(children: list[Child]) -> bool:

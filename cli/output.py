@@ -97,8 +97,8 @@ def line_result(value: Mapping[str, Any], line: str) -> CommandResult:
 
 
 def fields_result(value: Mapping[str, Any], pairs: Iterable[tuple[str, Any]]) -> CommandResult:
-    """One object, of which people see these fields, without the empty ones."""
-    rows = ((name, str(field)) for name, field in pairs if field not in (None, ""))
+    """One object, of which people see these fields, without the empty ones and the name of its kind."""
+    rows = ((name, str(field)) for name, field in pairs if field not in (None, "") and name != "object")
     return CommandResult(value, lambda: print_table(("FIELD", "VALUE"), list(rows)))
 
 

@@ -106,7 +106,7 @@ def _table(*columns: str) -> Table:
 
 def _latencies(whole: GroupFigures) -> RenderableType:
     table = _table("latency", "p50", "p90", "p99", "most", "mean", "requests")
-    rows = (("wait for a worker", whole.wait), ("first token", whole.ttft), ("between tokens", whole.itl),
+    rows = (("wait for a worker", whole.wait), ("first token", whole.ttft), ("between tokens (engine)", whole.itl),
             ("whole answer", whole.e2e))  # fmt: skip
     for name, found in rows:
         table.add_row(name, *_five(found))
@@ -220,7 +220,8 @@ def comparison_rows(before: RequestReport, after: RequestReport) -> list[tuple[s
 
     rows = [("requests", f"{one.whole.requests:,}", f"{two.whole.requests:,}",
              ratio(one.whole.requests, two.whole.requests))]  # fmt: skip
-    for name, attribute in (("wait", "wait"), ("first token", "ttft"), ("between tokens", "itl"), ("whole", "e2e")):
+    for name, attribute in (("wait", "wait"), ("first token", "ttft"), ("between tokens (engine)", "itl"),
+                            ("whole", "e2e")):  # fmt: skip
         rows += times(name, getattr(one.whole, attribute), getattr(two.whole, attribute))
     for name in ("tokens_per_s", "tokens_per_core_s", "tokens_per_joule", "tokens_per_cost"):
         x, y = getattr(one.usage, name), getattr(two.usage, name)

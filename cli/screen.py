@@ -14,8 +14,6 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import msgspec
-
 from cli.child import Child
 from cli.errors import Problem
 from cli.instance import Instance
@@ -63,10 +61,10 @@ class Screen:
         problem.next_step = completed(problem.next_step)
         self.say("\n".join(error_block(problem)), ERROR_INDENT)
 
-    def ready(self, instance: Instance, *, keyed: bool) -> None:
+    def ready(self, instance: Instance, console_path: str, *, keyed: bool) -> None:
         """Print the ready block to stdout."""
         self._progress.phase("")
-        show_ready(instance, keyed=keyed)
+        show_ready(instance, console_path, keyed=keyed)
 
     def noticed(self, child: Child, *, starting: bool, releasing: bool = False) -> str:
         """Report a process that exited by itself, and once that it keeps doing so; and a worker whose servers are away.
@@ -203,20 +201,22 @@ def fatal_job(child: Child, suspicion: Suspicion) -> Problem:
     )
 
 
-def show_ready(instance: Instance, *, detached: bool = False, keyed: bool = False) -> None:
-    """Print the ready block to stdout."""
+def show_ready(instance: Instance, console_path: str, *, detached: bool = False, keyed: bool = False) -> None:
+    """Print the ready block to stdout. `console_path`: at which the console logs its reader in; "": none."""
     width = terminal_width(sys.stdout) if sys.stdout.isatty() else None
     if not (
         sys.stdout.isatty() or stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode)
     ):  # a log, which others may read
-        instance = msgspec.structs.replace(instance, console_path="")
-    lines = ready_block(instance, detached=detached, keyed=keyed, command=own_command(sys.argv[0]), width=width)
+        console_path = ""
+    command = own_command(sys.argv[0])
+    lines = ready_block(instance, console_path, detached=detached, keyed=keyed, command=command, width=width)
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
 
 
 def ready_block(
     instance: Instance,
+    console_path: str = "",
     *,
     detached: bool = False,
     keyed: bool = False,
@@ -227,19 +227,19 @@ def ready_block(
 
     Args:
         command: what the shell of the user finds this program by.
-        width: columns of the terminal. What is to be copied is never broken: where it has no room behind its label, it
-            has a line of its own from the first column, which the terminal continues in the next row.
+        width: columns of the terminal. What is to be copied starts at the first column where it has no room behind its
+            label; a link stays one line, which the terminal continues in the next row, and curl has several.
     """
     workers = sum(entry.role == "worker" for entry in instance.processes)
     here = Path(instance.data_dir)
     option = "" if here == UpSettings().data_dir.absolute() else f" --data-dir {shlex.quote(short_path(here))}"
     opened = f"{command} console{option}"
-    link = instance.url + (instance.console_path or "/console")
-    hint = f"logs you in once, within an hour; later: {opened}" if instance.console_path else f"logged in: {opened}"
+    link = instance.url + (console_path or "/console")
+    hint = f"logs you in once, within an hour; later: {opened}" if console_path else f"logged in: {opened}"
     stop = f"{command} down{option}" if detached else "Ctrl-C (finishes running jobs, again to stop now)"
     lines = [
         f"ready in {instance.ready_s:.1f} s   engine {instance.engine}   model {', '.join(instance.models)}   "
-        f"{counted(workers, 'worker')}",
+        f"{counted(workers, 'worker')}{'' if workers else ': nothing answers until one starts'}",
         f"  API      {instance.url}/v1",
         *([f"  API      {instance.outside_url}/v1 (other machines)"] if instance.outside_url else []),
         *_copied("  Console  ", link, width),
@@ -247,7 +247,7 @@ def ready_block(
         f"  Kept     {_kept(instance)}",
         f"  Log      {short_path(here / 'logs')}",
         "",
-        *_copied("  Try      ", _curl(instance, keyed=keyed), width),
+        *_copied("  Try      ", _curl(instance, keyed=keyed), width, _curl(instance, keyed=keyed, end=" \\\n  ")),
         f'{INDENT}{command} chat{option} "{QUESTION}"',
         f"  Stop     {stop}",
     ]
@@ -256,11 +256,14 @@ def ready_block(
 
 def _fitted(line: str, width: int) -> list[str]:
     """The lines of one line of the ready block; what is to be copied stays in one."""
-    return [line] if line.startswith(("http", "curl ")) else wrapped(line, width, len(INDENT))
+    return [line] if line.startswith(("http", "curl ", "  -", '  "')) else wrapped(line, width, len(INDENT))
 
 
-def _copied(label: str, text: str, width: int | None) -> list[str]:
-    return [label + text] if width is None or len(label + text) <= width else [label.rstrip(), text]
+def _copied(label: str, text: str, width: int | None, lines: str = "") -> list[str]:
+    """The label and what is to be copied; `lines`: the same in several, for a terminal that is too narrow."""
+    if width is None or len(label + text) <= width:
+        return [label + text]
+    return [label.rstrip(), *(lines or text).split("\n")]
 
 
 def draining(jobs: int | None) -> str:
@@ -292,8 +295,10 @@ def place(redis_url: str) -> str:
     return parts.netloc.rpartition("@")[2] or parts.path
 
 
-def _curl(instance: Instance, *, keyed: bool) -> str:
-    body = {"model": instance.models[0], "messages": [{"role": "user", "content": QUESTION}], "stream": True}
-    key = ' -H "Authorization: Bearer $PENSTOCK_API_KEY"' if keyed else ""
-    data = shlex.quote(json.dumps(body, separators=(",", ":")))
-    return f"curl -N {instance.url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d {data}"
+def _curl(instance: Instance, *, keyed: bool, end: str = " ") -> str:
+    """A request to try; `end` is written between its arguments, and the line break of it before the messages."""
+    body = {"model": instance.models[0], "stream": True, "messages": [{"role": "user", "content": QUESTION}]}
+    key = ['-H "Authorization: Bearer $PENSTOCK_API_KEY"'] if keyed else []
+    data = json.dumps(body, separators=(",", ":")).replace(',"m', "," + end.lstrip(" \\") + '"m')
+    url = f"{instance.url}/v1/chat/completions"
+    return end.join([f"curl -N {url}", "-H 'Content-Type: application/json'", *key, f"-d {shlex.quote(data)}"])

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 
-TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "prompt")
+TEXTS = ("reason", "message", "last_error", "override", "by", "value", "what_it_is", "next_attempt_at", "url", "prompt")
 """Columns of free text, which wrap at words; if there is no room for them, they stand below their row."""
 NAMES = ("model", "shape", "endpoint", "type", "host", "tenant", "custom_id", "worker", "lane")
 """Columns that are cut, but not below their header, if the table is too wide. No other column is ever cut or broken."""
@@ -49,6 +49,10 @@ def table_lines(
     titles = [_title(name, title) for name, title in zip(names, header, strict=True)]
     body = [[_shown(name, cell, short, now) for name, cell in zip(names, row, strict=True)] for row in rows]
     widths = [max(map(_width, column)) for column in zip(titles, *body, strict=True)]
+    if "endpoint" in names and names[-1] == "prompt" and _room(widths, width) < min(MIN_TEXT, widths[-1]):
+        place = names.index("endpoint")  # says less than the prompt
+        cut_out = [[*row[:place], *row[place + 1 :]] for row in (header, *rows)]
+        return table_lines(cut_out[0], cut_out[1:], width=width, colour=colour, now=now)
     below = _fit(names, titles, widths, width)
     spilled = _spill(widths, below, width)
     apart = [*below, *spilled]
@@ -146,7 +150,7 @@ def _fit(names: Sequence[str], titles: Sequence[str], widths: list[int], width: 
         return []
     texts = [place for place, name in enumerate(names) if name in TEXTS]
     below: list[int] = []
-    room = width - _total(widths[:-1]) - len(GAP)
+    room = _room(widths, width)
     if texts == [len(names) - 1] and room >= MIN_TEXT:
         widths[-1] = room
     else:
@@ -169,6 +173,11 @@ def _spill(widths: list[int], below: Sequence[int], width: int) -> list[int]:
             widths[place] = -len(GAP)
             spilled.insert(0, place)
     return spilled
+
+
+def _room(widths: Sequence[int], width: int) -> int:
+    """What the columns before it leave to the last one."""
+    return width - _total(widths[:-1]) - len(GAP)
 
 
 def _total(widths: Sequence[int]) -> int:

@@ -28,7 +28,7 @@ from cli.engine_check import check_plugins
 from cli.errors import DONE, Problem
 from cli.instance import DataDir, Instance
 from cli.log_lines import START
-from cli.machine import Machine
+from cli.machine import Machine, console_path
 from cli.options import Command, config_option, redis_url_option
 from cli.output import ERROR_INDENT, note
 from cli.progress import ProgressLine
@@ -183,7 +183,7 @@ def start_detached(
     if instance is None:
         sys.stderr.write(_not_told(output, told))
         return process.returncode
-    show_ready(instance, detached=True, keyed=keyed)
+    show_ready(instance, asyncio.run(console_path(home)), detached=True, keyed=keyed)
     return DONE
 
 

@@ -118,8 +118,8 @@ def pareto(points: Iterable[T], cost: Callable[[T], float], latency: Callable[[T
     return kept
 
 
-def cost_advice(found: Sequence[DeviceCost]) -> str:
-    """Which device to take, and why."""
+def cost_advice(found: Sequence[DeviceCost], currency: str = "") -> str:
+    """Which device to take, and why. `currency`: of the prices, if it is known."""
     priced = [each for each in found if each.per_million is not None]
     if len(priced) == len(found):
         best = min(priced, key=lambda each: each.per_million or 0.0)
@@ -127,9 +127,9 @@ def cost_advice(found: Sequence[DeviceCost]) -> str:
         beside = ", ".join(
             f"{(each.per_million or 0) / (best.per_million or 1):.2f} x on {each.device.name}" for each in others
         )
-        return (
-            f"{best.device.name} is the cheapest: {best.per_million:.3g} for a million tokens at a batch of "
-            f"{best.point.batch}" + (f", beside {beside}." if beside else ".")
+        price = f"{best.per_million:.3g} {currency}".rstrip()
+        return f"{best.device.name} is the cheapest: {price} for a million tokens at a batch of {best.point.batch}" + (
+            f", beside {beside}." if beside else "."
         )
     slow, *faster = sorted(found, key=lambda each: each.point.tokens_s)
     if not faster:

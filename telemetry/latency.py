@@ -108,7 +108,7 @@ PARTS = (
     LatencyPart("egress_tail", "last_token", "last_sent", "from the engine's last token to the client"),
 )
 """Consecutive intervals, whose sum is the end-to-end time. What retries cost after the first token is moved from decode
-to retries."""
+to retries, which then stand behind prefill if that is most of their cost."""
 
 NOT_REACHED = "no worker got so far"
 """The reason of a part that a job did not come to."""
@@ -161,6 +161,7 @@ class Split:
     """A request's time by parts, in microseconds. `reasons` says why a part is None."""
 
     parts: dict[str, int | None]
+    """In the order in which they happened."""
     reasons: dict[str, str]
     end_to_end: int | None
     """None while the request runs."""
@@ -212,8 +213,11 @@ def split(stamps: Stamps, *, over: bool, unsent: str = "no answer was sent") -> 
     first, end = stamps.first_token, ends["decode"]
     if stamps.kept is not None and first is not None and end is not None:
         lost = lost_between(first, stamps.resumed or end, stamps.kept)
-        parts["retries"], parts["decode"] = (parts["retries"] or 0) + lost, (parts["decode"] or 0) - lost
+        before = parts["retries"] or 0
+        parts["retries"], parts["decode"] = before + lost, (parts["decode"] or 0) - lost
         reasons.pop("retries", None)
+        if lost > before:  # the first token came first
+            parts |= {name: parts.pop(name) for name in ("retries", "decode", "egress_tail")}
     parts[EGRESS_FIRST.name], reason = _egress_first(stamps, unsent if over else "not yet")
     if reason:
         reasons[EGRESS_FIRST.name] = reason

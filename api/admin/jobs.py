@@ -45,13 +45,16 @@ class Filter:
     stored: JobFilter
     """What the store filters by."""
     search: str = ""
-    """Beginning of an id, or part of a value of the metadata."""
+    """Beginning of an id, or part of a value of the metadata or of the first words of the prompt."""
+    reader: str = ""
+    """The tenant whose prompts the caller may see."""
 
     def passes(self, record: JobRecord) -> bool:
         """Whether a job that the store has found is wanted."""
         job = record.job
         found = self.search in ("", job.id) or job.id.startswith(self.search)
-        return found or any(self.search in value for value in job.metadata.values())
+        words = record.preview.lower() if job.tenant == self.reader else ""
+        return found or self.search.lower() in words or any(self.search in value for value in job.metadata.values())
 
 
 async def listing(request: Request) -> Response:
@@ -94,7 +97,9 @@ async def cancel(request: Request) -> Response:
 
 async def _shown(services: Services, record: JobRecord, own: str) -> dict[str, Any]:
     delivered = record.delivered or services.deliveries.of(record.job.id)
-    return _object(record, job_object(await view_of(services, record))) | {
+    view = await view_of(services, record)
+    return _object(record, job_object(view)) | {
+        "finish_reasons": view.finish_reasons,
         "readable": record.job.tenant == own and not record.fault,
         "timing": timing_object(record, delivered),
     }
@@ -154,6 +159,7 @@ def _filter(request: Request) -> Filter:
         tenants=_tenants(services, query.get("tenant") or caller_of(request).tenant),
         stored=filter_of(query),
         search=search,
+        reader=caller_of(request).tenant,
     )
 
 

@@ -27,7 +27,9 @@ def console_schemas() -> dict[str, Schema]:
     readable = BOOLEAN | {"description": "Whether your key may read its request and answer, at /v1/jobs."}
     return {
         "Overview": _overview(),
-        "AdminJob": _job_with(tenant=STRING, readable=readable, timing=schema("JobTiming")),
+        "AdminJob": _job_with(
+            tenant=STRING, readable=readable, timing=schema("JobTiming"), finish_reasons=list_of(maybe(STRING))
+        ),
         "AdminJobList": object_of(
             object=word_of("list"), data=list_of(schema("ListedJob")), has_more=BOOLEAN, next_cursor=maybe(STRING)
         ),

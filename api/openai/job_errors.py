@@ -63,7 +63,7 @@ CANCELLED: Mapping[str, str] = {
         "The job was cancelled because its reader took nothing for too long, so its connection was closed. "
         "queue.on_disconnect can let a job go on."
     ),
-    CancelledBy.OWNER: "The job was cancelled with a key of its tenant.",
+    CancelledBy.OWNER: "The job was cancelled by its owner.",
     CancelledBy.ADMIN: "The job was cancelled by an administrator.",
     CancelledBy.BATCH: "The job was cancelled with its batch.",
     CancelledBy.NOT_ACCEPTED: (

@@ -80,7 +80,6 @@ def reset_event(epoch: int) -> JobEvent:
 
 def terminal_event(view: JobView) -> JobEvent:
     """Render the last event, named after the final state. It omits the result, whose tokens were in the deltas."""
-    finishes = list(view.terminal.finishes) if view.terminal else []
-    data = job_object(view) | {"finish_reasons": finishes}
+    data = job_object(view) | {"finish_reasons": view.finish_reasons}
     readable = view.terminal is None or view.terminal.state is view.status
     return JobEvent(view.status.value if readable else "error", view.latest, data)

@@ -360,8 +360,13 @@ class JobView:
 
     @property
     def reason(self) -> str | None:
-        """Why it waits, and stands at its place, while it does."""
-        return "; ".join(filter(None, (self.hold, self.place.reason))) if self.place else None
+        """Why it waits while it does: why no worker can claim it, else why it stands at its place."""
+        return (self.hold or self.place.reason) if self.place else None
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """Of each choice, once the job has ended; None: the job ended before it did."""
+        return [each or None for each in self.terminal.finishes] if self.terminal else []
 
 
 def job_object(view: JobView, result: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -29,6 +29,9 @@ from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 from planner.load import Precision, RequestLengths
 
+CURRENCY = "USD"
+"""Of the prices that are assumed, and so of those that are given beside them."""
+
 
 def prices_of(texts: tuple[str, ...], names: tuple[str, ...]) -> dict[str, float]:
     """Prices by device of texts such as h200=3.80. Raises PlanError."""
@@ -93,7 +96,10 @@ def cost(
         for each in kept
     ]  # fmt: skip
     value["assumed_prices"] = {each.name: each.price_per_hour for each in assumed if each.price_per_hour is not None}
-    return PlanAnswer(value, [_table(found)], cost_advice(found), pareto_plot(points, kept), assumed_prices(assumed))
+    currency = CURRENCY if value["assumed_prices"] else ""
+    value["currency"] = currency or None
+    advice, drawn = cost_advice(found, currency), pareto_plot(points, kept)
+    return PlanAnswer(value, [_table(found, currency or "price")], advice, drawn, assumed_prices(assumed))
 
 
 def assumed_prices(devices: Sequence[Accelerator]) -> list[str]:
@@ -140,7 +146,7 @@ def _as_json(each: DeviceCost) -> dict[str, Any]:
     }
 
 
-def _table(found: list[DeviceCost]) -> PlanTable:
+def _table(found: list[DeviceCost], money: str) -> PlanTable:
     rows = [
         (
             each.device.name,
@@ -154,5 +160,5 @@ def _table(found: list[DeviceCost]) -> PlanTable:
         )
         for each in found
     ]
-    header = ("gpu", "batch", "ends at", "tokens/s", "request", "J/token", "price/h", "price/1M tokens")
+    header = ("gpu", "batch", "ends at", "tokens/s", "request", "J/token", f"{money}/h", f"{money}/1M tokens")
     return PlanTable(header, rows)

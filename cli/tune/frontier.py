@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bench.energy import EnergyMeter
 from cli.errors import DONE, INTERRUPTED, USAGE, Problem
+from cli.options import Where, where_options
 from cli.output import note
 from cli.plan.command import PlanAnswer, PlanTable, plan_command, workload_options
 from cli.plan.figures import seconds, three
@@ -24,7 +25,6 @@ from cli.plan.plot import plot
 from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.load import LevelReading, LoadSource, check, penstock_context, run_until, server_at
-from cli.tune.settings_edit import Applied, apply_settings, check_applicable
 from penstock.text import counted
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
@@ -44,6 +44,9 @@ from planner.tuning import (
     tuning_advice,
 )
 from telemetry.gpu import GpuReadings
+
+if TYPE_CHECKING:
+    from cli.tune.settings_edit import Applied
 
 PROBE_CLIENTS = 4
 MAX_CLIENTS = 256
@@ -65,7 +68,8 @@ class MeasuredSweep:
 
 
 @plan_command("frontier")
-@click.option("--url", required=True, help="Base URL, such as http://127.0.0.1:8000/v1.")
+@where_options(url=False)
+@click.option("--url", help="Base URL of another server, such as http://127.0.0.1:8080/v1.")
 @click.option("--model", help="Model to ask for [the first that the server names].")
 @click.option("--requests", type=int, default=500, show_default=True, help="Requests of a concurrency, at most.")
 @workload_options
@@ -78,7 +82,7 @@ class MeasuredSweep:
 @click.option("--apply", is_flag=True, help="Write the settings into penstock.toml of this folder (a Penstock's).")
 @click.option("--shape", metavar="NAME", help="With --apply: the shape of the model that was measured.")
 def frontier(
-    url: str,
+    where: Where,
     model: str | None,
     requests: int,
     workload: Workload,
@@ -100,12 +104,13 @@ def frontier(
         raise PlanError("--shape names what --apply writes: give both, or neither")
     known = None if card is None and config is None else model_named(card, config)
     device = None if gpu is None else device_named(gpu)
-    note(f"asking {url} for its model")
-    server = server_at(url, model)
+    url, server = server_at(where, model)
     context = penstock_context(server) if apply else 0
     if context is None:
         raise Problem(f"--apply: {url} is no Penstock, so there is no penstock.toml to write", exit_code=USAGE)
     if apply:
+        from cli.tune.settings_edit import apply_settings, check_applicable  # noqa: PLC0415 - half of the start's time
+
         check_applicable(Path.cwd(), server.model, shape)
     lengths, meter = workload.lengths, EnergyMeter.of(server, GpuReadings.open())
     source = LoadSource(server, lengths, meter=meter, timeout_s=budget)
@@ -205,11 +210,19 @@ def _pass(
     """Measure each level once more, into `found`; why the pass ended before the last of them, or "". Raises Problem if
     it ended before two were measured."""
     for at, level in enumerate(levels):
+        began, said = time.monotonic(), ""
 
-        def told(done: int, total: int, at: int = at, clients: int = level.clients) -> None:
-            progress.steps(name, at, len(levels), f"{clients} at once: {done} of {total} requests")
+        def told(done: int, total: int, at: int = at, clients: int = level.clients, began: float = began) -> None:
+            nonlocal said
+            rate = f", {three(done / (time.monotonic() - began))} requests/s" if done else ""
+            said = f"{clients} at once: {done} of {total} requests{rate}"
+            progress.steps(name, at, len(levels), said)
 
-        reading = run_until(until, source.level(level, told))
+        try:
+            reading = run_until(until, source.level(level, told))
+        except KeyboardInterrupt:
+            progress.say(f"  {said}")
+            raise
         if reading is None:
             if len(found) < MIN_LEVELS:
                 raise Problem(f"the budget ended before {MIN_LEVELS} concurrencies were measured",

@@ -10,6 +10,7 @@ from functools import partial
 import click
 
 from cli.errors import DONE, INTERRUPTED
+from cli.options import Where, where_options
 from cli.output import note
 from cli.plan.command import PlanAnswer, PlanTable, length_options, plan_command
 from cli.plan.figures import seconds, three
@@ -36,20 +37,20 @@ class SearchEnded(Exception):
 
 
 @plan_command("goodput")
-@click.option("--url", required=True, help="Base URL, such as http://127.0.0.1:8000/v1.")
+@where_options(url=False)
+@click.option("--url", help="Base URL of another server, such as http://127.0.0.1:8080/v1.")
 @click.option("--model", help="Model to ask for [the first that the server names].")
 @click.option("--requests", type=int, default=100, show_default=True, help="Requests of a rate.")
 @length_options
 @slo_options
 @click.option("--budget", type=Period(needs_unit=True), default="15m", show_default=True, help="Time for all of it.")
 def goodput(
-    url: str, model: str | None, requests: int, lengths: RequestLengths, slo: LatencySlo, budget: int
+    where: Where, model: str | None, requests: int, lengths: RequestLengths, slo: LatencySlo, budget: int
 ) -> PlanAnswer:
     """Find the highest rate at which enough requests keep both latency objectives."""
     if requests < 10:
         raise PlanError(f"--requests {requests}: a share of 0.9 needs 10 requests or more")
-    note(f"asking {url} for its model")
-    server = server_at(url, model)
+    url, server = server_at(where, model)
     source, until = LoadSource(server, lengths, timeout_s=budget), time.monotonic() + budget
     with ProgressLine(sys.stderr, os.environ) as progress:
         progress.phase("warming up: 1 request")

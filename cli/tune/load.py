@@ -15,7 +15,10 @@ from typing import Any, TypeAlias, TypeVar
 from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
+from cli.client import KEY, Client
 from cli.errors import UNREACHABLE, USAGE, Problem
+from cli.options import Where
+from cli.output import note
 from planner.load import RequestLengths
 from planner.tuning import SweepLevel
 
@@ -75,11 +78,17 @@ def run_until(until: float, task: Coroutine[Any, Any, T]) -> T | None:
         return None
 
 
-def server_at(url: str, model: str | None) -> TargetServer:
-    """The server of --url, with the first of its models unless one is named. Raises Problem."""
+def server_at(where: Where, model: str | None) -> tuple[str, TargetServer]:
+    """The server of --url, else the Penstock that other commands would ask, by its base URL; with the first of its
+    models unless one is named. Raises Problem."""
+    url, key = where.url, os.environ.get(KEY, "")
+    if url is None:
+        with Client.find(replace(where, url=os.environ.get("PENSTOCK_URL"))) as client:
+            url, key = f"{client.url}/v1", client.key
+    note(f"asking {url} for its model")
     try:
-        server = TargetServer.at(url, model or "", os.environ.get("PENSTOCK_API_KEY", ""))
-        return server if server.model else replace(server, model=server.first_model())
+        server = TargetServer.at(url, model or "", key)
+        return url, server if server.model else replace(server, model=server.first_model())
     except NotAServer as error:
         raise Problem(str(error), exit_code=USAGE) from None
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
@@ -15,6 +16,10 @@ from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape
 
 MAX_NEAREST = 3
+REPOSITORY = re.compile(r"config of [\w.-]+/([\w.-]*\w)")
+"""In a model's source: its name on Hugging Face."""
+VARIANT = re.compile(r"-(instruct|chat|it|hf)$")
+"""The end of a name of other weights in the same shape."""
 
 
 class PlanError(ValueError):
@@ -38,8 +43,11 @@ def devices() -> dict[str, Accelerator]:
 
 
 def model(name: str) -> ModelShape:
-    """Raises UnknownName."""
-    return models().get(name.lower()) or _unknown("model", name, models(), "or give its --config config.json")
+    """By its name here or on Hugging Face. Raises UnknownName."""
+    short, known = name.lower().rpartition("/")[2], models()
+    there = {match[1].lower(): each for each in known.values() if (match := REPOSITORY.search(each.source))}
+    found = known.get(short) or there.get(short) or known.get(VARIANT.sub("", short))
+    return found or _unknown("model", name, known, "or give its --config config.json")
 
 
 def device(name: str) -> Accelerator:

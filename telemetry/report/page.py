@@ -65,7 +65,7 @@ def _tiles(report: RequestReport) -> str:
         ("requests", f"{whole.requests:,}", _states(whole)),
         ("wait, p50 / p99", _pair(whole.wait), "from acceptance to the first claim"),
         ("first token, p50 / p99", _pair(whole.ttft), "from receipt"),
-        ("between tokens, p50 / p99", _pair(whole.itl), "mean of each request"),
+        ("between tokens, p50 / p99", _pair(whole.itl), "mean of each request, in the engine"),
         ("whole answer, p50 / p99", _pair(whole.e2e), "from receipt to the end"),
         ("tokens per second", three(usage.tokens_per_s), f"{usage.tokens:,} generated"),
         ("tokens per core-second", three(usage.tokens_per_core_s), cpu),

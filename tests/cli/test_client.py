@@ -710,6 +710,18 @@ def test_jobs_show_shows_a_part_of_a_long_request(door: Door, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out)["input"]["messages"] == turns
 
 
+def test_jobs_show_tells_request_attempts_and_result_in_their_order(
+    door: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempt = {"worker": "w1", "started_at": 1.0, "ended_at": 2.0, "tokens": 2, "outcome": "completed"}
+    asked = {"model": "sim", "messages": [{"role": "user", "content": "a question"}]}
+    door.answers["/v1/jobs/job_x"] = (200, JOB | {"object": "job", "attempt_log": [attempt], "input": asked})
+    assert main(["jobs", "show", "job_x"]) == 0
+    shown = capsys.readouterr().out
+    places = [shown.index(words) for words in ("completed", "a question", "WORKER", "the answer")]
+    assert places == sorted(places) and "object" not in shown
+
+
 @pytest.mark.parametrize(
     ("state", "code", "out"),
     [("completed", 1, ""), ("failed", 1, ""), ("expired", 1, ""), ("cancelled", 0, "job_x was cancelled before\n")],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -178,7 +179,7 @@ def test_ready_block_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ready_s=1.234,
         processes=(redis, worker),
     )
-    body = '{"model":"sim","messages":[{"role":"user","content":"What is a penstock?"}],"stream":true}'
+    body = '{"model":"sim","stream":true,"messages":[{"role":"user","content":"What is a penstock?"}]}'
     assert ready_block(instance) == [
         "ready in 1.2 s   engine sim   model sim   1 worker",
         "  API      http://127.0.0.1:8000/v1",
@@ -201,7 +202,8 @@ def test_ready_block_says_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 120])
 def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken between words; what is to be copied is whole, from the first column where its line has no room for it."""
+    """Broken between words; what is to be copied begins at the first column where its line has no room for it: a link
+    in one line, curl in several, which a shell takes for one."""
     monkeypatch.chdir(tmp_path)
     instance = Instance(
         version="0.1.0",
@@ -216,17 +218,19 @@ def test_ready_block_fits_a_terminal(columns: int, tmp_path: Path, monkeypatch: 
         started=1.0,
         ready_s=12.3,
         processes=(ProcessEntry(role="redis", id="redis-1", pid=1, state="ready", since=1.0),),
-        console_path="/console#link=0123456789abcdefghijkl",
     )
-    block = ready_block(instance, width=columns)
+    block = ready_block(instance, "/console#link=0123456789abcdefghijkl", width=columns)
     link = next(line for line in block if "#link=" in line)
     assert link.removeprefix("  Console  ") == "http://127.0.0.1:8000/console#link=0123456789abcdefghijkl"
-    (curl,) = [line for line in block if line.startswith("curl ")]
-    assert curl.endswith("'") and len(shlex.split(curl)) == 7
-    wide = [line for line in block if len(line) > columns and line != curl]
+    first = next(at for at, line in enumerate(block) if line.startswith("curl "))
+    curl = block[first : first + 4]
+    command = shlex.split("\n".join(curl).replace("\\\n", ""))
+    assert len(command) == 7 and json.loads(command[-1])["stream"] is True
+    assert columns < 80 or max(map(len, curl)) <= 80
+    wide = [line for line in block if len(line) > columns and line not in curl]
     assert wide in ([], [link]) or columns < 60
     assert " ".join(" ".join(block).split()).startswith(
-        "ready in 12.3 s engine llamacpp model smollm2-135m-instruct 0 workers"
+        "ready in 12.3 s engine llamacpp model smollm2-135m-instruct 0 workers: nothing answers until one starts"
     )
     assert 'penstock chat "What is a penstock?"' in [line.strip() for line in block]
 

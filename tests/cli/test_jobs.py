@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from cli.job import answer_of, attempts_in_words
-from cli.jobs import COLUMNS, _bar, columns_of
+from cli.job import answer_of, attempts_in_words, interruption
+from cli.jobs import COLUMNS, _bar, _timing_rows, columns_of
+from penstock.client import StreamEvent
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,19 @@ from cli.jobs import COLUMNS, _bar, columns_of
 def test_a_bar_is_as_long_as_its_part(begun: float, spent: float, bar: str) -> None:
     """To an eighth of a character, which a tiny part has; no bar is longer than the chart."""
     assert _bar(begun, spent, 100, 20) == bar
+
+
+def test_parts_stand_in_the_order_of_their_bars() -> None:
+    """As the server has them: a loss after the first token behind prefill."""
+    parts = {"ingress": 10, "queue": 10, "gate": 0, "engine_wait": 0, "prefill": 10, "retries": 50, "decode": 20}
+    parts |= {"egress_tail": 0, "egress_first": 1}
+    keys = ("end_to_end_ms", "time_to_first_token_ms", "gateway_time_to_first_token_ms", "time_per_output_token_ms")
+    timing = {"parts_ms": parts, "sum_ms": 100, "reasons": {}, "groups_ms": {}, "stamps": {"last_sent": None}}
+    timing |= dict.fromkeys(keys)
+    rows = {name: bar for name, _, bar, _ in _timing_rows(timing)}
+    assert list(rows)[: len(parts)] == list(parts)
+    offsets = {name: len(bar) - len(bar.lstrip()) for name, bar in rows.items()}
+    assert offsets["egress_first"] == offsets["retries"] == 12 and offsets["decode"] == 32
 
 
 CALL = {"name": "weather", "arguments": '{"city": "Oslo"}'}
@@ -66,3 +80,19 @@ def test_attempts_whose_server_was_away_count_as_none() -> None:
     assert attempts_in_words({"attempts": 4, "attempt_log": log}) == "4, of which 2 count as none: the server was away"
     assert attempts_in_words({"attempts": 2, "attempt_log": log[2:]}) == "2"
     assert attempts_in_words({"attempts": 1, "attempt_log": None}) == "1"
+
+
+@pytest.mark.parametrize(
+    ("worker", "outcome", "said"),
+    [
+        ("w2", "lost", "w1 was lost; continued by w2 after"),
+        ("w1", "lost", "w1 was lost and started again; continued after"),
+        ("w1", "handed_back", "w1 was stopped and started again; continued after"),
+        ("w1", "returned", "the server of w1 was away; continued after"),
+    ],
+)
+def test_who_goes_on_with_an_answer(worker: str, outcome: str, said: str) -> None:
+    """A worker that goes on with its own has started again, if it was the one that was away."""
+    previous = {"worker": "w1", "outcome": outcome, "pause_ms": 600}
+    event = StreamEvent("started", "1-0", {"worker": worker, "attempt": 2, "previous": previous})
+    assert interruption(event).startswith(said)

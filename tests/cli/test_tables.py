@@ -24,7 +24,7 @@ MESSAGE = {
     "id": f"msg_00{'a' * 30}", "endpoint": "billing-service", "type": "job.completed", "status": "pending",
     "attempts": 3, "at": "2026-11-24T02:06:37Z", "next_attempt_at": "2026-11-24T12:06:37Z",
     "last_error": "cannot connect to 10.1.2.3 port 443: Connection refused by the other side of the network",
-    "subject": IDS[0],
+    "subject": IDS[0], "url": "https://billing.example/hooks/of/penstock",
 }  # fmt: skip
 POOL = {
     "model": "smollm2-135m-instruct", "want": 12, "ready": 10, "starting": 2, "draining": 0, "range": "0-64",
@@ -85,6 +85,15 @@ def test_texts_stand_below_a_row_that_has_no_room() -> None:
         "  override: set to 12 by ops at 2026-11-24T02:06:37Z",
         "  reason: interactive would wait 3.1 s, its goal is 2.0 s: 12 workers",
     ]
+
+
+@pytest.mark.parametrize("width", [80, 110, 140])
+def test_a_prompt_has_the_room_of_an_endpoint(width: int) -> None:
+    columns = (*jobs.COLUMNS[:4], "endpoint", *jobs.COLUMNS[4:])
+    job = JOB | {"endpoint": "/v1/chat/completions", "prompt": "Name a river of Europe."}
+    header, first, *below = lines(job, columns, width)
+    assert ("ENDPOINT" in header) == (width == 140)
+    assert "  prompt: Name a river of Europe." in below if width == 80 else "Name a river" in first
 
 
 def test_a_value_wraps_at_words_beside_its_field() -> None:

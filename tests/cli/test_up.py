@@ -216,7 +216,7 @@ LINK = re.compile(r"http://\S+/console#link=[\w-]{22}(?![\w-])")
 
 @pytest.mark.parametrize("keys", ["", '[keys.ops]\nsha256 = "{}"\ntenant = "ops"\nadmin = true\n'])
 def test_the_link_to_the_console_logs_in_once(keys: str, tmp_path: Path) -> None:
-    """At a terminal with no room for it, too: whole, as the line to try is; and no log has it."""
+    """At a terminal with no room for it, too: whole, as the lines to try are; neither a log nor the state has it."""
     (tmp_path / "penstock.toml").write_text(keys.format(hashlib.sha256(b"sk-ops").hexdigest()))
     statuses: list[int] = []
 
@@ -227,7 +227,10 @@ def test_the_link_to_the_console_logs_in_once(keys: str, tmp_path: Path) -> None
         statuses.extend(map(opened, (found, found)))
         logs = "".join(log.read_text() for log in (tmp_path / ".penstock" / "logs").iterdir())
         assert found.partition("=")[2] not in logs
-        assert re.search(r"^curl -N http.*-d '\{.*\}'$", seen.replace("\r", ""), re.MULTILINE)
+        assert found.partition("=")[2] not in (tmp_path / ".penstock" / "run" / "state.json").read_text()
+        assert re.search(
+            r"^curl -N http\S+ \\\n  -H '.*' \\\n  (-H .* \\\n  )?-d '\{[^']*\}'$", seen.replace("\r", ""), re.MULTILINE
+        )
         return True
 
     on_terminal(tmp_path, stop, PENSTOCK_SIM_LOAD_MS="0", COLUMNS="40", TERM="dumb")

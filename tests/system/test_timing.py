@@ -209,6 +209,7 @@ def test_the_first_token_after_a_lost_worker_is_what_the_reader_saw(empty_house:
     assert timing["stamps"]["first_token"] == pytest.approx(job["first_token_at"], abs=0.002)
     pause_ms = 1000 * (last["started_at"] - lost["ended_at"])
     assert pause_ms <= parts["retries"] <= timing["sum_ms"] - parts["decode"]
+    assert list(parts).index("retries") > list(parts).index("prefill"), "the first token came before the loss"
     queued_ms = 1000 * (lost["started_at"] - job["created_at"])
     assert parts["decode"] >= 6000 and timing["groups_ms"]["queue"] <= queued_ms + 5
 
@@ -242,5 +243,6 @@ def test_the_command_line_draws_it(house: House) -> None:
     table = penstock()
     lines = {line.split()[0]: line for line in table.stdout.splitlines()}
     assert {part.name for part in PARTS} <= lines.keys() and lines["decode"].count("█") > lines["gate"].count("█")
+    assert "as the reader got them" in lines["TPOT"], "the report's is the engine's"
     assert "clocks known to" in table.stderr
     assert json.loads(penstock("--json").stdout)["object"] == "job.timing"

@@ -146,6 +146,7 @@ def test_a_first_token_of_an_earlier_attempt_stays_the_first() -> None:
         "ingress": 2_000, "queue": 7_000, "retries": 1_000 + 36_000, "gate": None, "engine_wait": None,
         "prefill": 3_000, "decode": 6_000 + 100_000, "egress_tail": 2_000, "egress_first": 600,
     }  # fmt: skip
+    assert list(found.parts)[2:7] == ["gate", "engine_wait", "prefill", "retries", "decode"], "as they happened"
     assert found.total == found.end_to_end == 157_000 and found.group("recovery") == 37_000
     assert first_seen(stamps, whole=False) == 14_600 and first_seen(stamps, whole=True) == 158_000
     assert first_seen(replace(stamps, first_sent=None), whole=False) == 14_000

@@ -11,6 +11,7 @@ const LANES = ["interactive", "standard", "batch"];
 const GAP_PX = 16; // between the last line and the form
 const SILENT_S = 3; // after the last token, before the page says so
 const ENDS = { completed: "completed", failed: "failed", cancelled: "cancelled", expired: "expired", error: "failed" };
+const SAID = { completed: "Answer complete.", failed: "The answer failed.", cancelled: "Answer stopped.", expired: "The answer came too late." };
 
 export function chat({ root, signal, title, who }) {
   title("Chat");
@@ -92,7 +93,7 @@ export function chat({ root, signal, title, who }) {
       if (turn.state) {
         clearInterval(clock);
         text.removeAttribute("aria-busy");
-        if (busy?.turn === turn) { busy = null; keep(); show(); say("Answer complete."); }
+        if (busy?.turn === turn) { busy = null; keep(); show(); say(SAID[turn.state]); }
         if (!turn.timed) { turn.timed = true; time(turn).then(tell, () => null); }
       }
       draw(line, turn.state ? badge(turn.state) : badge(run.worker ? "in_progress" : "queued"),
@@ -100,7 +101,8 @@ export function chat({ root, signal, title, who }) {
         h("span", { title: "From the request to the first token that a reader could see, whichever worker gave it" }, `first token ${milliseconds(turn.ttft ?? null)}`),
         h("span", {}, `${rate(turn.pace ?? null)} tokens/s`), h("span", {}, plural(run.tokens, "token")),
         !turn.state && run.silent >= SILENT_S && h("span", { class: "warn-text" }, `no token for ${seconds(Math.floor(run.silent))}`),
-        run.link && h("span", { class: "warn-text" }, run.link), turn.error && h("span", { class: "bad-text" }, turn.error),
+        turn.cut && h("span", { class: "warn-text" }, "cut at its token limit"),
+        run.link && h("span", { class: "warn-text" }, run.link), turn.error && h("span", { class: turn.state === "cancelled" ? "dim" : "bad-text" }, turn.error),
         h("a", { href: `/console/jobs/${turn.job}` }, "timeline"));
     }
   }
@@ -131,7 +133,8 @@ export function chat({ root, signal, title, who }) {
       turn.state = ENDS[name];
       if (!growing.text && turn.text) growing.add(turn.text); // the server no longer has it
       turn.text = growing.text;
-      turn.error = data.error?.message ?? "";
+      turn.error = data.cancelled_by === "owner" ? "stopped" : data.error?.message ?? "";
+      turn.cut = (data.finish_reasons ?? []).includes("length");
       run.link = "";
     }
   }

@@ -68,7 +68,7 @@ export function job({ root, signal, id, go, title }) {
     draw(said, h("h2", {}, "Answer"), link && h("p", { class: "dim" }, link), found.readable ? text : empty("Not for this key.", `Requests and answers are shown only to keys of tenant ${found.tenant}.`));
     answer.dataset.none = ended ? "It has no text." : "No text yet.";
     return [
-      heading("Job", badge(found.status), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
+      heading("Job", badge(found.status), found.finish_reasons.includes("length") && h("span", { class: "warn-text" }, "cut at its token limit"), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
       error && failed(error, round),
       h("div", { class: "actions" },
         !ended && h("button", { type: "button", class: "danger", onclick: cancel }, "Cancel"),
@@ -138,8 +138,8 @@ function parts(timing) {
     at += Math.max(0, value);
     return [name, begins, value];
   });
-  const first = timing.parts_ms.egress_first, decode = rows.findIndex(([name]) => name === "decode");
-  if (first !== null && decode >= 0) rows.splice(decode, 0, ["egress_first", rows[decode][1], first]);
+  const first = timing.parts_ms.egress_first, behind = rows.findIndex(([name]) => name === "prefill") + 1;
+  if (first !== null && behind) rows.splice(behind, 0, ["egress_first", rows[behind - 1][1] + rows[behind - 1][2], first]);
   return section("Where the time went", h("p", { class: "dim" }, `${milliseconds(total)} in all, ${plural(timing.attempts, "attempt")}.`),
     table("Time by part", [["Part"], ["Time", "num"], ["Share", "num"], ["When"]], rows.map(([name, begins, value]) => h("tr", { key: name, "data-part": name, "data-ms": value },
       h("th", { scope: "row" }, name.replaceAll("_", " ")), h("td", { class: "num" }, milliseconds(value)),

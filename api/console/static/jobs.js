@@ -25,7 +25,7 @@ export function jobs({ root, signal, params, go, title, who }) {
   }
   const form = () => h("form", { class: "filters", role: "search", onsubmit: search },
     h("label", { class: "field grow" }, h("span", {}, "Search"),
-      h("input", { type: "search", name: "search", value: wanted.search, placeholder: "Id, or a value of the metadata", maxlength: 64 })),
+      h("input", { type: "search", name: "search", value: wanted.search, placeholder: "Id, words of the prompt, or metadata", maxlength: 64 })),
     select("status", "State", [["", "Any"], ...STATES.map((state) => [state, state.replace("_", " ")])], wanted.status, (status) => open({ status })),
     select("lane", "Lane", [["", "Any"], ["interactive", "interactive"], ["standard", "standard"], ["batch", "batch"]], wanted.lane, (lane) => open({ lane })),
     select("model", "Model", [["", "Any"], ...choices.models.map((name) => [name, name])], wanted.model, (model) => open({ model })),
@@ -48,7 +48,7 @@ export function jobs({ root, signal, params, go, title, who }) {
       cursor && h("button", { type: "button", class: "small", onclick: () => history.back() }, "Back"),
       page.has_more && h("a", { href: `/console/jobs${query({ ...wanted, cursor: page.next_cursor })}` }, "Older"));
     if (!page.data.length) return [nothing(page), pager];
-    const withTenant = wanted.tenant !== "";
+    const withTenant = choices.tenants.length > 1 || wanted.tenant !== "";
     const columns = [["State"], ["Job"], ["Model", "wide"], ["Lane", "wide"], ...(withTenant ? [["Tenant"]] : []), ["Created"], ["Waited", "num wide"], ["Took", "num wide"], ["Tokens", "num wide"], ["Attempts", "num wide"]];
     const under = page.data.filter(({ status }) => OPEN.includes(status));
     const all = OPEN.includes(wanted.status) && under.length > 1 && h("div", { class: "actions" },

@@ -73,7 +73,11 @@ export function interruption({ worker, outcome }) {
 /** Shows in the text of a job where an attempt ended and which worker went on; `data` is of its event. */
 export function markAttempt(growing, name, data) {
   if (name === "interrupted") growing.mark(interruption(data), { pending: true });
-  else if (data.previous) growing.mark(`${interruption(data.previous)}; ${data.attempt > 1 ? "continued by" : "begun again by"} ${data.worker} after ${milliseconds(data.previous.pause_ms)}`);
+  else if (data.previous) {
+    const before = data.previous, same = before.worker === data.worker;
+    const again = same && !["returned", "preempted"].includes(before.outcome) ? " and started again" : "";
+    growing.mark(`${interruption(before)}${again}; ${data.attempt > 1 ? "continued" : "begun again"}${same ? "" : ` by ${data.worker}`} after ${milliseconds(before.pause_ms)}`);
+  }
 }
 
 const NEAR_PX = 48;

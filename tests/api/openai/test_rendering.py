@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx2
@@ -334,6 +335,8 @@ def test_a_waiting_job_shows_where_it_stands() -> None:
         "units of work more than the least served; 2 jobs of your own first, by deadline"
     )
     assert shown["created_at"] == 1_700_000_000.999
+    held = job_object(replace(view, hold="no worker is ready: none is running"))
+    assert held["queue_reason"] == "no worker is ready: none is running", "nobody goes first"
     for name in ("started_at", "first_token_at", "completed_at", "expires_at", "usage"):
         assert shown[name] is None
     assert (shown["last_event_id"], shown["metadata"], shown["result"], shown["error"]) == (
@@ -380,6 +383,9 @@ def test_a_jobs_events_tell_its_life() -> None:
     assert shown == ("delta", Cursor(4, 3, "w-1"), {"index": 0, "text": "hi", "tokens": 1})
     end = terminal_event(over)
     assert (end.name, end.id, end.data["result"], end.data["finish_reasons"]) == ("completed", ended, None, ["stop"])
+    cut = Terminal("j1", JobState.CANCELLED, 1, ("stop", ""))
+    view = JobView(facts(), JobState.CANCELLED, terminal=cut)
+    assert terminal_event(view).data["finish_reasons"] == ["stop", None], "a choice that was not finished"
     assert reset_event(5) == ("stream.reset", Cursor(5, 0), {"epoch": 5})
 
 

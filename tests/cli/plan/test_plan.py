@@ -86,6 +86,7 @@ def test_cost(capsys: pytest.CaptureFixture[str]) -> None:
     price = device("a100-80gb").price_per_hour
     assert assumed["assumed_prices"] == {"a100-80gb": price}
     assert [each["price_per_hour"] for each in assumed["gpus"]] == [0.8, price]
+    assert (found["currency"], assumed["currency"]) == (None, "USD") and " USD for a million" in assumed["advice"]
 
 
 def test_a_model_of_my_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -348,6 +349,16 @@ def test_ctrl_c_before_anything_was_measured_says_so(server: CurveServer) -> Non
     assert (process.returncode, out) == (130, "") and "warming up" in err
 
 
+def test_ctrl_c_in_the_first_level_says_how_far_it_came(server: CurveServer) -> None:
+    server.dies_after, server.hangs = 6 + 3, True
+    command = [sys.executable, "-m", "cli", "tune", "frontier", "--url", server.url, "--in", "32", "--out", "4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: len(server.bodies) > 9, seconds=60)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and re.search(r"  1 at once: 3 of 8 requests, [0-9.]+ requests/s", err), err
+
+
 def test_a_budget_without_a_unit_or_for_no_pass_is_refused(
     capsys: pytest.CaptureFixture[str], server: CurveServer
 ) -> None:
@@ -368,6 +379,16 @@ def test_a_shape_without_apply_is_refused(capsys: pytest.CaptureFixture[str], se
 def test_an_url_that_is_none(capsys: pytest.CaptureFixture[str], url: str) -> None:
     assert main(["tune", "frontier", "--url", url]) == 2
     assert "is no base URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["frontier", "goodput"])
+def test_without_an_url_it_asks_where_other_commands_do(
+    capsys: pytest.CaptureFixture[str], server: CurveServer, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setenv("PENSTOCK_URL", server.url.removesuffix("/v1"))
+    words = ["--requests", "12", "--in", "16", "--out", "4", "--json"]
+    assert main(["tune", command, *words, *(["--max", "2"] if command == "frontier" else ["--ttft-ms", "9000"])]) == 0
+    assert json.loads(capsys.readouterr().out)["url"] == server.url
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

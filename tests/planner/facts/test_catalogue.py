@@ -67,3 +67,15 @@ UNCHECKED = {"opt-66b", "mpt-7b", "gpt-j-6b"}
 def test_every_card_says_what_it_was_checked_against() -> None:
     assert [name for name, each in devices().items() if not each.checked] == []
     assert {name for name, each in models().items() if not each.checked} == UNCHECKED
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", "qwen2.5-7b"), ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"), ("google/gemma-3-4b-it", "gemma-3-4b"),
+        ("deepseek-ai/DeepSeek-V3", "deepseek-v3"), ("opt-1.3b", "opt-1.3b"),
+    ],
+)  # fmt: skip
+def test_a_model_has_its_name_on_hugging_face(name: str, shape: str) -> None:
+    assert model(name) is models()[shape]
