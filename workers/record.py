@@ -57,7 +57,7 @@ class RequestRecords:
             model=self._model,
             by=self._process,
             code=end.failure.code if end.failure else "",
-        cancelled_by=end.cancelled_by,
+            cancelled_by=end.cancelled_by,
         )
 
     def ended_by_script(self, record: JobRecord) -> None:
