@@ -29,7 +29,7 @@ from penstock import __version__
 from penstock.config import Config, ConfigError
 from penstock.loops import supervise
 from penstock.process import Launch, StartError, argument_parser, collect_rarely, listen, run_process
-from streaming.batches.settings import BatchSettings, FilesSettings
+from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.process import Process

@@ -46,8 +46,7 @@ from streaming.errors import (
 )
 from streaming.events.outbox import with_webhook
 from streaming.ids import joined, partition_of
-from streaming.jobs.capabilities import unsupported
-from streaming.jobs.job import CancelledBy, Job
+from streaming.jobs.job import CancelledBy, Job, unsupported
 from streaming.jobs.queue import Accepted
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.jobs.settings import QuotaSettings

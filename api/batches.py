@@ -27,9 +27,8 @@ from api.openai.rendering import usage_object
 from api.openai.validation import validated
 from api.query import MAX_PER_PAGE, page_limit
 from api.services import Services
-from streaming.batches.batch import Batch, BatchState, LineFault
 from streaming.batches.ledger import LineOutcome
-from streaming.batches.store import BatchCommand, BatchRecord
+from streaming.batches.store import Batch, BatchCommand, BatchRecord, BatchState, LineFault
 from streaming.errors import KeyReused, QuotaExceeded, Unavailable, UnknownBatch, UnknownFile
 
 

@@ -44,14 +44,12 @@ from api.stream.messages import stream_url
 from penstock.engine import Failure
 from penstock.loops import ExpectedErrors, retry
 from streaming.errors import NewerMessage, Unavailable, UnknownJob
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.places import QueuePlace
-from streaming.jobs.records import MALFORMED, NEWER, Interruption, JobRecord
+from streaming.jobs.records import MALFORMED, NEWER, Interruption, JobRecord, was_cut_short
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
-from streaming.jobs.salvage import was_cut_short
-from streaming.jobs.terminal import Terminal
 
 log = logging.getLogger(__name__)
 

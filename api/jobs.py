@@ -28,9 +28,9 @@ from streaming.errors import StreamingError, UnknownJob
 from streaming.ids import partition_of
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import QueuePlace
+from streaming.jobs.reader import JobFilter
 from streaming.jobs.records import JobRecord
-from streaming.jobs.summaries import JobFilter
-from streaming.priority import Priority
+from streaming.order import Priority
 
 MAX_WAIT_S = 600.0
 MAX_UNIX_S = 1e11

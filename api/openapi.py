@@ -27,7 +27,7 @@ from api.openai.tasks.request import (
 )
 from api.routes import JOB_HEADERS, ROUTES, Route
 from streaming.jobs.job import JobState
-from streaming.priority import Priority
+from streaming.order import Priority
 
 CURSOR = "^[0-9]{1,15}-job_[0-9a-f]{32}$"
 """The syntax that api/jobs.py accepts."""

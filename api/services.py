@@ -17,32 +17,24 @@ from api.waits.estimates import WaitEstimates
 from api.waits.sampler import WaitSampler
 from penstock.engine import ModelCard
 from penstock.loops import ExpectedErrors, run_periodically, supervise, watch_lag
-from streaming.batches.file_store import FileStore
+from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.files import Files
-from streaming.batches.settings import BatchSettings, FilesSettings
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings
-from streaming.fleet.console_sessions import ConsoleSessions
-from streaming.fleet.leader import Leadership
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Plans
-from streaming.fleet.processes import Fleet
+from streaming.fleet.plans import Leadership, Overrides, Plans, stall_of
+from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.fleet.settings import ModelSettings
-from streaming.fleet.stalls import stall_of
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.conversations import Conversations
-from streaming.jobs.deliveries import Deliveries
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
-from streaming.jobs.reader import JobReader
+from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.records import JobRecord
+from streaming.jobs.records import Deliveries, JobRecord, request_record
 from streaming.jobs.relay import Relay
-from streaming.jobs.request_records import request_record
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
-from streaming.jobs.summaries import Summaries
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from streaming.store.memory import Headroom

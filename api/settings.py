@@ -11,7 +11,7 @@ import msgspec
 from penstock.config import MISTAKE
 from streaming.ids import check_tenant
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
-from streaming.priority import Priority
+from streaming.order import Priority
 
 HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:]+")
 BASE_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)+")

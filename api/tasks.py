@@ -15,8 +15,7 @@ from api.openai.schemas import Kind
 from api.openai.tasks.answers import task_answer_in_slices
 from api.services import Services
 from api.stream.reply import WholeReply
-from streaming.jobs.frames import Delta
-from streaming.jobs.terminal import Terminal
+from streaming.jobs.codec import Delta, Terminal
 
 
 class TaskEndpoint:

@@ -9,8 +9,7 @@ from starlette.responses import Response
 
 from api.admission import services_of
 from api.jobs import as_json, job_headers, own_record
-from streaming.jobs.deliveries import Delivered
-from streaming.jobs.records import JobRecord, with_delivery
+from streaming.jobs.records import Delivered, JobRecord, with_delivery
 from telemetry.latency import (
     EGRESS_FIRST,
     GROUPS,

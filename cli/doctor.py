@@ -44,21 +44,18 @@ from penstock.config import Config, ConfigError
 from penstock.text import counted
 from streaming.batches.file_store import FileStore
 from streaming.errors import MalformedJob, Unavailable
-from streaming.fleet.leader import Leadership
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Plans, pool_name
+from streaming.fleet.plans import Leadership, Overrides, Plans, pool_name, stall_of
 from streaming.fleet.process import without_host
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
-from streaming.fleet.stalls import stall_of
 from streaming.ids import partition_of
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.records import parse_record
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability, RedisSettings
-from streaming.store.durability import shortfalls
 from streaming.store.identity import FORMAT, Identity, check_identity, disagreement, read_identity
+from streaming.store.monitor import shortfalls
 from telemetry.records.schema import RecordSettings
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import SMOLLM2

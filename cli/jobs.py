@@ -18,7 +18,7 @@ from cli.ids import whole_id
 from cli.job import answer_of, attempts_in_words, ended_badly, follow, job_timed, print_attempts, print_input
 from cli.options import Command, Where, json_option, moment, where_options
 from cli.output import CommandResult, emit, fields_result, line_result, list_result, note, print_table, terminal_width
-from streaming.priority import Priority
+from streaming.order import Priority
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.report.words import duration
 

@@ -33,9 +33,8 @@ from penstock import __version__
 from penstock.config import ConfigError
 from penstock.text import counted
 from streaming.errors import Loading, Unavailable
-from streaming.fleet.console_sessions import ConsoleSessions
 from streaming.fleet.plans import Plans
-from streaming.fleet.processes import Fleet
+from streaming.fleet.processes import ConsoleSessions, Fleet
 from streaming.jobs.backlog import Backlog
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Lapse, Reaper

@@ -22,7 +22,7 @@ from cli.output import note
 from cli.settings import UpSettings, settings_file
 from cli.suggestions import PASSWORD, completed
 from penstock.config import Config, load
-from streaming.batches.settings import FilesSettings
+from streaming.batches.file_store import FilesSettings
 from streaming.redis.settings import RedisSettings
 
 JSON_HELP = "JSON on stdout, nothing else: one object, or one object per line for a list."

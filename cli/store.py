@@ -21,8 +21,7 @@ from cli.registry import OF_INSTANCE, connected, naming_source, unreachable
 from cli.suggestions import completed
 from cli.supervisor import Supervisor
 from penstock.text import counted
-from streaming.batches.file_store import FileStore
-from streaming.batches.settings import FilesSettings
+from streaming.batches.file_store import FilesSettings, FileStore
 from streaming.errors import Unavailable
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings

@@ -30,8 +30,7 @@ from offline.webhooks import WebhookDispatcher, WebhookEndpoint
 from penstock.config import Config, ConfigError
 from penstock.loops import ExpectedErrors, retry_until, wait, watch_lag
 from penstock.process import Launch, Lifeline, argument_parser, needed_to_start, on_stop_signal, run_process
-from streaming.batches.file_store import FileStore
-from streaming.batches.settings import BatchSettings, FilesSettings
+from streaming.batches.file_store import BatchSettings, FilesSettings, FileStore
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
 from streaming.events.outbox import EventSubscriptions

@@ -17,9 +17,8 @@ from celery import Celery
 from offline.broker import tls_of
 from offline.settings import OfflineSettings
 from penstock.config import ConfigError
-from streaming.address import Address, parse_address
 from streaming.keys import BROKER
-from streaming.redis.settings import RedisSettings
+from streaming.redis.settings import Address, RedisSettings, parse_address
 
 QUEUE = "offline"
 LOOK_AT_BATCH = "penstock.batch"

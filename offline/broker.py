@@ -30,13 +30,12 @@ from api.openai.schemas import check_choices, parse, to_job
 from penstock.config import ConfigError
 from penstock.loops import ExpectedErrors
 from streaming.errors import KeyReused, LaneFull, NeverFits, NoCapacity, StoreFull, Unavailable
-from streaming.events.outbox import Event, EventSubscriptions, Outbox, with_webhook
-from streaming.events.redeliveries import Redeliveries
+from streaming.events.outbox import Event, EventSubscriptions, Outbox, Redeliveries, with_webhook
 from streaming.events.settings import EventSettings
 from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import joined
-from streaming.jobs.capabilities import unsupported
+from streaming.jobs.job import unsupported
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord

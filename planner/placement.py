@@ -21,7 +21,7 @@ from planner.search import MAX_BATCH, MAX_STEP_TOKENS, LatencySlo, ParallelPlan,
 from planner.simulator.engine import EngineShape, Greedy, ModelEngine, ModelText
 from planner.simulator.queues import ModelWorker, Simulation, SortedQueue, by_arrival
 from scheduler.policy.snapshot import MAX_REPLICAS, SLACK_BYTES, USABLE, Footprint, replicas_for
-from streaming.priority import Priority
+from streaming.order import Priority
 
 REQUESTS = 400
 """Of all models together, in one simulation."""

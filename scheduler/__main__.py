@@ -22,7 +22,7 @@ from streaming.errors import Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import this_process
 from streaming.fleet.settings import ModelSettings, served_models
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.identity import enter_store

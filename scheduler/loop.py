@@ -24,9 +24,18 @@ from scheduler.policy.snapshot import ScalingLimits, ShapeChoice, Snapshot
 from scheduler.policy.switch import Switch, SwitchDecision, decide
 from scheduler.pools.base import Pool
 from streaming.errors import Unavailable
-from streaming.fleet.leader import Lead, Leadership
-from streaming.fleet.overrides import Override, Overrides
-from streaming.fleet.plans import Action, ActionKind, Plan, Plans, Prospect, pool_name
+from streaming.fleet.plans import (
+    Action,
+    ActionKind,
+    Lead,
+    Leadership,
+    Override,
+    Overrides,
+    Plan,
+    Plans,
+    Prospect,
+    pool_name,
+)
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.jobs.backlog import Backlog

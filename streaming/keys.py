@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streaming.catalogue import CATALOGUE, CHANNELS, FLEET, ROOT
-from streaming.catalogue.key import Key
-from streaming.priority import Priority
+from streaming.catalogue import CATALOGUE, CHANNELS, FLEET, ROOT, Key
+from streaming.order import Priority
 
 GROUP = "workers"
 """The consumer group of every lane; a consumer is a worker's lease id."""

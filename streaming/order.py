@@ -26,7 +26,25 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from streaming.priority import Priority
+
+class Priority(StrEnum):
+    """The lanes of a model, highest first."""
+
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BATCH = "batch"
+
+    @property
+    def rank(self) -> int:
+        """0 is the highest lane."""
+        return RANKS[self]
+
+
+RANKS = {priority: rank for rank, priority in enumerate(Priority)}
+
+HIGHER = {lane: tuple(above for above in Priority if above.rank < lane.rank) for lane in Priority}
+"""The lanes above each lane, highest first."""
+
 
 FLOOR = 19
 """A waiting lower lane gets at least one unit of work in FLOOR + 1."""

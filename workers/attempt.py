@@ -14,14 +14,28 @@ from msgspec.structs import replace
 
 from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineTimes, Failure, Input, Piece, Request
 from penstock.tools import CallReader
-from streaming.jobs.attempts import claimed_ms, kept_ms
-from streaming.jobs.codec import encode_delta, encode_plain, packed, unpacked
-from streaming.jobs.frames import Delta, Opening, PlainDelta, Run, Section, author
+from streaming.jobs.codec import (
+    Delta,
+    Generated,
+    Opening,
+    PlainDelta,
+    Run,
+    Section,
+    Terminal,
+    Usage,
+    author,
+    encode_delta,
+    encode_plain,
+    packed,
+    served_by,
+    total_usage,
+    unpacked,
+)
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import CancelledBy, Chat, Inputs, Job, JobState, Text, prompt_count
 from streaming.jobs.lease import SILENT, Claim
-from streaming.jobs.terminal import Generated, Terminal, Usage, served_by, total_usage
-from streaming.priority import Priority
+from streaming.jobs.records import claimed_ms, kept_ms
+from streaming.order import Priority
 from streaming.redis.clock import Clock
 from workers.engines.calls import FoundCalls, check_calls
 from workers.engines.constraint import FILTERED, complete_texts

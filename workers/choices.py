@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from penstock.engine import ContinuationJudge, Engine, EngineDead, Failure, Leaver, ModelCard, Piece, Refused, Stats
-from streaming.jobs.capabilities import unsupported
-from streaming.jobs.job import Job, prompt_count
+from streaming.jobs.job import Job, prompt_count, unsupported
+from streaming.jobs.places import answer_tokens, prompt_sizes
 from streaming.jobs.settings import NO_WEIGHTS
-from streaming.jobs.work import answer_tokens, prompt_sizes
-from streaming.priority import Priority
+from streaming.order import Priority
 from workers.attempt import Attempt, samples
 from workers.gatekeeper import Gatekeeper
 from workers.settings import WorkerSettings

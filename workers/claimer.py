@@ -15,15 +15,13 @@ from msgspec.structs import replace
 from penstock.engine import Capabilities, Failure
 from penstock.loops import wait
 from streaming.errors import Fenced, NewerMessage, Unavailable
-from streaming.jobs.capabilities import is_continuable
-from streaming.jobs.drafts import Draft
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta, Draft
 from streaming.jobs.history import NOTHING, History
-from streaming.jobs.job import Job
+from streaming.jobs.job import Job, is_continuable
 from streaming.jobs.lease import Claim, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.priority import Priority
+from streaming.order import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter

@@ -16,13 +16,12 @@ import msgspec
 from penstock.engine import Engine, Failure, ModelCard, Piece
 from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Unavailable
-from streaming.fleet.lengths import LengthStore
+from streaming.fleet.processes import LengthStore
 from streaming.fleet.settings import LaneTargets, LatencyTargets
-from streaming.jobs.codec import encode
+from streaming.jobs.codec import Terminal, encode, without_rows
 from streaming.jobs.job import Job, JobState, Tokens
-from streaming.jobs.terminal import Terminal, without_rows
-from streaming.jobs.work import answer_tokens, prompt_sizes
-from streaming.priority import Priority
+from streaming.jobs.places import answer_tokens, prompt_sizes
+from streaming.order import Priority
 from streaming.redis.clock import Clock
 from workers.attempt import Attempt
 from workers.gate import (

@@ -11,7 +11,7 @@ from penstock.loops import ExpectedErrors, run_periodically
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, Process
 from streaming.fleet.processes import Fleet
-from streaming.jobs.control import Cancel, Control, Cordon, Follow, Hold, Wake
+from streaming.jobs.codec import Cancel, Control, Cordon, Follow, Hold, Wake
 from streaming.jobs.lease import SILENT, HeldJob, Lease
 from streaming.redis.client import RedisClient
 from workers.claimer import Claimer

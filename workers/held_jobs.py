@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from itertools import chain
 
-from streaming.jobs.codec import packed
-from streaming.jobs.frames import MAX_ROWS_PER_FRAME, Frame
+from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, packed
 from streaming.jobs.lease import SILENT, Lease
 from workers.attempt import Attempt
 from workers.victims import MAX_PARKED_DELTAS

@@ -16,10 +16,9 @@ from functools import partial
 from penstock.engine import Capabilities, Failure
 from penstock.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Fenced, Unavailable
-from streaming.jobs.capabilities import is_continuable
-from streaming.jobs.job import JobState
+from streaming.jobs.job import JobState, is_continuable
 from streaming.jobs.lease import PREEMPTED, RETURNED, Lease
-from streaming.priority import Priority
+from streaming.order import Priority
 from telemetry.logs import EventLog
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter

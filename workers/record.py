@@ -10,12 +10,11 @@ from typing import Protocol, runtime_checkable
 
 from penstock.engine import Stats
 from streaming.fleet.process import Served
-from streaming.jobs.attempt_spans import attempt_id, link_before, own_attempts, requested, span_name, write_lost
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import HANDED_BACK, PREEMPTED, RETURNED
-from streaming.jobs.records import JobRecord
-from streaming.jobs.request_records import request_record
-from streaming.jobs.terminal import Terminal
+from streaming.jobs.reaper import attempt_id, link_before, own_attempts, requested, span_name, write_lost
+from streaming.jobs.records import JobRecord, request_record
 from telemetry import tracing as names
 from telemetry.gpu import GpuReading
 from telemetry.latency import PARTS, engine_parts, lost_between
@@ -123,7 +122,7 @@ def record_of(attempt: Attempt, end: Terminal, ended_us: int, model: str, proces
 # An attempt has up to four spans: `queue`, from the acceptance (or from the end of the attempt before) to the claim;
 # the attempt itself, from the claim until the store has its end, named as the GenAI conventions ask; in it `engine`,
 # from the hand-over to the last token; and `finish`, the write of its end. The span of an attempt links to that of
-# the attempt before it, whichever worker had that one (streaming/jobs/attempt_spans.py).
+# the attempt before it, whichever worker had that one (streaming/jobs/reaper.py).
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from streaming.priority import Priority
+from streaming.order import Priority
 
 MAX_PARKED_DELTAS = 20_000
 """Deltas that one call puts back with a job: a few hundred kB, encoded in some ten ms."""

@@ -17,18 +17,17 @@ from msgspec.structs import replace
 from penstock.engine import RETURNED, Engine, Failure, ModelCard, Piece
 from penstock.loops import ExpectedErrors, retry_until, run_periodically, watch_lag
 from streaming.errors import Fenced, Unavailable
-from streaming.fleet.lengths import LengthStore
+from streaming.fleet.processes import LengthStore
 from streaming.fleet.settings import NO_TARGETS, LaneTargets
 from streaming.ids import partition_of
-from streaming.jobs.capabilities import unsupported
+from streaming.jobs.codec import Terminal
 from streaming.jobs.history import History
-from streaming.jobs.job import Job, JobState, without_passed
+from streaming.jobs.job import Job, JobState, unsupported, without_passed
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import NO_WEIGHTS
-from streaming.jobs.terminal import Terminal
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from workers.attempt import CANCELLED, EXPIRED, Attempt

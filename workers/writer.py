@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.loops import ExpectedErrors, backoff, retry
 from streaming.errors import Rewound, Unavailable
-from streaming.jobs.frames import MAX_ROWS_PER_FRAME, Opening
+from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Opening
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.redis.client import Call
 

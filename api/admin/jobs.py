@@ -25,8 +25,8 @@ from api.timing import timing_object
 from streaming.errors import UnknownJob
 from streaming.ids import TENANT_NAME, partition_of
 from streaming.jobs.job import CancelledBy, JobState
+from streaming.jobs.reader import JobFilter, JobPage, PagePart, Place, merged
 from streaming.jobs.records import JobRecord
-from streaming.jobs.summaries import JobFilter, JobPage, PagePart, Place, merged
 
 MAX_PER_PAGE = 100
 MAX_TENANTS = 20

@@ -19,12 +19,9 @@ from api.openai.answers import MAX_OVERRIDE_S
 from api.openai.json_body import read_object
 from api.openai.validation import with_integers
 from api.services import Services
-from streaming.fleet.leader import Lead
-from streaming.fleet.overrides import Override
-from streaming.fleet.plans import Noted, Plan, Prospect
+from streaming.fleet.plans import Lead, Noted, Override, Plan, Prospect, stall_of
 from streaming.fleet.process import Process
 from streaming.fleet.settings import ModelSettings
-from streaming.fleet.stalls import stall_of
 from streaming.jobs.backlog import LaneDepth
 
 MAX_ACTIONS = 20

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from api.admission import services_of
 from api.jobs import as_json
 from api.query import MAX_PER_PAGE, page_limit
-from streaming.events.webhooks import WebhookMessage, Webhooks
+from streaming.events.outbox import WebhookMessage, Webhooks
 
 
 async def listing(request: Request) -> Response:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from api.auth.hosts import HOST
 from api.auth.keys import Caller, Keyring
-from streaming.fleet.console_sessions import SESSION_S, ConsoleLogin, ConsoleSessions
+from streaming.fleet.processes import SESSION_S, ConsoleLogin, ConsoleSessions
 
 TOKEN_HEADER = b"x-penstock-console"
 SECRET = re.compile(r"[A-Za-z0-9_-]{43}")

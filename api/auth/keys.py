@@ -19,7 +19,7 @@ from api.auth.hosts import is_loopback
 from api.settings import ApiSettings, KeySettings
 from penstock.config import ConfigError
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
-from streaming.priority import Priority
+from streaming.order import Priority
 
 
 @dataclass(frozen=True, slots=True)

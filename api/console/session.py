@@ -15,7 +15,7 @@ from api.auth.keys import Caller
 from api.jobs import as_json
 from api.openai import errors
 from api.openai.json_body import read_object
-from streaming.fleet.console_sessions import LINK_S, SESSION_S
+from streaming.fleet.processes import LINK_S, SESSION_S
 
 MAX_BODY_BYTES = 4096
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from api.openai.cursor import NO_RUN, Cursor
 from api.openai.errors import invalid_request
-from streaming.jobs.frames import Run
+from streaming.jobs.codec import Run
 
 BEGINNING, TAIL = "-1", "now"
 """The protocol's own offsets: before the first retained message, and after the last one."""

@@ -21,10 +21,9 @@ from api.openai.tool_calls import CallParts
 from api.services import Services
 from penstock.loops import Sliced
 from streaming.errors import NewerMessage
-from streaming.jobs.frames import Delta, Run, Section, author
+from streaming.jobs.codec import Delta, Run, Section, author
 from streaming.jobs.history import NOTHING
-from streaming.jobs.records import NEWER, JobRecord
-from streaming.jobs.salvage import was_cut_short
+from streaming.jobs.records import NEWER, JobRecord, was_cut_short
 
 MAX_MESSAGES = 1_000
 """Messages on a page."""

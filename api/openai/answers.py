@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from streaming.batches.batch import BatchState
+from streaming.batches.store import BatchState
 from streaming.fleet.plans import ActionKind, PoolKind
 from streaming.jobs.job import CancelledBy, Endpoint, JobState
 from streaming.jobs.settings import QuotaSettings
-from streaming.priority import Priority
+from streaming.order import Priority
 from telemetry.latency import EGRESS_FIRST, GROUPS, PARTS, STAMPS
 
 Schema = dict[str, Any]

@@ -25,13 +25,12 @@ from api.openai.results import result
 from api.openai.schemas import Kind, Request, check_choices, parse
 from penstock.engine import ModelCard
 from penstock.text import fault_of
-from streaming.batches.batch import Batch
 from streaming.batches.ledger import AnswerReader, InputPlan, Ledger, LineOutcome
-from streaming.jobs.job import Chat, Inputs, Job, JobState, Prompt, Text, Tokens, job_class
+from streaming.batches.store import Batch
+from streaming.jobs.job import Chat, Inputs, Job, JobState, Prompt, ResponseForm, Text, Tokens, job_class
+from streaming.jobs.places import weight_of
 from streaming.jobs.records import JobRecord
-from streaming.jobs.response_form import ResponseForm
-from streaming.jobs.work import weight_of
-from streaming.priority import Priority
+from streaming.order import Priority
 
 ENDPOINTS: Mapping[str, Kind] = {
     "/v1/chat/completions": "chat",

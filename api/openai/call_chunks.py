@@ -11,7 +11,7 @@ from api.openai.rendering import ChunkRenderer, Facts, to_json
 from api.openai.tool_calls import CallParts, call_delta
 from penstock.engine import Logprob
 from penstock.tools import REASONED, SAID, AnswerPart
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta
 
 
 class CallChunkRenderer(ChunkRenderer):

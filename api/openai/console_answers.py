@@ -17,7 +17,7 @@ from api.openai.answers import (
     word_of,
 )
 from streaming.jobs.settings import QuotaSettings
-from streaming.priority import Priority
+from streaming.order import Priority
 
 LANE = word_of(*(priority.value for priority in Priority))
 

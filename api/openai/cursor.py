@@ -22,11 +22,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from api.openai.errors import invalid_request
-from streaming.jobs.frames import Run, Section
+from streaming.jobs.codec import Run, Section, Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.records import MALFORMED, JobRecord
 from streaming.jobs.relay import GONE
-from streaming.jobs.terminal import Terminal
 
 START, QUEUED = 0, 1
 NO_RUN = "-"

@@ -17,7 +17,7 @@ from penstock.engine import TaskKind
 from penstock.text import counted
 from streaming.errors import QuotaExceeded
 from streaming.jobs.job import Job, prompt_count
-from streaming.priority import Priority
+from streaming.order import Priority
 
 MAX_RETRY_S = 120
 """Told to wait any longer, OpenAI's libraries give up at once."""

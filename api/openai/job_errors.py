@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from api.openai.errors import FINAL, ApiError, retry_after
 from penstock.engine import Failure
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import CancelledBy, JobState
-from streaming.jobs.terminal import Terminal
 
 
 def job_unreadable(job_id: str, retry_s: float = 1) -> ApiError:

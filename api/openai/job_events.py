@@ -13,7 +13,7 @@ from api.openai.tool_calls import event_data
 from api.openai.wait import wait_fields
 from penstock.tools import AnswerPart
 from streaming.fleet.process import without_host
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta
 from streaming.jobs.job import PastAttempt
 from streaming.jobs.records import JobRecord
 

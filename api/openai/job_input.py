@@ -7,8 +7,7 @@ from typing import Any
 from api.openai.responses.items import sent_items
 from penstock.engine import Sampling, Task
 from penstock.tools import Tools
-from streaming.jobs.job import Chat, Inputs, Job, Text, Tokens
-from streaming.jobs.response_form import ResponseForm
+from streaming.jobs.job import Chat, Inputs, Job, ResponseForm, Text, Tokens
 
 SAME = (
     *("max_tokens", "temperature", "top_p", "seed", "presence_penalty", "frequency_penalty"),

@@ -10,10 +10,8 @@ from pydantic import Field, field_validator
 from api.openai.fields import Metadata, QueueOptions, StrictBody
 from penstock.engine import ModelCard, Sampling, Task
 from penstock.tools import Tools
-from streaming.jobs.job import Prompt
-from streaming.jobs.response_form import ResponseForm
-from streaming.jobs.task_form import TaskForm
-from streaming.priority import Priority
+from streaming.jobs.job import Prompt, ResponseForm, TaskForm
+from streaming.order import Priority
 
 TIERS = {
     "default": Priority.STANDARD,

@@ -24,12 +24,11 @@ from penstock.engine import Logprob, ModelCard
 from penstock.extras import Extras, merged
 from penstock.loops import ROWS_PER_SLICE, Sliced, at_once
 from streaming.fleet.process import without_host
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import Chat, Endpoint, Job, JobState, PastAttempt
 from streaming.jobs.places import QueuePlace
 from streaming.jobs.records import JobRecord
-from streaming.jobs.terminal import Terminal, Usage
-from streaming.priority import Priority
+from streaming.order import Priority
 
 DONE = b"data: [DONE]\n\n"
 NO_EXTRAS: Extras = {}

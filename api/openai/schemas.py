@@ -51,7 +51,7 @@ from api.openai.validation import validated
 from penstock.engine import MAX_LOGPROBS, ModelCard, Sampling
 from streaming.jobs.job import Chat, Job, Text, Tokens, job_class
 from streaming.jobs.job import Prompt as JobPrompt
-from streaming.priority import Priority
+from streaming.order import Priority
 
 Kind: TypeAlias = Literal[
     "chat", "completion", "job", "response", "count", "embedding", "rerank", "tokenize", "detokenize"

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.extras import Extras
 from penstock.tools import REASONED, AnswerPart, CallReader, read_answer
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta
 
 
 def call_id(job_id: str, choice: int, number: int, extras: Extras) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from api.openai.responses.items import input_items
 from api.openai.responses.object import ResponseFacts
 from penstock.engine import ChatTurn
-from streaming.jobs.job import Chat
+from streaming.jobs.job import Chat, ResponseForm
 from streaming.jobs.records import JobRecord
-from streaming.jobs.response_form import ResponseForm
 
 
 def form_of(record: JobRecord) -> ResponseForm:

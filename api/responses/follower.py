@@ -24,13 +24,11 @@ from api.stream.messages import PING
 from api.stream.paced_writer import ClientGone
 from penstock.loops import ExpectedErrors, retry
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
-from streaming.jobs.codec import decode_draft
-from streaming.jobs.frames import Delta, Run
+from streaming.jobs.codec import Delta, Run, Terminal, decode_draft
 from streaming.jobs.job import JobState
 from streaming.jobs.records import NEWER, JobRecord
 from streaming.jobs.relay import GONE
 from streaming.jobs.reorder_buffer import ReorderBuffer
-from streaming.jobs.terminal import Terminal
 
 log = logging.getLogger(__name__)
 

@@ -27,9 +27,8 @@ from api.stream.paced_writer import ClientGone, PacedWriter
 from api.stream.reply import Renderer, StreamReply, WholeReply
 from api.stream.watch import Watched
 from streaming.errors import Unavailable, UnknownJob
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Terminal
 
 FORGET_AFTER_S = 60
 """How long the job of a response that is not stored is kept after its answer, for a retry with its idempotency key."""

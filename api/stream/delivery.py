@@ -6,9 +6,9 @@ import time
 
 from api.admission import Admitted
 from api.services import Services
-from streaming.jobs.deliveries import Delivered
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Terminal
+from streaming.jobs.records import Delivered
 from telemetry.latency import EGRESS_FIRST, PARTS
 from telemetry.metrics import Metrics
 from telemetry.records.schema import DeliveryRecord

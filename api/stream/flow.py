@@ -14,7 +14,7 @@ from api.openai.rendering import encode_json, on_one_line
 from api.openai.responses.events import EventSequence
 from api.stream.connection import Connection
 from api.stream.transport import CHUNK_END, chunk_head
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta
 
 Renderer: TypeAlias = Callable[[Delta], bytes]
 

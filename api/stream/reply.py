@@ -30,11 +30,9 @@ from api.stream.messages import PING, STREAM_HEADERS, body_message, served_by_he
 from api.stream.paced_writer import ClientGone, PacedWriter
 from api.stream.watch import Watched
 from streaming.errors import StreamingError, UnknownJob
-from streaming.jobs.frames import Delta
-from streaming.jobs.job import CancelledBy, JobState
-from streaming.jobs.operation import operation_of
+from streaming.jobs.codec import Delta, Terminal
+from streaming.jobs.job import CancelledBy, JobState, operation_of
 from streaming.jobs.reorder_buffer import Flow
-from streaming.jobs.terminal import Terminal
 from telemetry.latency import end_to_end, inter_token_latency, time_to_first_token
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from api.openai.wait import Wait
 from streaming.jobs.job import Job
-from streaming.priority import Priority
+from streaming.order import Priority
 
 WINDOW_S = 900.0
 """Older errors are forgotten."""

@@ -14,7 +14,7 @@ from api.waits.readiness import WorkerReadiness
 from api.waits.shown import ShownWaits
 from streaming.fleet.plans import Plan
 from streaming.jobs.job import Job
-from streaming.priority import HIGHER, Priority
+from streaming.order import HIGHER, Priority
 
 STALE_S = 10.0
 """A plan older than this is ignored."""

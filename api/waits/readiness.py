@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from streaming.fleet.plans import Stall
 from streaming.fleet.process import Process
-from streaming.fleet.stalls import Stall
 
 STALE_S = 10.0
 """What was read longer ago is ignored."""

@@ -9,14 +9,12 @@ import asyncio
 from dataclasses import dataclass, field
 
 from penstock.engine import ChatTurn
-from streaming.jobs.codec import encode_delta
-from streaming.jobs.frames import Delta, Opening, Run, Section
+from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, encode_delta
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.jobs.terminal import Terminal
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 MODEL = "conformance"

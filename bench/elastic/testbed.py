@@ -20,9 +20,7 @@ from bench.chaos.history import ClientHistory
 from bench.chaos.processes import until
 from bench.penstock import own_environ, variables
 from bench.processes import Processes
-from streaming.fleet.leader import Lead, Leadership
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Action, Noted, Plan, Plans
+from streaming.fleet.plans import Action, Lead, Leadership, Noted, Overrides, Plan, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.redis.client import RedisClient

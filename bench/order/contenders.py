@@ -18,7 +18,7 @@ from planner.simulator.queues import (
     by_lane,
 )
 from streaming.fleet.settings import LatencyTargets
-from streaming.priority import Priority
+from streaming.order import Priority
 
 OURS, FIFO, LANES, VLLM = "penstock", "FIFO", "lanes only", "vLLM's priority"
 

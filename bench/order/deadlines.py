@@ -15,7 +15,7 @@ from bench.program import ProgramRun, in_processes
 from bench.report import Ratio, Report, columns
 from planner.simulator.engine import EngineShape, ModelText
 from planner.simulator.trace import WorkloadShape, arrivals
-from streaming.priority import Priority
+from streaming.order import Priority
 
 RULES = (OURS, FIFO, LANES)
 SHAPE = EngineShape(kv_tokens=40_000, slots=64)

@@ -18,7 +18,7 @@ from planner.simulator.engine import EngineShape, ModelText
 from planner.simulator.trace import TraceRow, WorkloadShape, cut, requests
 from scheduler.policy.snapshot import TARGETS
 from streaming.fleet.settings import LatencyTargets
-from streaming.priority import Priority
+from streaming.order import Priority
 from telemetry.latency import time_per_output_token
 
 COLUMNS = columns("""

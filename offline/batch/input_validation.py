@@ -14,8 +14,8 @@ from api.openai.batch_lines import BadLine, Envelope, envelope, refusal, request
 from api.openai.errors import ApiError
 from penstock.engine import ModelCard
 from penstock.text import form_of
-from streaming.batches.batch import LineFault
 from streaming.batches.ledger import InputPlan, LineOutcome, Segment, lines_of
+from streaming.batches.store import LineFault
 
 MAX_FAULTS = 100
 MAX_LINE_BYTES = 2 * 1024 * 1024

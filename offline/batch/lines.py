@@ -18,19 +18,18 @@ import msgspec
 from api.openai.batch_lines import answer, envelope, job_of, refusal, request_of, worth_retrying
 from api.openai.errors import ApiError, too_large_for_store
 from penstock.engine import ModelCard
-from streaming.batches.batch import BatchProgress
+from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import AnswerRow, InputPlan, Ledger, LineOutcome, Segment
-from streaming.batches.settings import BatchSettings
-from streaming.batches.store import BatchLease
+from streaming.batches.store import BatchLease, BatchProgress
 from streaming.errors import LaneFull, NeverFits, StoreFull
 from streaming.fleet.processes import Fleet
 from streaming.ids import line_job_id, partition_of
+from streaming.jobs.codec import Usage
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.jobs.terminal import Usage
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor

@@ -19,11 +19,10 @@ from api.openai.batch_lines import blocks, output_lines
 from offline.batch.input_validation import Terms, ValidatedInput, ValidationInterrupted, validate_input
 from offline.batch.lines import BatchTools, Lines
 from penstock.loops import ExpectedErrors, run_periodically, wait
-from streaming.batches.batch import BatchProgress, BatchState, LineFault
 from streaming.batches.file_store import FileStore, Incoming
 from streaming.batches.files import Files, StoredFile
 from streaming.batches.ledger import PLAN, InputPlan, Ledger, LineOutcome, Segment
-from streaming.batches.store import Batches, BatchLease, SaveResult
+from streaming.batches.store import Batches, BatchLease, BatchProgress, BatchState, LineFault, SaveResult
 from streaming.errors import Fenced, Unavailable
 from streaming.fleet.processes import Fleet
 from telemetry.metrics import Metrics

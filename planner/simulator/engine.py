@@ -15,7 +15,7 @@ from random import Random
 from typing import Literal, Protocol, TypeAlias
 
 from streaming.fleet.settings import LatencyTargets
-from streaming.priority import Priority
+from streaming.order import Priority
 from workers.gate import Colocation, Gate, HeldText, KvCapacity, LengthHistory
 
 KvPolicy: TypeAlias = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]

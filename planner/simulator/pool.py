@@ -19,7 +19,7 @@ from planner.simulator.queues import LANES, ModelWorker, SlotWorker, SortedQueue
 from planner.simulator.trace import TraceRow
 from scheduler.policy.snapshot import LaneLoad, Snapshot
 from streaming.fleet.process import Process, Served
-from streaming.priority import Priority
+from streaming.order import Priority
 
 # Worker of a simulated pool: it starts, takes texts, drains and goes, and reports itself as a real one does. Pure.
 #

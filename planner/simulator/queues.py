@@ -15,6 +15,7 @@ from streaming.fleet.settings import LatencyTargets
 from streaming.order import (
     LaneQueue,
     Pick,
+    Priority,
     RequeuedJob,
     WaitingJob,
     charge,
@@ -24,7 +25,6 @@ from streaming.order import (
     units,
     virtual_time,
 )
-from streaming.priority import Priority
 from workers.slot_shares import SlotShares, reserved_slots, room_for_batch, tenant_slots
 from workers.victims import MAX_VICTIMS, RunningJob, choose_victims, preemptible
 

@@ -13,9 +13,7 @@ from streaming.ids import kept_partition, new_file_id, tenant_partition
 from streaming.jobs.codec import decode, encode
 from streaming.jobs.quotas import NAMES
 from streaming.keys import partition_key
-from streaming.redis.client import ClientUser
-from streaming.redis.failures import translated
-from streaming.redis.paging import cursor_after, overdue, owned, page
+from streaming.redis.client import ClientUser, cursor_after, overdue, owned, page, translated
 
 log = logging.getLogger(__name__)
 

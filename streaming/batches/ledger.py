@@ -22,7 +22,7 @@ import msgspec
 
 from penstock.files import write_file
 from penstock.text import MARK
-from streaming.jobs.terminal import Usage
+from streaming.jobs.codec import Usage
 
 ROW = struct.Struct("<IBBHQIIII")
 REASONING = struct.Struct("<I")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from streaming.ids import check_tenant
-from streaming.priority import Priority
+from streaming.order import Priority
 
 End: TypeAlias = Literal[
     "job.completed", "job.failed", "job.cancelled", "job.expired",

@@ -9,22 +9,79 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 
 from penstock.loops import ExpectedErrors, run_periodically, wait
 from streaming.errors import Unavailable
-from streaming.fleet.entries import entry, read_hash
-from streaming.fleet.leader import Lead
-from streaming.fleet.process import Cordoned
+from streaming.fleet.process import Cordoned, Process
+from streaming.fleet.settings import ModelSettings
 from streaming.keys import FLEET_SLOT, channel, fleet_key
-from streaming.redis.client import ClientUser, RedisClient
-from streaming.redis.failures import translated
+from streaming.redis.client import ClientUser, RedisClient, translated
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def entry(name: str, data: bytes | str, kind: type[T]) -> T | None:
+    """Decode one entry; logs and returns None if it is malformed, so that callers continue with the others."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        log.warning("%s cannot be read as %s and is left out: %s", name, kind.__name__, error)
+        return None
+
+
+def entries(found: Mapping[str, bytes], kind: type[T]) -> dict[str, T]:
+    """Decode a hash's fields, without the malformed ones."""
+    read = {name: entry(name, data, kind) for name, data in found.items()}
+    return {name: value for name, value in read.items() if value is not None}
+
+
+async def read_hash(client: RedisClient, name: str, kind: type[T]) -> dict[str, T]:
+    """Read a hash of the fleet's slot, without malformed fields. Raises Unavailable."""
+    with translated():
+        raw = await cast(Awaitable[dict[bytes, bytes]], client.redis.hgetall(fleet_key(name)))
+    return entries({key.decode(errors="replace"): value for key, value in raw.items()}, kind)
+
+
+# Leader election: one scheduler leads at a time, each new leader under a greater epoch.
+#
+# A leader that was suspended does not know that another was elected meanwhile. So the store checks the epoch (a
+# fencing token) of everything a leader publishes and of everything a pool does for it.
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """The current leader and its epoch. `holder` is "" while there is none."""
+
+    holder: str
+    epoch: int
+
+
+class Leadership(ClientUser):
+    """Election calls. Every method raises Unavailable."""
+
+    async def claim(self, holder: str, keep_ms: int) -> Lead:
+        """Acquire or renew the lead for `keep_ms`; returns the current leader."""
+        return await self._lead(holder, keep_ms)
+
+    async def leave(self, holder: str) -> None:
+        """Give up the lead at once."""
+        await self._lead(holder, 0)
+
+    async def current(self) -> Lead:
+        """Return the current leader."""
+        return await self._lead("", 0)
+
+    async def _lead(self, holder: str, keep_ms: int) -> Lead:
+        epoch, leader = await self._client.call("lead", FLEET_SLOT, holder, keep_ms)
+        return Lead(leader.decode(errors="replace"), epoch)
+
 
 SHARE_TIMEOUT_S = 10
 """A machine that does not ask for its share of a pool for so long counts as gone."""
@@ -212,3 +269,122 @@ def _noted(name: bytes, fields: Mapping[bytes, bytes]) -> Noted | None:
 
 def _text(value: msgspec.Struct) -> str:
     return msgspec.json.encode(value).decode()
+
+
+# Manual overrides of the scheduler: an operator fixes a model's number of workers, or pauses its scaling.
+#
+# A model has at most one override, until it is ended or expires. All times are Redis time.
+
+
+class Override(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A fixed number of workers; without `want`, scaling is paused."""
+
+    want: int | None = None
+    by: str
+    """The API key's name."""
+    at_ms: int = 0
+    until_ms: int | None = None
+    """None: until it is ended."""
+
+    @property
+    def paused(self) -> bool:
+        return self.want is None
+
+
+class Overrides(ClientUser):
+    """Overrides in the store. Every method raises Unavailable."""
+
+    async def put(self, model: str, want: int | None, by: str, hold_ms: int | None = None) -> Override:
+        """Write a model's override, in place of an earlier one: `want` workers, or a pause of scaling if that is None.
+
+        It expires after `hold_ms`; without `hold_ms`, it lasts until `end`.
+        """
+        now = await self._client.now_ms()
+        override = Override(want=want, by=by, at_ms=now, until_ms=None if hold_ms is None else now + hold_ms)
+        action = Action(model=model, kind="pause" if want is None else "set", reason="by hand", by=by, want=want)
+        await self._write(model, msgspec.json.encode(override), "" if hold_ms is None else hold_ms, action)
+        return override
+
+    async def end(self, model: str, by: str) -> bool:
+        """End a model's override; False if there was none."""
+        return await self._write(model, b"", "", Action(model=model, kind="resume", reason="by hand", by=by))
+
+    async def of(self, models: Iterable[str]) -> dict[str, Override]:
+        """Read the current overrides by model. A malformed one counts as a pause, so that the scheduler does not act
+        against an operator's decision."""
+        models = tuple(models)
+        if not models:
+            return {}
+        with translated():
+            values = await self._client.redis.mget([fleet_key("override", model) for model in models])
+        return {
+            model: entry(f"the override of {model}", value, Override) or Override(by="unreadable")
+            for model, value in zip(models, values, strict=True)
+            if value is not None
+        }
+
+    async def _write(self, model: str, record: bytes, hold_ms: int | str, action: Action) -> bool:
+        return bool(
+            await self._client.call("override", FLEET_SLOT, model, record, hold_ms, msgspec.json.encode(action))
+        )
+
+
+class Stall(NamedTuple):
+    """Why jobs of a model wait for ever, and what to do. It names no operator, because clients read the cause."""
+
+    cause: str
+    fix: str
+
+
+def stall_of(
+    model: str,
+    settings: ModelSettings,
+    workers: Iterable[Process],
+    plan: Plan | None,
+    override: Override | None,
+    *,
+    is_led: bool,
+) -> Stall | None:
+    """Return None while a worker takes jobs of the model, is starting, or may be started by the scheduler.
+
+    Args:
+        workers: of all models.
+        is_led: whether a scheduler leads.
+    """
+    cordoned = {each.worker for each in plan.cordon} if plan is not None else set()
+    own = [each for each in workers if each.model == model and each.worker_id not in cordoned]
+    if any(each.state in ("ready", "starting") for each in own):
+        return None
+    resume = f"penstock scale resume {model}"
+    reasons = (
+        (
+            override is not None and override.want == 0 == settings.least_wanted,
+            Stall("an operator has set its number of workers to 0", resume),
+        ),
+        (
+            override is not None and override.paused and not (plan and plan.want),
+            Stall("an operator has paused its scaling while it has no worker", resume),
+        ),
+        (
+            not settings.most_wanted,
+            Stall(
+                "the settings start no worker of it (penstock up --workers 0)",
+                "start again with more --workers, or start a worker on another machine",
+            ),
+        ),
+        (
+            not is_led,
+            Stall(
+                "no scheduler leads, so none is started",
+                "start a scheduler, or a worker: penstock up --workers 1",
+            ),
+        ),
+        (
+            plan is not None and plan.pool == "dry-run",
+            Stall(
+                "the scheduler only publishes its plans (scheduler.pool is dry-run)",
+                "start a worker, or set scheduler.pool to local",
+            ),
+        ),
+    )
+    return next((stall for holds, stall in reasons if holds), None)

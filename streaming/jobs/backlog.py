@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from streaming.keys import parse_lane
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import ClientUser
 
 MAX_DEADLINES = 32

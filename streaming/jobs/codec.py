@@ -21,17 +21,279 @@ Versions. Processes of version N and N+1 run side by side during an upgrade, so 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
+from msgspec.structs import astuple
 
+from penstock.engine import Failure, Logprob
+from penstock.extras import Extras
 from streaming.errors import DecodeError, NewerMessage
-from streaming.jobs.control import Control
-from streaming.jobs.drafts import Draft
-from streaming.jobs.frames import CountedDelta, Delta, Frame, PlainDelta
-from streaming.jobs.job import JOB_VERSION, PLAIN_VERSION, EchoJob, ExtendedJob, Job, PassingJob, TaskJob, ToolJob
-from streaming.jobs.terminal import Ended, Terminal
+from streaming.jobs.job import (
+    JOB_VERSION,
+    PLAIN_VERSION,
+    EchoJob,
+    ExtendedJob,
+    Job,
+    JobState,
+    PassingJob,
+    TaskJob,
+    ToolJob,
+)
+
+
+class Wake(msgspec.Struct, frozen=True, array_like=True, tag="w"):
+    """A lane of the worker's model has a new job."""
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="c"):
+    """Stop this job and end it as cancelled."""
+
+    job: str
+    by: str = ""
+    """Who cancelled it, as CancelledBy; "": an older version did not say."""
+
+
+class Follow(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """Send this job's deltas to this address as well."""
+
+    job: str
+    address: str
+
+
+class Cordon(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+    """Claim nothing more, finish the held jobs, and wait to be replaced."""
+
+    reason: str
+
+
+class Hold(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+    """Leave new jobs to the workers of another shape for `for_ms`; 0: claim again. The scheduler repeats it while it
+    applies, so a worker that receives none claims jobs."""
+
+    for_ms: int
+
+
+Control: TypeAlias = Wake | Cancel | Follow | Cordon | Hold
+
+
+# Frames: the tokens that a worker logs and sends to an API process, one frame per engine step.
+#
+# A frame holds deltas, and each delta names the run that wrote it. Terminal records hold the same deltas.
+
+
+MAX_ROWS_PER_FRAME = 1000
+"""Deltas that are logged again in one frame, by a checkpoint or in a parked log: a reader decodes it in a few
+milliseconds."""
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One attempt of one worker at a job, and the author of its deltas. No two runs are equal: a worker gets a random
+    id at each start, and never uses a number twice."""
+
+    worker: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.worker}-{self.number}"
+
+
+class Section(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The consecutive deltas of a job that one run wrote: from `first` up to the next section. If a run wrote nothing,
+    its section has the same `first` as the next one."""
+
+    first: int
+    run: Run
+
+
+def author(sections: Sequence[Section], seq: int) -> Run | None:
+    """The run that wrote delta `seq`; None before the first section."""
+    found = None
+    for section in sections:
+        if section.first > seq:
+            break
+        found = section.run
+    return found
+
+
+class Opening(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Header of a run, which the worker sends in the first frame with deltas of the run: the job, the number of the
+    run's first delta, and the run that wrote the delta before it. Readers compare it with the text that they have, and
+    never join a run that continues another text."""
+
+    job: str
+    first: int = 1
+    parent: Run | None = None
+    copied: tuple[Section, ...] = ()
+    """Not empty: deltas under this run number, negated, are copies of these runs' deltas, logged again after a loss."""
+    at_ms: int = 0
+    """Redis time of the run's first token; 0: not known."""
+    begun_ms: int = 0
+    """Redis time of the job's first token, if an earlier run generated it, also in a text that was given up."""
+    kept_ms: int = 0
+    """For how long earlier runs generated the text that this run continues."""
+
+
+def openings_of(job: str, sections: Sequence[Section]) -> list[tuple[Run, Opening]]:
+    """The openings that the runs of these sections had when they began."""
+    return [(run, Opening(job, first, author(sections, first - 1))) for first, run in map(astuple, sections)]
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A few tokens of one choice of one job. `seq` counts 1, 2, 3... over the whole job, across attempts."""
+
+    stream: int
+    """The number of the run that wrote it; minus that number for a copy (`Opening.copied`). Meaningless in a record,
+    whose sections name the runs."""
+    seq: int
+    index: int
+    text: str
+    ids: tuple[int, ...]
+    """The token ids, as far as the engine knows them; enough to continue after a loss."""
+    n: int
+    """How many tokens these are (may exceed len(ids))."""
+    finish: str = ""
+    """"stop", "length" or "content_filter" when this delta ends its choice."""
+    logprobs: tuple[Logprob, ...] = ()
+    prompt: tuple[int, int] | None = None
+    """Tokens of the choice's prompt, and how many of them were cached; only in the first delta of a choice."""
+    served_by: str = ""
+    """The model that gave the choice, if it is another one than asked for; only in the first delta of the choice."""
+    extras: Extras = {}
+    """As in penstock.engine.Piece."""
+
+
+class PlainDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A Delta without `prompt`, `served_by` and `extras`, as nearly all are written: read, it is one."""
+
+    stream: int
+    seq: int
+    index: int
+    text: str
+    ids: tuple[int, ...]
+    n: int
+    finish: str = ""
+    logprobs: tuple[Logprob, ...] = ()
+
+
+class CountedDelta(PlainDelta, frozen=True, array_like=True, gc=False):
+    """A Delta without `served_by` and `extras`, as the first of a choice is nearly always written."""
+
+    prompt: tuple[int, int] | None = None
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True, tag="f"):
+    """The deltas of one engine step for the jobs of one API process, as one log field and as one pub/sub message.
+
+    The first frame of a run that an address gets contains the run's opening. Later frames name the run only by its
+    number, because the job's id would be most of a token's size.
+    """
+
+    worker: str
+    number: int
+    rows: tuple[Delta, ...]
+    openings: dict[int, Opening] = {}
+    """Openings of runs, by the numbers that name the runs in this and later frames of the worker."""
+
+
+# Draft: the text of a response that was given up, because the engine that took its job over had to start again.
+#
+# Readers of the response have seen it, so its deltas stay in the job's record: every later replay shows them, too.
+
+
+class Draft(msgspec.Struct, frozen=True, array_like=True, tag="g"):
+    """The deltas of one text that was given up, as far as the log has them without a gap."""
+
+    rows: tuple[Delta, ...]
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Token counts of a job, each token counted once whatever the number of attempts."""
+
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+    """Those of `completion` that are reasoning."""
+
+
+def total_usage(prompts: Mapping[int, tuple[int, int]], completion: int, choices: int, n: int) -> Usage:
+    """Compute a job's usage. Each prompt counts once, with the largest count among its `n` choices.
+
+    Args:
+        prompts: By choice: tokens of its prompt, and how many of them were cached.
+        completion: Tokens of all attempts.
+    """
+    counts = [prompts.get(index, (0, 0)) for index in range(choices)]
+    each = [counts[at : at + n] for at in range(0, choices, n)]
+    prompt, cached = (sum([max(count[part] for count in copies) for copies in each]) for part in (0, 1))
+    return Usage(prompt, completion, cached)
+
+
+def served_by(choices: int, found: Mapping[int, str], model: str) -> tuple[str, ...]:
+    """Build `Terminal.served_by`. `found`: by choice, the model that gave it, if it is another one than `model`."""
+    return tuple([found.get(index, model) for index in range(choices)]) if found else ()
+
+
+class Generated(msgspec.Struct, frozen=True, array_like=True):
+    """When the last worker of a job saw it pass, in microseconds of Redis time, within `clock_us`; 0: not known."""
+
+    released: int = 0
+    """Given to the engine."""
+    scheduled: int = 0
+    """First run by the engine."""
+    first: int = 0
+    last: int = 0
+    """The engine's first and last token."""
+    clock_us: int = 0
+    shown: int = 0
+    """The job's first token, if an earlier attempt generated it, also in a text that was given up."""
+    shown_claimed: int = 0
+    """The claim of that attempt."""
+    kept: int = 0
+    """For how many microseconds earlier attempts generated the text that the last one continued."""
+
+
+class Terminal(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    """The end of a job, as stored. The published form leaves `rows` out when the reader has already had them."""
+
+    job: str
+    state: JobState
+    seq: int
+    """The last delta's number: a reader that has fewer has missed some."""
+    finishes: tuple[str, ...] = ()
+    usage: Usage = Usage()
+    failure: Failure | None = None
+    worker: str = ""
+    first_ms: int = 0
+    """Redis time of the first token, whichever attempt gave it, or 0."""
+    sections: tuple[Section, ...] = ()
+    """Which run wrote which deltas, in order, runs that wrote none included; empty where a script ended the job."""
+    rows: tuple[Delta, ...] = ()
+    generated: Generated = Generated()
+    """Left out of the published form too: readers do not need it."""
+    tokens: tuple[int, ...] = ()
+    """Tokens of each section; empty if there is only one."""
+    last_ms: int = 0
+    """Redis time of the last token; of a job without tokens, when the engine had it; 0: not known."""
+    served_by: tuple[str, ...] = ()
+    """By choice, the model that gave it; empty if all were given by the model that was asked for."""
+    cancelled_by: str = ""
+    """Who cancelled it, as CancelledBy; "" if it ended otherwise, or a version that did not note it cancelled it."""
+
+
+def without_rows(end: Terminal) -> Terminal:
+    """Copy a terminal without its rows: for job lists, and for readers that have received the rows."""
+    copy: Terminal = msgspec.structs.replace(end, rows=(), generated=Generated())
+    return copy
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+    """A script ended this job (cancelled in the queue, expired, given up): look the record up."""
+
+    job: str
+
 
 T = TypeVar("T")
 

@@ -21,9 +21,7 @@ from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.records import read_number
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient
-from streaming.redis.failures import translated
-from streaming.redis.paging import place_of
+from streaming.redis.client import RedisClient, place_of, translated
 
 OVERHEAD_BYTES = 256
 """What every conversation counts as in its tenant's quota, besides its items and its metadata."""

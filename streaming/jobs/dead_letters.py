@@ -18,8 +18,7 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
 from streaming.jobs.settings import NO_WEIGHTS
 from streaming.keys import parse_lane, partition_key
-from streaming.redis.client import RedisClient
-from streaming.redis.failures import translated
+from streaming.redis.client import RedisClient, translated
 
 LETTERS_PER_READ = 500
 LETTER_ID = re.compile(r"([0-9]{1,3})-([0-9]{1,15}-[0-9]{1,10})")

@@ -18,11 +18,9 @@ from redis.exceptions import ResponseError
 from penstock.loops import Rounds
 from streaming.errors import DecodeError, NewerMessage
 from streaming.ids import partition_of
-from streaming.jobs.codec import decode_reply
-from streaming.jobs.frames import Delta, Frame, Opening, Run, Section, author
+from streaming.jobs.codec import Delta, Frame, Opening, Run, Section, author, decode_reply
 from streaming.keys import partition_key
-from streaming.redis.client import RedisClient
-from streaming.redis.failures import translated
+from streaming.redis.client import RedisClient, translated
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,21 @@ import msgspec
 
 from streaming.errors import DecodeError, NewerMessage, Rewound
 from streaming.ids import partition_of
-from streaming.jobs.codec import decode_control, decode_job, encode, packed
-from streaming.jobs.control import Control
-from streaming.jobs.drafts import Draft
-from streaming.jobs.frames import Frame, Opening
+from streaming.jobs.codec import (
+    Control,
+    Draft,
+    Frame,
+    Opening,
+    Terminal,
+    decode_control,
+    decode_job,
+    encode,
+    packed,
+    without_rows,
+)
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Job, PastAttempt
 from streaming.jobs.records import canceller, parse_runs
-from streaming.jobs.terminal import Terminal, without_rows
 from streaming.keys import channel
 from streaming.redis.client import Call, RedisClient
 

@@ -30,14 +30,11 @@ from streaming.errors import (
 from streaming.ids import conversation_partition, digest_partition, idempotency_digest, new_job_id, partition_of
 from streaming.jobs.codec import encode, encode_metadata
 from streaming.jobs.job import CancelledBy, Job, JobState, preview_of
-from streaming.jobs.places import FIRST, QueuePlace
+from streaming.jobs.places import FIRST, QueuePlace, cost_of, reserved_bytes
 from streaming.jobs.quotas import NAMES, Quotas
 from streaming.jobs.settings import DEFAULT_WEIGHT, NO_WEIGHTS, UNLIMITED, QuotaSettings
-from streaming.jobs.work import cost_of, reserved_bytes
 from streaming.keys import partition_key
-from streaming.redis.batcher import ScriptBatcher
-from streaming.redis.client import Call, RedisClient
-from streaming.redis.failures import translated
+from streaming.redis.client import Call, RedisClient, ScriptBatcher, translated
 from streaming.store.memory import Headroom, Reservation
 
 log = logging.getLogger(__name__)

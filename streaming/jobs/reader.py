@@ -1,7 +1,7 @@
 """Job reader: reads the records of jobs, and their tokens from the workers' logs.
 
 It writes only in two cases: if a record is unreadable, it fails the job, so that no client waits for it; and it stores
-the logged tokens of a job that a script ended (`streaming/jobs/salvage.py`).
+the logged tokens of a job that a script ended (`streaming/jobs/records.py`).
 """
 
 from __future__ import annotations
@@ -9,24 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, TypeAlias
 
 from penstock.engine import ModelCard
 from streaming.errors import MalformedJob, NewerMessage, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.codec import encode
-from streaming.jobs.frames import Frame
+from streaming.jobs.codec import Frame, encode, without_rows
 from streaming.jobs.history import ROWS_AT_ONCE, Histories, History, HistoryRequest, LoggedRun, LogName, read_log
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.places import FIRST, QueuePlace, QueuePlaces
-from streaming.jobs.records import LONG_BYTES, JobRecord, malformed_record, parse_record, read_end
-from streaming.jobs.salvage import salvaged, was_cut_short
-from streaming.jobs.terminal import without_rows
+from streaming.jobs.records import (
+    LONG_BYTES,
+    JobRecord,
+    malformed_record,
+    parse_record,
+    read_end,
+    salvaged,
+    was_cut_short,
+)
 from streaming.keys import partition_key
-from streaming.redis.batcher import ScriptBatcher
-from streaming.redis.client import Call, RedisClient
-from streaming.redis.failures import translated
+from streaming.order import Priority
+from streaming.redis.client import Call, ClientUser, RedisClient, ScriptBatcher, translated
 
 log = logging.getLogger(__name__)
 
@@ -197,3 +202,124 @@ async def fail_malformed(client: RedisClient, job_id: str, error: Exception) -> 
     (ms), 0 if it is not kept. Raises Unavailable."""
     log.error("the record of a job cannot be read, the job fails: %s", error, extra={"job": job_id})
     return int(await client.call("fail_malformed", partition_of(job_id) or 0, job_id, str(error)))
+
+
+# Job list: reads pages of a tenant's jobs without their bodies and answers.
+#
+# A page reads a bounded number of jobs, in a few rounds of one call per partition. So it may be short, or empty, if
+# few jobs are in the requested state; it always has a cursor for the next page, if there is one.
+
+
+FIELDS = (
+    *(b"state", b"lane", b"attempt", b"created", b"claimed", b"started", b"done", b"keep", b"reason", b"summary"),
+    *(b"metadata", b"epoch", b"runs", b"endpoint", b"cancel", b"preview"),
+)
+"""Fields of a job, in the order in which `recent.lua` returns them."""
+
+MAX_LOOKED = 250
+"""Jobs read in one round from all partitions together, but from each at least the page's limit. The server is blocked
+meanwhile."""
+MAX_ROUNDS = 4
+"""Maximum rounds of reads for one page."""
+
+Place: TypeAlias = tuple[int, str]
+"""A job's place in the list: the time (ms) of its acceptance, and its id."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs of a tenant to list; what is None or "" lets all pass. Times are Redis ms of the acceptance."""
+
+    state: JobState | None = None
+    model: str = ""
+    lane: Priority | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+ANY = JobFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """Jobs, newest first, without bodies and rows, and the place behind which the next page begins; None: that is
+    all."""
+
+    jobs: list[JobRecord]
+    behind: Place | None
+
+
+@dataclass(frozen=True, slots=True)
+class PagePart:
+    """One partition's part of a page. `reached`: the last place that was read; None: the partition has no more."""
+
+    jobs: Sequence[tuple[Place, JobRecord]]
+    reached: Place | None
+
+
+class Summaries(ClientUser):
+    """Reads job lists."""
+
+    async def recent(self, tenant: str, before: Place | None, limit: int, wanted: JobFilter = ANY) -> JobPage:
+        """Read a page of a tenant's jobs behind `before`, newest first. Raises Unavailable."""
+        found: list[JobRecord] = []
+        for _ in range(MAX_ROUNDS):
+            page = await self._round(tenant, before, limit - len(found), wanted)
+            found, before = found + page.jobs, page.behind
+            if before is None or len(found) >= limit:
+                break
+        return JobPage(found, before)
+
+    async def _round(self, tenant: str, before: Place | None, limit: int, wanted: JobFilter) -> JobPage:
+        horizon = await self._client.now_ms() - 2000 * self._client.settings.retention_s
+        time, job_id = before or ("", "")
+        looked = max(limit, MAX_LOOKED // len(self._client.partitions))
+        times = ["" if ms is None else ms for ms in (wanted.since_ms, wanted.until_ms)]
+        args = (
+            tenant,
+            horizon,
+            time,
+            job_id,
+            looked,
+            limit,
+            wanted.state or "",
+            wanted.model,
+            wanted.lane or "",
+            *times,
+        )
+        answers = await self._client.calls([("recent", partition, args) for partition in self._client.partitions])
+        return merged([await self._part(answer, tenant) for answer in answers], limit)
+
+    async def _part(self, answer: Sequence[Any], tenant: str) -> PagePart:
+        """Decode one partition's part; fails a malformed job and shows it so. Raises Unavailable."""
+        epoch, reached, *jobs = answer
+        found: list[tuple[Place, JobRecord]] = []
+        for name, time, values in jobs:
+            job_id = name.decode()
+            fields = [word for pair in zip(FIELDS, values, strict=True) if pair[1] is not None for word in pair]
+            fields += (b"tenant", tenant.encode())  # the list that was read is the tenant's
+            try:
+                record = _listed(job_id, fields, epoch)
+            except MalformedJob as error:
+                done_ms = await fail_malformed(self._client, job_id, error)
+                record = replace(malformed_record(job_id, fields, done_ms), created_ms=int(time))
+            found.append(((int(time), job_id), record))
+        return PagePart(found, (int(reached[0]), reached[1].decode()) if reached else None)
+
+
+def merged(parts: Sequence[PagePart], limit: int) -> JobPage:
+    """Merge the parts of all partitions, newest first. Jobs older than the newest `reached` are left to the next page:
+    that partition may have newer ones."""
+    reached = max((part.reached for part in parts if part.reached is not None), default=None)
+    found = [job for part in parts for job in part.jobs if reached is None or job[0] >= reached]
+    found.sort(key=lambda job: job[0], reverse=True)
+    behind = found[limit - 1][0] if len(found) > limit else reached
+    return JobPage([record for _, record in found[:limit]], behind)
+
+
+def _listed(job_id: str, fields: Sequence[bytes], epoch: bytes | None) -> JobRecord:
+    """Raises MalformedJob."""
+    record = parse_record(job_id, fields, epoch, bodies=False)
+    if record is None:
+        raise MalformedJob("it has no state")
+    return record

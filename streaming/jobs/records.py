@@ -6,7 +6,10 @@ that worker). The record names each run and its first frame. When the job has en
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,20 +18,177 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.engine import Failure
-from penstock.loops import ROWS_PER_SLICE, Sliced, at_once
-from streaming.errors import DecodeError, MalformedJob, NewerMessage
-from streaming.jobs.attempts import MAX_ATTEMPTS, attempt_log
-from streaming.jobs.codec import decode_in_slices, decode_job, decode_metadata, decode_rowless, decode_terminal
-from streaming.jobs.deliveries import Delivered, decode_delivered
-from streaming.jobs.frames import Run
-from streaming.jobs.history import LoggedRun
+from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Sliced, at_once, run_periodically
+from streaming.errors import DecodeError, MalformedJob, NewerMessage, Unavailable
+from streaming.ids import partition_of
+from streaming.jobs.codec import (
+    Generated,
+    Run,
+    Terminal,
+    decode,
+    decode_in_slices,
+    decode_job,
+    decode_metadata,
+    decode_rowless,
+    decode_terminal,
+    encode,
+    served_by,
+    total_usage,
+)
+from streaming.jobs.history import History, LoggedRun
 from streaming.jobs.job import CancelledBy, Endpoint, Job, JobState, PastAttempt, Text
-from streaming.jobs.terminal import Generated, Terminal
 from streaming.keys import parse_lane
-from streaming.priority import Priority
+from streaming.order import Priority
+from streaming.redis.client import RedisClient
 from telemetry.latency import Stamps
+from telemetry.records.schema import RequestRecord
+
+MAX_ATTEMPTS = 20
+"""The newest attempts, which are kept."""
+
+_ENTRY = re.compile(
+    r"([^:;]*):([^:;]+):([0-9]{1,15}):([0-9.]{1,24}):([0-9]{1,15}):([a-z_]+)(?::([0-9]{1,15}))?(?::[^;]*)?;"
+)
+"""name:worker:run:claimed:ended:outcome; as the scripts write it, and of a lost worker the time of its last write. A
+later version may write more behind that. Anything else in the field is passed over: nothing but this log depends on
+it."""
+
+
+def attempt_log(fields: Mapping[str, bytes], last: Run | None, terminal: Terminal | None) -> dict[Run, PastAttempt]:
+    """Build the log, oldest attempt first. The scripts note attempts that did not end the job; the last one's end is
+    that of the job.
+
+    Args:
+        last: The run of the last attempt; None before the first.
+    """
+    tokens = _tokens(terminal)
+    found = {}
+    for name, worker, number, started, ended, outcome, seen in _ENTRY.findall(_word(fields, "past")):
+        run = Run(worker, int(number))
+        found[run] = PastAttempt(name or worker, _ms(started), int(ended), tokens.get(run), outcome, int(seen or 0))
+    if last is not None and last not in found:
+        started_ms, name = _ms(_word(fields, "claimed")), _word(fields, "name") or last.worker
+        if terminal is None:
+            found[last] = PastAttempt(name, started_ms)
+        else:
+            found[last] = PastAttempt(
+                name, started_ms, _ms(_word(fields, "done")), tokens.get(last), str(terminal.state)
+            )
+    return found
+
+
+def kept_ms(history: History, attempts: Sequence[PastAttempt]) -> int:
+    """For how long earlier attempts have generated the text of `history`, which another one continues."""
+    if not history.rows:
+        return 0
+    at_ms = history.at_ms
+    seen_ms = next((each.seen_ms or each.ended_ms for each in attempts if each.holds(at_ms)), at_ms)
+    return history.kept_ms + max(0, seen_ms - at_ms)
+
+
+def claimed_ms(first_ms: int, attempts: Sequence[PastAttempt]) -> int:
+    """When the attempt was claimed that generated the job's first token; 0: not known."""
+    return next((each.started_ms for each in attempts if each.holds(first_ms)), 0)
+
+
+def _tokens(terminal: Terminal | None) -> dict[Run, int]:
+    """The tokens of each run, once the job has ended."""
+    if terminal is None:
+        return {}
+    tokens = terminal.tokens or (terminal.usage.completion,)
+    return dict(zip((section.run for section in terminal.sections), tokens, strict=False))
+
+
+def _word(fields: Mapping[str, bytes], name: str) -> str:
+    return fields.get(name, b"").decode(errors="replace")
+
+
+def _ms(text: str) -> int:
+    """A time of a record; 0 if it is malformed."""
+    try:
+        return int(float(text or 0))
+    except (ValueError, OverflowError):
+        return 0
+
+
+# Delivery times: buffers the times at which answers were sent, and writes them in batches to the jobs' records.
+#
+# Only `GET /v1/jobs/{id}/timing` shows them. If one is lost, with its process or while the store is unavailable, it is
+# missing there; nothing else uses it.
+
 
 log = logging.getLogger(__name__)
+
+WRITE_INTERVAL_S = 0.25
+MAX_WAITING = 20_000
+MAX_AT_ONCE = 500
+"""Entries of one script call, so that it blocks the server for only about half a millisecond."""
+
+
+class Delivered(msgspec.Struct, frozen=True, array_like=True):
+    """When an API process forwarded a job's answer, in microseconds of Redis time, accurate to `clock_us`; 0: never."""
+
+    first_got: int = 0
+    first_sent: int = 0
+    last_got: int = 0
+    last_sent: int = 0
+    """`got`: the first token, or the end, came from the worker; `sent`: it was written to the connection."""
+    clock_us: int = 0
+    whole: bool = False
+    """The answer was sent in one piece, so `first_got` and `first_sent` are 0."""
+
+
+_DELIVERED = msgspec.msgpack.Decoder(Delivered)
+
+
+def decode_delivered(data: bytes) -> Delivered:
+    """Raises DecodeError."""
+    return decode(_DELIVERED, data)
+
+
+class Deliveries:
+    """Delivery times of one API process that are not written yet."""
+
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
+        self._notes: dict[str, Delivered] = {}
+        self._noted = asyncio.Event()
+
+    def note(self, job_id: str, delivered: Delivered) -> None:
+        """Buffer when the answer of a job was delivered; dropped if MAX_WAITING entries are buffered."""
+        if len(self._notes) < MAX_WAITING:
+            self._notes[job_id] = delivered
+            self._noted.set()
+
+    def of(self, job_id: str) -> Delivered | None:
+        """Return an entry that is not written yet, or None."""
+        return self._notes.get(job_id)
+
+    async def keep_writing(self) -> None:
+        """Write in a loop until cancelled."""
+        expected = ExpectedErrors(Unavailable, log.debug, "deliveries are noted later: %s")
+        await run_periodically(self._write_noted, 0, expected)
+
+    async def _write_noted(self) -> None:
+        """Wait for an entry, then WRITE_INTERVAL_S for others, and write them together. Raises Unavailable."""
+        await self._noted.wait()
+        await asyncio.sleep(WRITE_INTERVAL_S)
+        await self.write()
+        self._noted.clear()
+
+    async def write(self) -> None:
+        """Write the buffered entries. Raises Unavailable; entries that were not written stay buffered."""
+        while batch := self._batch():
+            calls: dict[int, list[str | bytes | int]] = {}
+            for job_id, delivered in batch.items():
+                calls.setdefault(partition_of(job_id) or 0, []).extend((job_id, encode(delivered)))
+            await self._client.calls([("deliver", partition, args) for partition, args in calls.items()])
+            for job_id in batch:
+                del self._notes[job_id]
+
+    def _batch(self) -> dict[str, Delivered]:
+        return {job_id: self._notes[job_id] for job_id in list(self._notes)[:MAX_AT_ONCE]}
+
 
 MAX_NUMBER = 10**18
 """The scripts treat only smaller values as valid numbers of a record."""
@@ -374,3 +534,105 @@ def parse_runs(text: str) -> tuple[LoggedRun, ...]:
     if not all(0 <= run.frame < MAX_FRAME for run in runs):
         raise ValueError("the number of a frame is out of range")
     return runs
+
+
+# Salvage: builds the terminal record of a job that a script ended after a worker had begun it, from its logs.
+#
+# Scripts cannot decode tokens, so a job that they end (given up, cancelled or expired after its worker was lost) has
+# none in its record at first. Any process that reads the record, or sweeps, stores them there; its logs are kept
+# until then.
+
+
+MAX_CHOICES = 1024
+"""The most that a request may ask for."""
+
+
+def was_cut_short(record: JobRecord) -> bool:
+    """Whether a script ended the job after a worker had begun it, and its tokens are only in logs."""
+    end = record.terminal
+    return record.unrecorded and end is not None and end.failure is not MALFORMED and bool(record.runs)
+
+
+def salvaged(record: JobRecord, history: History) -> Terminal:
+    """Build the terminal record of a job that was cut short, as a worker would have written it. If the store has lost
+    deltas in the middle, those before them count."""
+    assert record.terminal is not None
+    job, history = record.job, history.intact
+    finishes = [""] * (job.choices if not record.fault else 0)
+    prompts: dict[int, tuple[int, int]] = {}
+    servers: dict[int, str] = {}
+    for row in history.rows:
+        if len(finishes) <= row.index < MAX_CHOICES:  # of a job whose body cannot be read
+            finishes += [""] * (row.index + 1 - len(finishes))
+        if row.finish and 0 <= row.index < len(finishes):
+            finishes[row.index] = row.finish
+        if row.prompt is not None:
+            prompts.setdefault(row.index, row.prompt)
+        if row.served_by:
+            servers[row.index] = row.served_by
+    completion = sum([row.n for row in history.rows])
+    generated = Generated()
+    if history.first_ms:
+        claimed = 1000 * claimed_ms(history.first_ms, record.attempts) or record.stamps.started or 0
+        generated = Generated(
+            shown=1000 * history.first_ms, shown_claimed=claimed, kept=1000 * kept_ms(history, record.attempts)
+        )
+    return Terminal(
+        job.id,
+        record.state,
+        len(history.rows),
+        tuple(finishes),
+        total_usage(prompts, completion, len(finishes), _copies(job)),
+        record.terminal.failure,
+        record.runs[-1].run.worker,
+        history.first_ms,
+        history.sections,
+        tuple(history.rows),
+        generated,
+        tokens=history.tokens if len(history.sections) > 1 else (),
+        served_by=served_by(len(finishes), servers, job.model),
+        cancelled_by=record.terminal.cancelled_by,
+    )
+
+
+def _copies(job: Job) -> int:
+    return max(1, job.sampling.n)
+
+
+def request_record(record: JobRecord, by: str) -> RequestRecord:
+    """The record of a job that has ended. `by`: the process that swept.
+
+    A sweep does not read bodies, so the time at which the API process received the request is not known.
+    """
+    stamps, job, end = record.stamps, record.job, record.terminal
+    outcomes = Counter([attempt.outcome for attempt in record.attempts])
+    generated, failure = (end.generated, end.failure) if end else (Generated(), None)
+    return RequestRecord(
+        id=job.id,
+        ended_us=stamps.ended or record.done_ms * 1000,
+        state=record.state.value,
+        model=job.model,
+        lane=job.priority.value,
+        tenant=job.tenant,
+        by=by,
+        code=failure.code if failure else "",
+        cancelled_by=end.cancelled_by if end else "",
+        accepted_us=stamps.accepted or 0,
+        started_us=stamps.started or 0,
+        claimed_us=stamps.claimed or 0,
+        released_us=generated.released,
+        scheduled_us=generated.scheduled,
+        first_us=generated.first,
+        last_us=generated.last,
+        clock_us=generated.clock_us,
+        shown_us=generated.shown,
+        shown_claimed_us=generated.shown_claimed,
+        kept_us=generated.kept,
+        prompt_tokens=end.usage.prompt if end else 0,
+        completion_tokens=end.usage.completion if end else 0,
+        cached_tokens=end.usage.cached if end else 0,
+        attempts=record.attempt,
+        lost=outcomes["lost"],
+        handed_back=outcomes["handed_back"] + outcomes["returned"],
+        preempted=outcomes["preempted"],
+    )

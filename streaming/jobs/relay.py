@@ -17,16 +17,33 @@ from penstock.engine import Failure
 from penstock.loops import ROWS_PER_SLICE, ExpectedErrors, Rounds, run_periodically, supervise, wait
 from streaming.errors import DecodeError, NewerMessage, Unavailable, UnknownJob
 from streaming.ids import partition_of
-from streaming.jobs.codec import decode_in_slices, decode_reply, decode_rowless, is_terminal
-from streaming.jobs.frames import Delta, Frame, Opening, Run, openings_of
+from streaming.jobs.codec import (
+    Delta,
+    Ended,
+    Frame,
+    Opening,
+    Run,
+    Terminal,
+    decode_in_slices,
+    decode_reply,
+    decode_rowless,
+    is_terminal,
+    openings_of,
+)
 from streaming.jobs.history import ROWS_AT_ONCE, LogName
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import LONG_BYTES, NEWER, JobRecord
-from streaming.jobs.reorder_buffer import LOOKS, TICK_S, ReorderBuffer
-from streaming.jobs.subscribers import Subscribers, author_of, first_frame, missing_runs
-from streaming.jobs.terminal import Ended, Terminal
+from streaming.jobs.reorder_buffer import (
+    LOOKS,
+    TICK_S,
+    ReorderBuffer,
+    Subscribers,
+    author_of,
+    first_frame,
+    missing_runs,
+)
 from streaming.keys import channel
 from streaming.redis.client import RedisClient
 

@@ -13,17 +13,95 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from redis.exceptions import MovedError, NoScriptError, ResponseError
+from redis.exceptions import (
+    BusyLoadingError,
+    MovedError,
+    NoScriptError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from penstock.loops import Turns
-from streaming.errors import Fenced, Unavailable
+from penstock.loops import Rounds, Turns
+from streaming.errors import Fenced, Loading, Unavailable
 from streaming.keys import partition_key, prefix
-from streaming.redis.connection import Command
-from streaming.redis.failures import checked, translated
+from streaming.redis.connection import Command, Subscription
 from streaming.redis.scripts import load_scripts
 from streaming.redis.settings import RedisSettings
-from streaming.redis.subscription import Subscription
 from streaming.redis.topology import Topology, open_topology
+
+REFUSALS = frozenset(
+    {
+        *("OOM", "MISCONF", "READONLY", "NOREPLICAS", "LOADING", "MASTERDOWN", "NOSCRIPT", "UNBLOCKED"),
+        *("NOAUTH", "WRONGPASS", "NOPERM"),
+        *("CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN"),
+    }
+)
+"""Answers that mean "this server cannot keep a write now", whatever the command was."""
+DENIED_IN_SCRIPT = "ACL failure"
+"""Part of an error answer without its own code: the user may not run a command that a script contains."""
+PIPELINED = re.compile(r"Command # .* of pipeline caused error: \(['\"]?", re.DOTALL)
+
+
+def checked(answers: list[Any]) -> list[Any]:
+    """The same answers, if there is no error among them; raises the first."""
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+    return answers
+
+
+class translated:  # noqa: N801 - used like a function
+    """Translates the client library's errors into ours: Unavailable if a later retry may help.
+
+    Also passes a cancellation on: the client writes under `asyncio.wait_for`, which on Python 3.11 swallows a
+    cancellation that arrives as the write ends. Without this, a caller that waits for this task would wait for ever.
+    """
+
+    __slots__ = ("_cancels", "_task")
+
+    def __enter__(self) -> None:
+        self._task = asyncio.current_task()
+        self._cancels = self._task.cancelling() if self._task else 0
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._task and self._task.cancelling() > self._cancels:
+            raise asyncio.CancelledError
+        if error is not None and (meaning := _meaning(error)):
+            raise (Loading if _is_loading(error) else Unavailable)(meaning) from error
+
+
+def _meaning(error: BaseException) -> str:
+    """Why Redis is unavailable, or "" for an error of another kind."""
+    match error:
+        case RedisConnectionError() | RedisTimeoutError() | OSError():
+            return f"Redis does not answer: {error}"
+        case ResponseError():
+            code, words = _refusal(error)
+            if DENIED_IN_SCRIPT in words:
+                return f"Redis refuses: {words} (the user's rights must be those of `penstock store acl`)"
+            return f"Redis refuses: {code} {words}" if code in REFUSALS else ""
+        case RedisError() | RedisClusterException():
+            return f"Redis: {error}"
+    return ""
+
+
+def _is_loading(error: BaseException) -> bool:
+    if isinstance(error, ResponseError):
+        return _refusal(error)[0] == "LOADING"
+    return isinstance(error, BusyLoadingError)
+
+
+def _refusal(error: ResponseError) -> tuple[str, str]:
+    """Code and words of an error answer. In a pipeline the client puts the command before it, which may be a job."""
+    text = PIPELINED.sub("", str(error), count=1).rstrip("',)")
+    if error.status_code:  # already taken off the text
+        return error.status_code, text
+    code, _, words = text.partition(" ")
+    return code, words.strip()
+
 
 KEPT = frozenset(
     {
@@ -373,3 +451,99 @@ def _by_call(groups: Sequence[Sequence[Call]], answers: Sequence[Any]) -> list[A
 
 def _moved(answers: list[Any]) -> list[MovedError]:
     return [answer for answer in answers if isinstance(answer, MovedError)]
+
+
+async def page(
+    client: RedisClient, key: str, after: tuple[int, str] | None, limit: int, *, newest_first: bool = True
+) -> list[tuple[str, int]]:
+    """Read up to `limit` members with their scores, after the cursor `after` (score, member). Members of the same
+    score are ordered by name, so no page skips one. Raises Unavailable."""
+    found: list[tuple[str, int]] = []
+    skip, start = 0, str(after[0]) if after else None
+    while len(found) < limit:
+        with translated():
+            if newest_first:
+                rows: Any = await client.redis.zrevrangebyscore(
+                    key, start or "+inf", "-inf", skip, limit, withscores=True
+                )
+            else:
+                rows = await client.redis.zrangebyscore(key, start or "-inf", "+inf", skip, limit, withscores=True)
+        items = [(member.decode(errors="replace"), int(score)) for member, score in rows]
+        found += [item for item in items if after is None or _behind(item, after, newest_first=newest_first)]
+        skip += len(items)
+        if len(items) < limit:
+            break
+    return found[:limit]
+
+
+async def place_of(client: RedisClient, partition: int, name: str, tenant: str) -> int | None:
+    """Return the place that a deleted member had in its list. None if it is not known: it never was there, was deleted
+    more than a day ago, or a thousand others of the tenant since. Raises Unavailable."""
+    with translated():
+        kept: Any = await client.redis.lrange(partition_key(partition, "places", tenant), 0, -1)
+    beginning = f"{name} ".encode()
+    found = next((each for each in kept if each.startswith(beginning)), None)
+    return None if found is None else int(float(found.rpartition(b" ")[2]))
+
+
+async def cursor_after(client: RedisClient, partition: int, key: str, name: str, tenant: str) -> tuple[int, str] | None:
+    """Return the cursor of a member of a tenant's sorted set, also of one that was deleted since. None if it is not
+    known. Raises Unavailable."""
+    with translated():
+        score: Any = await client.redis.zscore(key, name)
+    place = int(score) if score is not None else await place_of(client, partition, name, tenant)
+    return None if place is None else (place, name)
+
+
+async def overdue(client: RedisClient, key: str, now_ms: int, limit: int) -> list[str]:
+    """Read up to `limit` members whose time (ms) is not after `now_ms`, the oldest first. Raises Unavailable."""
+    with translated():
+        rows: Any = await client.redis.zrangebyscore(key, "-inf", now_ms, 0, limit)
+    return [member.decode(errors="replace") for member in rows]
+
+
+def owned(member: str) -> tuple[str, str]:
+    """Split a member of the `expiring` index into id and tenant."""
+    name, _, tenant = member.partition(":")
+    return name, tenant
+
+
+def _behind(item: tuple[str, int], after: tuple[int, str], *, newest_first: bool) -> bool:
+    place = (item[1], item[0])
+    return place < after if newest_first else place > after
+
+
+# Script batcher: coalesces concurrent calls of one script into one command per partition.
+#
+# A command of its own costs the client some 140 us and the server a loop iteration; a call in a batch costs a tenth of
+# it. A single call is sent at once; calls that arrive while a batch is under way form the next one.
+
+
+EAGER_CALLS = 8
+"""So many waiting calls are sent in the middle of a loop iteration."""
+MAX_BATCHED_CALLS = 64
+"""In one batch: a script blocks the server for all other clients."""
+
+
+class ScriptBatcher:
+    """Batcher of one script. The script must be idempotent: a failed batch may be sent again. Its calls run in any
+    order."""
+
+    def __init__(self, client: RedisClient, script: str) -> None:
+        self._client, self._script = client, script
+        self._rounds: dict[int, Rounds[Call, Any]] = {}
+        """By partition, so that a slow or unavailable one delays no other."""
+
+    async def call(self, partition: int, *args: str | bytes | int) -> Any:
+        """Call the script with these arguments; returns the answer to this call alone. Raises Unavailable."""
+        rounds = self._rounds.get(partition)
+        if rounds is None:
+            client = self._client
+            rounds = self._rounds[partition] = Rounds(
+                client.outcomes, max_items=MAX_BATCHED_CALLS, eager_items=EAGER_CALLS, start_now=client.send_nowait
+            )
+        try:
+            return await rounds.ask((self._script, partition, args))
+        except (RedisError, RedisClusterException, OSError):
+            with translated():
+                raise

@@ -23,8 +23,8 @@ from redis.exceptions import ClusterDownError, MovedError, ReadOnlyError, RedisC
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from streaming.address import Address, parse_address
 from streaming.redis.connection import Command, SharedConnection
+from streaming.redis.settings import Address, parse_address
 
 MAX_CONNECTIONS = 64
 MAX_CLUSTER_CONNECTIONS = 1024

@@ -15,14 +15,13 @@ from typing import Any, cast
 from penstock.config import ConfigError
 from streaming.ids import new_deployment_id
 from streaming.keys import FLEET_SLOT, fixed_keys, fleet_key
-from streaming.redis.client import RedisClient
-from streaming.redis.failures import translated
+from streaming.redis.client import RedisClient, translated
 from streaming.redis.settings import RedisSettings
 
 FORMAT = 2
 """The version of everything in the store: keys, messages, and what scripts read and write. Every change of these must
 raise it, because a process of one version must not work on a store of another."""
-FORMAT_DIGEST = "972e38b99d065673"
+FORMAT_DIGEST = "856ffd4513cbbc37"
 """Digest of everything that FORMAT versions; tests/streaming/store/test_identity.py fails when it changes."""
 
 RECOVERY_TIMEOUT_S = 5.0

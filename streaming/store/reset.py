@@ -11,8 +11,7 @@ from typing import cast
 
 from streaming.catalogue import ROOT
 from streaming.keys import FLEET_SLOT, fleet_key, kind_of
-from streaming.redis.client import RedisClient
-from streaming.redis.failures import translated
+from streaming.redis.client import RedisClient, translated
 
 SIZES = {
     "lane": ("XLEN", "unfinished"),

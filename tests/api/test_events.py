@@ -28,7 +28,7 @@ from api.openai.cursor import Cursor
 from api.settings import ApiSettings
 from streaming.errors import Unavailable
 from streaming.ids import new_job_id
-from streaming.jobs.frames import Opening
+from streaming.jobs.codec import Opening
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
@@ -37,7 +37,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

@@ -13,7 +13,7 @@ from penstock.engine import ChatTurn
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.settings import TenantSettings, class_of
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import LANE_CLASS_OLDEST
 from workers.engines.sim.settings import SimSettings, card_of

@@ -23,16 +23,14 @@ from api.services import Services
 from penstock.engine import ChatTurn, Logprob
 from penstock.loops import MAX_UNSLICED_ROWS, ROWS_PER_SLICE, Turns, at_once
 from streaming.errors import UnknownJob
-from streaming.jobs.codec import decode_terminal, encode
-from streaming.jobs.frames import Delta, Run, Section
+from streaming.jobs.codec import Delta, Run, Section, Terminal, decode_terminal, encode
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import without_rows
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import LONG_BYTES
 from streaming.jobs.reorder_buffer import ReorderBuffer
-from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow

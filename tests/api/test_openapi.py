@@ -25,16 +25,14 @@ from api.openai.wait import Wait
 from api.openapi import CURSOR, ERRORS, HEADERS
 from api.query import MAX_PER_PAGE, page_limit
 from penstock.engine import Failure
-from streaming.batches.batch import Batch, BatchProgress, BatchState, LineFault
 from streaming.batches.files import StoredFile
-from streaming.batches.store import BatchRecord
-from streaming.events.webhooks import WebhookMessage
+from streaming.batches.store import Batch, BatchProgress, BatchRecord, BatchState, LineFault
+from streaming.events.outbox import WebhookMessage
+from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.dead_letters import DeadLetter
-from streaming.jobs.frames import Delta
 from streaming.jobs.job import JobState
 from streaming.jobs.places import QueuePlace
-from streaming.jobs.terminal import Terminal
-from streaming.priority import Priority
+from streaming.order import Priority
 
 
 def references(node: Any) -> Iterator[str]:

@@ -14,9 +14,9 @@ from api_in_process import LocalApi, api_in_process
 from api.openai.batch_lines import envelope, job_of, request_of
 from api.settings import KeySettings
 from offline.batch.lines import BatchStanding, lane_of
-from streaming.batches.batch import Batch
+from streaming.batches.store import Batch
 from streaming.keys import parse_lane
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from api.wait_limits import WaitLimit, exceeds, limit_of
 from api.waits.calibration import MIN_ERRORS, EstimateSource, Prediction
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Lease
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow

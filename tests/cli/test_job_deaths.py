@@ -9,7 +9,7 @@ from streaming.ids import new_job_id
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 

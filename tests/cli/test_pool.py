@@ -17,8 +17,7 @@ from cli.bounds import ProcessLimits, allowed
 from cli.child import Program
 from cli.pool import PoolSupervisor, follow
 from cli.supervisor import Supervisor
-from streaming.fleet.leader import Lead, Leadership
-from streaming.fleet.plans import Action, Plan, Plans, PoolKind
+from streaming.fleet.plans import Action, Lead, Leadership, Plan, Plans, PoolKind
 from streaming.fleet.settings import ModelSettings, Resources
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient

@@ -45,12 +45,12 @@ from api.auth.keys import Keyring, check_exposure
 from api.settings import ApiSettings, KeySettings
 from offline.settings import OfflineSettings
 from penstock.config import Config, load
-from streaming.batches.settings import FilesSettings
+from streaming.batches.file_store import FilesSettings
 from streaming.fleet.settings import ModelSettings
 from streaming.keys import fleet_key
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
-from streaming.store.durability import check_level
+from streaming.store.monitor import check_level
 from workers.settings import WorkerSettings
 
 pytestmark = pytest.mark.slow

@@ -18,11 +18,10 @@ from offline.batch.batch_runner import DueNotifier
 from offline.broker import Broker, BrokerUnavailable
 from offline.settings import OfflineSettings
 from penstock.config import ConfigError
-from streaming.batches.batch import Batch
-from streaming.batches.store import Batches
+from streaming.batches.store import Batch, Batches
 from streaming.errors import Unavailable
 from streaming.keys import BROKER
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics

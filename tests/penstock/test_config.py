@@ -16,7 +16,7 @@ from offline.settings import OfflineSettings
 from penstock.config import SECTIONS, Config, ConfigError, load
 from scheduler.policy.snapshot import Shape
 from scheduler.settings import KubernetesSettings, SchedulerSettings, shapes_of
-from streaming.batches.settings import BatchSettings, FilesSettings
+from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events.settings import End, EventSettings, WebhookSettings
 from streaming.fleet.settings import LaneTargets, LatencyTargets, ModelSettings, Resources, ShapeSettings, served_models
 from streaming.jobs.settings import QuotaSettings, TenantSettings

@@ -22,7 +22,7 @@ from cli.settings import UpSettings
 from offline.settings import OfflineSettings
 from penstock.config import build, load
 from scheduler.settings import SchedulerSettings
-from streaming.batches.settings import BatchSettings, FilesSettings
+from streaming.batches.file_store import BatchSettings, FilesSettings
 from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.fleet.settings import ModelSettings
 from streaming.redis.settings import RedisSettings

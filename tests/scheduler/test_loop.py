@@ -20,19 +20,16 @@ from scheduler.policy.snapshot import ScalingLimits, Shape
 from scheduler.policy.switch import Switch, SwitchDecision
 from scheduler.pools.base import DryRunPool, Move, Pool
 from streaming.errors import Unavailable
-from streaming.fleet.leader import Leadership
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Plan, Plans, Prospect
+from streaming.fleet.plans import Leadership, Overrides, Plan, Plans, Prospect
 from streaming.fleet.process import Process
 from streaming.fleet.processes import this_process
-from streaming.jobs.codec import decode_control, encode
-from streaming.jobs.control import Control, Cordon, Hold
+from streaming.jobs.codec import Control, Cordon, Hold, decode_control, encode
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reaper import Reaper, Swept
 from streaming.keys import channel, fleet_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 

@@ -6,7 +6,7 @@ from scheduler.observe import look
 from scheduler.policy.snapshot import DueJob
 from streaming.jobs import backlog
 from streaming.jobs.backlog import LaneDepth
-from streaming.priority import Priority
+from streaming.order import Priority
 
 
 def test_a_deadline_belongs_to_the_jobs_own_lane_and_model() -> None:

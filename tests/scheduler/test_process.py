@@ -23,14 +23,12 @@ from penstock.process import Lifeline
 from scheduler.__main__ import Settings, main, run
 from scheduler.pools.base import Pool
 from scheduler.settings import KubernetesSettings
-from streaming.fleet.leader import Lead, Leadership
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Noted, Plans
+from streaming.fleet.plans import Lead, Leadership, Noted, Overrides, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
 from telemetry.metrics import Metrics

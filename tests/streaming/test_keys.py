@@ -17,8 +17,7 @@ from flow import until
 from house import House, eventually, redis_process
 from redis import Redis
 
-from streaming.catalogue import CATALOGUE, FLEET, ROOT
-from streaming.catalogue.key import Key
+from streaming.catalogue import CATALOGUE, FLEET, ROOT, Key
 from streaming.jobs.reaper import Reaper
 from streaming.keys import BROKER, partition_key
 from streaming.redis.client import RedisClient

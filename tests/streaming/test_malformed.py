@@ -11,34 +11,26 @@ from flow import a_job, append, delta, deltas_of
 from msgspec.structs import replace
 
 from penstock.engine import Capabilities, ModelCard
-from streaming.batches.batch import Batch, BatchState
 from streaming.batches.files import UNREADABLE, Files, StoredFile
-from streaming.batches.store import Batches
+from streaming.batches.store import Batch, Batches, BatchState
 from streaming.errors import MalformedJob, Superseded, UnknownFile
-from streaming.events.outbox import Event, Outbox
-from streaming.events.webhooks import Webhooks
-from streaming.fleet.leader import Leadership
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Action, Plan, Plans
+from streaming.events.outbox import Event, Outbox, Webhooks
+from streaming.fleet.plans import Action, Leadership, Overrides, Plan, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import idempotency_digest, message_id
 from streaming.jobs.backlog import Backlog
-from streaming.jobs.codec import encode
-from streaming.jobs.control import Wake
+from streaming.jobs.codec import Run, Section, Terminal, Wake, encode
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.frames import Run, Section
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader
+from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import ReorderBuffer
-from streaming.jobs.summaries import Summaries
-from streaming.jobs.terminal import Terminal
 from streaming.keys import GROUP, channel, fleet_key, partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow

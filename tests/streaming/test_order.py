@@ -13,6 +13,7 @@ from streaming.order import (
     FLOOR,
     PATIENCE_MS,
     LaneQueue,
+    Priority,
     RequeuedJob,
     Turn,
     WaitingJob,
@@ -23,7 +24,6 @@ from streaming.order import (
     units,
     virtual_time,
 )
-from streaming.priority import Priority
 
 HIGH, MIDDLE, LOW = Priority
 

@@ -30,19 +30,17 @@ from order_model import OrderModel
 from redis import Redis
 
 from streaming.errors import Fenced, KeyReused
-from streaming.jobs.codec import decode_reply
-from streaming.jobs.frames import Delta, Frame, Opening, Run
+from streaming.jobs.codec import Delta, Frame, Opening, Run, Terminal, decode_reply
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, HeldJob, Lease
+from streaming.jobs.places import cost_of, reserved_bytes
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.relay import Relay
-from streaming.jobs.terminal import Terminal
-from streaming.jobs.work import cost_of, reserved_bytes
 from streaming.keys import channel, partition_key, prefix
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.settings import RedisSettings
 

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from streaming.errors import Fenced, Unavailable
 from streaming.ids import new_job_id
 from streaming.jobs import quotas
-from streaming.jobs.codec import decode_reply
+from streaming.jobs.codec import Run, Section, Terminal, decode_reply
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.frames import Run, Section
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import LOG_KEEP_S, SILENT, Claim, Finish, HeldJob, Lease, UnreadableClaim, without_rows
 from streaming.jobs.queue import Queue
@@ -23,7 +22,6 @@ from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import QuotaSettings
-from streaming.jobs.terminal import Terminal
 from streaming.keys import GROUP, channel, partition_key
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings

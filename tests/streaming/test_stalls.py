@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from streaming.fleet.overrides import Override
-from streaming.fleet.plans import Plan
+from streaming.fleet.plans import Override, Plan, stall_of
 from streaming.fleet.process import Cordoned, Process
 from streaming.fleet.settings import ModelSettings
-from streaming.fleet.stalls import stall_of
 
 ELASTIC = ModelSettings(engine="sim", min_workers=0, max_workers=2)
 ZERO = Override(want=0, by="ops")

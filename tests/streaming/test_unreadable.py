@@ -19,18 +19,16 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from streaming.errors import Unavailable
+from streaming.jobs.codec import Run, Section, Terminal
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.frames import Run, Section
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import malformed_keep_s
-from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key, prefix
-from streaming.redis.client import RedisClient
-from streaming.redis.failures import REFUSALS
+from streaming.redis.client import REFUSALS, RedisClient
 from streaming.redis.scripts import load_scripts
 from streaming.redis.settings import RedisSettings
 from streaming.store.reset import reset_store

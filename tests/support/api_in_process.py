@@ -23,13 +23,13 @@ from api.settings import ApiSettings, KeySettings
 from api.stream.connection import Connection
 from api.stream.connection_guard import ConnectionGuard
 from api.waits.calibration import MIN_ERRORS, EstimateSource, Prediction
-from streaming.batches.settings import FilesSettings
+from streaming.batches.file_store import FilesSettings
 from streaming.fleet.plans import Plan, Prospect
 from streaming.fleet.processes import this_process
 from streaming.fleet.settings import ModelSettings
 from streaming.jobs.settings import UNLIMITED, QuotaSettings
 from streaming.keys import FLEET_SLOT, fleet_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import promql_parser
-from telemetry.catalogue import CATALOGUE
 
 from streaming.fleet.process import Role
-from streaming.priority import Priority
+from streaming.order import Priority
+from telemetry.catalogue import CATALOGUE
 
 TARGET = {"instance", "job"}
 """Labels Prometheus adds to everything it reads."""

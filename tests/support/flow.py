@@ -9,8 +9,7 @@ from typing import TypeVar
 
 from penstock.engine import ChatTurn
 from streaming.errors import Fenced, Rewound, Unavailable
-from streaming.jobs.codec import encode_delta
-from streaming.jobs.frames import Delta, Opening, Run, Section
+from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, encode_delta
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
@@ -19,8 +18,7 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.reorder_buffer import ReorderBuffer
-from streaming.jobs.terminal import Terminal
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import Call, RedisClient
 
 MODEL = "m"

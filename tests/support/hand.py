@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 
 from flow import append, delta
 
-from streaming.jobs.frames import Delta, Opening, Run, Section
+from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal
 from streaming.jobs.history import NOTHING, History
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
 from streaming.redis.client import RedisClient
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streaming.jobs.work import Cost
+from streaming.jobs.places import Cost
 from streaming.keys import partition_key
 from streaming.order import (
     MAX_DROPPED,
     PATIENCE_MS,
     LaneQueue,
     Pick,
+    Priority,
     RequeuedJob,
     WaitingJob,
     charge,
@@ -22,7 +23,6 @@ from streaming.order import (
     units,
     virtual_time,
 )
-from streaming.priority import Priority
 
 
 @dataclass

@@ -18,7 +18,7 @@ from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
 from streaming.jobs.settings import NO_WEIGHTS
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing

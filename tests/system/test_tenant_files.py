@@ -19,13 +19,12 @@ from openai import OpenAI, RateLimitError
 from redis import Redis
 from severing import store_cut
 
-from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.files import Files, StoredFile
-from streaming.batches.store import Batches, BatchLease
+from streaming.batches.store import Batch, Batches, BatchLease, BatchProgress, BatchState
 from streaming.errors import QuotaExceeded, UnknownBatch
 from streaming.jobs.quotas import Quotas
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

@@ -25,15 +25,15 @@ from streaming.batches.files import Files, StoredFile
 from streaming.errors import QuotaExceeded
 from streaming.ids import partition_of
 from streaming.jobs import quotas as quotas_module
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas, TenantUsage
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.settings import QuotaSettings
-from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineTimes, Logprob, Piece, Sampling
-from streaming.jobs.codec import decode_terminal, encode, encode_delta
-from streaming.jobs.frames import Delta, Opening, Run, Section
+from streaming.jobs.codec import Delta, Generated, Opening, Run, Section, Usage, decode_terminal, encode, encode_delta
 from streaming.jobs.history import History
 from streaming.jobs.job import Chat, Job, PastAttempt, Text
 from streaming.jobs.lease import Claim
-from streaming.jobs.terminal import Generated, Usage
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from workers.attempt import Attempt, AttemptStamps

@@ -10,12 +10,11 @@ from msgspec.structs import replace
 from otlp_collector import Collector, attributes_of, collector
 
 from penstock.engine import ChatTurn, Sampling
-from streaming.jobs.attempt_spans import attempt_id, own_attempts
-from streaming.jobs.codec import decode_job, encode
+from streaming.jobs.codec import Terminal, Usage, decode_job, encode
 from streaming.jobs.job import Chat, Job, JobState, PastAttempt
 from streaming.jobs.lease import PREEMPTED, Claim
-from streaming.jobs.terminal import Terminal, Usage
-from streaming.priority import Priority
+from streaming.jobs.reaper import attempt_id, own_attempts
+from streaming.order import Priority
 from telemetry.process import start_tracing
 from telemetry.tracing import Tracing
 from workers.attempt import Attempt

@@ -22,7 +22,7 @@ from streaming.jobs.lease import Claim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from workers.attempt import Attempt
 from workers.choices import ChoiceStarter

@@ -14,8 +14,7 @@ from sim_worker import Running, Start, a_job, ended, expected, recorder, start, 
 
 from cli.log_lines import ran_alone
 from penstock.engine import Capabilities, Stats
-from streaming.fleet.leader import Leadership
-from streaming.fleet.plans import Plans
+from streaming.fleet.plans import Leadership, Plans
 from streaming.jobs.codec import encode
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import History
@@ -25,7 +24,7 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.logs import JsonLines
 from workers.claimer import MAX_PAUSE_S, MIN_PAUSE_S, Claimer

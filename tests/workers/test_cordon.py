@@ -15,12 +15,11 @@ from house import House, eventually
 
 from penstock.config import Config
 from penstock.engine import Failure
-from streaming.fleet.leader import Leadership
-from streaming.fleet.plans import Cordoned, Plan, Plans
+from streaming.fleet.plans import Cordoned, Leadership, Plan, Plans
 from streaming.fleet.process import Process, Served
 from streaming.fleet.processes import Fleet, this_process
+from streaming.jobs.codec import Terminal, Usage
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Terminal, Usage
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics

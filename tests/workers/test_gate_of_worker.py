@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from sim_worker import Running, Start, a_job, ended, expected, recorder, start, text_of, until
 
-from streaming.fleet.lengths import LengthStore
+from streaming.fleet.processes import LengthStore
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import fleet_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from workers import victims
 from workers.engines.sim.settings import SimSettings

@@ -10,7 +10,7 @@ from penstock.engine import Capabilities, ModelCard, Piece, Sampling, Stats
 from streaming.fleet.settings import LaneTargets, LatencyTargets
 from streaming.jobs.job import Job, Text, Tokens
 from streaming.jobs.lease import Claim
-from streaming.priority import Priority
+from streaming.order import Priority
 from workers.attempt import Attempt
 from workers.gate import SAMPLE_INTERVAL_S, KvCapacity
 from workers.gatekeeper import MAX_CLAIM, RETRY_INTERVAL_S, Gatekeeper

@@ -19,7 +19,7 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import ReorderBuffer
 from streaming.keys import channel, partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from sim_worker import FAST, Start, a_job, ended, expected, recorder, start, text_of, until
 
 from penstock.engine import Sampling
-from streaming.jobs.codec import encode_delta, packed
-from streaming.jobs.frames import MAX_ROWS_PER_FRAME, Frame, Opening, Run, Section
+from streaming.jobs.codec import MAX_ROWS_PER_FRAME, Frame, Opening, Run, Section, encode_delta, packed
 from streaming.jobs.history import LogName
 from streaming.jobs.job import Job, JobState
 from streaming.jobs.lease import PREEMPTED, Claim, Lease

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from streaming.jobs.frames import Delta, Run, Section
+from streaming.jobs.codec import Delta, Run, Section
 from streaming.jobs.job import EchoJob, Job, Text
-from streaming.priority import Priority
+from streaming.order import Priority
 from workers.attempt import PastTexts, echoes_left
 
 PLAIN = Job(id="j", model="m", tenant="t", priority=Priority.BATCH, prompt=Text(("one", "three")))

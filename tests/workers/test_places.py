@@ -14,7 +14,7 @@ from sim_worker import Start, a_job, recorder, start, until
 from penstock.engine import Piece, Request, Sampling, Stats
 from streaming.jobs.job import Job
 from streaming.jobs.queue import Queue
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from workers.choices import PARTIAL_PER_SLOT
 from workers.engines.sim.engine import SimEngine

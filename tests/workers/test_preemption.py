@@ -17,7 +17,7 @@ from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from workers.settings import WorkerSettings
 

@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.config import Config
 from penstock.engine import ChatTurn, Failure, Sampling, Stats
 from streaming.fleet.processes import this_process
+from streaming.jobs.codec import Generated, Terminal
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim
-from streaming.jobs.terminal import Generated, Terminal
-from streaming.priority import Priority
+from streaming.order import Priority
 from telemetry.gpu import GpuReading
 from telemetry.metrics import Metrics
 from telemetry.tracing import Tracing

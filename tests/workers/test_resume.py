@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.engine import Capabilities, ChatTurn, Sampling
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta
 from streaming.jobs.job import Chat, Job, Text
-from streaming.priority import Priority
+from streaming.order import Priority
 from workers.claimer import restart_reason
 
 CANNOT = Capabilities(json_schema=True)

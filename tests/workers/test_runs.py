@@ -12,10 +12,8 @@ from flow import append, delta, deltas_of
 from sim_worker import Start, a_job, ended, expected, lose_lease, recorder, start, text_of, until
 
 from penstock.engine import ChatTurn, Sampling
-from streaming.jobs.codec import decode_reply
-from streaming.jobs.control import Control, Follow
+from streaming.jobs.codec import Control, Follow, Frame, Opening, Terminal, decode_reply
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.history import LogName
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
@@ -23,7 +21,6 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
 from streaming.jobs.records import JobRecord
-from streaming.jobs.terminal import Terminal
 from streaming.keys import channel, partition_key
 from streaming.redis.client import RedisClient
 from workers.engines.sim.answers import prompt_text, token_text

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streaming.priority import Priority
+from streaming.order import Priority
 from workers.victims import MIN_RUN_S, RunningJob, choose_victims, obstacle
 
 NOW = 1_000.0

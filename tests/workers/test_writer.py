@@ -10,13 +10,11 @@ import pytest
 from flow import delta
 
 from streaming.errors import Fenced, Unavailable
-from streaming.jobs.codec import encode_delta
-from streaming.jobs.frames import Opening
+from streaming.jobs.codec import Opening, Terminal, Usage, encode_delta
 from streaming.jobs.history import LogName
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import SILENT, Finish, Lease
 from streaming.jobs.reader import JobReader
-from streaming.jobs.terminal import Terminal, Usage
 from streaming.keys import partition_key
 from streaming.redis.client import Call, RedisClient
 from streaming.redis.settings import RedisSettings

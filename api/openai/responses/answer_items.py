@@ -12,8 +12,7 @@ from api.openai.tool_calls import CallParts, call_id, further
 from penstock.engine import ChatTurn
 from penstock.extras import Extras, joined_fields
 from penstock.tools import REASONED, REFUSED, SAID, AnswerPart, ToolCall
-from streaming.jobs.codec import decode_draft
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta, decode_draft
 from streaming.jobs.job import Job
 
 

@@ -9,9 +9,8 @@ from api.openai.responses.answer_items import AnswerItem, AnswerItems
 from api.openai.responses.events import LAST_EVENT, START, EventSequence
 from api.openai.responses.object import ResponseFacts, outcome
 from penstock.tools import REASONED, REFUSED, SAID
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Terminal
 
 
 class CallEventSequence(EventSequence):

@@ -18,9 +18,8 @@ from api.openai.rendering import DONE, to_json
 from api.openai.responses.items import output_item, output_text, refusal_part
 from api.openai.responses.object import Outcome, ResponseFacts, Status, error_object, outcome
 from penstock.extras import Extras
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import JobState
-from streaming.jobs.terminal import Terminal
 
 DELTA = b"response.output_text.delta"
 DELTA_END = b',"logprobs":%b,"sequence_number":%d}\n\n'

@@ -15,10 +15,8 @@ from api.openai.responses.ids import output_item_id, response_id
 from api.openai.responses.items import output_item, output_text, refusal_part
 from penstock.engine import Logprob
 from penstock.loops import ROWS_PER_SLICE, Sliced
-from streaming.jobs.frames import Delta
-from streaming.jobs.job import Chat, Job, JobState
-from streaming.jobs.response_form import ResponseForm
-from streaming.jobs.terminal import Terminal, Usage
+from streaming.jobs.codec import Delta, Terminal, Usage
+from streaming.jobs.job import Chat, Job, JobState, ResponseForm
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled", "incomplete"]
 

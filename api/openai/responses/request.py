@@ -24,9 +24,8 @@ from api.openai.queued_request import Effort
 from api.openai.responses.items import TEXT_OR_LIST, Item, ItemReference, Message
 from api.openai.responses.tool_fields import FlatToolFields
 from penstock.engine import MAX_LOGPROBS, ChatTurn, ModelCard, Sampling, Task
-from streaming.jobs.job import Chat
-from streaming.jobs.response_form import ResponseForm
-from streaming.priority import Priority
+from streaming.jobs.job import Chat, ResponseForm
+from streaming.order import Priority
 
 LOGPROBS = "message.output_text.logprobs"
 Included: TypeAlias = Literal[

@@ -12,9 +12,8 @@ import msgspec
 
 from api.openai.job_errors import from_terminal
 from penstock.loops import Sliced
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta, Terminal
 from streaming.jobs.job import Inputs, Job, JobState
-from streaming.jobs.terminal import Terminal
 
 NUMBERS_PER_SLICE = 8192
 """Numbers rendered in one slice: some milliseconds."""

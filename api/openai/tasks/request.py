@@ -12,9 +12,8 @@ from api.openai.fields import MAX_MESSAGES, OTHERS_PRIORITY, QueueOptions, Stric
 from api.openai.messages import ChatMessage
 from api.openai.queued_request import QueuedRequest
 from penstock.engine import Input, Sampling, Task
-from streaming.jobs.job import Chat, Inputs, Prompt, Text, Tokens
-from streaming.jobs.task_form import TaskForm
-from streaming.priority import Priority
+from streaming.jobs.job import Chat, Inputs, Prompt, TaskForm, Text, Tokens
+from streaming.order import Priority
 
 MAX_INPUTS = 2048
 GROUP_INPUTS = 64

@@ -21,7 +21,7 @@ from cli.client import Client
 from streaming.batches.file_store import FileStore
 from streaming.fleet.plans import Plan, Prospect
 from streaming.fleet.settings import ModelSettings
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.settings import RedisSettings
 
 pytestmark = pytest.mark.slow

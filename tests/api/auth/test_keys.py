@@ -13,7 +13,7 @@ from api.settings import KeySettings
 from penstock.config import ConfigError, build
 from streaming.events.settings import EventSettings, WebhookSettings
 from streaming.jobs.settings import QuotaSettings
-from streaming.priority import Priority
+from streaming.order import Priority
 
 KEY, OTHER = "sk-one-0123456789", "sk-two-0123456789"
 

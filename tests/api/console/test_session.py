@@ -14,7 +14,7 @@ from api_in_process import LocalApi, api_in_process
 from api.auth.console import ConsoleAccess, cookie_name, set_cookie
 from api.auth.keys import Keyring
 from api.settings import KeySettings
-from streaming.fleet.console_sessions import LINK_S, SESSION_S, ConsoleSessions
+from streaming.fleet.processes import LINK_S, SESSION_S, ConsoleSessions
 from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from api.durable import offsets
 from api.durable.offsets import FIRST_INTERVAL_S, INTERVAL_S, MAX_JITTER_S, StreamOffset, live_cursor
 from api.openai.cursor import CUT_SHORT, Cursor
 from api.openai.errors import ApiError
-from streaming.jobs.frames import Run
+from streaming.jobs.codec import Run
 
 NOW_S = FIRST_INTERVAL_S + 1000 * INTERVAL_S
 

@@ -9,9 +9,9 @@ import pytest
 
 from api.openai.batch_lines import BadLine, envelope, job_of, not_run, output_line, request_of, traits
 from api.openai.schemas import to_job
-from streaming.batches.batch import Batch
+from streaming.batches.store import Batch
 from streaming.jobs.job import Job
-from streaming.priority import Priority
+from streaming.order import Priority
 
 ENDPOINT = "/v1/completions"
 BATCH = Batch(

@@ -12,12 +12,11 @@ from api.openai import cursor
 from api.openai.cursor import Cursor, Place
 from api.openai.errors import ApiError
 from penstock.engine import ChatTurn
-from streaming.jobs.frames import Run, Section
+from streaming.jobs.codec import Run, Section, Terminal
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.records import MALFORMED, JobRecord
-from streaming.jobs.terminal import Terminal
-from streaming.priority import Priority
+from streaming.order import Priority
 
 JOB = Job(id="j", model="m", tenant="t", priority=Priority.STANDARD, prompt=Chat((ChatTurn("user", "x"),)))
 

@@ -21,11 +21,11 @@ from api.openai.wait import Wait
 from api.stream import connection_errors
 from penstock.engine import ChatTurn, Failure, Task, TaskKind
 from streaming.errors import QuotaExceeded
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.records import expired_in_queue
-from streaming.jobs.terminal import Terminal
 from streaming.keys import fleet_key
-from streaming.priority import Priority
+from streaming.order import Priority
 
 pytestmark = pytest.mark.slow
 

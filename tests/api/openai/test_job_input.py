@@ -12,7 +12,7 @@ from api.openai.job_input import input_object
 from api.openai.json_weight import weighed
 from api.openai.schemas import parse, to_job
 from streaming.jobs.job import Job
-from streaming.priority import Priority
+from streaming.order import Priority
 
 
 def job_of(body: dict[str, Any]) -> Job:

@@ -30,11 +30,10 @@ from api.openai.job_events import (
 from api.openai.rendering import DONE, ChunkRenderer, Facts, JobView, completion, fingerprint, job_object
 from api.openai.wait import Wait
 from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
-from streaming.jobs.frames import Delta
+from streaming.jobs.codec import Delta, Terminal, Usage
 from streaming.jobs.job import Chat, Job, JobState, Text
 from streaming.jobs.places import QueuePlace
-from streaming.jobs.terminal import Terminal, Usage
-from streaming.priority import Priority
+from streaming.order import Priority
 
 TOKEN = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 """Any text a token may be: line ends, quotes, NUL, U+2028; no lone surrogates, which no wire message can hold."""

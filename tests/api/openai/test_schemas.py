@@ -20,7 +20,7 @@ from penstock.engine import Capabilities, ChatTurn, ModelCard, Sampling
 from penstock.tools import Tool, ToolCall, Tools
 from streaming.jobs.codec import decode_job, encode
 from streaming.jobs.job import Chat, ExtendedJob, Job, Prompt, Text, Tokens, ToolJob
-from streaming.priority import Priority
+from streaming.order import Priority
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from api.openai.rendering import ChunkRenderer, Facts
 from api.stream.connection import Connection
 from api.stream.flow import TokenFlow
-from streaming.jobs.frames import Delta
-from streaming.priority import Priority
+from streaming.jobs.codec import Delta
+from streaming.order import Priority
 from telemetry.metrics import Metrics
 
 FACTS = Facts("j1", "m", Priority.STANDARD, True, 1, False, 1_700_000_000_999, "fp_1")

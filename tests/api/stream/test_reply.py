@@ -22,13 +22,12 @@ from api.services import Services
 from api.settings import ApiSettings
 from api.stream.reply import PING, Reply, StreamReply, WholeReply
 from penstock.loops import Turns
-from streaming.jobs.deliveries import Delivered
-from streaming.jobs.frames import Delta, Opening, Run, Section
+from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, Usage
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Accepted
+from streaming.jobs.records import Delivered
 from streaming.jobs.reorder_buffer import ReorderBuffer
-from streaming.jobs.terminal import Terminal, Usage
-from streaming.priority import Priority
+from streaming.order import Priority
 from telemetry.metrics import Metrics
 from telemetry.records.writer import NO_RECORDS
 

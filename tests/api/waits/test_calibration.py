@@ -15,7 +15,7 @@ from api.waits.estimates import DEFAULT_RETRY_S, FRESH_S, FULL_LANE_SHARE, WaitE
 from api.waits.shown import MAX_SHOWN, ShownWaits
 from streaming.fleet.plans import Plan, Prospect
 from streaming.jobs.job import Job, Text
-from streaming.priority import Priority
+from streaming.order import Priority
 
 STANDARD = EstimateSource("m", Priority.STANDARD, "plan")
 LIMITED = Job(id="l", model="m", tenant="t", priority=Priority.STANDARD, prompt=Text(("x",)), deadline_ms=9)

@@ -12,7 +12,7 @@ from streaming.fleet.plans import Plan, Prospect
 from streaming.fleet.process import Process
 from streaming.fleet.processes import this_process
 from streaming.jobs.job import Job, Text
-from streaming.priority import Priority
+from streaming.order import Priority
 
 
 class Clock:

@@ -19,7 +19,7 @@ from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import JobRecord
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 STANDARD, BATCH = (EstimateSource("m", lane, "plan") for lane in (Priority.STANDARD, Priority.BATCH))

@@ -14,8 +14,7 @@ from planner.simulator.engine import EngineShape, ModelText
 from planner.simulator.queues import LANES as ALL
 from planner.simulator.queues import PenstockQueue
 from streaming.fleet.settings import LatencyTargets
-from streaming.order import LaneQueue, WaitingJob, credits_after, next_job
-from streaming.priority import Priority
+from streaming.order import LaneQueue, Priority, WaitingJob, credits_after, next_job
 
 pytestmark = pytest.mark.slow
 

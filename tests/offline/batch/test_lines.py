@@ -11,18 +11,17 @@ from batching import jsonl, line
 
 from offline.batch.lines import MAX_BLOCKED, BatchTools, Lines
 from penstock.engine import Capabilities, Failure, ModelCard
-from streaming.batches.batch import Batch, BatchProgress, BatchState
+from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import InputPlan, LineOutcome
-from streaming.batches.settings import BatchSettings
-from streaming.batches.store import BatchLease
+from streaming.batches.store import Batch, BatchLease, BatchProgress, BatchState
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.reader import JobReader
-from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.identity import enter_store
 from streaming.store.memory import Headroom

@@ -19,13 +19,12 @@ from redis import Redis
 from offline.batch.input_validation import Terms, validate_input
 from offline.batch.lines import BatchTools, Lines
 from penstock.engine import Capabilities, ModelCard
-from streaming.batches.batch import Batch, BatchProgress, BatchState
+from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import LineOutcome, Segment
-from streaming.batches.settings import BatchSettings
-from streaming.batches.store import BatchLease
+from streaming.batches.store import Batch, BatchLease, BatchProgress, BatchState
 from streaming.jobs.job import Job
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor

@@ -14,9 +14,9 @@ from batching import begin, client, content, ended, line, nothing_left_over
 from house import House, eventually, redis_process
 
 from offline.batch.turn import Ending, note_ending, noted_ending
-from streaming.batches.batch import BatchProgress, BatchState
 from streaming.batches.file_store import DAY_S, FileStore
 from streaming.batches.files import StoredFile
+from streaming.batches.store import BatchProgress, BatchState
 
 pytestmark = pytest.mark.slow
 

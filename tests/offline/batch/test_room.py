@@ -19,10 +19,9 @@ from offline.batch.input_validation import Terms, validate_input
 from offline.batch.lines import BatchTools, Lines
 from offline.broker import Intake, Rejected
 from penstock.engine import Capabilities, ModelCard, Sampling
-from streaming.batches.batch import Batch, BatchProgress, BatchState
+from streaming.batches.file_store import BatchSettings
 from streaming.batches.ledger import Segment
-from streaming.batches.settings import BatchSettings
-from streaming.batches.store import BatchLease
+from streaming.batches.store import Batch, BatchLease, BatchProgress, BatchState
 from streaming.errors import NeverFits, StoreFull
 from streaming.events.outbox import EventSubscriptions
 from streaming.events.settings import EventSettings
@@ -30,10 +29,10 @@ from streaming.fleet.processes import Fleet
 from streaming.fleet.settings import ModelSettings
 from streaming.ids import partition_of
 from streaming.jobs.job import Job, Text
+from streaming.jobs.places import TOKEN_BYTES, reserved_bytes
 from streaming.jobs.queue import Accepted, Queue
-from streaming.jobs.work import TOKEN_BYTES, reserved_bytes
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store.memory import ADMISSION_SHARE, BATCH_LINE_SHARE, Headroom, max_job_bytes

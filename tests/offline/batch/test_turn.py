@@ -15,17 +15,15 @@ from offline.batch import turn as turns
 from offline.batch.input_validation import Terms, validate_input
 from offline.batch.lines import BatchTools
 from offline.batch.turn import BatchTurn, TurnContext
-from streaming.batches.batch import Batch, BatchProgress, BatchState
-from streaming.batches.file_store import FileStore
+from streaming.batches.file_store import BatchSettings, FileStore
 from streaming.batches.ledger import PLAN, LineOutcome, Segment
-from streaming.batches.settings import BatchSettings
-from streaming.batches.store import Batches, BatchLease, SaveResult
+from streaming.batches.store import Batch, Batches, BatchLease, BatchProgress, BatchState, SaveResult
 from streaming.errors import Fenced
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, Finish, Lease
-from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.store.memory import Headroom
 from streaming.store.monitor import StoreMonitor

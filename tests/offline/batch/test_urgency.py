@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offline.batch.lines import MIN_WINDOW, BatchStanding, lane_of, window_of
-from streaming.priority import Priority
+from streaming.order import Priority
 
 DAY = 86_400.0
 

@@ -37,14 +37,13 @@ from offline.webhooks import (
 )
 from penstock.config import ConfigError, build
 from streaming.batches.store import Batches
-from streaming.events.outbox import Event, EventSubscriptions, Outbox, endpoints_for
+from streaming.events.outbox import DeliveryAttempt, Event, EventSubscriptions, Outbox, Webhooks, endpoints_for
 from streaming.events.settings import ENDS, EventSettings, WebhookSettings, allows_url, signing_key
-from streaming.events.webhooks import DeliveryAttempt, Webhooks
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from telemetry.metrics import Metrics
 

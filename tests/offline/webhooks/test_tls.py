@@ -20,8 +20,8 @@ from receiver import Receiver, due_now, receiving
 
 from offline.webhooks import WebhookEndpoint
 from penstock.config import ConfigError, build
+from streaming.events.outbox import DeliveryAttempt
 from streaming.events.settings import WebhookSettings
-from streaming.events.webhooks import DeliveryAttempt
 
 pytestmark = pytest.mark.slow
 

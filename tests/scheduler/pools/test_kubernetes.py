@@ -12,8 +12,7 @@ from kube import COST, Kube
 from scheduler.pools.base import Move
 from scheduler.pools.kubernetes import EPOCH_ANNOTATION, LOWEST_COST, KubernetesPool
 from scheduler.settings import KubernetesSettings
-from streaming.fleet.leader import Lead, Leadership
-from streaming.fleet.plans import Plan, Plans
+from streaming.fleet.plans import Lead, Leadership, Plan, Plans
 from streaming.fleet.process import Cordoned, Process
 from streaming.redis.client import RedisClient
 

@@ -17,7 +17,7 @@ from streaming.batches.ledger import (
     Segment,
     lines_of,
 )
-from streaming.jobs.terminal import Usage
+from streaming.jobs.codec import Usage
 
 
 def written(folder: Path, epoch: int, rows: dict[int, bytes], outcome: LineOutcome = LineOutcome.DONE) -> None:

@@ -9,18 +9,20 @@ import pytest
 from flow import until
 from msgspec.structs import replace
 
-from streaming.batches.batch import Batch, BatchProgress, BatchState
 from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import (
     LEASES_HELD,
     LEASES_UNTIL_NEXT_NOTICE,
+    Batch,
     BatchCommand,
     Batches,
     BatchLease,
+    BatchProgress,
+    BatchState,
 )
 from streaming.errors import Fenced, KeyReused, Superseded, UnknownBatch
 from streaming.ids import line_job_id, partition_of
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

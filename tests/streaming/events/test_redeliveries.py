@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streaming.events.redeliveries import Redeliveries
+from streaming.events.outbox import Redeliveries
 from streaming.redis.client import RedisClient
 
 

@@ -8,16 +8,14 @@ import pytest
 from redis import Redis
 
 from penstock.engine import ChatTurn
-from streaming.fleet.leader import Lead, Leadership
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Action, Plan, Plans, Prospect, told
+from streaming.fleet.plans import Action, Lead, Leadership, Overrides, Plan, Plans, Prospect, told
 from streaming.fleet.process import Cordoned
-from streaming.jobs.control import Cordon
+from streaming.jobs.codec import Cordon
 from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Lease
 from streaming.jobs.queue import Queue
 from streaming.keys import channel
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

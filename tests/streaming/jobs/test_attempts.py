@@ -10,20 +10,17 @@ from flow import append
 from msgspec.structs import replace
 
 from penstock.engine import ChatTurn, Sampling
-from streaming.jobs.attempts import MAX_ATTEMPTS
+from streaming.jobs.codec import Delta, Opening, Run, Section, Terminal, Usage
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.frames import Delta, Opening, Run, Section
 from streaming.jobs.history import History
 from streaming.jobs.job import CancelledBy, Chat, Job, JobState, PastAttempt, Text
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader
+from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.reaper import Reaper, Swept
-from streaming.jobs.records import JobRecord
-from streaming.jobs.summaries import Summaries
-from streaming.jobs.terminal import Terminal, Usage
+from streaming.jobs.records import MAX_ATTEMPTS, JobRecord
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow

@@ -7,11 +7,8 @@ from msgspec.structs import replace
 
 from penstock.engine import Capabilities, ChatTurn, Sampling, Task, TaskKind
 from penstock.tools import Tool, ToolCall, Tools
-from streaming.jobs.capabilities import MAX_NUMBERS, unsupported
-from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens
-from streaming.jobs.response_form import ResponseForm
-from streaming.jobs.task_form import TaskForm
-from streaming.priority import Priority
+from streaming.jobs.job import MAX_NUMBERS, Chat, Inputs, Job, Prompt, ResponseForm, TaskForm, Text, Tokens, unsupported
+from streaming.order import Priority
 
 CHAT = Chat((ChatTurn("user", "hello"),))
 TEXT = Text(("hello",))

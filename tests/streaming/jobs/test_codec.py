@@ -15,17 +15,31 @@ from hypothesis import strategies as st
 from penstock import engine
 from penstock.engine import ChatTurn, Sampling, Task, TaskKind
 from penstock.tools import Tool, ToolCall, Tools
-from streaming.batches import batch, files
-from streaming.batches import settings as batch_settings
+from streaming.batches import file_store as batch_settings
+from streaming.batches import files
+from streaming.batches import store as batches
 from streaming.errors import DecodeError, NewerMessage
 from streaming.events import settings as event_settings
-from streaming.fleet import overrides, plans, process
+from streaming.fleet import plans, process
 from streaming.fleet import settings as model_settings
 from streaming.ids import new_job_id, partition_of
-from streaming.jobs import control, deliveries, frames, job, terminal
+from streaming.jobs import codec, job, records
 from streaming.jobs import settings as quota_settings
-from streaming.jobs.codec import TAGS, decode_control, decode_job, decode_reply, decode_terminal, encode
-from streaming.jobs.frames import Delta, Frame, Opening, Run, Section
+from streaming.jobs.codec import (
+    TAGS,
+    Delta,
+    Frame,
+    Opening,
+    Run,
+    Section,
+    Terminal,
+    Usage,
+    decode_control,
+    decode_job,
+    decode_reply,
+    decode_terminal,
+    encode,
+)
 from streaming.jobs.job import (
     EXTENDED_VERSION,
     HINTS,
@@ -39,13 +53,12 @@ from streaming.jobs.job import (
     Job,
     JobState,
     Prompt,
+    TaskForm,
     Text,
     ToolJob,
     job_class,
 )
-from streaming.jobs.task_form import TaskForm
-from streaming.jobs.terminal import Terminal, Usage
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis import settings as redis_settings
 
 TEXT = st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=40)
@@ -209,7 +222,7 @@ def test_an_id_leads_to_its_partition() -> None:
 
 
 SETTINGS = [redis_settings, batch_settings, event_settings, quota_settings, model_settings]
-MESSAGES = [engine, job, frames, terminal, control, deliveries, batch, files, process, plans, overrides, *SETTINGS]
+MESSAGES = [engine, job, codec, records, batches, files, process, plans, *SETTINGS]
 NOT_SENT = (engine.Request,)
 """What an engine is given stays in its process."""
 

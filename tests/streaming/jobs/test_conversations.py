@@ -14,15 +14,14 @@ from streaming.errors import ConversationChanged, DecodeError, KeyReused, QuotaE
 from streaming.ids import new_conversation_id, partition_of
 from streaming.jobs.conversations import OVERHEAD_BYTES, Conversation, ConversationItem, Conversations
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.job import Chat, Job, JobState
+from streaming.jobs.job import Chat, Job, JobState, ResponseForm
 from streaming.jobs.queue import Queue
 from streaming.jobs.quotas import Quotas
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.response_form import ResponseForm
 from streaming.jobs.settings import QuotaSettings
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

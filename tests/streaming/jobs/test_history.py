@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock.loops import Rounds
 from streaming.errors import Unavailable
 from streaming.jobs import history
-from streaming.jobs.frames import Delta, Frame, Run, Section
+from streaming.jobs.codec import Delta, Frame, Run, Section
 from streaming.jobs.history import Histories, HistoryRequest, Logged, LoggedRun, LogName, by_log, deal, history_of
 from streaming.jobs.lease import SILENT, Claim, Lease
 from streaming.jobs.queue import Queue

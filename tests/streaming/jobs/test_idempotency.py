@@ -14,14 +14,14 @@ from penstock.engine import ChatTurn
 from streaming.catalogue import CATALOGUE
 from streaming.errors import Abandoned, KeyReused
 from streaming.ids import idempotency_digest, joined
+from streaming.jobs.codec import Terminal
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

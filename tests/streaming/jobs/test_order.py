@@ -12,19 +12,16 @@ from flow import MODEL, delta
 
 from penstock.engine import Sampling
 from streaming.ids import new_job_id
-from streaming.jobs.codec import encode_delta, packed
+from streaming.jobs.codec import Frame, Opening, Terminal, Usage, encode_delta, packed
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.frames import Frame, Opening
 from streaming.jobs.job import Job, Text
 from streaming.jobs.lease import Claim, Finish, Lease, UnreadableClaim
+from streaming.jobs.places import cost_of
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.terminal import Terminal, Usage
-from streaming.jobs.work import cost_of
 from streaming.keys import channel, partition_key
-from streaming.order import MAX_DROPPED, OUTPUT_UNITS, units
-from streaming.priority import Priority
+from streaming.order import MAX_DROPPED, OUTPUT_UNITS, Priority, units
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

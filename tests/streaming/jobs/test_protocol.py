@@ -13,17 +13,16 @@ from penstock.engine import ChatTurn
 from streaming.errors import Fenced, KeyReused, LaneFull, NoCapacity, Rewound, UnknownJob
 from streaming.ids import new_job_id
 from streaming.jobs.backlog import Backlog
+from streaming.jobs.codec import Delta, Run, Section, Terminal
 from streaming.jobs.dead_letters import DeadLetters
-from streaming.jobs.frames import Delta, Run, Section
 from streaming.jobs.history import LoggedRun
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import Claim, Claimed, Finish, HeldJob, Lease, UnreadableClaim
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper, Swept
-from streaming.jobs.terminal import Terminal
 from streaming.keys import partition_key, prefix
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from telemetry.metrics import Metrics

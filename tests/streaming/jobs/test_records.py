@@ -16,7 +16,7 @@ from streaming.jobs.job import Endpoint, Job, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.records import REASONS, parse_record
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 

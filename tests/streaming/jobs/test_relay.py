@@ -15,8 +15,7 @@ from flow import append, delta, until
 
 from penstock.engine import ChatTurn
 from streaming.errors import UnknownJob
-from streaming.jobs.codec import encode
-from streaming.jobs.frames import Delta, Frame, Opening, Run, Section, author
+from streaming.jobs.codec import Delta, Ended, Frame, Opening, Run, Section, Terminal, author, encode
 from streaming.jobs.job import Chat, Job, JobState
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
 from streaming.jobs.queue import Queue
@@ -24,9 +23,8 @@ from streaming.jobs.reader import JobReader
 from streaming.jobs.records import NEWER, JobRecord
 from streaming.jobs.relay import Relay
 from streaming.jobs.reorder_buffer import MAX_ROWS, NO_RUN, ReorderBuffer
-from streaming.jobs.terminal import Ended, Terminal
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 pytestmark = pytest.mark.slow

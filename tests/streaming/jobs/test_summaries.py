@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from penstock.engine import ChatTurn
 from streaming.ids import partition_of
+from streaming.jobs.codec import Terminal, Usage
 from streaming.jobs.job import (
     MAX_PREVIEW_CHARS,
     Chat,
@@ -27,12 +28,10 @@ from streaming.jobs.job import (
 )
 from streaming.jobs.lease import Claim, Finish, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader
+from streaming.jobs.reader import ANY, JobFilter, JobPage, JobReader, PagePart, Place, Summaries, merged
 from streaming.jobs.records import JobRecord
-from streaming.jobs.summaries import ANY, JobFilter, JobPage, PagePart, Place, Summaries, merged
-from streaming.jobs.terminal import Terminal, Usage
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

@@ -13,7 +13,7 @@ from streaming.jobs.job import Chat, Job
 from streaming.jobs.lease import Claim, Lease
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 
 LANES = {priority.value: priority for priority in Priority}

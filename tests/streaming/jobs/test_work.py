@@ -13,7 +13,7 @@ from api.openai.batch_lines import traits
 from api.openai.schemas import Kind, parse, to_job
 from penstock.engine import Capabilities, ChatTurn, ModelCard, Request, Sampling, Task, TaskKind
 from streaming.jobs.job import Chat, Inputs, Job, Prompt, Text, Tokens, prompt_count
-from streaming.jobs.work import (
+from streaming.jobs.places import (
     JOB_BYTES,
     TOKEN_BYTES,
     UNKNOWN_OUTPUT,
@@ -23,7 +23,7 @@ from streaming.jobs.work import (
     task_bytes,
     work_of,
 )
-from streaming.priority import Priority
+from streaming.order import Priority
 from workers.attempt import inputs_of, prompt_of
 from workers.engines.sim.answers import task_answer
 from workers.engines.sim.settings import SimSettings, card_of

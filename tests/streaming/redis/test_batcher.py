@@ -14,9 +14,8 @@ from streaming.errors import LaneFull, Unavailable
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.keys import partition_key
-from streaming.priority import Priority
-from streaming.redis.batcher import EAGER_CALLS, MAX_CALLS
-from streaming.redis.client import Call, RedisClient, Then
+from streaming.order import Priority
+from streaming.redis.client import EAGER_CALLS, MAX_BATCHED_CALLS, Call, RedisClient, Then
 from streaming.redis.settings import RedisSettings
 
 
@@ -53,14 +52,14 @@ def a_job(queue: Queue, model: str) -> Job:
 async def test_what_waits_while_one_is_under_way_goes_together(wire: Counted) -> None:
     queue = Queue(wire)
     wire.gate.clear()
-    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(MAX_CALLS + 3)]
+    puts = [asyncio.create_task(queue.put(a_job(queue, f"m{number}"))) for number in range(MAX_BATCHED_CALLS + 3)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     late = asyncio.create_task(queue.put(a_job(queue, "late")))
     wire.gate.set()
     accepted = await asyncio.gather(*puts, late)
-    assert len({each.id for each in accepted}) == MAX_CALLS + 4
-    assert wire.trips == [MAX_CALLS, 4]
+    assert len({each.id for each in accepted}) == MAX_BATCHED_CALLS + 4
+    assert wire.trips == [MAX_BATCHED_CALLS, 4]
 
 
 async def test_many_are_sent_before_the_others_of_their_turn_have_come(wire: Counted) -> None:

@@ -12,12 +12,10 @@ from house import free_port, redis_process
 from redis import Redis
 
 from penstock.config import ConfigError, build
-from streaming.address import Address, parse_address
 from streaming.errors import Unavailable
 from streaming.jobs.queue import Queue
-from streaming.redis.client import RedisClient
-from streaming.redis.failures import translated
-from streaming.redis.settings import RedisSettings
+from streaming.redis.client import RedisClient, translated
+from streaming.redis.settings import Address, RedisSettings, parse_address
 
 
 @pytest.mark.parametrize(

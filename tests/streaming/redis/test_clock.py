@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming.ids import partition_of
-from streaming.jobs.deliveries import MAX_AT_ONCE, Delivered, Deliveries
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
+from streaming.jobs.records import MAX_AT_ONCE, Delivered, Deliveries
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock, ClockOffset, better, measured
 

@@ -19,9 +19,7 @@ from redis.crc import key_slot
 
 from penstock.engine import Capabilities, ModelCard
 from streaming.errors import Unavailable
-from streaming.fleet.leader import Leadership
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Plan, Plans
+from streaming.fleet.plans import Leadership, Overrides, Plan, Plans
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import partition_of
@@ -30,17 +28,16 @@ from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import JobState
 from streaming.jobs.lease import Claim, HeldJob, Lease
 from streaming.jobs.queue import Queue
-from streaming.jobs.reader import JobReader
+from streaming.jobs.reader import JobReader, Summaries
 from streaming.jobs.relay import Relay
-from streaming.jobs.summaries import Summaries
 from streaming.keys import partition_key, prefix
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.clock import Clock
 from streaming.redis.settings import RedisSettings
-from streaming.store.durability import check_level
 from streaming.store.identity import enter_store, read_identity
 from streaming.store.memory import Headroom
+from streaming.store.monitor import check_level
 from streaming.store.reset import count_contents, reset_store
 
 pytestmark = pytest.mark.slow

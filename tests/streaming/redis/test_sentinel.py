@@ -22,9 +22,8 @@ from streaming.jobs.relay import Relay
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 from streaming.store import monitor as monitors
-from streaming.store.durability import check_level
 from streaming.store.identity import read_identity
-from streaming.store.monitor import StoreMonitor
+from streaming.store.monitor import StoreMonitor, check_level
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 from redis import Redis
 
 from streaming.errors import Unavailable
-from streaming.redis import subscription as subject
+from streaming.redis import connection as subject
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import RedisSettings
 

@@ -23,10 +23,8 @@ from penstock.engine import ChatTurn
 from streaming.batches.files import Files, StoredFile
 from streaming.batches.store import Batches
 from streaming.errors import Unavailable
-from streaming.events.redeliveries import Redeliveries
-from streaming.events.webhooks import Webhooks
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Plans
+from streaming.events.outbox import Redeliveries, Webhooks
+from streaming.fleet.plans import Overrides, Plans
 from streaming.fleet.processes import Fleet
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.job import Chat, Job
@@ -34,11 +32,9 @@ from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.settings import QuotaSettings
 from streaming.keys import BROKER, fleet_key, partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis import scripts
-from streaming.redis.batcher import ScriptBatcher
-from streaming.redis.client import RedisClient
-from streaming.redis.paging import cursor_after
+from streaming.redis.client import RedisClient, ScriptBatcher, cursor_after
 from streaming.redis.settings import RedisSettings
 from streaming.store.acl import BROKER_COMMANDS, SCRIPTS, acl_file, script_channels, script_commands, script_kinds
 from streaming.store.identity import enter_store, read_identity

@@ -14,16 +14,15 @@ from house import eventually, free_port, redis_process
 from redis import Redis
 
 from penstock.config import ConfigError
-from streaming.batches.batch import Batch, BatchState
-from streaming.batches.store import Batches
+from streaming.batches.store import Batch, Batches, BatchState
 from streaming.errors import Unavailable
 from streaming.jobs.job import JobState
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability, RedisSettings
-from streaming.store.durability import check_level, shortfalls
+from streaming.store.monitor import check_level, shortfalls
 
 pytestmark = pytest.mark.slow
 

@@ -18,21 +18,16 @@ from streaming.batches.files import Files
 from streaming.batches.store import Batches
 from streaming.catalogue import CATALOGUE, FLEET
 from streaming.errors import UnknownConversation, UnknownFile, UnknownJob
-from streaming.events.redeliveries import Redeliveries
-from streaming.events.webhooks import Webhooks
-from streaming.fleet.console_sessions import ConsoleSessions
-from streaming.fleet.lengths import LengthStore
-from streaming.fleet.overrides import Overrides
-from streaming.fleet.plans import Plans
-from streaming.fleet.processes import Fleet
+from streaming.events.outbox import Redeliveries, Webhooks
+from streaming.fleet.plans import Overrides, Plans
+from streaming.fleet.processes import ConsoleSessions, Fleet, LengthStore
 from streaming.jobs.conversations import Conversations
 from streaming.jobs.dead_letters import DeadLetters
 from streaming.jobs.history import LogName, read_log
 from streaming.jobs.queue import Queue
 from streaming.jobs.reader import JobReader
 from streaming.keys import FLEET_SLOT, fleet_key, partition_key, prefix
-from streaming.redis.client import RedisClient
-from streaming.redis.paging import cursor_after
+from streaming.redis.client import RedisClient, cursor_after
 from streaming.redis.settings import RedisSettings
 from streaming.store.acl import COMMANDS, COMMON_COMMANDS, CONNECTION, SCRIPTS
 from streaming.store.identity import enter_store, read_identity

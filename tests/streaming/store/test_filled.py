@@ -12,7 +12,7 @@ import pytest
 from house import Answer, House, eventually, redis_process
 from redis import Redis
 
-from streaming.jobs.work import JOB_BYTES, TOKEN_BYTES
+from streaming.jobs.places import JOB_BYTES, TOKEN_BYTES
 from streaming.store.memory import ADMISSION_SHARE
 
 pytestmark = pytest.mark.slow

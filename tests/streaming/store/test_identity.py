@@ -22,14 +22,14 @@ from redis import Redis
 from penstock import engine
 from penstock.config import ConfigError
 from penstock.engine import Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling
-from streaming import catalogue, keys, priority
-from streaming.batches import batch
+from streaming import catalogue, keys, order
 from streaming.batches import files as stored_files
-from streaming.fleet import overrides, plans, process
+from streaming.batches import store as batches
+from streaming.fleet import plans, process
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import new_life
-from streaming.jobs import codec, control, conversations, deliveries, drafts, frames, job, response_form, terminal
+from streaming.jobs import codec, conversations, job, records
 from streaming.jobs.reaper import Reaper
 from streaming.redis import scripts
 from streaming.redis.client import RedisClient
@@ -210,8 +210,8 @@ def _closed(text: str, start: int) -> int:
     return at
 
 
-JOBS = (job, response_form, conversations, frames, drafts, terminal, control, engine, deliveries, codec)
-OTHERS = (batch, stored_files, process, plans, overrides, priority)
+JOBS = (job, conversations, engine, records, codec)
+OTHERS = (batches, stored_files, process, plans, order)
 
 
 ENGINE_PARTS = (Capabilities, ChatTurn, Failure, Logprob, ModelCard, Sampling)

@@ -19,16 +19,22 @@ from streaming.errors import KeyReused, LaneFull, NoCapacity, StoreFull, Unavail
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet
 from streaming.ids import new_job_id
-from streaming.jobs.frames import Delta, Run, Section
+from streaming.jobs.codec import Delta, Run, Section, Terminal
 from streaming.jobs.job import Job, JobState, Text
 from streaming.jobs.lease import SILENT, Claim, Finish, Lease
+from streaming.jobs.places import (
+    ALTERNATIVE_BYTES,
+    JOB_BYTES,
+    LOGPROB_BYTES,
+    TOKEN_BYTES,
+    UNKNOWN_OUTPUT,
+    reserved_bytes,
+)
 from streaming.jobs.queue import Accepted, Queue
 from streaming.jobs.reader import JobReader
 from streaming.jobs.reaper import Reaper
-from streaming.jobs.terminal import Terminal
-from streaming.jobs.work import ALTERNATIVE_BYTES, JOB_BYTES, LOGPROB_BYTES, TOKEN_BYTES, UNKNOWN_OUTPUT, reserved_bytes
 from streaming.keys import partition_key
-from streaming.priority import Priority
+from streaming.order import Priority
 from streaming.redis.client import RedisClient, ServerMemory
 from streaming.redis.settings import RedisSettings
 from streaming.store.memory import ADMISSION_SHARE, Headroom, full_reason, next_look_s

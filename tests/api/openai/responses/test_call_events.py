@@ -14,13 +14,9 @@ from api.openai.responses.object import ResponseFacts, ended_response
 from penstock.engine import ChatTurn
 from penstock.loops import at_once
 from penstock.tools import Tool, Tools, opened
-from streaming.jobs.codec import encode
-from streaming.jobs.drafts import Draft
-from streaming.jobs.frames import Delta
-from streaming.jobs.job import Chat, Job, JobState, ToolJob
-from streaming.jobs.response_form import ResponseForm
-from streaming.jobs.terminal import Terminal, Usage
-from streaming.priority import Priority
+from streaming.jobs.codec import Delta, Draft, Terminal, Usage, encode
+from streaming.jobs.job import Chat, Job, JobState, ResponseForm, ToolJob
+from streaming.order import Priority
 
 JOB = "job_" + "0" * 32
 TOOLS = Tools(offered=(Tool("f"), Tool("g")))

@@ -15,11 +15,9 @@ from api.openai.responses.events import EventSequence
 from api.openai.responses.object import ResponseFacts, outcome
 from api.stream.flow import NumberedFlow
 from penstock.engine import ChatTurn, Failure, Logprob, Sampling
-from streaming.jobs.frames import Delta
-from streaming.jobs.job import Chat, Job, JobState
-from streaming.jobs.response_form import ResponseForm
-from streaming.jobs.terminal import Terminal, Usage
-from streaming.priority import Priority
+from streaming.jobs.codec import Delta, Terminal, Usage
+from streaming.jobs.job import Chat, Job, JobState, ResponseForm
+from streaming.order import Priority
 
 JOB = "job_" + "0" * 32
 

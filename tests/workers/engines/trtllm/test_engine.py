@@ -26,7 +26,7 @@ import pytest
 from penstock.config import build
 from penstock.engine import NEUTRAL_PRIORITY, ChatTurn, EngineDead, Failure, Piece, Refused, Request, Sampling
 from streaming.fleet.settings import ModelSettings
-from streaming.priority import Priority
+from streaming.order import Priority
 from workers.attempt import ENGINE_PRIORITY
 from workers.engines.trtllm import args as trtllm_args
 from workers.engines.trtllm import engine as trtllm

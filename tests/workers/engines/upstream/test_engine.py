@@ -19,9 +19,8 @@ from upstream_bench import FAST, HELLO, Bench, bench
 from penstock.config import ConfigError
 from penstock.engine import EngineDead, Request, Sampling
 from penstock.tools import REASONING, TEXT
-from streaming.jobs.capabilities import unsupported
-from streaming.jobs.job import Chat, Job, Text, Tokens
-from streaming.priority import Priority
+from streaming.jobs.job import Chat, Job, Text, Tokens, unsupported
+from streaming.order import Priority
 from telemetry.process import start_tracing
 from workers.engines.upstream.generation import MAX_EXCESS_TOKENS
 from workers.engines.upstream.http import MAX_LINE_BYTES, MAX_REPLY_BYTES

@@ -1,8 +1,21 @@
-"""Keys of jobs: their records, the lanes they wait in, the workers that hold them, and their tokens."""
+"""Catalogue: every kind of key and channel that Penstock has in Redis, who writes it, how long it lives, its use."""
 
 from __future__ import annotations
 
-from streaming.catalogue.key import Key
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One kind of key. `pattern` is what follows the partition's prefix, `{}` standing for each argument."""
+
+    name: str
+    pattern: str
+    kind: str
+    owner: str
+    lifetime: str
+    meaning: str
+
 
 JOBS = (
     Key(
@@ -267,3 +280,249 @@ JOBS = (
         "dead letters: entries nobody could read and jobs given up, with the reason",
     ),
 )
+
+
+CONVERSATIONS = (
+    Key(
+        "conversation",
+        "conversation:{}",
+        "hash",
+        "put_conversation; amend_conversation, put, finish, cancel, claim, reap; drop_conversation",
+        "until retention after its last change; in a turn until retention after the end of its job, 31 days at most",
+        "one conversation: tenant, when it was created, metadata, its items by number (i1, i2...), their last number, "
+        "the version that grows with each change of items, the job of its turn, its bytes with the span that they are "
+        "counted in (size)",
+    ),
+)
+
+
+BATCHES = (
+    Key(
+        "batch",
+        "batch:{}",
+        "hash",
+        "put_batch; steer, due, hold, save, reserve",
+        "until retention after its end",
+        "one batch of lines: what was asked, status, progress, due notices (turn, heard), its lease (epoch, lease)",
+    ),
+    Key(
+        "batches",
+        "batches:{}",
+        "zset",
+        "put_batch; forget",
+        "an entry until its batch is forgotten",
+        "by tenant: batch ids by creation time (ms)",
+    ),
+    Key(
+        "due",
+        "due",
+        "zset",
+        "put_batch, steer, due, hold, save",
+        "an entry until its batch's end",
+        "unfinished batches by the Redis time (ms) at which somebody must be told to work on them",
+    ),
+    Key(
+        "enqueued",
+        "enqueued:{}",
+        "hash",
+        "reserve; save",
+        "a field until its batch's end",
+        "by tenant: tokens still to be computed, by batch id",
+    ),
+    Key("file", "file:{}", "string", "put_file, save; forget", "until it is deleted or expires", "what a file is"),
+    Key(
+        "files",
+        "files:{}",
+        "zset",
+        "put_file, save; forget",
+        "an entry until its file is forgotten",
+        "by tenant: file ids by creation time (ms)",
+    ),
+    Key(
+        "places",
+        "places:{}",
+        "list",
+        "forget, amend_conversation",
+        "a day after the last deletion",
+        "by tenant: its last thousand deleted files, batches and conversation items, and the place of each in its list",
+    ),
+    Key(
+        "sizes",
+        "sizes:{}",
+        "hash",
+        "put_file, save; forget",
+        "a field until its file is forgotten",
+        "by tenant: bytes that each of its files counts as, by id, and their sum (total)",
+    ),
+    Key(
+        "readers",
+        "readers:{}",
+        "set",
+        "put_batch; save, forget",
+        "an entry until its batch has ended",
+        "by file: batches made of it that have not ended",
+    ),
+    Key(
+        "held",
+        "held:{}",
+        "hash",
+        "put_batch, forget; save",
+        "a field until the batches made of its file have ended",
+        "by tenant: bytes that files count as that are gone and that batches still work on, and their sum (total)",
+    ),
+    Key(
+        "expiring",
+        "expiring",
+        "zset",
+        "put_file, put_batch, save; forget",
+        "an entry until it is forgotten",
+        "files and ended batches, each with its tenant, by the Redis time (ms) at which they are forgotten; files that "
+        "are held, by the time at which they are looked at again",
+    ),
+)
+
+
+EVENTS = (
+    Key(
+        "outbox",
+        "outbox:{}",
+        "stream",
+        "put, claim, finish, cancel, reap, release, save; dispatch, posted",
+        "a week after its newest entry; an entry until it is passed on, a week at most",
+        "by whom it is for (broker, webhooks): what happened to which job or batch, read through the group",
+    ),
+    Key(
+        "hook",
+        "hook:{}",
+        "hash",
+        "dispatch; outgoing, settle, redeliver",
+        "until retention after its end; 31 days after its last attempt at most",
+        "one webhook message for one endpoint: the event, state, attempts, the last answer",
+    ),
+    Key(
+        "hook_due",
+        "hook_due:{}",
+        "zset",
+        "dispatch, outgoing, settle, redeliver",
+        "31 days after its newest entry; an entry until its message's end",
+        "by endpoint: messages by the Redis time (ms) of their next attempt",
+    ),
+    Key(
+        "hooks",
+        "hooks",
+        "zset",
+        "dispatch; list",
+        "twice the retention after its newest entry; so is each entry",
+        "webhook messages by the time (ms) of their event",
+    ),
+    Key(
+        "redelivery",
+        "redelivery:{}",
+        "string",
+        "whoever takes jobs from a broker",
+        "until the message has an outcome; a day at most",
+        "by digest of a queue and a message id: how often the message was taken up again without an outcome",
+    ),
+)
+
+
+FLEET = (
+    Key(
+        "store",
+        "store",
+        "hash",
+        "identify",
+        "for ever",
+        "what this store is: format, partitions, deployment (a random id), created (Redis time, ms)",
+    ),
+    Key(
+        "procs",
+        "procs",
+        "zset",
+        "report",
+        "for ever; an entry until an hour after its process's end",
+        "processes, each as <role>:<its life>, by the Redis time (s) at which they count as gone",
+    ),
+    Key(
+        "proc",
+        "proc:{}",
+        "string",
+        "report",
+        "10 s",
+        "by role and life: what a process says of itself; a life is a random id that no other process has, and no "
+        "other start of the same process",
+    ),
+    Key("card", "card", "hash", "a worker that has loaded", "for ever", "model cards by model name"),
+    Key(
+        "lengths",
+        "lengths:{}",
+        "hash",
+        "a worker, every few seconds while answers end",
+        "a week after its newest write",
+        "by model: the newest output lengths of its answers by lane and tenant (lengths), and the version of that "
+        "message",
+    ),
+    Key("leader", "leader", "string", "lead", "a few seconds", "the scheduler that acts, by the name it leads under"),
+    Key(
+        "leader_epoch",
+        "leader-epoch",
+        "string",
+        "lead",
+        "for ever",
+        "grows with every new leader; what was decided under an older one is not done any more",
+    ),
+    Key("plan", "plan", "hash", "plan", "for ever", "by model name: workers wanted, the reason, what to expect"),
+    Key(
+        "cold",
+        "cold",
+        "hash",
+        "plan",
+        "for ever",
+        "by model (model#shape): seconds from an order to a worker",
+    ),
+    Key(
+        "actions",
+        "actions",
+        "stream",
+        "plan, act, override",
+        "the newest thousand",
+        "what was done to the pools, and why",
+    ),
+    Key(
+        "shares",
+        "shares:{}",
+        "hash",
+        "share",
+        "until no machine follows the pool any more",
+        "by pool: how many of its workers each machine is to have, and until when that holds",
+    ),
+    Key(
+        "override",
+        "override:{}",
+        "string",
+        "override",
+        "until it is ended or its time is over",
+        "by model: a human's decision",
+    ),
+    Key(
+        "console",
+        "console:{}",
+        "string",
+        "console",
+        "a minute for a link, twelve hours for a session",
+        "by digest: a session of the console, or a link that opens one once: whose it is, and a seal by the key",
+    ),
+)
+"""Keys of the one slot all processes share: functions of the Lua scripts that run there."""
+
+
+ROOT = "penstock:"
+"""What every name of ours begins with."""
+CATALOGUE = (*JOBS, *CONVERSATIONS, *BATCHES, *EVENTS)
+"""Keys of a partition. Each name becomes a function of the Lua scripts: job_key(id), lane_key(model, priority)..."""
+CHANNELS = {
+    "api": "penstock:api:{}: frames and terminals for the responses one API process holds open",
+    "worker": "penstock:worker:{}: wake, cancel, follow, cordon and hold messages for one worker",
+    "scheduler": "penstock:scheduler:wake: a job waits and no worker was there to be woken, or an override has changed",
+    "pools": "penstock:pools:plan: the plan has changed",
+}
