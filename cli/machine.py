@@ -76,7 +76,7 @@ class Machine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._embedded: Embedded | None = None
         self._began = time.monotonic()
-        self._interrupts = 0
+        self._interrupts = self._silent_rounds = 0
         self._instance = Instance(
             version=__version__,
             pid=os.getpid(),
@@ -204,8 +204,15 @@ class Machine:
             following.cancel()
 
     def _note_store(self, why: str) -> None:
-        if self._embedded is None:  # else it is a child
+        """Told in each round why Redis is unavailable; "" while it is not. That an embedded one has exited is said of
+        the process, so of that one it is told only if it runs, and does not answer in two rounds."""
+        server = next(iter(self._supervisor.of("redis")), None)
+        if server is None:
             self._screen.waits(f"Redis at {place(self._instance.redis_url)}", why)
+            return
+        self._silent_rounds = self._silent_rounds + 1 if why and server.status.state == "ready" else 0
+        if not why or self._silent_rounds > 1:
+            self._screen.waits(f"the store ({server.program.id})", why)
 
     def _open(self, redis_url: str) -> RedisClient:
         try:

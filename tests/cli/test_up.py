@@ -442,6 +442,17 @@ def holder(up: Up) -> str:
     return str(found[0])
 
 
+def test_a_store_that_hangs_is_told_and_that_it_answers_again(start: Any) -> None:
+    up = start().ready()
+    store = up.pids()["redis-1"]
+    os.kill(store, signal.SIGSTOP)
+    try:
+        eventually(lambda: "the store (redis-1) is away (Redis does not answer" in up.said(), seconds=30)
+    finally:
+        os.kill(store, signal.SIGCONT)
+    eventually(lambda: re.search(r"the store \(redis-1\) is back after \d+\.\d s", up.said()), seconds=30)
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_a_killed_workers_jobs_wait_for_no_lease(start: Any, workers: str) -> None:
     """The stream goes on with each token once, by the worker's restart or by another worker; the loss is counted."""

@@ -101,7 +101,7 @@ export function chat({ root, signal, title, who }) {
         h("span", { title: "From the request to the first token that a reader could see, whichever worker gave it" }, `first token ${milliseconds(turn.ttft ?? null)}`),
         h("span", {}, `${rate(turn.pace ?? null)} tokens/s`), h("span", {}, plural(run.tokens, "token")),
         !turn.state && run.silent >= SILENT_S && h("span", { class: "warn-text" }, `no token for ${seconds(Math.floor(run.silent))}`),
-        turn.cut && h("span", { class: "warn-text" }, "cut at its token limit"),
+        turn.cut && h("span", { class: "dim" }, "cut at its token limit"),
         run.link && h("span", { class: "warn-text" }, run.link), turn.error && h("span", { class: turn.state === "cancelled" ? "dim" : "bad-text" }, turn.error),
         h("a", { href: `/console/jobs/${turn.job}` }, "timeline"));
     }

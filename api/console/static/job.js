@@ -68,7 +68,7 @@ export function job({ root, signal, id, go, title }) {
     draw(said, h("h2", {}, "Answer"), link && h("p", { class: "dim" }, link), found.readable ? text : empty("Not for this key.", `Requests and answers are shown only to keys of tenant ${found.tenant}.`));
     answer.dataset.none = ended ? "It has no text." : "No text yet.";
     return [
-      heading("Job", badge(found.status), found.finish_reasons.includes("length") && h("span", { class: "warn-text" }, "cut at its token limit"), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
+      heading("Job", badge(found.status), found.finish_reasons.includes("length") && h("span", { class: "dim" }, "cut at its token limit"), h("code", { class: "id long" }, found.id), copyButton(found.id, "Copy id")),
       error && failed(error, round),
       h("div", { class: "actions" },
         !ended && h("button", { type: "button", class: "danger", onclick: cancel }, "Cancel"),
