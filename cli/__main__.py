@@ -9,8 +9,7 @@ import sys
 import click
 
 from cli.app import app
-from cli.errors import DONE, INTERRUPTED, USAGE, Problem
-from cli.output import complain
+from cli.output import DONE, INTERRUPTED, USAGE, Problem, complain
 
 
 def main(arguments: list[str] | None = None) -> int:

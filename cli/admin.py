@@ -7,12 +7,10 @@ from typing import Any
 
 import click
 
-from cli.api_command import api_command, limit_option
-from cli.client import Client
-from cli.errors import Problem
+from cli.client import Client, api_command, limit_option
 from cli.help_text import Group
 from cli.job import job_timed, print_attempts, print_input
-from cli.output import CommandResult, fields_result, line_result, list_result, note, print_rows, rfc3339, timed
+from cli.output import CommandResult, Problem, fields_result, line_result, list_result, note, print_rows, rfc3339, timed
 
 LETTER_COLUMNS = ("id", "reason", "at", "job_id", "lane")
 MESSAGE_COLUMNS = (

@@ -2,24 +2,371 @@
 
 from __future__ import annotations
 
+import csv
+import difflib
+import hashlib
 import json
+import os
+import re
+import secrets
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
+import msgspec
 
-from cli.api_command import api_command, limit_option
-from cli.batch_input import Recipe
-from cli.batch_run import BatchRun, duration, watched
-from cli.client import Client
-from cli.errors import DONE
+from cli.client import Client, api_command, limit_option, whole_id
 from cli.help_text import Group
-from cli.ids import whole_id
 from cli.options import Command, Where, json_option, where_options
-from cli.output import CommandResult, VisibleBytes, emit, fields_result, line_result, list_result, note, timed
-from penstock.text import counted
+from cli.output import (
+    DONE,
+    ENDED_BADLY,
+    INTERRUPTED,
+    USAGE,
+    CommandResult,
+    Problem,
+    VisibleBytes,
+    emit,
+    fields_result,
+    line_result,
+    list_result,
+    note,
+    timed,
+)
+from cli.progress import ProgressLine
+from penstock.files import replacing, write_file
+from penstock.text import counted, fault_of, read_text
+
+# Batch input converter: turns JSON lines, a CSV table or a folder of texts into the request lines of a batch.
+#
+# It streams, so the size of the input does not matter, and it contacts no server.
+
+
+SLOT = re.compile(r"\{(\w+)\}")
+TEXT_COLUMNS = ("prompt", "text")
+"""Columns used as the prompt if there is no template."""
+TEXTS = (".txt", ".md")
+MAX_NAME = 64
+"""Characters of a column's name that are compared."""
+MAX_FIELD = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to build a request from a row."""
+
+    model: str
+    template: str = ""
+    id_column: str = ""
+    options: Mapping[str, Any] | None = None
+    """Further fields of every request, for example max_tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Summary of the lines written."""
+
+    lines: int
+    digest: str
+    """SHA-256 of all lines: equal for the same input with the same options."""
+    endpoint: str
+
+
+def prepare(source: Path, recipe: Recipe, target: BinaryIO) -> Prepared:
+    """Write `source` as lines of a batch. Raises Problem, which names the row and its error."""
+    digest, lines, endpoints = hashlib.sha256(), 0, set()
+    for line in batch_lines(source, recipe):
+        data = json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        target.write(data)
+        digest.update(data)
+        endpoints.add(str(line["url"]))
+        lines += 1
+    if not lines:
+        raise _wrong(source, "there is nothing to compute in it")
+    if len(endpoints) > 1:
+        raise _wrong(source, f"its lines name several endpoints ({', '.join(sorted(endpoints))}); a batch has one")
+    return Prepared(lines, digest.hexdigest(), endpoints.pop())
+
+
+def batch_lines(source: Path, recipe: Recipe) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a batch, in the order of the input."""
+    try:
+        for place, row in _rows(source):
+            yield row if "body" in row else _line(source, place, row, recipe)
+    except UnicodeDecodeError:
+        raise _wrong(source, f"it is {fault_of(source.read_bytes())}") from None
+    except OSError as error:
+        raise Problem(f"{source} cannot be read", cause=error.strerror or str(error), exit_code=USAGE) from None
+
+
+def _rows(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row with its position for error messages."""
+    if source.is_dir():
+        return _texts(source)
+    return _table(source) if source.suffix.lower() == ".csv" else _json_lines(source)
+
+
+def _json_lines(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with source.open(encoding="utf-8-sig") as file:  # each kind of line end
+        for number, data in enumerate(file, 1):
+            if not data.strip():
+                continue
+            try:
+                row = json.loads(data)
+            except ValueError as error:
+                raise _wrong(source, f"line {number} is not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise _wrong(source, f"line {number} is not an object")
+            yield str(number), row
+
+
+def _table(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    csv.field_size_limit(MAX_FIELD)
+    with source.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            for number, row in enumerate(csv.DictReader(file), 1):
+                yield str(number), {name: value for name, value in row.items() if name is not None}
+        except csv.Error as error:
+            raise _wrong(source, f"it is not a CSV table: {error}") from None
+
+
+def _texts(source: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted(source.rglob("*")):
+        if path.suffix.lower() in TEXTS and path.is_file():
+            name = path.relative_to(source).as_posix()
+            yield name, {"custom_id": name, "name": path.stem, "text": _text(path)}
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except ValueError as error:
+        raise _wrong(path, str(error)) from None
+
+
+def _line(source: Path, place: str, row: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    options = dict(recipe.options or {})
+    if "messages" in row:
+        own = {name: value for name, value in row.items() if name != "custom_id"}
+        body = {"model": recipe.model, **options, **own}
+    else:
+        text = _filled(source, place, row, recipe.template or _default_template(source, place, row))
+        body = {"model": recipe.model, "messages": [{"role": "user", "content": text}], **options}
+    name = str(row.get(recipe.id_column or "custom_id") or f"row-{place}")
+    return {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
+
+
+def _default_template(source: Path, place: str, row: Mapping[str, Any]) -> str:
+    for name in TEXT_COLUMNS:
+        if name in row:
+            return f"{{{name}}}"
+    columns = ", ".join(map(str, row)) or "none"
+    meant = next((each for each in map(_text_column, row) if each), "")
+    raise Problem(
+        f"{source}, row {place}: which column is the text?",
+        cause=f"its columns are {columns}" + (f"; did you mean {meant}?" if meant else ""),
+        next_step=f"--template 'Summarize: {{{next(iter(row), 'column')}}}'" if not meant else "",
+        exit_code=USAGE,
+        code="usage",
+    )
+
+
+def _text_column(name: Any) -> str:
+    """Return the text column that a name is like."""
+    return next(iter(difflib.get_close_matches(str(name)[:MAX_NAME], TEXT_COLUMNS, 1)), "")
+
+
+def _filled(source: Path, place: str, row: Mapping[str, Any], template: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in row:
+            raise _wrong(source, f"row {place} has no column {match[1]!r}, which the template names")
+        return str(row[match[1]] if row[match[1]] is not None else "")
+
+    return SLOT.sub(value, template)
+
+
+def _wrong(source: Path, what: str) -> Problem:
+    return Problem(f"{source}: {what}", exit_code=USAGE, code="usage")
+
+
+# Batch runner of the CLI: uploads a batch, waits for it, downloads its results, and resumes an interrupted run.
+#
+# A small state file beside the output records the progress before each step that must not be repeated.
+
+
+FINAL = ("completed", "failed", "expired", "cancelled")
+POLL_INTERVAL_S = 0.5
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """State file: what an earlier run has done."""
+
+    digest: str
+    """Digest of the input and its options."""
+    key: str
+    """The batch's idempotency key, so that a repeated creation yields the same batch."""
+    file: str = ""
+    batch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun:
+    """One run, with the command's arguments."""
+
+    client: Client
+    source: Path
+    target: Path
+    recipe: Recipe
+    window: str
+    again: bool
+
+    @property
+    def errors(self) -> Path:
+        """The file for failed lines."""
+        return self.target.with_name(f"{self.target.stem}.errors{self.target.suffix or '.jsonl'}")
+
+    @property
+    def _note(self) -> Path:
+        return self.target.with_name(self.target.name + ".batch")
+
+    def start(self) -> dict[str, Any]:
+        """Run to the end and return the batch's final state. Ctrl-C stops watching, not the batch."""
+        with ProgressLine(sys.stderr, os.environ) as progress:
+            batch = self._batch(progress)
+            try:
+                while batch["status"] not in FINAL:
+                    show_progress(progress, batch)
+                    time.sleep(POLL_INTERVAL_S)
+                    batch = self.client.get(f"/v1/batches/{batch['id']}")
+            except KeyboardInterrupt:
+                counts = batch["request_counts"]
+                done = f"{counts['completed'] + counts['failed']} of {counted(counts['total'], 'line')} done"
+                progress.say(f"{batch['id']}: {done}, {counts['failed']} of them failed")
+                raise
+            progress.phase("fetching the answers")
+            self._fetch(batch["output_file_id"], self.target)
+            self._fetch(batch["error_file_id"], self.errors)
+        return batch
+
+    def _batch(self, progress: ProgressLine) -> dict[str, Any]:
+        """Return the batch of an earlier run, or create it."""
+        progress.phase(f"reading {self.source}")
+        with tempfile.TemporaryFile() as lines:
+            prepared = prepare(self.source, self.recipe, lines)
+            begun = self._begun(prepared)
+            if begun.batch:
+                try:
+                    return self.client.get(f"/v1/batches/{begun.batch}")
+                except Problem as problem:
+                    if problem.code != "batch_not_found":
+                        raise
+                    begun = self._begin(prepared)
+            if not begun.file:
+                uploaded = self._upload(progress, lines)
+                begun = self._keep(msgspec.structs.replace(begun, file=uploaded["id"]))
+        body = {"input_file_id": begun.file, "endpoint": prepared.endpoint, "completion_window": self.window}
+        batch = self.client.post("/v1/batches", body, **{"Idempotency-Key": begun.key})
+        self._keep(msgspec.structs.replace(begun, batch=batch["id"]))
+        return batch
+
+    def _begun(self, prepared: Prepared) -> Begun:
+        try:
+            begun = msgspec.json.decode(self._note.read_bytes(), type=Begun)
+        except FileNotFoundError:
+            return self._begin(prepared)
+        except OSError as error:
+            raise self._unusable(error) from None
+        except msgspec.MsgspecError as error:
+            raise Problem(f"{self._note} cannot be read", cause=str(error), next_step=f"rm {self._note}") from None
+        if self.again:
+            return self._begin(prepared)
+        if begun.digest != self._digest(prepared):
+            raise Problem(
+                f"{self.target} belongs to another run",
+                cause="its input or its options were different",
+                next_step="another -o, or --again to start over",
+                exit_code=USAGE,
+                code="another_run",
+            )
+        if begun.batch:
+            note(f"going on with {begun.batch}")
+        return begun
+
+    def _begin(self, prepared: Prepared) -> Begun:
+        return self._keep(Begun(digest=self._digest(prepared), key=secrets.token_hex(16)))
+
+    def _digest(self, prepared: Prepared) -> str:
+        return f"{prepared.digest}:{self.window}"
+
+    def _keep(self, begun: Begun) -> Begun:
+        try:
+            write_file(self._note, msgspec.json.encode(begun))
+        except OSError as error:
+            raise self._unusable(error) from None
+        return begun
+
+    def _unusable(self, error: OSError) -> Problem:
+        """The error for a folder of the output that this user cannot use."""
+        cause = error.strerror or str(error)
+        return Problem(f"{self.target.parent} cannot be used", cause=cause, next_step="choose another -o")
+
+    def _upload(self, progress: ProgressLine, lines: BinaryIO) -> dict[str, Any]:
+        total = lines.seek(0, os.SEEK_END)
+        lines.seek(0)
+        name = f"{self.source.stem or 'batch'}.jsonl"
+        return self.client.upload(
+            "/v1/files", name, lines, on_read=lambda done: progress.amount("uploading", done, total), purpose="batch"
+        )
+
+    def _fetch(self, file_id: str | None, target: Path) -> None:
+        """Download a file completely or not at all. Without one, delete an old `target`, which is not this batch's."""
+        if not file_id:
+            target.unlink(missing_ok=True)
+            return
+        try:
+            with replacing(target) as write:
+                self.client.download(f"/v1/files/{file_id}/content", write)
+        except OSError as error:
+            raise Problem(f"cannot write {target}", cause=error.strerror or str(error)) from None
+
+
+def show_progress(progress: ProgressLine, batch: dict[str, Any]) -> None:
+    """Show the progress: lines done, rate, ETA, failures."""
+    counts = batch["request_counts"]
+    done, total = counts["completed"] + counts["failed"], counts["total"]
+    state = "paused" if batch["paused"] else batch["status"]
+    words = [state] if state != "in_progress" else []
+    if rate := batch["lines_per_second"]:
+        words += [f"{rate:.1f}/s", f"ETA {duration((total - done) / rate)}"]
+    if counts["failed"]:
+        words.append(f"{counts['failed']} failed")
+    progress.steps(str(batch["id"]), done, total, "  ".join(words))
+
+
+def duration(seconds: float) -> str:
+    """A duration in its two largest units."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def watched(run: BatchRun) -> tuple[dict[str, Any] | None, int]:
+    """Run, and return the batch's final state and the exit code; None after Ctrl-C."""
+    try:
+        batch = run.start()
+    except KeyboardInterrupt:
+        note("\nnot watching any more; the batch goes on, and the same command takes it up again")
+        return None, INTERRUPTED
+    failed = batch["request_counts"]["failed"]
+    return batch, DONE if batch["status"] == "completed" and not failed else ENDED_BADLY
+
 
 CUT_OFF = ("cancelled", "expired")
 COLUMNS = ("id", "status", "lines", "failed", "per_second", "window", "created_at")

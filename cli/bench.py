@@ -7,8 +7,7 @@ from importlib.util import find_spec
 
 import click
 
-from cli.examples import EXAMPLES
-from cli.help_text import Group
+from cli.help_text import EXAMPLES, Group
 from cli.output import emit
 
 PROGRAMS = {

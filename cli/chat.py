@@ -2,19 +2,201 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import sys
-from typing import Any
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import click
 
-from cli.chat_answer import Turns, ask
 from cli.client import Client
-from cli.conversation import TerminalChat
-from cli.errors import DONE, USAGE, Problem
+from cli.job import AnswerPrinter, interruption, print_answer
 from cli.options import Command, Where, where_options
+from cli.output import DONE, USAGE, Problem, complain, note
 from cli.progress import ProgressLine
+from cli.suggestions import completed
+from penstock.client import StreamEvent
+from penstock.files import write_file
 from penstock.text import fault_of
+
+Turns: TypeAlias = list[dict[str, str]]
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Leaving(KeyboardInterrupt):
+    """Raised by signals that end the chat, so that its job ends too."""
+
+
+def ask(client: Client, options: dict[str, Any], turns: Turns) -> str:
+    """Stream one answer to stdout, with control characters escaped. Returns the original text.
+
+    The job is cancelled when its reader leaves: with Ctrl-C, or by closing the terminal or the pipe.
+    """
+    body = {**options, "messages": turns, "queue": {"priority": "interactive"}}
+    printer = AnswerPrinter()
+    with ended_by_signals(), ProgressLine(sys.stderr, os.environ, quiet=not sys.stderr.isatty()) as progress:
+        progress.phase("waiting for the first token")
+        progress.explain(lambda: client.worker_problem(options["model"]))
+        client.on_retry(printer.waiting(progress.say))
+        key, job_id = uuid.uuid4().hex, ""
+
+        def seen(event: StreamEvent) -> None:
+            if event.text:
+                progress.end()
+            if words := interruption(event):
+                printer.aside(f"({words})", progress.say)
+
+        try:
+            job_id = client.submit(body, key)["id"]
+            print_answer(client, job_id, printer, seen)
+        except (KeyboardInterrupt, BrokenPipeError):
+            progress.end()
+            with suppress(Problem):
+                # If the reader left before the answer to the submit, the job may be queued: the same key finds it.
+                job_id = job_id or client.post("/v1/jobs", body, **{"Idempotency-Key": key})["id"]
+                client.post(f"/v1/jobs/{job_id}/cancel", {})
+            raise
+    return printer.text
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Raise Leaving at the signals that end a process within the block, unless they are ignored (nohup)."""
+
+    def leave(*_: object) -> None:
+        raise Leaving
+
+    before = {each: signal.getsignal(each) for each in ENDING}
+    for each, handler in before.items():
+        if handler is signal.SIG_DFL:
+            signal.signal(each, leave)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+PROMPT = ">>> "
+ENDINGS = ("/quit", "/exit", "/bye")
+
+HELP = """\
+  /model [NAME]   show the models, or ask NAME from now on
+  /system [TEXT]  show the system prompt, or set it; /system - removes it
+  /retry          answer the last question again
+  /save FILE      write the conversation to FILE; as JSON if it ends in .json
+  /help           this list
+  /quit           end; so do /exit, /bye and Ctrl-D
+  Ctrl-C stops an answer. A space before a / makes it a question."""
+
+
+class TerminalChat:
+    """One conversation: its model, its system prompt, and the turns so far."""
+
+    def __init__(self, client: Client, options: dict[str, Any], system: str) -> None:
+        import readline  # noqa: F401, PLC0415 - its import gives `input` line editing
+
+        self._client, self._options, self._system = client, options, system
+        self._turns: Turns = []
+        self._question = ""
+        """The last question, answered or not."""
+        self._saved: set[Path] = set()
+        self._commands = {
+            "/help": lambda _: note(HELP),
+            "/model": self._model,
+            "/system": self._set_system,
+            "/retry": self._retry,
+            "/save": self._save,
+        }
+
+    def run(self) -> int:
+        """Read and answer lines until Ctrl-D or /quit. What fails is told, and the conversation goes on."""
+        note(f"{self._options['model']} at {self._client.url}   /help lists commands, /quit ends")
+        while True:
+            try:
+                line = input(PROMPT)
+            except EOFError:
+                note("")
+                return DONE
+            except KeyboardInterrupt:
+                note("\n(Ctrl-D or /quit ends)")
+                continue
+            if line.rstrip() in ENDINGS:
+                return DONE
+            try:
+                self._obey(line)
+            except Leaving:
+                raise
+            except KeyboardInterrupt:
+                note("\n(stopped)")
+            except Problem as problem:
+                problem.next_step = completed(problem.next_step)
+                complain(problem, as_json=False)
+
+    def _obey(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if not line.strip():
+            return
+        if not line.startswith("/"):
+            self._answer(line, self._turns)
+        elif word in self._commands:
+            self._commands[word](rest.strip())
+        else:
+            note(f"there is no command {word}; /help lists them")
+
+    def _answer(self, question: str, before: Turns) -> None:
+        """Ask behind the turns `before`. What was said stays as it is until the answer is there."""
+        self._question = question
+        asked: Turns = [*before, {"role": "user", "content": question}]
+        answer = ask(self._client, self._options, self._with_system(asked))
+        self._turns = [*asked, {"role": "assistant", "content": answer}]
+
+    def _with_system(self, turns: Turns) -> Turns:
+        return [{"role": "system", "content": self._system}, *turns] if self._system else turns
+
+    def _retry(self, _: str) -> None:
+        if not self._question:
+            note("nothing has been asked yet")
+            return
+        answered = len(self._turns) > 1 and self._turns[-2]["content"] == self._question
+        before = self._turns[-1] if answered else None
+        self._answer(self._question, self._turns[:-2] if answered else self._turns)
+        if self._turns[-1] == before:
+            note("(the same answer: the model gives it each time; change the question, /system or /model)")
+
+    def _model(self, name: str) -> None:
+        served = [str(model["id"]) for model in self._client.get("/v1/models")["data"]]
+        if name and name not in served:
+            note(f"no model {name} is served here: {', '.join(served)}")
+            return
+        self._options["model"] = name or self._options["model"]
+        note("\n".join(("* " if each == self._options["model"] else "  ") + each for each in served))
+
+    def _set_system(self, text: str) -> None:
+        if text:
+            self._system = "" if text == "-" else text
+        note(f"system prompt: {self._system or '(none)'}")
+
+    def _save(self, name: str) -> None:
+        path = Path(name).expanduser().absolute()
+        if not name or (path.exists() and path not in self._saved):
+            note(f"{name} exists already; choose another name" if name else "say where: /save FILE")
+            return
+        turns = self._with_system(self._turns)
+        as_json = json.dumps(turns, ensure_ascii=False, indent=1)
+        as_text = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in turns)
+        try:
+            write_file(path, ((as_json if path.suffix == ".json" else as_text) + "\n").encode())
+        except OSError as error:
+            raise Problem(f"cannot write {path}", cause=os.strerror(error.errno or 0)) from None
+        self._saved.add(path)
+        note(f"saved {len(self._turns)} turns to {path}")
 
 
 @click.command(cls=Command)

@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 import click
 
 from api.auth.hosts import is_loopback
-from cli.api_command import api_command
-from cli.client import Client
+from cli.client import Client, api_command
 from cli.output import CommandResult, emit, note
 
 

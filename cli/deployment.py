@@ -12,9 +12,9 @@ from typing import Any, cast
 import msgspec
 
 from api.settings import ApiSettings, KeySettings
-from cli.child import Program
 from cli.instance import DataDir
 from cli.settings import UpSettings, settings_file
+from cli.supervisor import Program
 from offline.settings import OfflineSettings
 from penstock import bundle
 from penstock.config import Config, ConfigError, load, nearest

@@ -15,27 +15,25 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import click
 
 from api.open_files import RESERVED_FILES, allowed_by
 from cli import ports, upstream
-from cli.check import Check, Status, lines_of, summary
 from cli.deployment import Deployment, is_gguf, load_deployment, saved_deployment
 from cli.embedded import find_server
 from cli.engine_check import check_plugins
-from cli.errors import DONE, FAILED
-from cli.instance import DataDir, Instance
-from cli.job_deaths import Suspicion, deaths_of
+from cli.instance import DataDir, Instance, Suspicion, deaths_of
 from cli.options import Command, Where, config_option, json_option, where_options
-from cli.output import emit, print_json
+from cli.output import DONE, FAILED, emit, fitted, print_json
 from cli.progress import ProgressLine
 from cli.ps import SILENT, rows_of
-from cli.records_check import check_records
 from cli.registry import connected
 from cli.screen import place
 from cli.settings import remedy
@@ -56,12 +54,87 @@ from streaming.redis.client import RedisClient
 from streaming.redis.settings import Durability, RedisSettings
 from streaming.store.identity import FORMAT, Identity, check_identity, disagreement, read_identity
 from streaming.store.monitor import shortfalls
-from telemetry.records.schema import RecordSettings
+from telemetry.records.reader import Skipped, read_records
+from telemetry.records.reader import files as record_files
+from telemetry.records.schema import RecordSettings, SampleRecord
 from workers.engines.llamacpp.settings import LlamacppSettings
 from workers.engines.llamacpp.weights import SMOLLM2
 from workers.engines.manifest import file_sha256
 from workers.engines.registry import is_plugin
 from workers.engines.upstream.continuation import summary as summary_of
+
+INDENT = len("warn  ")
+
+
+Status: TypeAlias = Literal["ok", "warn", "fail", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check. `hint` says how to fix it; `setting` is the key that it judged, if any."""
+
+    name: str
+    status: Status
+    detail: str
+    hint: str = ""
+    setting: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        return {"name": self.name, "status": self.status, "detail": self.detail, "hint": self.hint}
+
+
+def lines_of(found: Sequence[Check], *, verbose: bool) -> Iterator[str]:
+    """The lines of the checks that need attention; of all with `verbose`."""
+    for check in found:
+        if verbose or check.status in ("warn", "fail"):
+            yield from fitted(sys.stdout, f"{check.status:<5} {check.name}: {check.detail}", INDENT)
+        if check.status in ("warn", "fail") and check.hint:
+            yield from fitted(sys.stdout, " " * INDENT + check.hint, INDENT)
+
+
+def summary(found: Sequence[Check]) -> str:
+    """The summary line."""
+    fails = sum(check.status == "fail" for check in found)
+    warnings = sum(check.status == "warn" for check in found)
+    if not fails and not warnings:
+        return "Ready."
+    parts = [f"{counted(fails, 'thing')} to fix"] if fails else []
+    parts += [counted(warnings, "warning")] if warnings else []
+    return ", ".join(parts) + "."
+
+
+LOOKED_BACK_S = 3600.0
+MAX_SILENT_SAMPLES = 6
+"""A running process writes a sample every `sample_s`; after so many without one, something refuses them."""
+ROOM = "make room on its disk, or set records.dir to another one"
+
+
+def check_records(settings: RecordSettings, folder: Path, *, running: bool) -> Iterator[Check]:
+    """Judge the records of the last hour. `running`: whether an instance runs, which should write them."""
+    if not settings.enabled:
+        yield Check("records", "ok", "switched off (records.enabled)")
+        return
+    now = time.time()
+    try:
+        found, skipped = record_files(folder), Skipped()
+        samples = [
+            record
+            for record in read_records(folder, now - LOOKED_BACK_S, now + LOOKED_BACK_S, skipped)
+            if isinstance(record, SampleRecord)
+        ]
+    except OSError as error:
+        yield Check("records", "warn", f"{folder} cannot be read: {error.strerror}", "penstock report needs them")
+        return
+    silent_s = now - max((each.changed for each in found), default=now)
+    dropped = sum({(each.process, each.pid): each.dropped for each in samples}.values())
+    if running and silent_s > MAX_SILENT_SAMPLES * settings.sample_s:
+        yield Check("records", "warn", f"none has come into {folder} for {silent_s:.0f} s", ROOM)
+    elif dropped:
+        yield Check("records", "warn", f"{counted(dropped, 'record')} lost in the last hour", ROOM)
+    else:
+        size = sum(each.size for each in found)
+        yield Check("records", "ok", f"{size / 1e6:.1f} MB of at most {settings.max_bytes / 1e6:.0f} in {folder}")
+
 
 TESTED = ((3, 11), (3, 13))
 SPEED = ("uvloop", "httptools", "hiredis")

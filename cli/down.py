@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from cli.errors import DONE
 from cli.instance import DataDir
 from cli.options import Command, Where
+from cli.output import DONE
 from cli.progress import ProgressLine
 
 POLL_INTERVAL_S = 0.05

@@ -26,8 +26,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cli import ports, tether
-from cli.child import Program
-from cli.errors import Problem
+from cli.output import Problem
+from cli.supervisor import Program
 
 CONFIG = "valkey.conf"
 SOCKET = "valkey.sock"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cli.child import signal_name
 from cli.deployment import Deployment
 from cli.instance import DataDir
+from cli.supervisor import signal_name
 from penstock.config import ConfigError
 from streaming.fleet.plans import pool_name
 from workers.engines.registry import is_plugin

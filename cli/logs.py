@@ -18,12 +18,10 @@ from typing import BinaryIO
 
 import click
 
-from cli.errors import DONE, FAILED, INTERRUPTED, UNREACHABLE, Problem
 from cli.log_lines import LogLine, concerns, is_poll, parse_line, pretty, starts_run
 from cli.options import Command, Where, json_option
-from cli.output import fitted, print_json, styled, visible
+from cli.output import DONE, FAILED, INTERRUPTED, UNREACHABLE, Problem, fitted, print_json, shorten_ids, styled, visible
 from cli.ps import ORDER
-from cli.tables import shorten_ids
 
 FOLLOW_INTERVAL_S = 0.2
 MIN_RUNS = 2

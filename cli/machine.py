@@ -19,16 +19,13 @@ from api.auth.console import ConsoleAccess, link_path
 from api.auth.keys import Keyring
 from api.settings import ApiSettings
 from cli import ports
-from cli.child import Child, Program
 from cli.deployment import Deployment, saved_deployment
 from cli.embedded import Embedded, end_orphan, find_server, machine_memory
-from cli.errors import DONE, INTERRUPTED, UNREACHABLE, Problem
-from cli.instance import DataDir, Instance
-from cli.job_deaths import JobDeaths, fates_of, in_words
-from cli.lease_release import LeaseRelease
-from cli.pool import PoolSupervisor, follow
+from cli.instance import DataDir, Instance, JobDeaths, fates_of, in_words
+from cli.output import DONE, INTERRUPTED, UNREACHABLE, Problem
+from cli.pool import LeaseRelease, PoolSupervisor, follow
 from cli.screen import Screen, crash_loop, draining, looping, phase_of, place
-from cli.supervisor import Supervisor
+from cli.supervisor import Child, Program, Supervisor
 from penstock import __version__
 from penstock.config import ConfigError
 from penstock.text import counted

@@ -15,10 +15,9 @@ import click
 import msgspec
 
 from api.settings import ApiSettings
-from cli.errors import USAGE, Problem
 from cli.help_text import CommandWithExamples
 from cli.instance import DataDir
-from cli.output import note
+from cli.output import USAGE, Problem, note
 from cli.settings import UpSettings, settings_file
 from cli.suggestions import PASSWORD, completed
 from penstock.config import Config, load

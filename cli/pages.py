@@ -8,10 +8,11 @@ import typing
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import get_completion_class
 
-from cli.errors import DONE, USAGE, Problem
+from cli.app import app
 from cli.options import Command, json_option
-from cli.output import fitted, line_result
+from cli.output import DONE, USAGE, Problem, fitted, line_result
 from penstock import __version__
 from penstock.config import nearest
 
@@ -158,3 +159,18 @@ def _default(value: object) -> str:
             return ", ".join(map(str, value)) or "none"
         case _:
             return str(value)
+
+
+VARIABLE = "_PENSTOCK_COMPLETE"
+"""With it the shell's script calls `penstock`; click answers then."""
+
+
+@click.command("completion", cls=Command)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    """Print the completion script of SHELL, for its start-up file."""
+    kind = get_completion_class(shell)
+    assert kind is not None  # click knows the three
+    script = kind(app, {}, "penstock", VARIABLE)
+    sys.stdout.write(script.source_template % script.source_vars() + "\n")
+    return DONE

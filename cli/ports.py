@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.errors import Problem
+from cli.output import Problem
 from penstock import process
 
 PROC = Path("/proc")

@@ -18,9 +18,8 @@ import msgspec
 
 from api.settings import ApiSettings
 from cli import ports
-from cli.errors import DONE, UNREACHABLE, Problem
 from cli.options import Command, Where
-from cli.output import note
+from cli.output import DONE, UNREACHABLE, Problem, note
 from streaming.redis.settings import RedisSettings
 
 TIMEOUT_S = 3.0

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from cli.output import fitted, terminal_width, visible
-from cli.tables import cells, cut, shorten_ids
+from cli.output import cells, cut, fitted, shorten_ids, terminal_width, visible
 
 REDRAW_INTERVAL_S = 0.1
 EXPLAIN_INTERVAL_S = 1.0

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from cli.errors import DONE, UNREACHABLE, Problem
 from cli.instance import Instance, ProcessEntry
 from cli.options import Command, Where, json_option, where_options
-from cli.output import CommandResult, note, print_rows, timed
+from cli.output import DONE, UNREACHABLE, CommandResult, Problem, note, print_rows, timed
 from cli.suggestions import completed
 from penstock.config import Config
 from streaming.fleet.process import HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S, Process

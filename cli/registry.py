@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from cli.errors import UNREACHABLE, Problem
+from cli.output import UNREACHABLE, Problem
 from streaming.errors import Unavailable
 from streaming.fleet.process import Process
 from streaming.fleet.processes import Fleet

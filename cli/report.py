@@ -6,24 +6,293 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import click
 import msgspec
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Group as Stack
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from cli.deployment import load_deployment
-from cli.errors import DONE, FAILED, INTERRUPTED, USAGE, Problem
+from cli.help_text import Group
 from cli.instance import DataDir
 from cli.options import TIME_HINT, Command, Where, config_option, json_option, moment, where_options
-from cli.output import note, print_json
+from cli.output import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    WIDTH,
+    Problem,
+    line_result,
+    note,
+    print_json,
+    styled,
+    terminal_width,
+    visible,
+)
 from cli.progress import ProgressLine
-from cli.report_view import compared, emit_styled, shown
 from penstock.files import write_file
+from telemetry.latency import EGRESS_FIRST, PARTS
+from telemetry.records.reader import MissingParquetError, export
 from telemetry.records.schema import RecordSettings
+from telemetry.report.energy import EnergyFigures
+from telemetry.report.figures import Distribution, GroupFigures, WindowUsage
+from telemetry.report.finding import Advice
+from telemetry.report.ideal import ModelRunTime
 from telemetry.report.page import page
 from telemetry.report.report import RequestReport, Scope, report_of
+from telemetry.report.requests import GROUP_OF
+from telemetry.report.words import duration, percent, shared, three
+
+BAR = 30
+CUT_SHORT = "Interrupted: this is of the records that were read."
+COLOURS = {"engine": "cyan", "queue": "yellow", "gateway": "magenta", "recovery": "red"}
+
+
+class Visible:
+    """A renderable of rich whose text is escaped before it gets its styles. So text from others cannot style the
+    terminal, and a style is never escaped."""
+
+    def __init__(self, *parts: RenderableType) -> None:
+        self._parts = parts
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for part in self._parts:
+            for segment in console.render(part, options):
+                yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+def emit_styled(*blocks: RenderableType) -> None:
+    """Write blocks of rich to stdout, an empty line between them, in at most 80 columns."""
+    width = min(WIDTH, terminal_width(sys.stdout)) if sys.stdout.isatty() else WIDTH
+    colour = styled(sys.stdout, os.environ)
+    console = Console(
+        width=width, color_system="standard" if colour else None, no_color=not colour, force_terminal=colour,
+        highlight=False, emoji=False, markup=False,
+    )  # fmt: skip
+    with console.capture() as capture:
+        console.print(Visible(*(Padding(block, (0, 0, 1, 0)) for block in blocks)))
+    sys.stdout.write("\n".join(line.rstrip() for line in capture.get().rstrip().split("\n")) + "\n")
+
+
+def shown(report: RequestReport) -> list[RenderableType]:
+    """The report for people, in blocks."""
+    whole = report.figures.whole
+    blocks: list[RenderableType] = [Text(CUT_SHORT, "bold yellow")] if report.interrupted else []
+    blocks.append(_headline(report))
+    if report.advice:
+        blocks.append(_advice(report))
+    elif whole.requests:
+        blocks.append(Text("Nothing stands out: no threshold is exceeded.", "dim"))
+    if whole.requests:
+        blocks += [_latencies(whole), _parts(whole), *_groups(report), _usage(report.figures.usage)]
+        if report.figures.usage.energy is not None:
+            blocks += _energy(report.figures.usage.energy)
+    if report.run_times:
+        blocks.append(_run_times(report.run_times))
+    if lost := report.torn_lines + report.newer_lines:
+        blocks.append(Text(f"{lost} lines of the records could not be read and are left out.", "dim"))
+    return blocks
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _headline(report: RequestReport) -> RenderableType:
+    whole = report.figures.whole
+    states = ", ".join(f"{number:,} {state}" for state, number in whole.states.items())
+    text = Text(report.verdict, "bold")
+    text.append(f"\n{_time(report.since)} to {_time(report.until)} UTC; {whole.requests:,} requests", "dim")
+    return text.append(f": {states}" if states else "", "dim")
+
+
+def _advice(report: RequestReport) -> RenderableType:
+    found: list[RenderableType] = [Text("What to change first", "bold underline")]
+    for number, each in enumerate(report.advice, 1):
+        text = Text(f"{number}. {each.title}. ", "bold yellow")
+        text.append(f"{each.reason} ", "default not bold")
+        text.append(each.change, "dim not bold")
+        found.append(text)
+    return Stack(*found)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="right" if number else "left", overflow="fold", header_style="dim")
+    return table
+
+
+def _latencies(whole: GroupFigures) -> RenderableType:
+    table = _table("latency", "p50", "p90", "p99", "most", "mean", "requests")
+    rows = (("wait for a worker", whole.wait), ("first token", whole.ttft), ("between tokens (engine)", whole.itl),
+            ("whole answer", whole.e2e))  # fmt: skip
+    for name, found in rows:
+        table.add_row(name, *_five(found))
+    return table
+
+
+def _five(found: Distribution | None) -> tuple[str, ...]:
+    if found is None:
+        return ("–",) * 6
+    times = (found.p50, found.p90, found.p99, found.max, found.mean)
+    return (*map(duration, times), f"{found.count:,}")
+
+
+def _parts(whole: GroupFigures) -> RenderableType:
+    total, done = sum(whole.parts.values()), whole.states.get("completed", 0)
+    if not total:
+        return Text("No request was completed, so there are no parts.", "dim")
+    table = _table("part of the time", "mean", "share", "")
+    table.columns[3].justify = "left"
+    for part in PARTS:
+        spent = whole.parts[part.name]
+        bar = "█" * round(BAR * spent / total)
+        table.add_row(
+            part.name.replace("_", " "),
+            duration(spent / done),
+            percent(spent / total),
+            Text(bar, COLOURS[GROUP_OF[part.name]]),
+        )
+    if whole.egress_first is not None:
+        name = EGRESS_FIRST.name.replace("_", " ")
+        table.add_row(name, duration(whole.egress_first.mean), "–", Text("beside decode", "dim"))
+    return table
+
+
+def _groups(report: RequestReport) -> Iterable[RenderableType]:
+    figures = report.figures
+    for title, groups in (("model", figures.models), ("lane", figures.lanes), ("tenant", figures.tenants),
+                          ("hour (UTC)", figures.hours)):  # fmt: skip
+        if len(groups) < (1 if title == "lane" else 2):
+            continue
+        table = _table(title, "requests", "tokens", "wait p50", "p99", "first p50", "p99", "whole p99")
+        for group in groups:
+            wait, first, whole = group.wait, group.ttft, group.e2e
+            table.add_row(
+                group.name,
+                f"{group.requests:,}",
+                f"{group.completion_tokens:,}",
+                *((duration(wait.p50), duration(wait.p99)) if wait else ("–", "–")),
+                *((duration(first.p50), duration(first.p99)) if first else ("–", "–")),
+                duration(whole.p99) if whole else "–",
+            )
+        yield table
+
+
+def _usage(usage: WindowUsage) -> RenderableType:
+    words = [f"{usage.tokens:,} tokens in {duration(1000 * usage.seconds)}: {three(usage.tokens_per_s)} per second"]
+    if usage.tokens_per_core_s is not None:
+        words.append(f"{three(usage.tokens_per_core_s)} per core-second of Penstock's processes")
+    if usage.gateway_cpu_s_per_1000 is not None:
+        words.append(f"{three(usage.gateway_cpu_s_per_1000)} s of CPU in API processes for 1,000 requests")
+    if usage.tokens_per_joule is not None:
+        words.append(f"{three(usage.tokens_per_joule)} per joule of the GPUs")
+    if usage.slots_in_use is not None:
+        words.append(f"{percent(usage.slots_in_use)} of the workers' slots in use")
+    if usage.tokens_per_cost is not None:
+        words.append(f"{three(usage.tokens_per_cost)} per unit of cost_per_hour")
+    more = " CPU, energy and cost are of all requests, so what these took of them is not known." if usage.shared else ""
+    return Text("; ".join(words) + "." + more)
+
+
+def _energy(energy: EnergyFigures) -> Iterable[RenderableType]:
+    """What the GPUs used, and for whom."""
+    table = _table("GPU", "energy", "power", "idle", "busy")
+    for each in energy.gpus:
+        idle = percent(each.idle_joules / each.joules) if each.joules else "–"
+        busy = percent(each.busy) if each.busy is not None else "–"
+        table.add_row(each.gpu, f"{three(each.joules)} J", f"{three(each.watts)} W", idle, busy)
+    yield table
+    words = [f"{three(energy.joules_per_request)} J a request", f"{three(energy.joules_per_token)} J a token"]
+    words += [f"{name} {three(joules)} J" for name, joules in energy.tenants.items()]
+    yield Text("; ".join(words) + f"; idle {three(energy.idle_joules)} J.")
+
+
+def _run_times(found: Sequence[ModelRunTime]) -> RenderableType:
+    table = _table("run time", "observed", "alone", "alone on the fastest", "contention", "fitted to")
+    for each in found:
+        table.add_row(
+            each.model,
+            duration(each.observed),
+            duration(each.denoised),
+            duration(each.idealized),
+            shared(each.contention),
+            f"{each.fitted} (≤ {each.beside} beside)",
+        )
+    return table
+
+
+# --- comparison ------------------------------------------------------------------------------------------------------
+
+
+def comparison_rows(before: RequestReport, after: RequestReport) -> list[tuple[str, str, str, str]]:
+    """Each figure of both reports, and the second divided by the first."""
+    one, two = before.figures, after.figures
+
+    def times(name: str, a: Distribution | None, b: Distribution | None) -> list[tuple[str, str, str, str]]:
+        return [
+            (f"{name} {rank}", duration(x), duration(y), ratio(x, y))
+            for rank in ("p50", "p99")
+            for x, y in [(getattr(a, rank, None), getattr(b, rank, None))]
+        ]
+
+    rows = [("requests", f"{one.whole.requests:,}", f"{two.whole.requests:,}",
+             ratio(one.whole.requests, two.whole.requests))]  # fmt: skip
+    for name, attribute in (("wait", "wait"), ("first token", "ttft"), ("between tokens (engine)", "itl"),
+                            ("whole", "e2e")):  # fmt: skip
+        rows += times(name, getattr(one.whole, attribute), getattr(two.whole, attribute))
+    for name in ("tokens_per_s", "tokens_per_core_s", "tokens_per_joule", "tokens_per_cost"):
+        x, y = getattr(one.usage, name), getattr(two.usage, name)
+        if x is not None or y is not None:
+            rows.append((name.replace("_", " "), three(x), three(y), ratio(x, y)))
+    return rows
+
+
+def ratio(before: float | None, after: float | None) -> str:
+    """The second divided by the first, as people read it."""
+    if before is None or after is None or not before:
+        return "–"
+    return f"x {after / before:.2f}"
+
+
+def compared(before: RequestReport, after: RequestReport, names: Sequence[str]) -> list[RenderableType]:
+    """Two reports side by side, in blocks."""
+    table = _table("", names[0], names[1], "B / A")
+    for row in comparison_rows(before, after):
+        table.add_row(*row)
+    partial = [Text(CUT_SHORT, "bold yellow")] if before.interrupted or after.interrupted else []
+    verdicts = Stack(*partial, Text(f"A: {before.verdict}"), Text(f"B: {after.verdict}"))
+    changes = changed_findings(before.advice, after.advice)
+    return [verdicts, table, *([Text("\n".join(changes))] if changes else [])]
+
+
+def changed_findings(before: Sequence[Advice], after: Sequence[Advice]) -> list[str]:
+    """What the findings of two reports have not in common; a kind of which each has one is one finding."""
+    kept = {each.title for each in before} & {each.title for each in after}
+    gone, new = ([each for each in found if each.title not in kept] for found in (before, after))
+    single = {
+        kind
+        for kind in {each.kind for each in gone} & {each.kind for each in new}
+        if all(sum(each.kind == kind for each in found) == 1 for found in (gone, new))
+    }
+    both = {each.kind: each.title for each in new if each.kind in single}
+    return [
+        *(f"In both: {each.title} → {both[each.kind]}." for each in gone if each.kind in single),
+        *sorted(f"Only in A: {each.title}." for each in gone if each.kind not in single),
+        *sorted(f"Only in B: {each.title}." for each in new if each.kind not in single),
+    ]
+
 
 WHOLE = "FROM..TO, or a folder of records"
 READING = "reading records"
@@ -129,3 +398,30 @@ def _save(path: Path, found: RequestReport) -> None:
     except OSError as error:
         raise Problem(f"{path} cannot be written", cause=error.strerror or str(error), exit_code=FAILED) from error
     note(f"written to {path}")
+
+
+@click.group(cls=Group)
+def records() -> None:
+    """Export the records on the local disk: a line for each request, and samples of each process."""
+
+
+@records.command("export", cls=Command)
+@click.option("--parquet", required=True, type=click.Path(path_type=Path), help="Folder for the Parquet files.")
+@click.option("--since", default="7d", help="Begin so long ago, or at this time (UTC) [7d].")
+@config_option
+@where_options(url=False)
+@json_option
+def export_command(parquet: Path, since: str, config: Path | None, where: Where, as_json: bool) -> int:
+    """Write requests.parquet, deliveries.parquet and samples.parquet, with the fields of docs/records.md."""
+    folder, _ = source(where, config)
+    now = time.time()
+    try:
+        with ProgressLine(sys.stderr, os.environ, quiet=as_json, delay_s=1.0) as progress:
+            counts = export(folder, parquet, moment(since, now), now, partial(progress.amount, "exporting records"))
+    except MissingParquetError as error:
+        raise Problem(str(error), next_step='pip install "penstock[parquet]"', exit_code=FAILED) from error
+    except OSError as error:
+        raise Problem(f"{parquet} cannot be written", cause=error.strerror or str(error), exit_code=FAILED) from error
+    words = ", ".join(f"{number} {name}" for name, number in counts.items())
+    line_result({"folder": str(parquet), **counts}, f"{words} in {parquet}").print(as_json=as_json)
+    return DONE

@@ -9,11 +9,9 @@ from urllib.parse import quote
 
 import click
 
-from cli.api_command import api_command
-from cli.client import Client
-from cli.errors import Problem
+from cli.client import Client, api_command
 from cli.help_text import Group
-from cli.output import CommandResult, list_result, note, print_rows, rfc3339, timed
+from cli.output import CommandResult, Problem, list_result, note, print_rows, rfc3339, timed
 
 COLUMNS = ("model", "want", "ready", "starting", "draining", "range", "waiting", "wait", "override", "reason")
 ACTIONS = ("at", "epoch", "model", "action", "what", "by", "reason")

@@ -14,16 +14,13 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cli.child import Child
-from cli.errors import Problem
-from cli.instance import Instance
-from cli.job_deaths import MIN_DEATHS, Suspicion
+from cli.instance import MIN_DEATHS, Instance, Suspicion
 from cli.log_lines import message_of
-from cli.output import ERROR_INDENT, error_block, terminal_width
+from cli.output import ERROR_INDENT, Problem, error_block, terminal_width, wrapped
 from cli.progress import ProgressLine
 from cli.settings import UpSettings
 from cli.suggestions import completed, own_command, short_path
-from cli.wrapping import wrapped
+from cli.supervisor import Child
 from penstock.text import counted
 
 MIN_CRASHES = MIN_DEATHS

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import click
 
 from cli.embedded import Embedded, end_orphan, find_server
-from cli.errors import DONE, USAGE, Problem
 from cli.help_text import Group
 from cli.instance import DataDir
 from cli.options import Command, Where, json_option, where_options
-from cli.output import CommandResult, note, print_table
+from cli.output import DONE, USAGE, CommandResult, Problem, note, print_table
 from cli.registry import OF_INSTANCE, connected, naming_source, unreachable
 from cli.suggestions import completed
 from cli.supervisor import Supervisor

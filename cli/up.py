@@ -25,12 +25,11 @@ from api.auth.keys import Keyring, check_exposure, check_keyless
 from cli import ports, upstream
 from cli.deployment import Deployment, environment, load_deployment
 from cli.engine_check import check_plugins
-from cli.errors import DONE, Problem
 from cli.instance import DataDir, Instance
 from cli.log_lines import START
 from cli.machine import Machine, console_path
 from cli.options import Command, config_option, redis_url_option
-from cli.output import ERROR_INDENT, note
+from cli.output import DONE, ERROR_INDENT, Problem, note
 from cli.progress import ProgressLine
 from cli.screen import Screen, show_ready
 from penstock import __version__

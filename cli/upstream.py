@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cli.deployment import Deployment
-from cli.errors import UNREACHABLE, USAGE, Problem
+from cli.output import UNREACHABLE, USAGE, Problem
 from cli.progress import ProgressLine
 from penstock.config import ConfigError
 from streaming.fleet.plans import pool_name

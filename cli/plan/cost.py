@@ -14,15 +14,17 @@ from cli.plan.command import (
     PlanAnswer,
     PlanTable,
     bits_options,
+    device_named,
     efficiency_option,
+    given,
     length_options,
     model_options,
     plan_command,
+    plot,
+    seconds,
+    three,
     tp_option,
 )
-from cli.plan.figures import given, seconds, three
-from cli.plan.inputs import device_named
-from cli.plan.plot import plot
 from planner.cost import CostPoint, DeviceCost, cost_advice, cost_of, cost_points, pareto
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from cli.plan.command import PlanAnswer, PlanTable, plan_command
-from cli.plan.figures import seconds, three
+from cli.plan.command import PlanAnswer, PlanTable, plan_command, seconds, three
 from cli.plan.records import (
     DEFAULT_STEP_TOKENS,
     EMBEDDED_STEP_TOKENS,

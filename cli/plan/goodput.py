@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cli.plan.command import PlanAnswer, PlanTable, plan_command
-from cli.plan.figures import three
-from cli.plan.slo import inputs_of, search_options, slo_options
+from cli.plan.command import PlanAnswer, PlanTable, inputs_of, plan_command, search_options, slo_options, three
 from planner.goodput import best_goodput, goodput_advice, work_note
 from planner.search import LatencySlo, SearchInput, SearchWatch
 

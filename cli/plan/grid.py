@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from cli.plan.command import PlanAnswer, PlanTable, plan_command
-from cli.plan.figures import three
-from cli.plan.slo import inputs_of, search_options
+from cli.plan.command import PlanAnswer, PlanTable, inputs_of, plan_command, search_options, three
 from planner.cost import best_by_concurrency, grid_advice
 from planner.cost import grid as measured
 from planner.search import SearchInput

@@ -10,13 +10,14 @@ from cli.plan.command import (
     PlanAnswer,
     PlanTable,
     bits_options,
+    gb,
+    given,
     gpu_option,
     length_options,
     model_options,
     plan_command,
     tp_option,
 )
-from cli.plan.figures import gb, given
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import click
 
-from cli.plan.command import LEAST, MOST, PlanAnswer, PlanTable, efficiency_option, gpu_option, plan_command
-from cli.plan.slo import gpus_option, slo_options
+from cli.plan.command import (
+    LEAST,
+    MOST,
+    PlanAnswer,
+    PlanTable,
+    efficiency_option,
+    gpu_option,
+    gpus_option,
+    plan_command,
+    slo_options,
+)
 from planner.cost import knee_of
 from planner.facts import catalogue
 from planner.facts.catalogue import PlanError

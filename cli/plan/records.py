@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from cli.errors import Problem
 from cli.options import Where, moment
+from cli.output import Problem
 from cli.report import source
 from planner.facts.catalogue import PlanError
 from planner.fit import ServedLimits, ServedText

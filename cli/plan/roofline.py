@@ -10,15 +10,18 @@ from cli.plan.command import (
     PlanAnswer,
     PlanTable,
     bits_options,
+    gb,
+    given,
     gpu_option,
     length_options,
     model_options,
     plan_command,
+    plot,
     reads_options,
+    seconds,
+    three,
     tp_option,
 )
-from cli.plan.figures import gb, given, seconds, three
-from cli.plan.plot import plot
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator
 from planner.facts.model import ModelShape

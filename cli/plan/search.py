@@ -7,11 +7,18 @@ from typing import Any
 
 import click
 
-from cli.plan.command import PlanAnswer, PlanTable, plan_command
+from cli.plan.command import (
+    PlanAnswer,
+    PlanTable,
+    inputs_of,
+    plan_command,
+    plot,
+    search_options,
+    seconds,
+    slo_options,
+    three,
+)
 from cli.plan.cost import assumed_prices
-from cli.plan.figures import seconds, three
-from cli.plan.plot import plot
-from cli.plan.slo import inputs_of, search_options, slo_options
 from planner.cost import pareto, per_million
 from planner.facts.catalogue import PlanError
 from planner.search import LatencySlo, PlanOutcome, SearchInput, SearchWatch, best, quantile, search_advice

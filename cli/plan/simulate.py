@@ -8,21 +8,24 @@ from pathlib import Path
 
 import click
 
-from cli.errors import USAGE, Problem
+from cli.output import USAGE, Problem
 from cli.plan.command import (
+    MAX_GPUS,
     PlanAnswer,
     PlanTable,
+    batch_option,
     bits_options,
     efficiency_option,
     gpu_option,
     length_options,
     model_options,
     plan_command,
+    seconds,
+    slo_options,
+    three,
 )
-from cli.plan.figures import given as inputs
-from cli.plan.figures import seconds, three
+from cli.plan.command import given as inputs
 from cli.plan.records import is_records, records_in, rows_of
-from cli.plan.slo import MAX_GPUS, batch_option, slo_options
 from planner.cost import MAX_REQUESTS, TimelineRow, simulated, texts_of, timeline, timeline_advice
 from planner.facts.catalogue import PlanError
 from planner.facts.device import Accelerator

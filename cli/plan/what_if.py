@@ -7,20 +7,21 @@ from typing import Any
 import click
 
 from cli.plan.command import (
+    MAX_GPUS,
     PlanAnswer,
     PlanTable,
     bits_options,
+    device_named,
     efficiency_option,
     gpu_option,
     length_options,
     model_options,
     plan_command,
+    seconds,
+    three,
     tp_option,
 )
-from cli.plan.figures import given as inputs
-from cli.plan.figures import seconds, three
-from cli.plan.inputs import device_named
-from cli.plan.slo import MAX_GPUS
+from cli.plan.command import given as inputs
 from planner.cost import WhatIfCase, WhatIfInput, bits_apart, what_if_advice
 from planner.cost import what_if as asked
 from planner.facts.catalogue import PlanError

@@ -15,13 +15,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.energy import EnergyMeter
-from cli.errors import DONE, INTERRUPTED, USAGE, Problem
 from cli.options import Where, where_options
-from cli.output import note
-from cli.plan.command import PlanAnswer, PlanTable, plan_command, workload_options
-from cli.plan.figures import seconds, three
-from cli.plan.inputs import device_named, model_named
-from cli.plan.plot import plot
+from cli.output import DONE, INTERRUPTED, USAGE, Problem, note
+from cli.plan.command import (
+    PlanAnswer,
+    PlanTable,
+    device_named,
+    model_named,
+    plan_command,
+    plot,
+    seconds,
+    three,
+    workload_options,
+)
 from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.load import LevelReading, LoadSource, check, penstock_context, run_until, server_at

@@ -9,12 +9,9 @@ from functools import partial
 
 import click
 
-from cli.errors import DONE, INTERRUPTED
 from cli.options import Where, where_options
-from cli.output import note
-from cli.plan.command import PlanAnswer, PlanTable, length_options, plan_command
-from cli.plan.figures import seconds, three
-from cli.plan.slo import slo_options
+from cli.output import DONE, INTERRUPTED, note
+from cli.plan.command import PlanAnswer, PlanTable, length_options, plan_command, seconds, slo_options, three
 from cli.progress import ProgressLine
 from cli.scale import Period
 from cli.tune.load import LevelReading, LoadSource, check, run, server_at

@@ -16,9 +16,8 @@ from bench.energy import EnergyMeter, used
 from bench.load.prompts import PromptSource
 from bench.table1.client import HttpConnection, NotAServer, TargetServer, TimedAnswer, ask, closed_loop, seen
 from cli.client import KEY, Client
-from cli.errors import UNREACHABLE, USAGE, Problem
 from cli.options import Where
-from cli.output import note
+from cli.output import UNREACHABLE, USAGE, Problem, note
 from planner.load import RequestLengths
 from planner.tuning import SweepLevel
 

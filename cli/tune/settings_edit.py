@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from cli.deployment import load_deployment
-from cli.errors import Problem
+from cli.output import Problem
 from penstock.config import FILE, ConfigError
 from penstock.files import write_file
 from penstock.text import decoded

@@ -17,10 +17,8 @@ from batching import answers_are_right, jsonl, line, said
 from house import House, eventually, serving
 
 from cli.__main__ import main
-from cli.batch import _fields, _row
-from cli.batch_input import Recipe, batch_lines, prepare
-from cli.batch_run import duration
-from cli.errors import Problem
+from cli.batch import Recipe, _fields, _row, batch_lines, duration, prepare
+from cli.output import Problem
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from house import eventually
 
-from cli.child import Child, Program, Status, backoff_s, counts_after, last_words, signal_name
-from cli.supervisor import Supervisor
+from cli.supervisor import Child, Program, Status, Supervisor, backoff_s, counts_after, last_words, signal_name
 
 pytestmark = pytest.mark.slow
 
@@ -237,7 +236,7 @@ async def test_grace_period_ends_in_a_kill(room: Room) -> None:
 
 async def test_nothing_to_finish_before_it_is_ready(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is still loading is not given the time that running jobs are."""
-    monkeypatch.setattr("cli.child.STARTING_GRACE_S", 0.1)
+    monkeypatch.setattr("cli.supervisor.STARTING_GRACE_S", 0.1)
     loading = room.folder / "loading"
     code = f"{IGNORE}; import pathlib; pathlib.Path({str(loading)!r}).touch(); import time; time.sleep(600)"
     room.start(code, grace_s=600)
@@ -325,7 +324,7 @@ def test_killed_supervisor_leaves_nothing(tmp_path: Path) -> None:
     code = f"""
 import asyncio, os, sys
 from pathlib import Path
-from cli.child import Program
+from cli.supervisor import Program
 from cli.supervisor import Supervisor
 
 async def main():

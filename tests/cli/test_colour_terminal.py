@@ -22,7 +22,7 @@ from house import eventually
 from recorded import BEGIN_S, request, sample
 from rich.cells import cell_len
 
-from cli.examples import EXAMPLES
+from cli.help_text import EXAMPLES
 from telemetry.records.reader import create
 from telemetry.records.schema import ENCODER
 

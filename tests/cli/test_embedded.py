@@ -21,10 +21,9 @@ from redis.exceptions import AuthenticationError, BusyLoadingError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
-from cli.child import Child, Program
 from cli.embedded import Embedded, end_orphan, find_server, is_private, machine_memory
-from cli.errors import Problem
-from cli.supervisor import Supervisor
+from cli.output import Problem
+from cli.supervisor import Child, Program, Supervisor
 from offline.app import broker
 from offline.settings import OfflineSettings
 from streaming.redis.client import RedisClient

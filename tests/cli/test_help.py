@@ -16,7 +16,7 @@ import pytest
 from cli.__main__ import main
 from cli.app import app
 from cli.bench import PROGRAMS
-from cli.examples import EXAMPLES
+from cli.help_text import EXAMPLES
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ ALL = dict(commands(app, "penstock"))
 
 
 def test_every_command_has_examples() -> None:
-    """cli/examples.py has them all, and none of a command that is gone."""
+    """cli/help_text.py has them all, and none of a command that is gone."""
     assert set(EXAMPLES) == set(ALL)
     assert {f"penstock bench {name}" for name in PROGRAMS} <= set(ALL)
 

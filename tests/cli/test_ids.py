@@ -12,7 +12,7 @@ import pytest
 from http_serving import serving_http
 
 from cli.__main__ import main
-from cli.ids import LISTINGS
+from cli.client import LISTINGS
 
 pytestmark = pytest.mark.slow
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cli.errors import Problem
 from cli.instance import MAX_LOG_BYTES, DataDir, Instance, ProcessEntry
+from cli.output import Problem
 
 
 def instance(home: DataDir) -> Instance:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hand import Hand, lapse
 
-from cli.job_deaths import JobDeaths, Suspicion, fates_of, in_words
+from cli.instance import JobDeaths, Suspicion, fates_of, in_words
 from streaming.ids import new_job_id
 from streaming.jobs.job import Job, Text
 from streaming.jobs.queue import Queue

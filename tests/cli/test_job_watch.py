@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from house import House, eventually, redis_process
 
-from cli.errors import ENDED_BADLY
-from cli.job_watch import changes
+from cli.job import changes
+from cli.output import ENDED_BADLY
 
 QUEUED: dict[str, Any] = {
     "id": "job_1", "status": "queued", "model": "m", "priority": "batch", "created_at": 100.0, "started_at": None,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cli.child import Child, Program, Status
-from cli.lease_release import LeaseRelease
+from cli.pool import LeaseRelease
+from cli.supervisor import Child, Program, Status
 from streaming.errors import Unavailable
 from streaming.fleet.processes import Fleet, this_process
 from streaming.jobs.reaper import Lapse, Reaper, Swept

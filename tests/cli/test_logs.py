@@ -18,9 +18,9 @@ import pytest
 from house import eventually
 
 from cli.__main__ import main
-from cli.errors import FAILED, INTERRUPTED, UNREACHABLE
 from cli.log_lines import CLAIMER, START, STARTER, is_poll, message_of, parse_line, pretty, ran_alone
 from cli.logs import Filters
+from cli.output import FAILED, INTERRUPTED, UNREACHABLE
 
 pytestmark = pytest.mark.slow
 

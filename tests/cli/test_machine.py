@@ -13,9 +13,9 @@ import pytest
 
 from cli import machine
 from cli.deployment import load_deployment
-from cli.errors import UNREACHABLE, Problem
 from cli.instance import DataDir
 from cli.machine import Machine
+from cli.output import UNREACHABLE, Problem
 from cli.progress import ProgressLine
 from cli.screen import Screen
 from streaming.errors import Loading, Unavailable

@@ -17,8 +17,8 @@ from house import eventually
 from http_serving import serving_http
 
 from cli.__main__ import main
-from cli.errors import Problem
 from cli.output import (
+    Problem,
     VisibleBytes,
     complain,
     emit,

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.bounds import ProcessLimits, allowed
-from cli.child import Program
 from cli.pool import PoolSupervisor, follow
-from cli.supervisor import Supervisor
+from cli.supervisor import ProcessLimits, Program, Supervisor, allowed
 from streaming.fleet.plans import Action, Lead, Leadership, Plan, Plans, PoolKind
 from streaming.fleet.settings import ModelSettings, Resources
 from streaming.keys import fleet_key

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from cli import ports
-from cli.errors import Problem
-from cli.output import error_block
+from cli.output import Problem, error_block
 from penstock import process
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows who holds a port")

@@ -6,8 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from cli.check import Check
-from cli.records_check import check_records
+from cli.doctor import Check, check_records
 from telemetry.records.reader import create
 from telemetry.records.schema import ENCODER, RecordSettings, SampleRecord
 

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 from recorded import delivery, request, sample
 
 from cli.__main__ import main
-from cli.errors import Problem
 from cli.options import moment
+from cli.output import Problem
 from cli.progress import ProgressLine
-from cli.report_view import changed_findings, emit_styled, shown
+from cli.report import changed_findings, emit_styled, shown
 from telemetry.records.reader import create
 from telemetry.records.schema import ENCODER
 from telemetry.report.finding import Advice

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.child import Child, Program, Status, counts_after
-from cli.job_deaths import Suspicion
+from cli.instance import Suspicion
 from cli.progress import ProgressLine
 from cli.screen import Screen, crash_loop
+from cli.supervisor import Child, Program, Status, counts_after
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.stream_wrapping import StreamWrapper
-from cli.tables import cells
+from cli.output import StreamWrapper, cells
 
 
 def shown(pieces: list[str], width: int) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from cli import admin, batch, jobs, ps, scale
-from cli.output import print_rows, print_table
-from cli.tables import ago, cells, cut, shortener, size, table_lines
+from cli.output import ago, cells, cut, print_rows, print_table, shortener, size, table_lines
 
 NOW = 1_795_486_000.0
 ESC = "\x1b"

@@ -23,7 +23,7 @@ from http_serving import serving_http
 from rich.console import Console
 
 from cli.__main__ import main
-from cli.top_view import MAX_PROBLEMS, frame
+from cli.top import MAX_PROBLEMS, frame
 
 PROBLEM = {
     "severity": "warning",

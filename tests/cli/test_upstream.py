@@ -11,7 +11,7 @@ import pytest
 from http_serving import serving_http
 
 from cli import upstream
-from cli.errors import UNREACHABLE, USAGE, Problem
+from cli.output import UNREACHABLE, USAGE, Problem
 from cli.upstream import completed, own_name
 
 

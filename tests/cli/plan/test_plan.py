@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from cli.__main__ import main
+from cli.plan.command import HEIGHT, measured_cpu, plot, seconds, three
 from cli.plan.cost import prices_of
-from cli.plan.cpu import measured_cpu
-from cli.plan.figures import seconds, three
-from cli.plan.plot import HEIGHT, plot
 from planner.facts.catalogue import PlanError, device
 
 pytestmark = pytest.mark.slow

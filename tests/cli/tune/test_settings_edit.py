@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import Problem
+from cli.output import Problem
 from cli.tune.settings_edit import Keys, apply_settings, changes_for, check_applicable, with_value
 from penstock.config import ConfigError
 from planner.tuning import Recommendation
